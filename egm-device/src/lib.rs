@@ -13,7 +13,7 @@ mod bounded;
 pub mod broker;
 pub mod carve;
 mod claims;
-pub mod cli;
+mod cli;
 pub mod close;
 mod crew;
 pub mod device;
@@ -26,7 +26,7 @@ pub mod owner;
 pub mod poison;
 pub mod policy;
 mod prefault;
-pub mod rate;
+pub mod progress;
 pub mod region;
 pub mod retired;
 pub mod scrub;
@@ -40,6 +40,7 @@ pub mod unix_socket;
 pub use backing::{
     Anonymous, AnonymousError, Backing, BackingError, GuestMemfdError, HugeFiles, HugeFilesError, HugePage,
 };
+pub use cli::main;
 pub use lease::Lease;
 pub use ledger::Ledger;
 pub use mapping::{Mapping, MappingError};

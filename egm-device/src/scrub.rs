@@ -16,12 +16,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet, align_down, align_up};
+use egm_report::rate::Pace;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::backing::Backing;
 use crate::mapping::{Mapping, MappingError, first_nonzero};
 use crate::prefault::workers_for;
-use crate::rate::Pace;
 use crate::{crew, poison};
 
 /// Bytes that one worker maps and zeroes at a time.

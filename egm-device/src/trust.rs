@@ -8,9 +8,9 @@
 use std::fmt;
 
 use egm_address::PciAddress;
+use egm_report::{Blame, Report};
 
 use crate::owner::Owner;
-use egm_report::{Blame, Report};
 
 /// A party to a decision, as text.
 #[derive(Debug, Clone, PartialEq, Eq)]

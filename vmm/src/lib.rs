@@ -6,7 +6,7 @@
 //! Nothing before [`Resources`](resources) has side effects; nothing after it makes decisions.
 
 pub mod arch;
-pub mod cli;
+mod cli;
 pub mod console;
 mod custody;
 pub mod error;
@@ -27,4 +27,5 @@ pub mod resources;
 mod user;
 pub mod virtio;
 
+pub use cli::main;
 pub use egm_config as config;

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use egm_address::{InRegion, SpanSet};
+use egm_report::{Blame, Report};
 use rustix::net::SocketFlags;
 
 use super::packet;
 use super::wire::{self, MAX_REPLY, MAX_SPANS, Refused, Reply, Request, Take};
 use crate::backing::{self, Backing, BackingError};
 use crate::region::{Region, Slice};
-use egm_report::{Blame, Report};
 
 /// Bytes of a region's description at most.
 const MAX_REGION: u64 = 64 << 20;

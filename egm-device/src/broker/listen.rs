@@ -6,11 +6,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use egm_report::{Blame, Report};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::net::SocketFlags;
 
 use super::packet;
-use egm_report::{Blame, Report};
 
 /// Clients that the kernel lets wait for the loop.
 const BACKLOG: i32 = 128;

@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet};
+use egm_report::show::note;
+use egm_report::{Chain, Report};
 
 use super::kept::KeptOpen;
 use crate::audit::Log;
@@ -20,8 +22,6 @@ use crate::ledger::{GpuLease, GrantError, Ledger, LedgerError, Memory, States, W
 use crate::owner::Owner;
 use crate::policy::Supply;
 use crate::region::{Node, Region, RegionKind, Slice};
-use egm_report::show::note;
-use egm_report::{Chain, Report};
 
 /// Shortest time between two looks at quarantined memory.
 const REVIEW: Duration = Duration::from_secs(1);

@@ -13,10 +13,10 @@
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet, align_up};
+use egm_report::show::exact;
 
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
-use egm_report::show::exact;
 
 /// A request for memory of a region.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,11 +1,11 @@
 //! Whether a split took: the host after the reboot, compared with what was advised.
 
 use egm_address::{Host, Span};
+use egm_report::show::size;
 use serde::Serialize;
 
 use crate::carve::advise::{How, NodeSplit, Piece, Split};
 use crate::region::{HostFacts, Region, RegionKind, Survey, iomem};
-use egm_report::show::size;
 
 /// One check of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use egm_address::ByteSize;
+use egm_report::{Blame, Report};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
@@ -16,7 +17,6 @@ use super::{ledger, signals};
 use crate::broker::{LedgerSource, Server, ServerError};
 use crate::ledger::Paths;
 use crate::policy::{self, Names, Policy, PolicyError};
-use egm_report::{Blame, Report};
 
 /// Where clients find the broker. Not in the ledger's folder, which is root's alone.
 pub(super) const SOCKET: &str = "/run/egm-broker.sock";

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use egm_report::program::{Outcome, print_json};
+use egm_report::show::{note, print};
 use serde::Serialize;
 
 use crate::cli::host::Host;
-use crate::cli::{Outcome, print_json};
 use crate::export::{Guest, Monitor, Options, Output, export, load};
-use egm_report::show::{note, print};
 
 /// Writes a machine of egm-vmm for another monitor
 ///

@@ -3,13 +3,13 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use egm_report::{Blame, Report};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::bounded;
 use crate::ledger::{Identity, Ledger, Paths};
 use crate::region::{HostFacts, HostFile, Region, Survey};
-use egm_report::{Blame, Report};
 
 /// Which host
 #[derive(Debug, clap::Args)]

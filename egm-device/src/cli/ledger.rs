@@ -4,20 +4,21 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use Side::{Left, Right};
 use clap::Subcommand;
 use egm_address::{CpuSet, Printable};
+use egm_report::program::{Outcome, print_json};
+use egm_report::show::print;
+use egm_report::show::{Colour, Side, Style, Table, first_of, size};
+use egm_report::{Blame, Report};
 use serde::Serialize;
 
 use crate::cli::host::Host;
-use crate::cli::{Outcome, print, print_json, unretire};
+use crate::cli::unretire;
 use crate::free::Evidence;
 use crate::ledger::record::{Doubt, Use};
 use crate::ledger::{Held, Identity, Ledger, LedgerError, Paths, Repair, States};
 use crate::region::{Region, Survey};
-use egm_report::show::{Colour, Side, Style, Table, first_of, size};
-use egm_report::{Blame, Report};
-
-use Side::{Left, Right};
 
 /// Shows and repairs the record of owners
 #[derive(Debug, clap::Args)]

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
+use egm_report::program::Outcome;
+use egm_report::show::{note, print, size, written};
+use egm_report::{Blame, Report};
 use rustix::fs::inotify;
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::audit::{FILES, MAX_LINE, Paths, time};
-use crate::cli::Outcome;
-use egm_report::show::{note, print, size, written};
-use egm_report::{Blame, Report};
 
 /// Columns of a terminal.
 const WIDTH: usize = 80;

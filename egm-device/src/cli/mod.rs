@@ -3,25 +3,19 @@
 mod broker;
 mod carve;
 mod export;
-pub mod generate;
 mod host;
 mod html;
 mod ledger;
 mod log;
-pub mod progress;
 mod regions;
 mod serve;
 mod signals;
 mod unretire;
 
-use std::panic;
-use std::process::{self, ExitCode};
+use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use rustix::process::{DumpableBehavior, set_dumpable_behavior};
-
-use egm_report::show::{print, written};
-use egm_report::{Blame, Chain, Report};
+use egm_report::program::{Outcome, end, end_on_panic, forbid_core_dumps, generate};
 
 /// Splits host memory into regions and slices for virtual machines, and records their owners
 #[derive(Debug, Parser)]
@@ -55,9 +49,6 @@ enum Command {
     Man(generate::Man),
 }
 
-/// Result of a subcommand.
-pub type Outcome = Result<ExitCode, Box<dyn Report>>;
-
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     forbid_core_dumps();
@@ -74,37 +65,4 @@ pub fn main() -> ExitCode {
         Command::Man(args) => generate::man(args, Cli::command()),
     };
     end(outcome)
-}
-
-/// Makes this process write no core file, and keeps debuggers of unprivileged users out: its memory is tenants' memory.
-/// `/proc/self` is then root's, so an unprivileged process can write no file there, `uid_map` for instance. A program that
-/// this one executes starts without the restriction.
-pub fn forbid_core_dumps() {
-    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable); // mappings are out of core files all the same
-}
-
-/// From now on a panic on any thread ends the process with the exit code of an internal error, as other ends have
-/// theirs. `first` runs before the panic is printed. Nothing is waited for.
-pub fn end_on_panic(first: impl Fn() + Send + Sync + 'static) {
-    let print = panic::take_hook();
-    panic::set_hook(Box::new(move |info| {
-        first();
-        print(info);
-        process::exit(Blame::Internal as i32);
-    }));
-}
-
-/// The exit code for the `outcome` of a subcommand; prints its error, or that its output did not all arrive.
-pub fn end(outcome: Outcome) -> ExitCode {
-    let outcome = outcome.and_then(|code| Ok(written().map(|()| code)?));
-    outcome.unwrap_or_else(|error| {
-        eprintln!("{}", Chain(error.as_ref()));
-        error.blame().into()
-    })
-}
-
-/// Writes `value` as JSON to standard output.
-fn print_json(value: &impl serde::Serialize) {
-    // Every map has string keys, so the value always has a JSON form.
-    print(serde_json::to_string_pretty(value).unwrap_or_default() + "\n");
 }

@@ -2,17 +2,16 @@
 
 use std::process::ExitCode;
 
+use Side::{Left, Right};
 use egm_address::ByteSize;
-
-use crate::cli::host::Host;
-use crate::cli::html::html;
-use crate::cli::{Outcome, print_json};
-use crate::region::usage::{Socket, Usage, Usages, sockets};
-use crate::region::{DaxFiles, Region, RegionKind, Survey};
+use egm_report::program::{Outcome, print_json};
 use egm_report::show::{Colour, Side, Style, Table, note, print, size};
 use egm_report::{Chain, Report};
 
-use Side::{Left, Right};
+use crate::cli::host::Host;
+use crate::cli::html::html;
+use crate::region::usage::{Socket, Usage, Usages, sockets};
+use crate::region::{DaxFiles, Region, RegionKind, Survey};
 
 /// Shows which memory of this host guests can get, per socket and per region
 #[derive(Debug, clap::Args)]

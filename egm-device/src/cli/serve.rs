@@ -10,13 +10,14 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use egm_address::{ByteSize, PciAddress, SpanSet};
+use egm_report::show::{note, print};
+use egm_report::{Blame, Chain, Report};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
 use super::host::Host;
 use super::ledger;
-use super::progress::with_bar;
 use super::signals::Signals;
 use crate::device::config::Id;
 use crate::device::core::Facts;
@@ -24,12 +25,11 @@ use crate::device::{Function, Setup};
 use crate::ledger::Watch;
 use crate::mapping::Mapping;
 use crate::poison::{self, Event, Growth};
+use crate::progress::with_bar;
 use crate::region::{RegionKind, near_node};
 use crate::scrub::ScrubError;
 use crate::serve::{self, FileError, Held, Offer, Post, SliceError, Socket, SocketError};
 use crate::trust;
-use egm_report::show::{note, print};
-use egm_report::{Blame, Chain, Report};
 
 /// Interval at which an EGM device's list of retired pages is read; there is no event when it grows.
 const LOOK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };

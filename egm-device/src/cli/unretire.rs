@@ -3,12 +3,12 @@
 use std::process::ExitCode;
 
 use egm_address::{ByteSize, Offset, Span};
+use egm_report::program::{Outcome, print_json};
+use egm_report::show::{print, size};
 
 use crate::cli::ledger::{self, Common};
-use crate::cli::{Outcome, print_json};
 use crate::ledger::{UnretireError, Unretired};
 use crate::owner::Owner;
-use egm_report::show::{print, size};
 
 /// Puts retired bytes of a region back into use, if reading them works
 ///

@@ -4,17 +4,16 @@ use std::io;
 use std::path::PathBuf;
 
 use egm_address::{InRegion, Offset, Span, SpanSet};
-
-use crate::backing::{BackingError, RetiredListError};
-use crate::carve::plan::{Cause, Request, Short};
-use crate::scrub::{self, ScrubError};
-use crate::trust::Conflict;
 use egm_report::show::{exact, first_of};
 use egm_report::{Blame, Report};
 
 use super::record::Use;
 use super::states::Held;
+use crate::backing::{BackingError, RetiredListError};
+use crate::carve::plan::{Cause, Request, Short};
 use crate::free::Evidence;
+use crate::scrub::{self, ScrubError};
+use crate::trust::Conflict;
 
 /// The ledger's own files fail.
 #[derive(Debug, thiserror::Error)]

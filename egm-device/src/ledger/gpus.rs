@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use egm_address::{Address, InRegion, PciAddress, Span, SpanSet};
+use egm_report::show::{first_of, note};
 use serde::Serialize;
 
 use super::openers::{OpenGpu, open_gpus};
@@ -27,7 +28,6 @@ use crate::owner::Owner;
 use crate::policy::Policy;
 use crate::region::Region;
 use crate::trust::{self, Conflict, Hold, Party};
-use egm_report::show::{first_of, note};
 
 /// Bytes of the lock file for the claims on one GPU.
 const SLOTS: u64 = 1 << 20;

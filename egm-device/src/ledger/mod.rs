@@ -53,6 +53,9 @@ pub(crate) use claim::inode;
 pub(crate) use line::Line;
 use line::{line_of, no_region};
 
+use egm_report::{Chain, Report};
+use record::{Doubt, Entry, Record, Use};
+
 use crate::audit::{self, Actor, Event, Log, Refusal};
 use crate::backing::BackingError;
 use crate::carve::plan::{Request, place};
@@ -60,8 +63,6 @@ use crate::free::Verdict;
 use crate::lease::{Lease, Taken};
 use crate::policy::Policy;
 use crate::region::{Region, Slice};
-use egm_report::{Chain, Report};
-use record::{Doubt, Entry, Record, Use};
 
 /// Timeout for the ledger's own lock. A process holds it for milliseconds, and longer only if it was stopped.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet, align_down, align_up};
+use egm_report::{Blame, Report};
 use serde::Serialize;
 
 use super::{Ledger, LedgerError, Memory, Watch, bytes_of, line_of};
@@ -11,7 +12,6 @@ use crate::claims;
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
 use crate::retired::Retired;
-use egm_report::{Blame, Report};
 
 impl Ledger {
     /// [`Ledger::retire`] for `bad` bytes that the owner `by` of `slice` of `region` found. Bytes outside the slice are

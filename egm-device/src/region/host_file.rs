@@ -5,11 +5,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use egm_address::{ByteSize, Hpa};
+use egm_report::{Blame, Report};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::region::read;
 use crate::trusted::{self, NotRoots};
-use egm_report::{Blame, Report};
 
 /// Folder of host files, below a host's root.
 const FOLDER: &str = "etc/egm-device/host";
@@ -173,8 +173,9 @@ pub(crate) fn nearest(message: &str) -> Option<String> {
 mod tests {
     use std::fs;
 
-    use super::*;
     use egm_report::Chain;
+
+    use super::*;
 
     fn load(text: &str) -> Result<HostFile, HostFileError> {
         let folder = tempfile::tempdir().unwrap();

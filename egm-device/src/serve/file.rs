@@ -6,13 +6,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use egm_address::{ByteSize, PciAddress};
+use egm_report::{Blame, Report};
 use serde::{Deserialize, Deserializer};
 
 use crate::bounded;
 use crate::device::config::Id;
 use crate::policy::is_word;
 use crate::region::nearest;
-use egm_report::{Blame, Report};
 
 /// Maximum size of the file in bytes; a device takes a few lines.
 const MAX_FILE: u64 = 1 << 20;
@@ -203,8 +203,9 @@ pub(crate) fn check(devices: &[Offer]) -> Result<(), FileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use egm_report::Chain;
+
+    use super::*;
 
     fn load_text(text: &str, slice: Option<&str>) -> Result<Vec<Offer>, String> {
         let folder = tempfile::tempdir().unwrap();

@@ -9,6 +9,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use egm_report::show::note;
 use egm_vfio_wire::receiver;
 use egm_vfio_wire::serve::{Served, serve, turn_away};
 use egm_vfio_wire::socket::{Broken, Connection, Patience};
@@ -17,7 +18,6 @@ use rustix::io::Errno;
 use rustix::net::Shutdown;
 
 use crate::device::Function;
-use egm_report::show::note;
 
 /// Time limit for the rest of a message.
 const LIMIT: Duration = Duration::from_secs(5);

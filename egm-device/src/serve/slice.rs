@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use egm_address::{InBar, InRegion, SpanSet};
+use egm_report::show::note;
+use egm_report::{Blame, Report};
 
 use super::file::Offer;
 use crate::backing::Backing;
@@ -17,8 +19,6 @@ use crate::ledger::{GpuLease, GrantError, Ledger, Watch};
 use crate::owner::Owner;
 use crate::region::{Region, Slice, Survey};
 use crate::scrub::{Cause, ScrubError};
-use egm_report::show::note;
-use egm_report::{Blame, Report};
 
 /// Why a device has no slice.
 #[derive(Debug, thiserror::Error)]

@@ -7,12 +7,12 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use egm_report::{Blame, Report};
 use egm_vfio_wire::socket::{Connection, Patience};
 use listenfd::ListenFd;
 
 use crate::broker::no_place;
 use crate::unix_socket::bind_private;
-use egm_report::{Blame, Report};
 
 /// Timeout of a connection without messages, for the program at its other end.
 const QUEUE_LIMIT: Duration = Duration::from_secs(1);

@@ -24,6 +24,10 @@
 //! assert_eq!(shown, "error: cannot reserve 2 pages of 2 MiB: the pool is empty\n  help: sysctl vm.nr_hugepages=2");
 //! ```
 
+#[cfg(feature = "program")]
+pub mod program;
+pub mod progress;
+pub mod rate;
 mod report;
 pub mod show;
 

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use egm_address::PciAddress;
+use egm_report::program::Outcome;
 use egm_report::show::{Colour, Side, Table, print};
 use egm_vfio::bind::{BindError, Binder, Change};
 use egm_vfio::topology::GroupError;
 
-use crate::cli::Outcome;
 use crate::error::{Blame, Report};
 
 /// Gives host functions to a VFIO driver, or back to the driver that they had

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use egm_report::program::Outcome;
 use egm_report::show::print;
 
-use crate::cli::Outcome;
 use crate::facts::{self, Scope};
 use crate::resources::Servers;
 

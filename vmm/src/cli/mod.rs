@@ -10,8 +10,8 @@ mod schema;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use egm_device::cli::generate::{self, Completions, Man};
-use egm_device::cli::{Outcome, end, end_on_panic, forbid_core_dumps};
+use egm_report::program::generate::{self, Completions, Man};
+use egm_report::program::{Outcome, end, end_on_panic, forbid_core_dumps};
 
 use crate::console;
 

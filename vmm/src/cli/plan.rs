@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use egm_device::trust::parse_name;
+use egm_report::program::Outcome;
 use egm_report::show::print;
 
-use crate::cli::Outcome;
 use crate::config::{self, Overrides};
 use crate::facts::{self, Scope};
 use crate::plan::{self, Colour};

@@ -6,8 +6,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use egm_address::Printable;
-use egm_device::cli::progress::{Bar, Bars};
+use egm_device::progress::Bars;
 use egm_device::trust::parse_name;
+use egm_report::progress::Bar;
 use egm_report::show::note;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 

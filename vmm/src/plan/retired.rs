@@ -5,11 +5,11 @@
 //! keeps a limited number of pieces of memory; where there are more, holes grow until near ones are one.
 
 use egm_address::{Gpa, Guest, InRegion, Span, SpanSet, align_down, align_up};
+use egm_report::show;
 
 use crate::arch::Layout;
 use crate::plan::regions::Source;
 use crate::plan::{MemoryKind, MemoryPlan};
-use egm_report::show;
 
 /// Holes do not grow beyond this.
 const LARGEST_UNIT: u64 = 1 << 40;

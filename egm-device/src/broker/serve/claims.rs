@@ -1,12 +1,12 @@
 //! Limits on what clients may claim to be bad memory, until the claims are checked with the return of the slice.
 
 use egm_address::{InRegion, SpanSet};
+use egm_report::show::size;
 
 use super::Server;
 use crate::audit::{Event, Finding, Place};
 use crate::broker::link::Link;
 use crate::broker::session::Key;
-use egm_report::show::size;
 
 /// Claims that wait to be checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,11 +12,11 @@ mod ram;
 mod undo;
 
 use egm_address::{ByteSize, Host, Span};
+use egm_report::show::size;
+use egm_report::{Blame, Report};
 use serde::{Deserialize, Serialize};
 
 use crate::region::{HostFacts, Region, RegionKind, ReservedSpan};
-use egm_report::show::size;
-use egm_report::{Blame, Report};
 
 pub use undo::{Undo, undo};
 

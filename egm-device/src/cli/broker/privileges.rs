@@ -7,6 +7,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use egm_report::{Blame, Report};
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities};
@@ -14,7 +15,6 @@ use rustix::thread::{CapabilitySet, capabilities};
 use crate::backing::dax::create_attribute;
 use crate::ledger::Paths;
 use crate::region::{DaxFiles, Region, RegionKind};
-use egm_report::{Blame, Report};
 
 /// A privilege that this process lacks.
 #[derive(Debug, thiserror::Error)]

@@ -3,16 +3,15 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
+use Side::{Left, Right};
 use egm_address::{ByteSize, Printable, SizeError};
+use egm_report::program::{Outcome, print_json};
+use egm_report::show::{Colour, Side, Style, Table, print, size};
 use serde_json::{Map, Value, json};
 
 use crate::carve::advise::{How, Part, Setting, Split, Undo, Wish, advise, undo};
 use crate::cli::host::Host;
-use crate::cli::{Outcome, print_json};
 use crate::region::{HostFacts, HostFile, ReservedSpan};
-use egm_report::show::{Colour, Side, Style, Table, print, size};
-
-use Side::{Left, Right};
 
 /// Prints the kernel's words and the files that split this host's memory between its kernel and its guests
 #[derive(Debug, clap::Args)]

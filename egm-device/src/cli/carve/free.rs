@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use egm_report::program::{Outcome, print_json};
+use egm_report::show::{print, size};
 use serde_json::json;
 
 use crate::broker::Client;
 use crate::cli::broker::SOCKET;
-use crate::cli::{Outcome, print_json};
-use egm_report::show::{print, size};
 
 /// Shows how much memory the broker would grant this user now
 #[derive(Debug, clap::Args)]

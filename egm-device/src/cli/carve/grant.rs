@@ -8,21 +8,21 @@ use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::atomic::Ordering;
 
 use egm_address::{ByteSize, PciAddress, Printable};
+use egm_report::program::Outcome;
+use egm_report::{Blame, Report};
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::Backing;
 use crate::broker::{Client, Take};
 use crate::carve::plan::Request;
-use crate::cli::Outcome;
 use crate::cli::carve::hold::Holder;
 use crate::cli::host::Host;
 use crate::cli::ledger::{self, cancelled_by_signals};
-use crate::cli::progress::with_bar;
 use crate::ledger::gpus::claim_named;
 use crate::ledger::{GpuLease, Watch};
 use crate::owner::Owner;
+use crate::progress::with_bar;
 use crate::trust;
-use egm_report::{Blame, Report};
 
 /// Takes a slice, runs a command with it, and gives it back scrubbed
 ///

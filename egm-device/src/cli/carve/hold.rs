@@ -11,7 +11,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 
 use rustix::io::{FdFlags, fcntl_setfd};
 
-use crate::cli::Outcome;
+use egm_report::program::Outcome;
 
 /// Keeps the descriptors that it inherits until its standard input ends
 #[derive(Debug, clap::Args)]

@@ -9,7 +9,7 @@ mod verify;
 
 use clap::Subcommand;
 
-use crate::cli::Outcome;
+use egm_report::program::Outcome;
 
 /// Splits the host's memory and takes slices of it
 #[derive(Debug, clap::Args)]

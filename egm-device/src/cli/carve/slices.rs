@@ -4,17 +4,18 @@ use std::num::NonZeroU64;
 use std::process::ExitCode;
 
 use egm_address::{ByteSize, Hpa, InRegion, Offset, Span, SpanSet};
+use egm_report::program::{Outcome, print_json};
+use egm_report::show::print;
+use egm_report::show::{Colour, Side, Table, exact, size};
+use egm_report::{Blame, Report};
 use serde::Serialize;
 
 use crate::carve::plan::{Carver, Request, Short, place};
 use crate::cli::ledger::{Common, cancelled_by_signals, find, near, open};
-use crate::cli::progress::with_bar;
-use crate::cli::{Outcome, print, print_json};
 use crate::ledger::{GrantError, Watch};
 use crate::owner::Owner;
+use crate::progress::with_bar;
 use crate::region::{Region, Slice};
-use egm_report::show::{Colour, Side, Table, exact, size};
-use egm_report::{Blame, Report};
 
 /// Which region, as a word of its own or in the way of "carve grant"
 #[derive(Debug, clap::Args)]

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use egm_report::Blame;
+use egm_report::program::{Outcome, print_json};
+use egm_report::show::{Colour, Side, Style, Table, print};
+
 use crate::carve::advise::Split;
 use crate::carve::verify::{Check, verify};
 use crate::cli::host::{Host, load};
-use crate::cli::{Outcome, print_json};
-use egm_report::Blame;
-use egm_report::show::{Colour, Side, Style, Table, print};
 
 /// Looks after the reboot whether the split that "carve advise --json" wrote took
 #[derive(Debug, clap::Args)]

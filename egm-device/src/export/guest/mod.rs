@@ -9,11 +9,11 @@ use std::path::PathBuf;
 
 use egm_address::{CpuSet, PciAddress};
 use egm_config::{Access, DeviceKind, EgmForm, PageSize, Spec, VfioBackend};
+use egm_report::{Blame, Report};
 
 use crate::carve::plan::Short;
 use crate::export::load::{LoadError, plain};
 use crate::region::{Region, RegionKind, Slice, Survey};
-use egm_report::{Blame, Report};
 
 /// Nodes that the driver of one coherent GPU brings its memory up in: one for each possible instance of MIG.
 const INITIATORS: u32 = 8;

@@ -8,12 +8,12 @@ use std::process::ExitCode;
 
 use egm_address::PciAddress;
 use egm_device::trust::parse_name;
+use egm_report::program::Outcome;
 use egm_report::show::{Colour, print};
 use egm_vfio::dma::Memlock;
 use egm_vfio::host::HostFunction;
 use egm_vfio::topology::is_vfio_driver;
 
-use crate::cli::Outcome;
 use crate::config::{self, DeviceKind, Overrides};
 use crate::facts::{self, Facts, Scope};
 use crate::plan::{self, Plan};

@@ -5,7 +5,7 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use egm_report::show::size;
+use crate::show::size;
 
 /// The speed shown is that of about the last [`MAX_SAMPLES`] × [`SPACING`]: 5 seconds.
 const MAX_SAMPLES: usize = 20;

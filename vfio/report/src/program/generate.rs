@@ -8,9 +8,9 @@ use std::process::ExitCode;
 use clap::Command;
 use clap_complete::Shell;
 
-use crate::cli::Outcome;
-use egm_report::show::print;
-use egm_report::{Blame, Report};
+use crate::program::Outcome;
+use crate::show::print;
+use crate::{Blame, Report};
 
 /// Prints the completion script of a shell
 #[derive(Debug, clap::Args)]
