@@ -12,9 +12,9 @@ use egm_report::{Blame, Report};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
-use super::host::Host;
 use super::{ledger, signals};
 use crate::broker::{LedgerSource, Server, ServerError};
+use crate::host::Host;
 use crate::ledger::Paths;
 use crate::policy::{self, Names, Policy, PolicyError};
 

@@ -13,9 +13,9 @@ use egm_report::show::{Colour, Side, Style, Table, first_of, size};
 use egm_report::{Blame, Report};
 use serde::Serialize;
 
-use crate::cli::host::Host;
 use crate::cli::unretire;
 use crate::free::Evidence;
+use crate::host::Host;
 use crate::ledger::record::{Doubt, Use};
 use crate::ledger::{Held, Identity, Ledger, LedgerError, Paths, Repair, States};
 use crate::region::{Region, Survey};

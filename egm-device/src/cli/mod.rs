@@ -2,8 +2,6 @@
 
 mod broker;
 mod carve;
-mod export;
-mod host;
 mod html;
 mod ledger;
 mod log;
@@ -44,7 +42,6 @@ enum Command {
     Serve(serve::Args),
     Ledger(ledger::Args),
     Log(log::Args),
-    Export(export::Args),
     Completions(generate::Completions),
     Man(generate::Man),
 }
@@ -60,7 +57,6 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args),
         Command::Ledger(args) => ledger::run(args),
         Command::Log(args) => log::run(args),
-        Command::Export(args) => export::run(args),
         Command::Completions(args) => Ok(generate::completions(args, Cli::command())),
         Command::Man(args) => generate::man(args, Cli::command()),
     };

@@ -8,8 +8,8 @@ use egm_report::program::{Outcome, print_json};
 use egm_report::show::{Colour, Side, Style, Table, note, print, size};
 use egm_report::{Chain, Report};
 
-use crate::cli::host::Host;
 use crate::cli::html::html;
+use crate::host::Host;
 use crate::region::usage::{Socket, Usage, Usages, sockets};
 use crate::region::{DaxFiles, Region, RegionKind, Survey};
 

@@ -16,12 +16,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
-use super::host::Host;
 use super::ledger;
 use super::signals::Signals;
 use crate::device::config::Id;
 use crate::device::core::Facts;
 use crate::device::{Function, Setup};
+use crate::host::Host;
 use crate::ledger::Watch;
 use crate::mapping::Mapping;
 use crate::poison::{self, Event, Growth};

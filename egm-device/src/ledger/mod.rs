@@ -39,6 +39,7 @@ use std::time::{Duration, Instant, SystemTime};
 use std::{fmt, io};
 
 use egm_address::{InRegion, Offset, Span, SpanSet};
+use egm_report::{Chain, Report};
 
 pub use error::{GrantError, LedgerError};
 pub use gpus::{GpuLease, HeldGpu};
@@ -53,9 +54,7 @@ pub(crate) use claim::inode;
 pub(crate) use line::Line;
 use line::{line_of, no_region};
 
-use egm_report::{Chain, Report};
-use record::{Doubt, Entry, Record, Use};
-
+use self::record::{Doubt, Entry, Record, Use};
 use crate::audit::{self, Actor, Event, Log, Refusal};
 use crate::backing::BackingError;
 use crate::carve::plan::{Request, place};

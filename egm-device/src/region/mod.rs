@@ -106,7 +106,7 @@ impl RegionKind {
             Self::Fsdax { .. } => "fsdax",
             Self::Hugetlb => "hugetlb",
             Self::Memfd => "memfd",
-            Self::GuestMemfd => egm_config::GUEST_MEMFD,
+            Self::GuestMemfd => "guest-memfd",
         }
     }
 

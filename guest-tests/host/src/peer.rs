@@ -1,4 +1,4 @@
-//! A slice in an unmodified peer, with the machine that `egm-device export` writes: Debian's newest QEMU on this
+//! A slice in an unmodified peer, with the machine that `egm-vmm export` writes: Debian's newest QEMU on this
 //! machine, and cloud-hypervisor, if the user provides it, on a host with a KVM that runs stock kernels.
 //!
 //! ```text

@@ -1,5 +1,5 @@
 //! Parts of the scenarios with peers: a host of files for `egm-device`, servers of slices on it, and the monitor's
-//! command line as `egm-device export` writes it.
+//! command line as `egm-vmm export` writes it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,12 +34,12 @@ const HOST: [(&str, &str); 7] = [
 #[derive(Debug)]
 pub(crate) struct Parts<'a> {
     runner: &'a Runner,
-    /// The monitor's name in `egm-device export`.
+    /// The monitor's name in `egm-vmm export`.
     monitor: &'static str,
     folder: PathBuf,
 }
 
-/// Output of `egm-device export --json`.
+/// Output of `egm-vmm export --json`.
 #[derive(Debug, Deserialize)]
 struct Export {
     command: Vec<String>,
@@ -102,7 +102,7 @@ impl<'a> Parts<'a> {
             },
         });
         write(&config, machine.to_string().as_bytes())?;
-        let json = Tool::new(&self.runner.tools.device.to_string_lossy(), "egm-device")
+        let json = Tool::new(&self.runner.tools.vmm.to_string_lossy(), "egm-vmm")
             .args(["export", self.monitor, "--json"])
             .args(["--config".as_ref(), config.as_os_str()])
             .args(["--root".as_ref(), self.host().as_os_str()])
@@ -189,5 +189,5 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), LabError> {
 }
 
 fn strange(problem: &str) -> LabError {
-    LabError::Content { what: "what egm-device export prints".into(), problem: problem.into() }
+    LabError::Content { what: "what egm-vmm export prints".into(), problem: problem.into() }
 }

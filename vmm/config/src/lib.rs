@@ -4,7 +4,7 @@
 //!  vm.json ──source──► text with places ──tree, decode──► file ──cpus, memory, numa, devices, boot──► Spec
 //! ```
 //! [`load`] reads the file and those that it extends, and nothing else. `egm-vmm plan` checks whether a host can
-//! provide the resources of a [`Spec`], and `egm-device export` writes it for another monitor.
+//! provide the resources of a [`Spec`], and `egm-vmm export` writes it for another monitor.
 #![forbid(unsafe_code)]
 
 mod boot;

@@ -2,6 +2,7 @@
 
 mod bind;
 mod check;
+mod export;
 mod facts;
 mod plan;
 mod run;
@@ -39,6 +40,7 @@ enum Command {
     Bind(bind::Args),
     Facts(facts::Args),
     Plan(plan::Args),
+    Export(export::Args),
     Schema(schema::Args),
     Completions(Completions),
     Man(Man),
@@ -55,6 +57,7 @@ pub fn main() -> ExitCode {
         Command::Bind(args) => bind::run(args),
         Command::Facts(args) => facts::run(args),
         Command::Plan(args) => plan::run(args),
+        Command::Export(args) => export::run(args),
         Command::Schema(args) => Ok(schema::run(args)),
         Command::Completions(args) => Ok(generate::completions(args, Cli::command())),
         Command::Man(args) => generate::man(args, Cli::command()),

@@ -747,3 +747,9 @@ fn a_slice_of_a_region_that_anothers_gpu_reaches_comes_from_elsewhere_or_is_refu
     spec.trust_domain = Some("b".to_owned());
     assert!(plan(&spec, &facts).unwrap().notes.is_empty());
 }
+
+/// The word of configurations is the region's, of another package.
+#[test]
+fn a_slice_names_memory_of_its_own_machine_as_the_region_does() {
+    assert_eq!(RegionKind::GuestMemfd.word(), crate::config::GUEST_MEMFD);
+}

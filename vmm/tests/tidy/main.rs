@@ -79,7 +79,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("egm-address", &[]),
     ("egm-config", &["egm-address", "egm-report"]),
     ("egm-cuda", &["egm-address", "egm-memory"]),
-    ("egm-device", &["egm-address", "egm-config", "egm-report", "egm-vfio-wire"]),
+    ("egm-device", &["egm-address", "egm-report", "egm-vfio-wire"]),
+    ("egm-export", &["egm-address", "egm-config", "egm-device", "egm-report"]),
     ("egm-findings", &[]),
     ("egm-function", &["egm-vfio-wire"]),
     ("egm-gdr", &[]),
@@ -96,7 +97,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("egm-verbs", &["egm-cuda"]),
     ("egm-vfio", &["egm-address", "egm-vfio-wire"]),
     ("egm-vfio-wire", &["egm-address"]),
-    ("egm-vmm", &["egm-address", "egm-config", "egm-device", "egm-report", "egm-vfio"]),
+    ("egm-vmm", &["egm-address", "egm-config", "egm-device", "egm-export", "egm-report", "egm-vfio"]),
 ];
 
 /// Every Rust file with its facts, and whether all of it is test code.

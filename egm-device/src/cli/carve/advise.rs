@@ -10,7 +10,7 @@ use egm_report::show::{Colour, Side, Style, Table, print, size};
 use serde_json::{Map, Value, json};
 
 use crate::carve::advise::{How, Part, Setting, Split, Undo, Wish, advise, undo};
-use crate::cli::host::Host;
+use crate::host::Host;
 use crate::region::{HostFacts, HostFile, ReservedSpan};
 
 /// Prints the kernel's words and the files that split this host's memory between its kernel and its guests

@@ -9,7 +9,7 @@ use egm_report::show::{Colour, Side, Style, Table, print};
 
 use crate::carve::advise::Split;
 use crate::carve::verify::{Check, verify};
-use crate::cli::host::{Host, load};
+use crate::host::{Host, load};
 
 /// Looks after the reboot whether the split that "carve advise --json" wrote took
 #[derive(Debug, clap::Args)]

@@ -1,4 +1,4 @@
-//! Which host a command is about: every command that reads one takes these arguments.
+//! The host of a command: the arguments of all commands that read one.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::region::{HostFacts, HostFile, Region, Survey};
 
 /// Which host
 #[derive(Debug, clap::Args)]
-pub(super) struct Host {
+pub struct Host {
     /// Folder of host files (*.json), which name memory that was hidden from the kernel; the default is
     /// /etc/egm-device/host
     #[arg(long, value_name = "FOLDER")]
@@ -35,25 +35,28 @@ const RECORD: &str =
 
 /// The part of a recorded host that a plan needs.
 #[derive(Debug, Deserialize)]
-pub(super) struct Recorded {
+pub(crate) struct Recorded {
     /// Facts of the host.
-    pub(super) host: HostFacts,
-    pub(super) regions: Vec<Region>,
+    pub(crate) host: HostFacts,
+    pub(crate) regions: Vec<Region>,
 }
 
 impl Host {
     /// The folder that this host's files are below.
-    pub(super) fn root(&self) -> &Path {
+    pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
     /// Whether it is another host, of which only the facts are known.
-    pub(super) fn is_recorded(&self) -> bool {
+    pub(crate) fn is_recorded(&self) -> bool {
         self.recorded.is_some()
     }
 
-    /// The host that was recorded, or this one.
-    pub(super) fn survey(&self) -> Result<Survey, Box<dyn Report>> {
+    /// Facts and regions of the recorded host, or of this one.
+    ///
+    /// # Errors
+    /// A record, a root or host files that cannot be read or are of something else.
+    pub fn survey(&self) -> Result<Survey, Box<dyn Report>> {
         match &self.recorded {
             Some(path) => {
                 let Recorded { host, regions } = load(path, "a host", RECORD)?;
@@ -84,14 +87,14 @@ impl Host {
     }
 
     /// Why this host's KVM cannot be opened, where there is one.
-    pub(super) fn no_kvm(&self) -> Option<io::Error> {
+    pub(crate) fn no_kvm(&self) -> Option<io::Error> {
         let kvm = self.root.join("dev/kvm");
         let asked = self.recorded.is_none() && kvm.exists();
         asked.then(|| std::fs::File::open(kvm).err()).flatten()
     }
 
     /// The host's ledger, if it has one since it booted: showing a host makes none.
-    pub(super) fn ledger(&self) -> Result<Option<Ledger>, Box<dyn Report>> {
+    pub(crate) fn ledger(&self) -> Result<Option<Ledger>, Box<dyn Report>> {
         let paths = Paths::below(&self.root);
         if self.recorded.is_some() || !paths.run.is_dir() {
             return Ok(None);
@@ -127,7 +130,7 @@ impl Report for NoHost {
 /// A ledger needs to know the boot.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot tell which boot this is")]
-pub(super) struct BootError(#[from] io::Error);
+pub(crate) struct BootError(#[from] io::Error);
 
 impl Report for BootError {
     fn blame(&self) -> Blame {
@@ -137,7 +140,7 @@ impl Report for BootError {
 
 /// Why a file that this program wrote cannot be read back.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum RecordError {
+pub(crate) enum RecordError {
     /// It cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
@@ -171,7 +174,7 @@ impl Report for RecordError {
 }
 
 /// Reads back what `made_by` wrote.
-pub(super) fn load<T: DeserializeOwned>(
+pub(crate) fn load<T: DeserializeOwned>(
     path: &Path,
     what: &'static str,
     made_by: &'static str,

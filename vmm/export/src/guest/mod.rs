@@ -11,27 +11,27 @@ use egm_address::{CpuSet, PciAddress};
 use egm_config::{Access, DeviceKind, EgmForm, PageSize, Spec, VfioBackend};
 use egm_report::{Blame, Report};
 
-use crate::carve::plan::Short;
-use crate::export::load::{LoadError, plain};
-use crate::region::{Region, RegionKind, Slice, Survey};
+use crate::load::{LoadError, plain};
+use egm_device::carve::plan::Short;
+use egm_device::region::{Region, RegionKind, Slice, Survey};
 
 /// Nodes that the driver of one coherent GPU brings its memory up in: one for each possible instance of MIG.
 const INITIATORS: u32 = 8;
 /// A machine on a host.
 #[derive(Debug, Clone)]
-pub(crate) struct Guest {
+pub struct Guest {
     /// The configuration.
-    pub machine: Spec,
+    pub(crate) machine: Spec,
     /// Its devices; slices that are devices are the last.
-    pub devices: Vec<Placed>,
+    pub(crate) devices: Vec<Placed>,
     /// Memory, ordinary nodes first.
-    pub memory: Vec<Memory>,
+    pub(crate) memory: Vec<Memory>,
     /// NUMA nodes by ascending id: those written, then eight for each coherent GPU.
-    pub nodes: Vec<NumaNode>,
+    pub(crate) nodes: Vec<NumaNode>,
     /// `distances[i][j]` from `nodes[i]` to `nodes[j]`; `None` where the configuration has none.
-    pub distances: Option<Vec<Vec<u8>>>,
+    pub(crate) distances: Option<Vec<Vec<u8>>>,
     /// Settings that no monitor gets, and steps that must come first.
-    pub notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
     /// Where "egm-device serve" shows slices that are devices.
     sockets: PathBuf,
 }
@@ -104,7 +104,7 @@ pub(crate) struct NumaNode {
 
 /// Why a host cannot give a slice to a monitor that opens it by itself.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum GuestError {
+pub enum GuestError {
     /// The host has no such region.
     #[error("egm[{index}]: this host has none of {}", regions.join(", "))]
     NoRegion {
@@ -167,7 +167,7 @@ impl Guest {
     ///
     /// # Errors
     /// [`GuestError`], for instance for a slice that the host has no place for.
-    pub(crate) fn new(machine: Spec, survey: &Survey, mut sockets: PathBuf) -> Result<Self, GuestError> {
+    pub fn new(machine: Spec, survey: &Survey, mut sockets: PathBuf) -> Result<Self, GuestError> {
         plain(&mut sockets).map_err(GuestError::Sockets)?;
         let mut guest = Self {
             memory: ordinary(&machine),

@@ -1,14 +1,13 @@
-//! `egm-device export`: a machine's configuration in the words of another monitor.
+//! `egm-vmm export`: a machine's configuration in the words of another monitor.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use egm_device::host::Host;
+use egm_export::{Guest, Monitor, Options, Output, export, load};
 use egm_report::program::{Outcome, print_json};
 use egm_report::show::{note, print};
 use serde::Serialize;
-
-use crate::cli::host::Host;
-use crate::export::{Guest, Monitor, Options, Output, export, load};
 
 /// Writes a machine of egm-vmm for another monitor
 ///
@@ -41,8 +40,8 @@ pub(super) struct Args {
 const EXAMPLES: &str = "\
 Examples: QEMU's command line for this host; a domain for another one, which recorded itself there
 
-  egm-device export qemu --config vm.json > vm.sh
-  egm-device export libvirt --config configs/gh200.json --recorded host.json > domain.xml
+  egm-vmm export qemu --config vm.json > vm.sh
+  egm-vmm export libvirt --config configs/gh200.json --recorded host.json > domain.xml
 
 A command line is text that a shell reads back as the same words: sh vm.sh";
 

@@ -9,7 +9,7 @@ use egm_report::{Blame, Report};
 
 /// Why a file is no machine that another monitor can run.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LoadError {
+pub enum LoadError {
     /// It is not a configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -47,7 +47,7 @@ impl Report for LoadError {
 ///
 /// # Errors
 /// [`LoadError`].
-pub(crate) fn load(path: &Path) -> Result<Spec, LoadError> {
+pub fn load(path: &Path) -> Result<Spec, LoadError> {
     let mut spec = egm_config::load(path)?;
     plain(&mut spec.boot.kernel)?;
     spec.boot.initramfs.as_mut().map(plain).transpose()?;

@@ -6,9 +6,9 @@ use egm_address::{Offset, Span, SpanSet};
 use egm_config::{EgmSlice, PageSize};
 
 use super::{GuestError, Source};
-use crate::carve::plan::{Request, Short, place};
-use crate::owner::Owner;
-use crate::region::{Region, RegionKind, Slice, Survey};
+use egm_device::carve::plan::{Request, Short, place};
+use egm_device::owner::Owner;
+use egm_device::region::{Region, RegionKind, Slice, Survey};
 
 /// The first of a slice's wishes that the host can give, and the region that it comes from.
 pub(super) fn source<'s>(

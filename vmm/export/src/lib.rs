@@ -17,19 +17,18 @@ mod load;
 mod qemu;
 mod words;
 
-pub(crate) use command::Command;
-pub(crate) use guest::{Guest, Placed};
-pub(crate) use load::load;
+pub use command::Command;
+pub use guest::{Guest, GuestError};
+pub use load::{LoadError, load};
 
 use std::collections::BTreeSet;
 
 use egm_address::Quoted;
-
 use egm_report::{Blame, Report};
 
 /// The monitors that a machine can be written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Monitor {
+pub enum Monitor {
     /// Its command line
     CloudHypervisor,
     /// Its command line
@@ -40,7 +39,7 @@ pub(crate) enum Monitor {
 
 /// Differences between builds and hosts of one monitor.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Options {
+pub struct Options {
     /// QEMU and libvirt as NVIDIA builds them.
     pub nvidia: bool,
     /// UEFI image for guests that need one.
@@ -49,7 +48,7 @@ pub(crate) struct Options {
 
 /// A machine in a monitor's words.
 #[derive(Debug, Clone)]
-pub(crate) struct Export {
+pub struct Export {
     /// Input of the monitor.
     pub output: Output,
     /// Settings that it does not get, and steps that must come first; a sentence each.
@@ -58,7 +57,7 @@ pub(crate) struct Export {
 
 /// Input of a monitor.
 #[derive(Debug, Clone)]
-pub(crate) enum Output {
+pub enum Output {
     /// A command line.
     Command(Command),
     /// A domain of libvirt.
@@ -79,7 +78,7 @@ impl Output {
 
 /// Settings that a monitor cannot express and cannot do without.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ExportError {
+pub enum ExportError {
     /// cloud-hypervisor's options have no escape for quotes.
     #[error("{text:?} has a double quote, which no option of cloud-hypervisor can hold")]
     Quote {
@@ -156,7 +155,7 @@ impl Report for ExportError {
 ///
 /// # Errors
 /// [`ExportError`], where the machine would be another one.
-pub(crate) fn export(guest: &Guest, monitor: Monitor, options: &Options) -> Result<Export, ExportError> {
+pub fn export(guest: &Guest, monitor: Monitor, options: &Options) -> Result<Export, ExportError> {
     let gap = (0_u32..).zip(&guest.nodes).find(|(number, node)| node.id != *number);
     if let (Monitor::Qemu | Monitor::Libvirt, Some((node, next))) = (monitor, gap) {
         return Err(ExportError::Gap { node, next: next.id });

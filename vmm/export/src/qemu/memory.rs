@@ -3,13 +3,13 @@
 use egm_address::CpuSet;
 
 use super::{Qemu, value};
-use crate::export::figures::{Figure, figures};
-use crate::export::guest::{Guest, Memory, NumaNode, Source};
+use crate::figures::{Figure, figures};
+use crate::guest::{Guest, Memory, NumaNode, Source};
 
 const MIB: u64 = 1 << 20;
 
 /// The option that makes `memory` an object.
-pub(in crate::export) fn backend(memory: &Memory) -> String {
+pub(crate) fn backend(memory: &Memory) -> String {
     let Memory { id, size, source, .. } = memory;
     match source {
         Source::Own { page_size, host_nodes, prefault } => {
@@ -58,7 +58,7 @@ impl Qemu<'_> {
 }
 
 /// The option that makes `node`.
-pub(in crate::export) fn node(guest: &Guest, node: &NumaNode) -> String {
+pub(crate) fn node(guest: &Guest, node: &NumaNode) -> String {
     let cpus: String = ranges(&node.cpus).iter().map(|range| format!(",cpus={range}")).collect();
     let memory = node.memory.and_then(|index| guest.memory.get(index));
     let memory = memory.map_or_else(String::new, |memory| format!(",memdev={}", memory.id));
@@ -67,7 +67,7 @@ pub(in crate::export) fn node(guest: &Guest, node: &NumaNode) -> String {
 
 /// Options for the distances between nodes of which one is `wanted`. Once there is one, QEMU wants all; where both
 /// directions agree, one is enough.
-pub(in crate::export) fn distances(guest: &Guest, wanted: impl Fn(&NumaNode) -> bool) -> Vec<String> {
+pub(crate) fn distances(guest: &Guest, wanted: impl Fn(&NumaNode) -> bool) -> Vec<String> {
     let Some(rows) = &guest.distances else { return Vec::new() };
     let mut options = Vec::new();
     for (at, (from, row)) in guest.nodes.iter().zip(rows).enumerate() {
@@ -82,7 +82,7 @@ pub(in crate::export) fn distances(guest: &Guest, wanted: impl Fn(&NumaNode) -> 
 }
 
 /// Options for HMAT.
-pub(in crate::export) fn figure_options(guest: &Guest) -> Vec<String> {
+pub(crate) fn figure_options(guest: &Guest) -> Vec<String> {
     let options = |figure: Figure| {
         let Figure { from, target, latency, bandwidth } = figure;
         let pair = format!("hmat-lb,initiator={from},target={target},hierarchy=memory");
