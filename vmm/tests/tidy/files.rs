@@ -63,8 +63,16 @@ pub(crate) fn module_chain(path: &str) -> Vec<String> {
     chain
 }
 
-/// Our packages and which of ours each is built on, tests left out.
-pub(crate) fn arrows() -> BTreeMap<String, BTreeSet<String>> {
+/// A package of ours.
+pub(crate) struct Package {
+    pub(crate) name: String,
+    /// Its top-level folder.
+    pub(crate) folder: String,
+    /// The packages of ours that it is built on, tests left out.
+    pub(crate) built_on: BTreeSet<String>,
+}
+
+pub(crate) fn packages() -> Vec<Package> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
         .current_dir(root())
@@ -72,14 +80,20 @@ pub(crate) fn arrows() -> BTreeMap<String, BTreeSet<String>> {
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let packages = metadata["packages"].as_array().unwrap();
-    packages.iter().map(|package| (package["name"].as_str().unwrap().to_owned(), ours(package))).collect()
+    metadata["packages"].as_array().unwrap().iter().map(package).collect()
 }
 
-fn ours(package: &serde_json::Value) -> BTreeSet<String> {
-    let dependencies = package["dependencies"].as_array().unwrap().iter();
-    dependencies
-        .filter(|dependency| dependency["path"].is_string() && dependency["kind"] != "dev")
-        .map(|dependency| dependency["name"].as_str().unwrap().to_owned())
-        .collect()
+fn package(metadata: &serde_json::Value) -> Package {
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let manifest = PathBuf::from(text(&metadata["manifest_path"]));
+    let top = manifest.strip_prefix(root().canonicalize().unwrap()).unwrap().iter().next();
+    let dependencies = metadata["dependencies"].as_array().unwrap().iter();
+    Package {
+        name: text(&metadata["name"]),
+        folder: top.unwrap().to_str().unwrap().to_owned(),
+        built_on: dependencies
+            .filter(|dependency| dependency["path"].is_string() && dependency["kind"] != "dev")
+            .map(|dependency| text(&dependency["name"]))
+            .collect(),
+    }
 }
