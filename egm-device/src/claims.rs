@@ -8,8 +8,8 @@ use std::io;
 
 use egm_address::{InRegion, Offset, Span, SpanSet, align_down, align_up};
 
-use crate::backing::{Backing, base_page};
-use crate::mapping::{Mapping, MappingError};
+use crate::backing::Backing;
+use crate::mapping::{Mapping, MappingError, base_page};
 use crate::poison;
 
 /// Bytes that are read under one guard.

@@ -5,8 +5,8 @@ use std::panic::resume_unwind;
 use std::thread::{self, Builder, ScopedJoinHandle};
 
 use egm_address::CpuSet;
+use rustix::thread::{CpuSet as Affinity, sched_setaffinity};
 
-use crate::prefault::pin;
 use crate::sys;
 
 /// Work for some threads, which take their shares themselves: it is done when the first of them finds no share left.
@@ -49,4 +49,17 @@ pub(crate) fn run<T: Send>(jobs: &[Job<'_, T>]) -> Vec<T> {
         outcomes.extend(crews.into_iter().flatten().map(join));
         outcomes
     })
+}
+
+/// Lets this thread run on the processors `near` only. One that may not be pinned goes on, only from further away.
+pub fn pin(near: Option<&CpuSet>) {
+    if let Some(near) = near.filter(|near| !near.is_empty()) {
+        let mut affinity = Affinity::new();
+        for cpu in
+            near.iter().filter_map(|cpu| usize::try_from(cpu).ok()).filter(|cpu| *cpu < Affinity::MAX_CPU)
+        {
+            affinity.set(cpu);
+        }
+        let _ = sched_setaffinity(None, &affinity);
+    }
 }

@@ -41,7 +41,8 @@ pub use backing::{
     Anonymous, AnonymousError, Backing, BackingError, GuestMemfdError, HugeFiles, HugeFilesError, HugePage,
 };
 pub use cli::main;
+pub use crew::pin;
 pub use lease::Lease;
 pub use ledger::Ledger;
 pub use mapping::{Mapping, MappingError};
-pub use prefault::{PrefaultError, pin, prefault, workers_for};
+pub use prefault::{PrefaultError, prefault, workers_for};

@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use egm_address::CpuSet;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
-use crate::backing::{Backing, base_page};
+use crate::backing::Backing;
 use crate::stream;
 
 /// A failure to map a backing.
@@ -392,6 +392,11 @@ impl Place {
 /// The modulus for an address of `size` bytes of memory: the largest of 1 GiB, 2 MiB and 4 KiB that fits.
 fn congruence(size: u64) -> u64 {
     [1 << 30, 2 << 20].into_iter().find(|page| *page <= size).unwrap_or(4 << 10)
+}
+
+/// Bytes in a page of the host's processors.
+pub(crate) fn base_page() -> u64 {
+    u64::try_from(rustix::param::page_size()).unwrap_or(4096)
 }
 
 #[cfg(test)]

@@ -5,8 +5,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::trust;
-
 /// The process that holds a slice, or for which the broker holds it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -48,7 +46,7 @@ impl Owner {
     #[must_use]
     pub fn trusts(&self, other: &Self) -> bool {
         (self.pid, self.started) == (other.pid, other.started)
-            || trust::is_same(self.domain.as_deref(), other.domain.as_deref())
+            || is_same(self.domain.as_deref(), other.domain.as_deref())
     }
 
     /// Whether this very process still runs.
@@ -72,6 +70,12 @@ pub fn started(pid: u32) -> Option<u64> {
     after_name.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
+/// Whether two trust domains are one. An owner without a name for its domain shares it with no other owner.
+#[must_use]
+pub fn is_same(one: Option<&str>, other: Option<&str>) -> bool {
+    one.is_some() && one == other
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,6 +89,12 @@ mod tests {
         assert!(!this.trusts(&other), "one user");
         assert!(of(&this, "a").trusts(&of(&other, "a")));
         assert!(!of(&this, "a").trusts(&of(&other, "b")) && !this.trusts(&of(&other, "a")));
+    }
+
+    #[test]
+    fn only_names_make_one_domain_of_two_owners() {
+        assert!(is_same(Some("a"), Some("a")));
+        assert!(!is_same(Some("a"), Some("b")) && !is_same(Some("a"), None) && !is_same(None, None));
     }
 
     #[test]

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use egm_address::CpuSet;
-use rustix::thread::{CpuSet as Affinity, sched_setaffinity};
 
 use crate::crew::{self, Job};
 use crate::mapping::{Mapping, MappingError};
@@ -84,19 +83,6 @@ fn fill(
         tell(size);
     }
     Ok(())
-}
-
-/// Lets this thread run on the processors `near` only. One that may not be pinned goes on, only from further away.
-pub fn pin(near: Option<&CpuSet>) {
-    if let Some(near) = near.filter(|near| !near.is_empty()) {
-        let mut affinity = Affinity::new();
-        for cpu in
-            near.iter().filter_map(|cpu| usize::try_from(cpu).ok()).filter(|cpu| *cpu < Affinity::MAX_CPU)
-        {
-            affinity.set(cpu);
-        }
-        let _ = sched_setaffinity(None, &affinity);
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::io;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::Backing;
-use crate::mapping::{Mapping, MappingError};
+use crate::mapping::{Mapping, MappingError, base_page};
 
 /// Sizes of hugetlb pages that guests use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -205,11 +205,6 @@ impl Backing for Anonymous {
     fn outlives_power(&self) -> bool {
         false
     }
-}
-
-/// Bytes in a page of the host's processors.
-pub(crate) fn base_page() -> u64 {
-    u64::try_from(rustix::param::page_size()).unwrap_or(4096)
 }
 
 /// Whether the pool has the pages now. A node's own pool knows neither reservations nor pages beyond it.

@@ -21,7 +21,7 @@ use egm_address::{Address, Host, InRegion, Span};
 use rustix::fs::{FlockOperation, flock, major, minor};
 
 use super::device::{Node, Window};
-use super::{Backing, BackingError, boxed};
+use super::{Backing, BackingError, DaxError, boxed};
 use crate::region::{Region, RegionKind, Slice};
 
 /// Time limit of an unbind: it waits for all pins of the memory, DMA mappings for instance.
@@ -53,28 +53,6 @@ pub(crate) struct Child {
     /// `None` while it has no memory.
     pub(crate) span: Option<Span<Host>>,
     driver: Option<String>,
-}
-
-/// A step in the life of a slice's device or file that failed.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot {step} {}", path.display())]
-pub struct DaxError {
-    step: &'static str,
-    path: PathBuf,
-    #[source]
-    source: io::Error,
-}
-
-impl DaxError {
-    pub(crate) fn at(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_owned();
-        move |source| Self { step, path, source }
-    }
-
-    /// Whether the kernel still waits for pins of the memory.
-    pub(crate) fn is_timeout(&self) -> bool {
-        self.source.kind() == io::ErrorKind::TimedOut
-    }
 }
 
 /// The sysfs attribute that creates devices in the region of `device`, for processes that may write it.

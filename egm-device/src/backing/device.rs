@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 
 use super::error::{BackingError, Holder};
-use super::{Backing, Patience, base_page, fsdax};
+use super::{Backing, Patience, fsdax};
+use crate::mapping::base_page;
 use crate::region::{Region, RegionKind, Slice};
 
 /// Interval of progress reports to a waiting caller.

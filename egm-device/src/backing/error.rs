@@ -2,12 +2,11 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use egm_address::{InRegion, Span};
 
 use super::AnonymousError;
-use super::dax::DaxError;
 use crate::free::Evidence;
 use crate::scrub::ScrubError;
 
@@ -188,5 +187,27 @@ fn holders(by: &[Holder]) -> String {
     match by {
         [] => "a process that this user may not see".to_owned(),
         by => by.iter().map(Holder::to_string).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// A step in the life of a slice's device or file that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {step} {}", path.display())]
+pub struct DaxError {
+    step: &'static str,
+    path: PathBuf,
+    #[source]
+    pub(super) source: io::Error,
+}
+
+impl DaxError {
+    pub(crate) fn at(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self { step, path, source }
+    }
+
+    /// Whether the kernel still waits for pins of the memory.
+    pub(crate) fn is_timeout(&self) -> bool {
+        self.source.kind() == io::ErrorKind::TimedOut
     }
 }

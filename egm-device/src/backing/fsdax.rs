@@ -26,9 +26,10 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::dax::DaxError;
 use super::device::Window;
-use super::{Backing, BackingError, base_page, boxed};
+use super::error::DaxError;
+use super::{Backing, BackingError, boxed};
+use crate::mapping::base_page;
 use crate::region::{Region, RegionKind, Slice};
 use crate::sys;
 

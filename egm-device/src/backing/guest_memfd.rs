@@ -3,7 +3,8 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use super::anonymous::{Anonymous, base_page};
+use super::anonymous::Anonymous;
+use crate::mapping::base_page;
 use crate::sys;
 
 /// `GUEST_MEMFD_FLAG_MMAP`: the host may map it. `GUEST_MEMFD_FLAG_INIT_SHARED`: its pages begin as shared; without it,

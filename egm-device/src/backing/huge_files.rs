@@ -26,7 +26,8 @@ use rustix::mount::{
 };
 use rustix::process::{DumpableBehavior, WaitOptions, dumpable_behavior, set_dumpable_behavior, waitpid};
 
-use super::{Anonymous, AnonymousError, base_page};
+use super::{Anonymous, AnonymousError};
+use crate::mapping::base_page;
 
 /// Stack of the child.
 const STACK: usize = 256 << 10;

@@ -25,11 +25,9 @@ use std::time::Duration;
 
 use crate::region::{DaxFiles, Region, RegionKind, Slice};
 
-pub(crate) use anonymous::base_page;
 pub use anonymous::{Anonymous, AnonymousError, HugePage};
-pub use dax::DaxError;
 pub(crate) use device::Window;
-pub use error::{BackingError, Holder};
+pub use error::{BackingError, DaxError, Holder};
 pub use guest_memfd::GuestMemfdError;
 pub(crate) use guest_memfd::can_be_mapped;
 pub use huge_files::{HugeFiles, HugeFilesError};

@@ -9,8 +9,8 @@ use std::thread;
 use egm_address::{BarOffset, CpuSet, InBar, InRegion, Offset, Span, SpanSet, align_down, align_up};
 use egm_vfio_wire::message::{Area, MOST_AREAS};
 
-use crate::backing::{Backing, Window, base_page};
-use crate::mapping::Mapping;
+use crate::backing::{Backing, Window};
+use crate::mapping::{Mapping, base_page};
 use crate::poison;
 use crate::scrub::{self, ScrubError, Scrubbed, Work};
 

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use egm_address::PciAddress;
 
-use super::scan::{Found, Process, Sighting, UNNAMED, What};
+use super::readers::What;
+use super::scan::{Found, Process, Sighting, UNNAMED};
 use super::{Evidence, FileName, Hold, MAX_EVIDENCE, turns};
 use crate::owner::Owner;
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::scan::{Found, Process, Sighting, UNNAMED, What};
+use super::readers::What;
+use super::scan::{Found, Process, Sighting, UNNAMED};
 use super::{Evidence, Hold, MAX_EVIDENCE, Question, Verdict};
 use crate::owner::Owner;
 

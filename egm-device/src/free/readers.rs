@@ -4,12 +4,34 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use super::scan::What;
+/// Major and minor number of a file's device, and its inode.
+pub(super) type Inode = (u32, u32, u64);
+
+/// An object that a process has.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum What {
+    /// A mapping of a file's bytes.
+    Mapping(Inode, Range<u64>),
+    /// A descriptor of a file, with the number of the device that the file is.
+    Descriptor(Inode, Option<(u32, u32)>),
+    /// A file of this path, registered with io_uring.
+    Registered(PathBuf),
+    /// An io_uring that does not show its files now.
+    HiddenRing,
+    /// Descriptors in flight in a Unix socket.
+    InFlight,
+    /// Unknown objects: the process keeps its readers waiting.
+    Silent,
+    /// A VFIO group or device by name, or an object without one ([`UNNAMED`]).
+    Device(String),
+}
 
 /// Most threads that wait for processes.
 const MAX_STUCK: usize = 256;

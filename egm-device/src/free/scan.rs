@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
 use super::FileName;
-use super::readers::{Looked, NotLooked, Readers, Subject};
+use super::readers::{Inode, Looked, NotLooked, Readers, Subject, What};
 use crate::sys;
 
 /// A VFIO object that the kernel shows without a name: a device (before Linux 6.17), a mapping of one, an iommufd.
@@ -26,8 +26,6 @@ const MAX_LOOKS: usize = 16;
 
 /// Ancestors of a process that are looked at.
 const MAX_PARENTS: usize = 16;
-
-type Inode = (u32, u32, u64);
 
 /// Result of a scan.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -55,25 +53,6 @@ pub(super) struct Process {
     pub(super) program: String,
     /// Its parent, and on.
     pub(super) parents: Vec<u32>,
-}
-
-/// An object that a process has.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) enum What {
-    /// A mapping of a file's bytes.
-    Mapping(Inode, Range<u64>),
-    /// A descriptor of a file, with the number of the device that the file is.
-    Descriptor(Inode, Option<(u32, u32)>),
-    /// A file of this path, registered with io_uring.
-    Registered(PathBuf),
-    /// An io_uring that does not show its files now.
-    HiddenRing,
-    /// Descriptors in flight in a Unix socket.
-    InFlight,
-    /// Unknown objects: the process keeps its readers waiting.
-    Silent,
-    /// A VFIO group or device by name, or an object without one ([`UNNAMED`]).
-    Device(String),
 }
 
 impl Found {

@@ -18,8 +18,8 @@ use serde::Serialize;
 
 use crate::access_list::AccessList;
 use crate::owner::Owner;
+use crate::owner::is_same;
 use crate::policy::{Policy, Who};
-use crate::trust::is_same;
 
 /// Read and write permission. Reading is enough: the kernel checks no mode for the operations of VFIO.
 const OPEN: u16 = 6;

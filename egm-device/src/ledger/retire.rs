@@ -7,8 +7,9 @@ use serde::Serialize;
 
 use super::{Ledger, LedgerError, Memory, Watch, bytes_of, line_of};
 use crate::audit::{Actor, Event, Finding, Place};
-use crate::backing::{Backing, BackingError, RetiredListError, base_page};
+use crate::backing::{Backing, BackingError, RetiredListError};
 use crate::claims;
+use crate::mapping::base_page;
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
 use crate::retired::Retired;

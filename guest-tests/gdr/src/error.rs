@@ -2,6 +2,9 @@
 
 use std::io;
 
+/// The library's name.
+pub const LIBRARY: &str = "libgdrapi.so.2";
+
 /// Error of a mapping or an access.
 #[derive(Debug, thiserror::Error)]
 pub enum GdrError {
@@ -11,7 +14,7 @@ pub enum GdrError {
     )]
     NotMappable(io::Error),
     /// The library lacks a function.
-    #[error("{LIB} has no {symbol}: GDRCopy 2.4 or newer is needed", LIB = crate::LIBRARY)]
+    #[error("{LIB} has no {symbol}: GDRCopy 2.4 or newer is needed", LIB = LIBRARY)]
     Symbol {
         /// Its name.
         symbol: &'static str,

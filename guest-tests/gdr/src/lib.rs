@@ -14,8 +14,8 @@ pub mod gdrcopy;
 mod library;
 
 pub use dma_buf::DmaBuf;
-pub use error::GdrError;
-pub use library::{Gdr, LIBRARY, Mapped};
+pub use error::{GdrError, LIBRARY};
+pub use library::{Gdr, Mapped};
 
 /// GPU memory that is mapped for processors.
 pub trait Window {

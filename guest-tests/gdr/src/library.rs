@@ -12,9 +12,6 @@ use std::ptr::{self, NonNull};
 
 use crate::{GdrError, Window, inside};
 
-/// The library's name.
-pub const LIBRARY: &str = "libgdrapi.so.2";
-
 /// `gdr_t`.
 type Raw = *mut c_void;
 

@@ -12,14 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use egm_address::{Io, Iova, PciAddress, Span};
 use vfio_bindings::bindings::vfio;
 
-use super::error::OpenError;
+use super::error::{CONTAINER, OpenError};
 use super::message::Message;
 use super::sys::{self, Request};
 use super::{Track, answer};
 use crate::dma::{Access, DmaError, Domain, Limits};
 use crate::memory::HostMemory;
 
-pub(super) const CONTAINER: &str = "/dev/vfio/vfio";
 const TYPE1V2: u32 = vfio::VFIO_TYPE1v2_IOMMU;
 
 type Unmap = vfio::vfio_iommu_type1_dma_unmap;

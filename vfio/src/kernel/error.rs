@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 
 use egm_address::PciAddress;
 
-use super::container::CONTAINER;
 use crate::dma::DmaError;
 use crate::host::{self, HostError, MISSING_REMEDY};
 use crate::topology::{self, GroupError};
+
+pub(super) const CONTAINER: &str = "/dev/vfio/vfio";
 
 /// Side that must change before an open can succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -36,7 +36,7 @@ use rustix::net::{
 };
 
 pub use self::kind::FileKind;
-use crate::socket::MOST_FDS;
+use crate::frame::MOST_FDS;
 
 /// Attendants of one process from which on no client is accepted.
 pub const MOST: usize = 64;

@@ -27,11 +27,8 @@ use rustix::net::{
 
 pub use self::broken::Broken;
 pub use self::patience::Patience;
-use crate::frame::{Frame, HEADER, Header};
+use crate::frame::{Frame, HEADER, Header, MOST_FDS};
 use crate::receiver::{FileKind, Receiver};
-
-/// Most descriptors in one message: the kernel's own limit (SCM_MAX_FD).
-pub const MOST_FDS: usize = 253;
 
 /// Most bytes of the first peek: a read or a write of a register with its data.
 const AHEAD: usize = 64;

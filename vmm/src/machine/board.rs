@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::Subscriber;
-use super::build::BuildError;
 use super::bus::{Bus, BusDevice, Overlap};
+use super::error::BuildError;
 use super::exit::ExitLatch;
 use super::platform::{Clock, Pvpanic, ResetRegister, SleepControl};
 use super::serial::{ArmSerialPort, ConsoleInput, Line, Port, SerialPort};

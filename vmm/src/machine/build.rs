@@ -1,7 +1,6 @@
 //! From plan and resources to a machine: straight-line code, one function a stage.
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use egm_address::Gpa;
@@ -12,100 +11,24 @@ use event_manager::EventManager;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::board::Board;
-use super::bus::Overlap;
+use super::error::BuildError;
 use super::exit::ExitLatch;
 use super::poison::{ErrorBlock, Interrupt, Poison};
 use super::signals::Signals;
-use super::tree::{self, Connections, TreeError};
+use super::tree::{self, Connections};
 use super::vcpu::{Shared, Vcpu};
 use super::{Machine, Subscriber, Wake};
 use crate::arch::boot::{BootError, BootFiles};
 use crate::arch::native::boot::{self, Entry};
 use crate::arch::native::vcpu::{CACHED_PFNMAP, configure, create};
 use crate::config::{BootTables, Device};
-use crate::error::{Blame, Report};
-use crate::firmware::{self, FirmwareError};
+use crate::firmware;
 use crate::hotplug::{Controller, Event, Maker, Occupant, Running, Slot};
-use crate::kvm::{KvmError, SlotTable, Vm};
+use crate::kvm::{SlotTable, Vm};
 use crate::memory::GuestRam;
-use crate::passthrough::NEEDS_CACHING;
 use crate::pci::RootComplex;
 use crate::plan::{ERRORS, POWER_BUTTON, Plan};
 use crate::resources::{OpenDevice, Resources, ThreadError};
-
-/// Why a machine could not be built.
-#[derive(Debug, thiserror::Error)]
-pub enum BuildError {
-    /// The hypervisor refused.
-    #[error("cannot build the virtual machine")]
-    Kvm(#[from] KvmError),
-    /// KVM would refuse the slice.
-    #[error(
-        "KVM of this host does not map the memory of \"{backing}\" as cached: it lacks capability {capability}"
-    )]
-    NotCacheable {
-        /// Id of the backing.
-        backing: String,
-        /// Number of the capability.
-        capability: u32,
-    },
-    /// Kernel or initramfs.
-    #[error("cannot boot {}", file.display())]
-    Boot {
-        /// The file that failed to load: kernel or initramfs.
-        file: PathBuf,
-        /// The reason.
-        #[source]
-        source: BootError,
-    },
-    /// The tables.
-    #[error("cannot write the guest's firmware tables")]
-    Firmware(#[from] FirmwareError),
-    /// Descriptors ran out.
-    #[error("cannot make an event descriptor")]
-    Descriptor(#[from] io::Error),
-    /// The thread that plugs functions in and out.
-    #[error("cannot take care of host functions")]
-    Thread(#[from] ThreadError),
-    /// The PCI tree.
-    #[error("cannot build the PCI tree")]
-    Tree(#[from] TreeError),
-    /// Two devices want one address.
-    #[error("the plan contradicts itself")]
-    Overlap(#[from] Overlap),
-    /// The plan lacks something that every machine has.
-    #[error("the plan has no {0}")]
-    Missing(&'static str),
-}
-
-impl Report for BuildError {
-    fn blame(&self) -> Blame {
-        match self {
-            Self::Kvm(error) => error.blame(),
-            Self::Boot { source, .. } => source.blame(),
-            Self::Firmware(error) => error.blame(),
-            Self::NotCacheable { .. } => Blame::Host,
-            Self::Descriptor(_) | Self::Thread(_) | Self::Tree(TreeError::Device { .. }) => Blame::Host,
-            Self::Tree(TreeError::Passed { source, .. }) => source.blame(),
-            Self::Tree(_) | Self::Overlap(_) | Self::Missing(_) => Blame::Internal,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Kvm(error) => error.help(),
-            Self::NotCacheable { .. } => Some(NEEDS_CACHING.to_owned()),
-            Self::Firmware(error) => error.help(),
-            Self::Boot { source, .. } => source.help(),
-            Self::Descriptor(_) | Self::Tree(TreeError::Device { .. }) => {
-                Some("raise the limit of open files: ulimit -n 65536".to_owned())
-            }
-            Self::Thread(_) => Some(ThreadError::HELP.to_owned()),
-            Self::Tree(TreeError::Passed { source, .. }) => source.help(),
-            Self::Tree(_) | Self::Overlap(_) | Self::Missing(_) => None,
-        }
-    }
-}
 
 /// Builds the machine of `plan`.
 ///
@@ -232,6 +155,7 @@ fn pulse(vm: &Vm, gsi: u32) -> Interrupt {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::{Blame, Report};
 
     #[test]
     fn only_a_slice_of_an_egm_device_needs_kvm_to_cache_memory_without_pages() {

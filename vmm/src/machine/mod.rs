@@ -11,6 +11,7 @@
 mod board;
 mod build;
 mod bus;
+mod error;
 mod exit;
 mod finish;
 mod passed;
@@ -24,8 +25,9 @@ mod vcpu;
 
 use std::sync::{Arc, Mutex};
 
-pub use build::{BuildError, build};
+pub use build::build;
 pub use bus::{Bus, BusDevice, Overlap};
+pub use error::BuildError;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 pub use exit::{ExitLatch, ExitReason};
 pub use finish::Unfinished;

@@ -1,7 +1,8 @@
 //! Regions that a GPU reaches: exclusive to one trust domain ([`egm_device::trust`]).
 
 use egm_address::PciAddress;
-use egm_device::trust::{self, Conflict, Hold, Party, is_same};
+use egm_device::owner::is_same;
+use egm_device::trust::{self, Conflict, Hold, Party};
 
 use crate::config::{DeviceKind, Spec};
 use crate::facts::{Facts, HostRegion, Trust};

@@ -7,7 +7,7 @@ use egm_device::ledger::{GpuLease, Identity, Ledger, Paths, Watch};
 use egm_device::owner::Owner;
 use egm_device::region::Region;
 
-use super::leases::LeaseError;
+use super::lease_error::LeaseError;
 use super::passed::passed;
 use crate::facts::{self, FactsError};
 use crate::plan::Plan;

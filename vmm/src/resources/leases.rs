@@ -2,29 +2,27 @@
 //!
 //! A kill of this process unlocks its slices and leaves them dirty: their next owner's grant scrubs them.
 
+use std::fmt;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::{fmt, io};
 
 use egm_address::{CpuSet, InRegion, SpanSet};
 use egm_device::Backing;
-use egm_device::broker::{ClientError, Loan};
+use egm_device::broker::Loan;
 use egm_device::carve::plan::Request;
 use egm_device::lease::Lease;
-use egm_device::ledger::{GrantError, Identity, Ledger, LedgerError, Paths, Progress, Watch};
+use egm_device::ledger::{GrantError, Identity, Ledger, Paths, Progress, Watch};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, Slice};
 
+use super::lease_error::{ATTEMPTS, LeaseError};
 use super::loans::{self, Broker};
 use crate::config::Spec;
-use crate::error::{Blame, Report};
+use crate::error::Report;
 use crate::facts::{Facts, FactsError};
-use crate::plan::{BackingPlan, Plan, PlanError, plan};
-
-/// Attempts to take planned slices: another process may take one first. The error of the last attempt is final.
-const ATTEMPTS: u32 = 4;
+use crate::plan::{BackingPlan, Plan, plan};
 
 /// A slice of this machine.
 #[derive(Debug)]
@@ -97,98 +95,6 @@ impl Backing for Taken {
     }
     fn outlives_power(&self) -> bool {
         self.backing().outlives_power()
-    }
-}
-
-/// Why a machine does not have its slices.
-#[derive(Debug, thiserror::Error)]
-pub enum LeaseError {
-    /// The host cannot be looked at.
-    #[error(transparent)]
-    Facts(#[from] FactsError),
-    /// There is no plan.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    /// This boot has no name.
-    #[error("cannot read /proc/sys/kernel/random/boot_id")]
-    Boot(#[source] io::Error),
-    /// The host's ledger cannot be kept.
-    #[error("cannot use the ledger of the host's slices")]
-    Ledger(#[from] LedgerError),
-    /// A slice is refused.
-    #[error("cannot take slice \"{id}\"")]
-    Grant {
-        /// The backing.
-        id: String,
-        /// The reason.
-        #[source]
-        source: GrantError,
-    },
-    /// A GPU is refused.
-    #[error("cannot claim the machine's GPUs in region \"{region}\"")]
-    Gpus {
-        /// A region that they reach.
-        region: String,
-        /// The reason.
-        #[source]
-        source: GrantError,
-    },
-    /// A broker does not grant a slice, or does not take it back.
-    #[error("cannot borrow slice \"{id}\" from the broker")]
-    Broker {
-        /// The backing.
-        id: String,
-        /// The reason.
-        #[source]
-        source: ClientError,
-    },
-    /// Each time that the slices were taken, pages were retired meanwhile, and the slices belonged elsewhere.
-    #[error("the host's regions change faster than slices can be taken: tried {ATTEMPTS} times")]
-    Moved,
-    /// A slice could not be scrubbed at the end.
-    #[error("slice \"{id}\" is free again, but not scrubbed: its next owner waits for that")]
-    GiveBack {
-        /// The backing.
-        id: String,
-        /// The reason.
-        #[source]
-        source: GrantError,
-    },
-    /// A slice is still in use at the end.
-    #[error(
-        "slice \"{id}\" is not given back before this process ends: storage that hangs may still write to it"
-    )]
-    InUse {
-        /// The backing.
-        id: String,
-    },
-}
-
-impl Report for LeaseError {
-    fn blame(&self) -> Blame {
-        match self {
-            Self::Facts(error) => error.blame(),
-            Self::Plan(error) => error.blame(),
-            Self::Ledger(error) => error.blame(),
-            Self::Grant { source, .. } | Self::Gpus { source, .. } | Self::GiveBack { source, .. } => {
-                source.blame()
-            }
-            Self::Broker { source, .. } => source.blame(),
-            Self::Boot(_) | Self::Moved | Self::InUse { .. } => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Facts(error) => error.help(),
-            Self::Plan(error) => error.help(),
-            Self::Ledger(error) => error.help(),
-            Self::Grant { source, .. } | Self::Gpus { source, .. } | Self::GiveBack { source, .. } => {
-                source.help()
-            }
-            Self::Broker { source, .. } => source.help(),
-            Self::Boot(_) | Self::Moved | Self::InUse { .. } => None,
-        }
     }
 }
 

@@ -5,6 +5,7 @@
 mod close;
 mod devices;
 mod gpus;
+mod lease_error;
 mod leases;
 mod loans;
 mod passed;
@@ -23,8 +24,9 @@ pub(crate) use self::close::Runs;
 pub use self::devices::{DeviceError, OpenDevice};
 pub use self::gpus::claim_gpus;
 pub(crate) use self::gpus::reached;
+pub use self::lease_error::LeaseError;
 pub(crate) use self::leases::Taken;
-pub use self::leases::{LeaseError, Leases, SliceProgress};
+pub use self::leases::{Leases, SliceProgress};
 pub use self::loans::Broker;
 pub use self::passed::{AddressSpaces, PassedError};
 pub(crate) use self::reset::left_behind;

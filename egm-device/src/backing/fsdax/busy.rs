@@ -17,8 +17,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::STEP;
-use crate::backing::{Backing, Window, base_page};
-use crate::mapping::Mapping;
+use crate::backing::{Backing, Window};
+use crate::mapping::{Mapping, base_page};
 
 /// Time limit of the wait for references, as long as that for pins of a device-DAX device.
 const LIMIT: Duration = Duration::from_secs(30);

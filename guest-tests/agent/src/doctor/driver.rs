@@ -1,6 +1,6 @@
 //! The GPU's driver: flavour, parameters, peer memory, and the attributes that CUDA reports.
 
-use super::live::{Attributes, Live, Takes};
+use super::live::{ATTRIBUTES, Attributes, DMA_BUF, Live, Takes};
 use super::{Line, Parts, lacks, not_applicable, ok, unknown};
 use crate::sysfs;
 use crate::tree::Tree;
@@ -17,32 +17,6 @@ const INTERESTING: [&str; 6] = [
     "CoherentGPUMemoryMode",
     "CreateImexChannel0",
     "EnableUserNUMAManagement",
-];
-
-/// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`.
-const DMA_BUF: i32 = 124;
-/// CUDA's attributes: number, name, whether 0 is a lack, and the remedy.
-pub(super) const ATTRIBUTES: [(i32, &str, bool, &str); 10] = [
-    (
-        110,
-        "GPUDirect RDMA with VMM",
-        true,
-        "needs the open modules (515 and later) and a GPU that is no vGPU",
-    ),
-    (116, "GPUDirect RDMA", true, "needs a data-centre or professional GPU; in a guest a whole function"),
-    (117, "flush options", false, ""),
-    (118, "writes ordering", false, ""),
-    (
-        DMA_BUF,
-        "dma-buf",
-        true,
-        "needs the open modules, a kernel from 5.12 on with CONFIG_DMA_SHARED_BUFFER, CUDA from 11.7 on",
-    ),
-    (128, "fabric handles", false, ""),
-    (134, "host NUMA node", false, ""),
-    (141, "HOST_NUMA memory", true, "needs a newer driver; EGM is allocated by it"),
-    (142, "HOST_NUMA pools", true, "needs a newer driver"),
-    (143, "HOST_NUMA over nodes", false, ""),
 ];
 
 pub(super) fn lines(tree: &Tree, live: &Live, parts: &Parts) -> Vec<Line> {

@@ -17,6 +17,33 @@ use crate::answer::{answer, answer_of};
 use crate::sysfs;
 use crate::tree::Tree;
 
+/// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`.
+pub(super) const DMA_BUF: i32 = 124;
+
+/// CUDA's attributes: number, name, whether 0 is a lack, and the remedy.
+pub(super) const ATTRIBUTES: [(i32, &str, bool, &str); 10] = [
+    (
+        110,
+        "GPUDirect RDMA with VMM",
+        true,
+        "needs the open modules (515 and later) and a GPU that is no vGPU",
+    ),
+    (116, "GPUDirect RDMA", true, "needs a data-centre or professional GPU; in a guest a whole function"),
+    (117, "flush options", false, ""),
+    (118, "writes ordering", false, ""),
+    (
+        DMA_BUF,
+        "dma-buf",
+        true,
+        "needs the open modules, a kernel from 5.12 on with CONFIG_DMA_SHARED_BUFFER, CUDA from 11.7 on",
+    ),
+    (128, "fabric handles", false, ""),
+    (134, "host NUMA node", false, ""),
+    (141, "HOST_NUMA memory", true, "needs a newer driver; EGM is allocated by it"),
+    (142, "HOST_NUMA pools", true, "needs a newer driver"),
+    (143, "HOST_NUMA over nodes", false, ""),
+];
+
 /// Time limit of a library's answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest answer, in bytes.
@@ -157,7 +184,7 @@ fn cuda() -> Result<Vec<Attributes>, String> {
     let devices = driver.devices().map_err(|error| error.to_string())?;
     let attributes = |device: egm_cuda::Device| {
         let name = device.pci_address().map(|a| a.to_string()).or_else(|_| device.name());
-        let known = super::driver::ATTRIBUTES.iter();
+        let known = ATTRIBUTES.iter();
         let values = known.filter_map(|(number, ..)| Some((*number, device.attribute(*number).ok()?)));
         (name.unwrap_or_else(|error| error.to_string()), values.collect())
     };

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use egm_address::ByteSize;
-use egm_findings::{Outcome, RUN_VERSION, Run, Verdict};
+use egm_findings::{RUN_VERSION, Run, Verdict};
 
 use super::process::{self, Given};
 use super::progress::Progress;
@@ -176,11 +176,6 @@ fn random_seed() -> u64 {
         Ok(()) => u64::from_le_bytes(bytes),
         Err(_) => u64::try_from(time() & u128::from(u64::MAX)).unwrap_or(1),
     }
-}
-
-/// Whether an outcome is one that a run can end well with.
-pub(super) const fn is_good(outcome: Outcome) -> bool {
-    matches!(outcome, Outcome::Passed | Outcome::Skipped)
 }
 
 #[cfg(test)]

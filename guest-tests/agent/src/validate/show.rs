@@ -4,7 +4,6 @@ use std::io::{self, IsTerminal};
 
 use egm_findings::{Comparison, Outcome, Run, Verdict, visible, wrapped};
 
-use super::cli::is_good;
 use super::required;
 use crate::output;
 
@@ -114,6 +113,11 @@ const fn colour(outcome: Outcome) -> u8 {
         Outcome::Failed | Outcome::Error => 31,
         Outcome::Skipped => 33,
     }
+}
+
+/// Whether an outcome is one that a run can end well with.
+pub(super) const fn is_good(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Passed | Outcome::Skipped)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Wrong;
 use crate::bytes::Reader;
+use crate::frame::MOST_FDS;
 
 /// Most bytes of the text with the capabilities, its NUL included. Its depth is bounded by that too: `serde_json` skips
 /// what has no name here without recursion.
@@ -20,8 +21,6 @@ const MOST_DATA: u32 = 16 << 20;
 const LEAST_DATA: u64 = 8;
 /// Smallest page, in bytes.
 const LEAST_PAGE: u64 = 0x1000;
-/// Most descriptors in one message that the kernel carries.
-const MOST_FDS: u64 = 253;
 
 /// Descriptors per message that we announce: QEMU and libvfio-user refuse a peer that announces more. We accept more,
 /// because one client does not check this limit.
@@ -185,7 +184,7 @@ impl Capabilities {
             return Err(Wrong::Value { what: "pgsizes", value, rule });
         }
         Ok(Limits {
-            fds: usize::try_from(self.max_msg_fds.unwrap_or(1).min(MOST_FDS)).unwrap_or(1),
+            fds: usize::try_from(self.max_msg_fds.unwrap_or(1)).unwrap_or(MOST_FDS).min(MOST_FDS),
             data: u32::try_from(data).unwrap_or(MOST_DATA).min(MOST_DATA),
             maps: self.max_dma_maps.unwrap_or(0xffff),
             page_sizes: self.pgsizes.unwrap_or(0x1000),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::MOST_FDS;
+use crate::frame::MOST_FDS;
 use crate::frame::Malformed;
 
 /// Failure of a socket or its peer.
