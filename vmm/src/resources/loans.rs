@@ -1,7 +1,11 @@
 //! Slices from a broker: it decides where they lie, so they are taken first and the plan is made around them.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::Duration;
 
 use egm_address::{Offset, Span, SpanSet};
 use egm_device::broker::{Client, ClientError, Loan, Take};
@@ -11,6 +15,10 @@ use super::lease_error::LeaseError;
 use crate::config::{EgmSlice, GUEST_MEMFD, LOCAL, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion, Trust};
 use crate::plan::{huge_alignment, lost};
+
+/// Pauses of a machine that has returned its slices because one of them was refused.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LAST_PAUSE: Duration = Duration::from_secs(30);
 
 /// The broker to use, and how to request slices from it.
 #[derive(Debug, Clone)]
@@ -34,10 +42,11 @@ pub(super) enum Source {
 
 impl Broker {
     /// Sources, by index, of the slices of `spec` that do not begin with this process's own memory. `waiting` is called
-    /// with a slice that has to wait, and the reason.
+    /// once with each slice that has to wait, and the reason.
     ///
     /// Only the first slice waits: two machines that each held one slice and waited for the other's would deadlock.
-    /// After the refusal of a later one, all slices are returned, and that one is the first to wait.
+    /// After the refusal of a later one, all slices are returned, and after a pause that one is the first to wait. The
+    /// pause grows: slices that are free one by one and not together would be taken and returned without end.
     ///
     /// # Errors
     /// [`LeaseError::Broker`]; slices granted until then are returned.
@@ -49,6 +58,13 @@ impl Broker {
         let asked = spec.egm.iter().enumerate().filter(|(_, slice)| !before_own(slice).is_empty());
         let mut order: Vec<(usize, &EgmSlice)> = asked.collect();
         let mut lent: Vec<(usize, Source)> = Vec::new();
+        let announced = RefCell::new(BTreeSet::new());
+        let announce = |id: &str, why: &str| {
+            if announced.borrow_mut().insert(id.to_owned()) {
+                waiting(id, why);
+            }
+        };
+        let mut pause = FIRST_PAUSE;
         'again: loop {
             for at in 0..order.len() {
                 let Some(&(index, slice)) = order.get(at) else { continue };
@@ -56,15 +72,17 @@ impl Broker {
                 let error = |source| LeaseError::Broker { id: id.clone(), source };
                 let take = self.take(spec, slice, at == 0);
                 let client = Client::connect(&self.socket).map_err(error)?;
-                match client.take(&take, |why| waiting(&id, why)) {
+                match client.take(&take, |why| announce(&id, why)) {
                     Ok(loan) => lent.push((index, Source::Loan(Box::new(loan)))),
                     Err(ClientError::Refused { why, .. }) if slice.regions.iter().any(is_own) => {
                         lent.push((index, Source::Local(why)));
                     }
                     Err(ClientError::Refused { why, .. }) if self.wait && at > 0 => {
-                        waiting(&id, &why);
+                        announce(&id, &why);
                         give_back(std::mem::take(&mut lent))?;
                         order.swap(0, at);
+                        thread::sleep(pause);
+                        pause = pause.saturating_mul(2).min(LAST_PAUSE);
                         continue 'again;
                     }
                     Err(source) => return Err(error(source)),
@@ -97,12 +115,16 @@ fn before_own(slice: &EgmSlice) -> &[String] {
     slice.regions.split(is_own).next().unwrap_or_default()
 }
 
-/// Returns the slices to the broker.
+/// Returns the slices to the broker. One of a pool that the broker refuses to take back now, because other devices of this
+/// user may still reach it, goes back with this process.
 fn give_back(lent: Vec<(usize, Source)>) -> Result<(), LeaseError> {
     lent.into_iter().try_for_each(|(index, lent)| match lent {
         Source::Loan(loan) => {
-            let given = loan.give_back(&AtomicBool::new(false));
-            given.map_err(|source| LeaseError::Broker { id: format!("egm{index}"), source })
+            let is_pool = loan.region().kind.is_pool();
+            match loan.give_back(&AtomicBool::new(false)) {
+                Err(ClientError::Refused { .. }) if is_pool => Ok(()),
+                given => given.map_err(|source| LeaseError::Broker { id: format!("egm{index}"), source }),
+            }
         }
         Source::Local(_) => Ok(()),
     })
