@@ -16,8 +16,11 @@ const SIZES: [HugetlbRam; 2] = [
     HugetlbRam { size: "512MiB", page_size: "2M", page_kib: 2 << 10, pages: 256 },
     HugetlbRam { size: "1GiB", page_size: "1G", page_kib: 1 << 20, pages: 1 },
 ];
-/// Makes free memory contiguous.
-const COMPACT: &str = "/proc/sys/vm/compact_memory";
+/// Frees the caches, then makes free memory contiguous. Not every kernel compacts memory; the pool's size shows the result.
+const MAKE_ROOM: [(&str, &str); 2] =
+    [("/proc/sys/vm/drop_caches", "3"), ("/proc/sys/vm/compact_memory", "1")];
+/// The kernel moves pages out of a GiB in one attempt, and gives up where one of them is in use at that moment.
+const ATTEMPTS: u32 = 10;
 /// Prefix of the VMM's report of its memory's page size.
 const REPORT: &str = "memory: ";
 
@@ -29,13 +32,10 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
 fn boot(frame: &mut Frame<'_>, ram: HugetlbRam) -> Result<(), LabError> {
     let Frame { runner, scenario, .. } = *frame;
     let name = |case: &str| format!("{case}, {}", ram.page_size);
-    // Not every kernel compacts memory; the pool's size shows the result.
-    let _ = fs::write(COMPACT, "1");
-    let pool = Pool::resize(ram.page_kib, ram.pages)?;
-    if pool.free()? != ram.pages {
+    let Some(pool) = pool(ram)? else {
         frame.step(&name("pool"), || Err(Fault::Undecided("the host has too little contiguous memory")));
         return Ok(());
-    }
+    };
     let folder = frame.folder(ram.page_size)?;
     let scenario = Scenario { hugetlb_ram: Some(ram), ..*scenario };
     let machine = runner.machine(&scenario, &folder)?;
@@ -51,6 +51,20 @@ fn boot(frame: &mut Frame<'_>, ram: HugetlbRam) -> Result<(), LabError> {
     frame.step(&name("reported"), || reported(&folder));
     frame.step(&name("returned"), || free(&pool, ram.pages));
     Ok(())
+}
+
+/// A pool of all pages, where the host has as much contiguous memory.
+fn pool(ram: HugetlbRam) -> Result<Option<Pool>, LabError> {
+    for _ in 0..ATTEMPTS {
+        for (file, word) in MAKE_ROOM {
+            let _ = fs::write(file, word);
+        }
+        let pool = Pool::resize(ram.page_kib, ram.pages)?;
+        if pool.free()? == ram.pages {
+            return Ok(Some(pool));
+        }
+    }
+    Ok(None)
 }
 
 /// The plan has all RAM in pages of this size.
