@@ -290,7 +290,7 @@ mod tests {
             ("proc/meminfo", MEMINFO),
             (
                 "proc/cpuinfo",
-                "vendor_id : AuthenticAMD\naddress sizes\t: 52 bits physical, 48 bits virtual\n\nvendor_id : x\n",
+                "vendor_id : AuthenticAMD\naddress sizes\t: 52 bits physical, 48 bits virtual\n",
             ),
             ("proc/sys/kernel/osrelease", "7.2.0\n"),
             ("proc/sys/kernel/arch", "x86_64\n"),
@@ -310,6 +310,16 @@ mod tests {
         assert_eq!(facts.nodes[0].cpus.to_string(), "0-1");
         assert_eq!(facts.memory.available.get(), 23_814_192 << 10);
         assert!(facts.functions.is_empty());
+    }
+
+    #[test]
+    fn the_description_of_the_first_processor_alone_is_read() {
+        let root = tree(&[(
+            "proc/cpuinfo",
+            "vendor_id : GenuineIntel\n\nvendor_id : GenuineIntel\naddress sizes : 52 bits physical, 48 bits virtual\n",
+        )]);
+        let first = first_processor(&root.path().join("proc/cpuinfo")).unwrap();
+        assert_eq!(first, "vendor_id : GenuineIntel\n");
     }
 
     #[test]
