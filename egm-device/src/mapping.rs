@@ -1,9 +1,8 @@
 //! A backing in this process's address space. This is an unsafe module.
 //!
 //! Why it exists: mapping at a chosen address, page policy and population have no safe interface.
-//! Callers may rely on this: a [`Mapping`] owns its whole address range until it is dropped, the range never
-//! overlaps anything else, and it is readable and writable shared memory that the guest, devices and peers change at
-//! any time, so no code may make a Rust reference to its bytes.
+//! Callers may rely on this: a [`Mapping`] owns its address range until it is dropped, nothing else overlaps it, and it is
+//! shared memory that the guest, devices and peers change at any time: no code may make a Rust reference to its bytes.
 #![expect(unsafe_code, reason = "mmap, mbind and madvise have no safe interface")]
 
 use std::io;
