@@ -29,7 +29,7 @@ pub(super) enum What {
     InFlight,
     /// Unknown objects: the process keeps its readers waiting.
     Silent,
-    /// A VFIO group or device by name, or an object without one ([`UNNAMED`]).
+    /// A VFIO group or device by name, or an object without one ([`UNNAMED`](super::scan::UNNAMED)).
     Device(String),
 }
 
