@@ -1,14 +1,13 @@
 //! Scenario: one user of a function leaves no data in it for the next, whether it is reset by itself or with its bus. A
 //! function that cannot be reset keeps the data, and the VMM reports that.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use egm_findings::Check;
 
 use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step, timed};
 use crate::hand::{self, DECODE};
-use crate::passed::write;
 use crate::physical::Physical;
 use crate::run::Runner;
 use crate::scenarios::Scenario;
@@ -24,25 +23,23 @@ struct Place<'a> {
     offset: u64,
 }
 
-/// Runs the scenario with its functions: a card, two cards of one bus, and a memory.
+/// Runs the scenario with its functions: two cards, two cards of one bus, and a memory.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
-    let [card, first, second, memory] = scenario.passed else {
-        return Err(LabError::Usage(format!("{} needs four functions", scenario.name)));
+    let [card, switched, first, second, memory] = scenario.passed else {
+        return Err(LabError::Usage(format!("{} needs five functions", scenario.name)));
     };
     let story = Story { runner, scenario, report };
     // The multicast table of Intel's cards (82574 datasheet, 10.2.5.16).
-    let [card, first, second] =
-        [card, first, second].map(|function| Place { function, bar: 0, offset: 0x5200 });
+    let [card, switched, first, second] =
+        [card, switched, first, second].map(|function| Place { function, bar: 0, offset: 0x5200 });
     let memory = Place { function: memory, bar: 2, offset: 0 };
     frame.cases.push(story.leaves_nothing("its own reset", &[card], &[card], ""));
-    let only_bus = [first, second].map(|place| OnlyBus::of(place.function));
-    let only_bus: Vec<OnlyBus> = only_bus.into_iter().collect::<Result<_, _>>()?;
+    frame.cases.push(story.leaves_nothing("its own reset, behind a switch", &[switched], &[switched], ""));
     let both = [first, second];
     frame.cases.push(story.leaves_nothing("one reset of the bus of both", &both, &both, ""));
     let told = format!("{} is reset with its bus, and so was {}", first.function, second.function);
     frame.cases.push(story.leaves_nothing("the bus of one and another", &[first], &both, &told));
-    drop(only_bus);
     frame.step("no reset", || story.keeps(memory));
     frame.free();
     Ok(())
@@ -109,22 +106,5 @@ impl Place<'_> {
             Some(there) if there == value => Ok(()),
             there => Err(Fault::Untrue(format!("{self:?} has {there:x?}, not {value:#x}"))),
         }
-    }
-}
-
-/// A function that has lost every reset but that of its bus, while this lives.
-struct OnlyBus(PathBuf);
-
-impl OnlyBus {
-    fn of(function: &str) -> Result<Self, LabError> {
-        let methods = Path::new("/sys/bus/pci/devices").join(function).join("reset_method");
-        write(&methods, "\n")?; // none
-        Ok(Self(methods))
-    }
-}
-
-impl Drop for OnlyBus {
-    fn drop(&mut self) {
-        let _ = write(&self.0, "default");
     }
 }

@@ -76,11 +76,11 @@ pub(super) const REFUSED: Scenario = Scenario {
     ..PLAIN
 };
 
-/// A card that is reset alone, two that need their bus, and a memory that cannot be reset.
+/// Two cards that are reset alone, by different methods, two that need their bus, and a memory that cannot be reset.
 pub(super) const RESET: Scenario = Scenario {
     name: "vfio-hot-reset",
     story: "what was left in a function is gone when a guest gets it, by its own reset or its bus', or the VMM tells that it is not",
-    passed: &["0000:02:00.0", "0000:07:00.0", "0000:07:00.1", "0000:00:15.0"],
+    passed: &["0000:02:00.0", "0000:06:00.0", "0000:07:00.0", "0000:07:00.1", "0000:00:15.0"],
     tell: Some(passed_reset::run),
     deadline: Duration::from_secs(120),
     ..PLAIN
