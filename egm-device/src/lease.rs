@@ -8,13 +8,13 @@ mod renew;
 
 use std::fs::File;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use egm_address::{InRegion, Offset, Span, SpanSet};
 
 use crate::audit::{Action, Actor, Event, Place};
-use crate::backing::{Backing, BackingError, RetiredListError};
+use crate::backing::{Backing, BackingError, RetiredListError, fsdax};
 use crate::free;
 use crate::ledger::record::{Entry, OnLine, Use};
 use crate::ledger::{self, GrantError, Ledger, LedgerError, Line, Memory, Watch, slice_device};
@@ -113,15 +113,22 @@ impl Lease {
             let begun = Instant::now();
             let scrubbed = scrub(memory.as_ref(), backing.as_ref(), &taken.slice, dirty, watch);
             taken.log_scrub(&scrubbed, begun.elapsed());
-            if taken.region.kind.has_slice_files() && !scrubbed.bad.is_empty() {
+            if taken.region.kind.has_slice_files() && scrubbed.is_bad() {
                 taken.settle_bad_file(memory.as_ref(), &scrubbed)?;
                 return Err(BackingError::BadFile { region: taken.region.name.clone() }.into());
             }
+            if scrubbed.end.is_err() {
+                taken.settle(&scrubbed.done, taken.retires(&scrubbed))?;
+            }
             if let Err(source) = scrubbed.end {
-                taken.settle(&scrubbed.done, &scrubbed.bad)?;
                 return Err(GrantError::Scrub { region: taken.region.name.clone(), source });
             }
             taken.record(Use::Granted, &scrubbed.bad)?;
+        }
+        if taken.region.kind.has_slice_files() {
+            // What a file system does not show is not known to be small.
+            let small = fsdax::small_pages(backing.as_ref()).unwrap_or_default();
+            taken.record_small_pages(small)?;
         }
         Ok(())
     }
@@ -230,10 +237,10 @@ impl Lease {
         let scrub_begun = Instant::now();
         let scrubbed = scrub(memory.as_ref(), backing.as_ref(), &taken.slice, taken.usable(), watch);
         taken.log_scrub(&scrubbed, scrub_begun.elapsed());
-        if taken.region.kind.has_slice_files() && !scrubbed.bad.is_empty() {
+        if taken.region.kind.has_slice_files() && scrubbed.is_bad() {
             taken.settle_bad_file(memory.as_ref(), &scrubbed)?;
         } else {
-            let settled = taken.settle(&scrubbed.done, &scrubbed.bad);
+            let settled = taken.settle(&scrubbed.done, taken.retires(&scrubbed));
             // The name of a file shows that its bytes are dirty.
             if scrubbed.end.is_ok() || !self.taken.region.kind.has_slice_files() {
                 self.release_own()?;
@@ -325,6 +332,12 @@ impl Taken {
         })?;
         self.region.retired = self.region.retired.and(&retired).and(bad);
         Ok(())
+    }
+
+    /// Bytes that a scrub takes out of use. A file's bad page is no place of the region.
+    fn retires<'a>(&self, scrubbed: &'a Scrubbed) -> &'a SpanSet<InRegion> {
+        static NONE: LazyLock<SpanSet<InRegion>> = LazyLock::new(SpanSet::default);
+        if self.region.kind.has_slice_files() { &NONE } else { &scrubbed.bad }
     }
 
     /// Records the end of the grant, while it is still locked: the `clean` bytes are zero, and out of reach.

@@ -28,6 +28,8 @@ use crate::{crew, poison};
 const CHUNK: u64 = 64 << 20;
 /// Bytes zeroed under one guard: the memory that a bad page costs for a moment.
 const PIECE: usize = 2 << 20;
+/// Bad pages that one scrub goes around: so many are no worn memory, but a device or a file system that fails.
+const MAX_BAD: usize = 1024;
 /// Longest sleep of a paced worker before it looks at the cancel flag.
 const NAP: Duration = Duration::from_millis(50);
 
@@ -55,6 +57,9 @@ pub enum Cause {
     /// The memory is bad: retire these bytes and go on with the rest.
     #[error("the memory at {:#x} of the region is bad ({:#x} bytes)", .0.start(), .0.size())]
     Bad(Span<InRegion>),
+    /// Too many pages are bad.
+    #[error("{MAX_BAD} pages are bad, the last at {0:#x} of the region: the device or the file system fails")]
+    TooManyBad(Offset),
     /// Bytes that the backing does not have were asked for.
     #[error("bytes {:#x} to {:#x} of the region lie outside the slice", .0.start(), .0.end())]
     Outside(Span<InRegion>),
@@ -150,7 +155,15 @@ pub(crate) struct Scrubbed {
     pub(crate) end: Result<(), ScrubError>,
 }
 
-/// Makes `todo` zero by `zero`; leaves out bad pages and returns them.
+impl Scrubbed {
+    /// Whether the memory has bad pages, and not so many that the device or the file system fails.
+    pub(crate) fn is_bad(&self) -> bool {
+        let is_failure = |error: &ScrubError| matches!(error.cause, Cause::TooManyBad(_));
+        !self.bad.is_empty() && !self.end.as_ref().is_err_and(is_failure)
+    }
+}
+
+/// Makes `todo` zero by `zero`; leaves out [`MAX_BAD`] bad pages at most and returns them.
 pub(crate) fn around_bad(
     mut todo: SpanSet<InRegion>,
     zero: impl Fn(&SpanSet<InRegion>) -> Result<(), ScrubError>,
@@ -170,6 +183,9 @@ pub(crate) fn around_bad(
             break Err(error);
         }
         bad.push(page);
+        if bad.len() >= MAX_BAD {
+            break Err(ScrubError { cause: Cause::TooManyBad(page.start()), ..error });
+        }
         todo = todo.minus(&error.done).minus(&SpanSet::from_iter([page]));
     };
     Scrubbed { done: done.into_iter().collect(), bad: bad.into_iter().collect(), end }
@@ -395,6 +411,34 @@ mod tests {
                 zero(&memory, Offset::new(0x10_0000), &[wrong].into_iter().collect(), &work).unwrap_err();
             assert!(matches!(error.cause, Cause::Outside(_)) && error.done.is_empty());
         }
+    }
+
+    #[test]
+    fn a_scrub_of_memory_that_fails_everywhere_ends_early_and_sets_nothing_aside() {
+        let page = rustix::param::page_size() as u64;
+        let file = tempfile::tempfile().unwrap();
+        let size = 64 * MAX_BAD as u64 * page;
+        file.set_len(size).unwrap();
+        let region = crate::backing::tests::region(crate::region::RegionKind::Memfd, size, page);
+        let slice = crate::backing::tests::slice(0, size);
+        let memory = crate::backing::adopt(&region, &slice, file.try_clone().unwrap()).unwrap();
+        file.set_len(0).unwrap();
+        let cancel = AtomicBool::new(false);
+        let work = Work {
+            near: None,
+            workers: NonZeroUsize::new(1),
+            pace: None,
+            progress: &|_| {},
+            cancel: &cancel,
+        };
+        let rounds = AtomicUsize::new(0);
+        let scrubbed = around_bad([span(0, size)].into_iter().collect(), |todo| {
+            rounds.fetch_add(1, Ordering::Relaxed);
+            zero(memory.as_ref(), Offset::new(0), todo, &work)
+        });
+        assert!(rounds.into_inner() <= MAX_BAD && !scrubbed.is_bad());
+        let cause = scrubbed.end.unwrap_err().cause;
+        assert!(matches!(cause, Cause::TooManyBad(_)), "{cause}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Errors of opening a slice's memory.
 
+use std::error::Error;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,6 @@ use egm_address::{InRegion, Span};
 
 use super::AnonymousError;
 use crate::free::Evidence;
-use crate::scrub::ScrubError;
 
 /// A process that has a device open.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub enum BackingError {
         device: PathBuf,
     },
     /// The caller cancelled the wait.
-    #[error("region \"{region}\": gave up waiting for {}, which the kernel may still be zeroing", device.display())]
+    #[error("region \"{region}\": gave up waiting for {}, which the kernel may still be busy with", device.display())]
     Cancelled {
         /// The region.
         region: String,
@@ -121,7 +121,7 @@ pub enum BackingError {
         source: DaxError,
     },
     /// The file of a slice cannot be created, opened or removed.
-    #[error("cannot make a file of a slice of region \"{region}\"")]
+    #[error("cannot use the file of a slice of region \"{region}\"")]
     SliceFile {
         /// The region.
         region: String,
@@ -129,8 +129,10 @@ pub enum BackingError {
         #[source]
         source: DaxError,
     },
-    /// A file that an earlier owner left cannot be scrubbed, and stays.
-    #[error("cannot take {bytes} of region \"{region}\": the file of their earlier owner cannot be scrubbed")]
+    /// A file that an earlier owner left cannot be scrubbed or deleted, and stays.
+    #[error(
+        "cannot take {bytes} of region \"{region}\": the file of their earlier owner cannot be scrubbed and deleted"
+    )]
     Leftover {
         /// The region.
         region: String,
@@ -138,7 +140,7 @@ pub enum BackingError {
         bytes: Span<InRegion>,
         /// The reason.
         #[source]
-        source: Box<ScrubError>,
+        source: Box<dyn Error + Send + Sync>,
     },
     /// A page of a slice's new file is bad.
     #[error(

@@ -36,6 +36,9 @@ use crate::sys;
 /// Bytes that are allocated at a time: ext4 aligns such pieces for pages of this size where it has room.
 const STEP: u64 = 2 << 20;
 
+/// Bytes of the file that shows whether a file system can be written.
+const PROBE: usize = 4096;
+
 /// Prefix of the name of a file with a bad page. No grant uses its blocks again.
 const BAD: &str = "bad-";
 
@@ -99,7 +102,7 @@ pub(super) fn check(region: &Region, file: &File) -> Result<(), BackingError> {
     Err(BackingError::NotTheDevice { region: region.name.clone(), found: found.to_owned(), wanted })
 }
 
-fn is_dax(file: &File) -> io::Result<bool> {
+pub(crate) fn is_dax(file: &File) -> io::Result<bool> {
     let found = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
     Ok(found.stx_attributes.contains(StatxAttributes::DAX))
 }
@@ -231,14 +234,26 @@ impl SliceFolder {
     /// Sets `file`, which has a bad page, aside: under its new name no grant uses it, and its blocks are never free.
     ///
     /// # Errors
-    /// [`DaxError`].
+    /// [`DaxError`], also where the file system cannot be written: then the page may be sound.
     pub(crate) fn set_aside(&self, file: &SliceFile) -> Result<(), DaxError> {
+        self.probe()?;
         let metadata = self.name(file)?.metadata().map_err(self.failed("identify", file))?;
         self.unseal(file)?;
         let name = format!("{BAD}{}-{:x}", file.name, metadata.ino());
         renameat_with(&self.folder, &file.name, &self.folder, &name, RenameFlags::NOREPLACE)
             .map_err(|error| self.failed("set aside", file)(error.into()))?;
         self.folder.sync_all().map_err(self.failed("store the new name of", file))
+    }
+
+    /// Stores a block in a file without a name: a full or failed file system raises SIGBUS for sound pages.
+    fn probe(&self) -> Result<(), DaxError> {
+        let store = || -> io::Result<()> {
+            let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+            let probe = File::from(openat(&self.folder, ".", flags, Mode::RUSR | Mode::WUSR)?);
+            probe.write_all_at(&[0; PROBE], 0)?;
+            probe.sync_all()
+        };
+        store().map_err(DaxError::at("write a file in", &self.path))
     }
 
     /// Bytes of the files that [`SliceFolder::set_aside`] kept.
@@ -270,17 +285,15 @@ impl SliceFolder {
             Some(rule) => Err(self.failed("use", file)(io::Error::other(rule))),
         }
     }
+}
 
-    /// Bytes of `file` that no page of 2 MiB can map, because of where its blocks lie.
-    ///
-    /// # Errors
-    /// [`DaxError`].
-    pub(crate) fn small_pages(&self, file: &SliceFile) -> Result<u64, DaxError> {
-        let extents = sys::extents(&self.open(file, OFlags::RDONLY)?);
-        let extents = extents.map_err(self.failed("find the blocks of", file))?;
-        let huge = extents.iter().map(huge_bytes).fold(0, u64::saturating_add);
-        Ok(file.span.size().saturating_sub(huge))
-    }
+/// Bytes of `backing`, a slice's new file, that no page of 2 MiB can map because of where its blocks lie.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn small_pages(backing: &dyn Backing) -> io::Result<u64> {
+    let huge = sys::extents(backing.file())?.iter().map(huge_bytes).fold(0, u64::saturating_add);
+    Ok(backing.size().saturating_sub(huge))
 }
 
 /// Bytes of `extent` that pages of 2 MiB can map.

@@ -14,6 +14,7 @@
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 mod client;
+mod idle;
 mod judge;
 mod kept;
 mod link;
@@ -29,6 +30,7 @@ mod threads;
 mod wire;
 
 pub use client::{Client, ClientError, Loan};
+pub use idle::IdleScrub;
 pub use listen::ServerError;
 pub(crate) use listen::no_place;
 pub use peer::refuse_descriptors;

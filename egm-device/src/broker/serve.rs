@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::fs::Timespec;
 
+use super::idle::IdleScrub;
 use super::link::{Kept, Link, describe, give_back, watch};
 use super::listen::{ServerError, listen, lock};
 use super::looks::{Ask, Looks};
@@ -37,6 +38,9 @@ use crate::policy::{Patience, Policy, Queue, Supply};
 /// before the broker accepts clients again after it ran out of descriptors.
 const TICK: Duration = Duration::from_secs(1);
 const TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// Longest time that a slice waits for a scrub of idle memory in its region to stop.
+const HOLD: Duration = Duration::from_secs(1);
 
 /// Interval at which a broker without requests looks for idle memory to scrub.
 const REST: Duration = Duration::from_secs(10);
@@ -60,8 +64,8 @@ pub struct Server {
     listener: OwnedFd,
     threads: Threads,
     idle: Idle,
-    /// Slices to make once the scrub of idle memory has stopped for them.
-    later: Vec<(Key, Job)>,
+    /// Slices to make once the scrub of idle memory has left their region, or after [`HOLD`].
+    later: Vec<(Instant, Key, Job)>,
     path: PathBuf,
     /// Becomes readable when the broker must stop; `is_over` records that it did.
     end: Option<OwnedFd>,
@@ -74,8 +78,8 @@ pub struct Server {
 enum Idle {
     /// No scrub runs; the end of the last one.
     Rests(Option<Instant>),
-    /// Idle memory is scrubbed, until this is set.
-    Scrubs(Arc<AtomicBool>),
+    /// Idle memory is scrubbed, until this stops it.
+    Scrubs(Arc<IdleScrub>),
 }
 
 impl Server {
@@ -128,7 +132,8 @@ impl Server {
 
     fn turn(&mut self) -> io::Result<()> {
         self.tidy();
-        let ticks = self.deaf || self.sessions.is_waiting() || self.sessions.is_owed();
+        let ticks =
+            self.deaf || self.sessions.is_waiting() || self.sessions.is_owed() || !self.later.is_empty();
         let timeout = match self.idle {
             _ if ticks => Some(TIMEOUT),
             Idle::Rests(_) => Some(RESTING),
@@ -156,6 +161,7 @@ impl Server {
                 name => self.process_ended(name / 2),
             }
         }
+        self.make_late(HOLD);
         self.look();
         Ok(())
     }
@@ -310,10 +316,10 @@ impl Server {
     fn tidy(&mut self) {
         let is_time = matches!(self.idle, Idle::Rests(since) if since.is_none_or(|at| at.elapsed() >= REST));
         if is_time && self.sessions.is_quiet() {
-            let (source, stop) = (self.source.clone(), Arc::<AtomicBool>::default());
-            self.idle = Idle::Scrubs(stop.clone());
+            let (source, scrub) = (self.source.clone(), Arc::<IdleScrub>::default());
+            self.idle = Idle::Scrubs(scrub.clone());
             let tidy = move || {
-                source.tidy(&stop);
+                source.tidy(&scrub);
                 Done::Tidied
             };
             self.threads.start(0, tidy, |_| Done::Tidied);
@@ -322,17 +328,29 @@ impl Server {
 
     fn tidied(&mut self) -> Vec<Effect> {
         self.idle = Idle::Rests(Some(Instant::now()));
-        for (key, job) in std::mem::take(&mut self.later) {
-            self.make(key, job);
-        }
+        self.make_late(Duration::ZERO);
         Vec::new()
     }
 
-    fn make(&mut self, key: Key, job: Job) {
-        if let Idle::Scrubs(stop) = &self.idle {
-            stop.store(true, Ordering::Relaxed);
-            return self.later.push((key, job));
+    /// Makes the slices that waited for so long.
+    fn make_late(&mut self, waited: Duration) {
+        let is_due = |(since, ..): &mut (Instant, Key, Job)| since.elapsed() >= waited;
+        for (_, key, job) in self.later.extract_if(.., is_due).collect::<Vec<_>>() {
+            self.make_now(key, job);
         }
+    }
+
+    fn make(&mut self, key: Key, job: Job) {
+        // A wait in the kernel can keep the scrub: other regions do not wait for it at all.
+        match &self.idle {
+            Idle::Scrubs(scrub) if scrub.stop_for(&job.region) => {
+                self.later.push((Instant::now(), key, job));
+            }
+            _ => self.make_now(key, job),
+        }
+    }
+
+    fn make_now(&self, key: Key, job: Job) {
         let Some(link) = self.links.get(&key) else { return };
         let (source, cancel) = (self.source.clone(), link.cancel.clone());
         self.threads.start(

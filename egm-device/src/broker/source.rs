@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet};
 use egm_report::show::note;
 use egm_report::{Chain, Report};
 
+use super::idle::IdleScrub;
 use super::kept::KeptOpen;
 use crate::audit::Log;
 use crate::backing::Backing;
@@ -37,9 +38,9 @@ pub trait Source: Send + Sync {
     /// [`NotMade`].
     fn grant(&self, region: &str, request: &Request, cancel: &AtomicBool) -> Result<Box<dyn Held>, NotMade>;
 
-    /// Cleans free memory, until all is clean or `stop` is set. Meanwhile its bytes count as free, and nothing is
-    /// granted.
-    fn tidy(&self, stop: &AtomicBool);
+    /// Cleans free memory, until all is clean or `scrub` is stopped. Meanwhile its bytes count as free, and slices of the region
+    /// that it is in wait for it.
+    fn tidy(&self, scrub: &IdleScrub);
 
     /// Where refusals are logged.
     fn audit(&self) -> Log {
@@ -123,7 +124,12 @@ impl Held for Leased {
             Err(error @ GrantError::StillUsed { .. }) => {
                 Err(StillUsed { why: Chain(&error as &dyn Report).to_string(), held: self })
             }
-            _ => Ok(()),
+            Err(error) => {
+                let (region, error) = (self.lease.region(), Chain(&error as &dyn Report).one_line());
+                note(format_args!("a returned slice of region {} stays dirty: {error}", region.name));
+                Ok(())
+            }
+            Ok(()) => Ok(()),
         }
     }
 }
@@ -146,6 +152,8 @@ pub struct LedgerSource {
     memory: Arc<dyn Memory>,
     /// The last look at quarantined memory.
     reviewed: Mutex<Option<Instant>>,
+    /// The last failed scrub of each region's idle memory.
+    failures: Mutex<BTreeMap<String, String>>,
 }
 
 impl LedgerSource {
@@ -162,6 +170,7 @@ impl LedgerSource {
             kept: kept.clone(),
             memory: kept,
             reviewed: Mutex::default(),
+            failures: Mutex::default(),
         }
     }
 
@@ -199,6 +208,17 @@ impl LedgerSource {
             *reviewed = Some(Instant::now());
         }
         is_time
+    }
+
+    /// Prints a note for operators when idle memory of `region` stays dirty for another reason than the last time. It is
+    /// scrubbed for its next owner.
+    fn note_failure(&self, region: &Region, error: Option<GrantError>) {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(error) = error.map(|error| Chain(&error as &dyn Report).one_line()) else { return };
+        if failures.get(&region.name) != Some(&error) {
+            note(format_args!("idle memory of region {} stays dirty: {error}", region.name));
+            failures.insert(region.name.clone(), error);
+        }
     }
 
     fn supply(&self, region: &Region) -> Supply {
@@ -263,14 +283,19 @@ impl Source for LedgerSource {
     }
 
     /// Skips an EGM device that is not open yet: the kernel zeroes all of it when it is opened.
-    fn tidy(&self, stop: &AtomicBool) {
+    fn tidy(&self, scrub: &IdleScrub) {
         let Some(pace) = self.pace else { return };
         let kept =
             |region: &&Region| !matches!(region.kind, RegionKind::Egm { .. }) || self.kept.is_open(region);
         for region in self.regions.iter().filter(|region| region.kind.keeps_bytes()).filter(kept) {
-            let watch = Watch { near: self.near(region), pace: Some(pace), cancel: stop, ..Watch::nobody() };
-            // Bytes that are not clean afterwards are scrubbed for their next owner.
-            let _ = self.ledger.scrub(&self.memory, region, None, &watch);
+            if !scrub.enter(&region.name) {
+                return;
+            }
+            let cancel = scrub.stopped();
+            let watch = Watch { near: self.near(region), pace: Some(pace), cancel, ..Watch::nobody() };
+            let outcome = self.ledger.scrub(&self.memory, region, None, &watch);
+            scrub.exit();
+            self.note_failure(region, outcome.err().filter(|_| !cancel.load(Ordering::Relaxed)));
         }
     }
 }
@@ -349,6 +374,7 @@ mod tests {
             ledger,
             memory: Arc::new(PlainFile(path)),
             reviewed: Mutex::default(),
+            failures: Mutex::default(),
         }
     }
 
@@ -461,13 +487,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let source = source(&folder, 4);
         let dirty = || source.ledger.states(&source.regions[0]).unwrap().dirty.size();
-        source.tidy(&AtomicBool::new(true));
-        assert_eq!(dirty(), 4 * PAGE, "nobody has time");
+        let stopped = IdleScrub::default();
+        stopped.stop();
+        source.tidy(&stopped);
+        assert_eq!(dirty(), 4 * PAGE, "a stopped scrub cleans nothing");
         let scrub = Request::new(PAGE, Owner::scrub());
         let scrubbed = source.ledger.grant_from(&source.memory, &source.regions[0], &scrub, &Watch::nobody());
         assert_eq!((source.supplies()[0].free, dirty()), (4 * PAGE, 3 * PAGE));
         drop(scrubbed);
-        source.tidy(&NEVER);
+        source.tidy(&IdleScrub::default());
         assert_eq!(dirty(), 0);
     }
 
@@ -476,7 +504,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut source = source(&folder, 4);
         source.regions[0].kind = RegionKind::Egm { device: "/dev/egm4".into() };
-        source.tidy(&NEVER);
+        source.tidy(&IdleScrub::default());
         assert_eq!(source.ledger.states(&source.regions[0]).unwrap().dirty.size(), 4 * PAGE);
     }
 }

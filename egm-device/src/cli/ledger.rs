@@ -143,16 +143,18 @@ fn show(args: &Common) -> Outcome {
         print_json(&lines.collect::<Vec<_>>());
     } else {
         print(text(&states, Colour::of_stdout()));
-        states.iter().for_each(|(region, _)| print(files(&ledger, region)));
+        for (region, _) in &states {
+            print(files(&ledger, region)?);
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// What a region of files has that tables do not show.
-fn files(ledger: &Ledger, region: &Region) -> String {
+fn files(ledger: &Ledger, region: &Region) -> Result<String, LedgerError> {
     let (name, aside) = (&region.name, ledger.set_aside(region).get());
     let mut out = String::new();
-    for (at, bytes) in ledger.small_pages(region) {
+    for (at, bytes) in ledger.small_pages(region)? {
         let bytes = size(bytes.get());
         out.push_str(&format!(
             "Region {name}: {bytes} of the slice at {at} have small pages; no 2 MiB of its file lie together there.\n"
@@ -164,7 +166,7 @@ fn files(ledger: &Ledger, region: &Region) -> String {
             size(aside)
         ));
     }
-    out
+    Ok(out)
 }
 
 fn text(all: &[(&Region, States)], colour: Colour) -> String {

@@ -30,12 +30,9 @@ impl Taken {
         if let Some(place) = Place::of_set(&self.region.name, &scrubbed.done) {
             self.ledger.audit().write(&Event::Scrub(Action::new(self.by.clone(), place, duration)));
         }
-        let reason = if self.region.kind.has_slice_files() {
-            "a scrub got a memory error there: the slice's file is set aside"
-        } else {
-            "a scrub got a memory error there"
-        };
-        self.log_retired(&scrubbed.bad, reason);
+        if !self.region.kind.has_slice_files() {
+            self.log_retired(&scrubbed.bad, "a scrub got a memory error there");
+        }
         if let Err(ScrubError { cause: cause @ Cause::NotZero { block, .. }, .. }) = &scrubbed.end {
             self.log_mismatch(*block, cause);
         }

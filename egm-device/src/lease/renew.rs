@@ -81,6 +81,8 @@ impl Taken {
     pub(super) fn settle_bad_file(&self, memory: &dyn Memory, scrubbed: &Scrubbed) -> Result<(), GrantError> {
         let aside = memory.set_aside(&self.region, &self.slice);
         self.settle(&scrubbed.done, &SpanSet::default())?;
-        Ok(aside?)
+        aside?;
+        self.log_retired(&scrubbed.bad, "a scrub got a memory error there: the slice's file is set aside");
+        Ok(())
     }
 }

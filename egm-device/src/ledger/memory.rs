@@ -48,6 +48,12 @@ impl Watch<'static> {
         static NEVER: AtomicBool = AtomicBool::new(false);
         Self { progress: &|_| {}, cancel: &NEVER, near: None, pace: None }
     }
+
+    /// No observer, for a look that begins what takes long, and does not wait for it.
+    pub(super) const fn at_once() -> Self {
+        static ALWAYS: AtomicBool = AtomicBool::new(true);
+        Self { cancel: &ALWAYS, ..Self::nobody() }
+    }
 }
 
 /// Access to the bytes of a slice. [`HostMemory`] opens them on the host; a broker keeps descriptors that open once.
@@ -101,8 +107,9 @@ pub trait Memory: Send + Sync {
         Ok(())
     }
 
-    /// Whether a process uses the device or the file that an earlier owner of `slice` had of its own.
-    fn is_device_used(&self, _region: &Region, _slice: &Slice) -> bool {
+    /// Whether a process uses the device or the file that an earlier owner of `slice` had of its own, or the kernel may refer to
+    /// a page of that file.
+    fn is_device_used(&self, _region: &Region, _slice: &Slice, _watch: &Watch<'_>) -> bool {
         false
     }
 
@@ -200,7 +207,7 @@ impl Memory for HostMemory {
     ) -> Result<Box<dyn Backing>, BackingError> {
         self.check(region)?;
         if region.kind.has_slice_files() {
-            return slice_file::name(region, slice);
+            return slice_file::name(region, slice, watch);
         }
         let device =
             region.kind.has_slice_devices().then(|| slice_device::reopen(region, slice)).transpose()?;
@@ -215,7 +222,7 @@ impl Memory for HostMemory {
     ) -> Result<Box<dyn Backing>, BackingError> {
         self.check(region)?;
         if region.kind.has_slice_files() {
-            return slice_file::reclaim(region, slice);
+            return slice_file::reclaim(region, slice, watch);
         }
         self.open(region, slice, watch)
     }
@@ -236,11 +243,11 @@ impl Memory for HostMemory {
         slice_file::set_aside(region, slice)
     }
 
-    fn is_device_used(&self, region: &Region, slice: &Slice) -> bool {
+    fn is_device_used(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> bool {
         match &region.kind {
             kind if !kind.has_slice_devices() && !kind.has_slice_files() => false,
             _ if !self.opens_devices => true,
-            kind if kind.has_slice_files() => slice_file::is_in_use(region, slice),
+            kind if kind.has_slice_files() => slice_file::is_in_use(region, slice, watch),
             _ => slice_device::is_in_use(region, slice),
         }
     }

@@ -16,6 +16,7 @@
 mod claim;
 mod error;
 pub(crate) mod gpus;
+mod grant;
 mod left_gpus;
 mod line;
 mod memory;
@@ -30,16 +31,15 @@ mod states;
 mod store;
 mod upkeep;
 
+use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, SystemTime};
 use std::{fmt, io};
 
 use egm_address::{InRegion, Offset, Span, SpanSet};
-use egm_report::{Chain, Report};
 
 pub use error::{GrantError, LedgerError};
 pub use gpus::{GpuLease, HeldGpu};
@@ -55,11 +55,9 @@ pub(crate) use line::Line;
 use line::{line_of, no_region};
 
 use self::record::{Doubt, Entry, Record, Use};
-use crate::audit::{self, Actor, Event, Log, Refusal};
-use crate::backing::BackingError;
+use crate::audit::{self, Actor, Log};
 use crate::carve::plan::{Request, place};
-use crate::free::Verdict;
-use crate::lease::{Lease, Taken};
+use crate::lease::Taken;
 use crate::policy::Policy;
 use crate::region::{Region, Slice};
 
@@ -78,6 +76,8 @@ struct Inner {
     audit: Log,
     root: PathBuf,
     policy: OnceLock<Policy>,
+    /// Notes about files that cannot be cleared.
+    noted: Mutex<BTreeSet<(String, Offset)>>,
 }
 
 /// The records on the disk.
@@ -111,7 +111,8 @@ impl Ledger {
         }
         let (memory, disk) = (HostMemory::below(&root), Box::new(store::Folder(paths)));
         let policy = OnceLock::new();
-        Ok(Self(Arc::new(Inner { disk, run, identity, memory, audit, root, policy })))
+        let noted = Mutex::default();
+        Ok(Self(Arc::new(Inner { disk, run, identity, memory, audit, root, policy, noted })))
     }
 
     /// A ledger with its record on `disk` and its locks in folder `run`. It opens no devices and has no audit log.
@@ -119,7 +120,8 @@ impl Ledger {
     pub fn with_disk(disk: Box<dyn Disk>, run: PathBuf, identity: Identity) -> Self {
         let memory = HostMemory::without_devices();
         let (audit, root, policy) = (Log::none(), PathBuf::from("/"), OnceLock::new());
-        Self(Arc::new(Inner { disk, run, identity, memory, audit, root, policy }))
+        let noted = Mutex::default();
+        Self(Arc::new(Inner { disk, run, identity, memory, audit, root, policy, noted }))
     }
 
     /// The memory that this ledger records, opened by this process: devices only where the ledger's root is `/`.
@@ -132,88 +134,6 @@ impl Ledger {
     #[must_use]
     pub fn audit(&self) -> &Log {
         &self.0.audit
-    }
-
-    /// A slice of `region` for `request`, scrubbed where it was dirty.
-    ///
-    /// # Errors
-    /// [`GrantError`]: no place (with the owners in the way), no memory, no ledger, or the scrub ended early.
-    pub fn grant(&self, region: &Region, request: &Request, watch: &Watch<'_>) -> Result<Lease, GrantError> {
-        let granted = self.grant_from(&self.memory(), region, request, watch);
-        granted.inspect_err(|error| {
-            let refusal = Refusal {
-                by: Actor::of(&request.owner),
-                region: Some(region.name.clone()),
-                bytes: Some(request.size),
-                reason: Chain(error as &dyn Report).one_line(),
-            };
-            self.audit().write(&Event::Refusal(refusal));
-        })
-    }
-
-    /// [`Ledger::grant`], with memory that is reached another way. The caller logs a refusal: the broker may wait and
-    /// retry.
-    ///
-    /// # Errors
-    /// As [`Ledger::grant`].
-    pub fn grant_from(
-        &self,
-        memory: &Arc<dyn Memory>,
-        region: &Region,
-        request: &Request,
-        watch: &Watch<'_>,
-    ) -> Result<Lease, GrantError> {
-        let begun = Instant::now();
-        let lease = self.lease_from(memory, region, request, watch)?;
-        lease.log(Event::Grant, begun.elapsed());
-        Ok(lease)
-    }
-
-    /// [`Ledger::grant_from`] that is not logged, for the ledger's own scrubs.
-    fn lease_from(
-        &self,
-        memory: &Arc<dyn Memory>,
-        region: &Region,
-        request: &Request,
-        watch: &Watch<'_>,
-    ) -> Result<Lease, GrantError> {
-        let line = line_of(region)?;
-        self.review_gpus(region)?;
-        let (mut in_use, mut reviewed) = (SpanSet::default(), false);
-        loop {
-            let taken = match self.take(region, &line, request, &in_use) {
-                Err(GrantError::Short { holders, .. })
-                    if !reviewed && holders.iter().any(Held::is_quarantined) =>
-                {
-                    reviewed = true;
-                    self.review(region)?;
-                    continue;
-                }
-                taken => taken?,
-            };
-            let backing = match memory.open(&taken.region, &taken.slice, watch) {
-                Err(BackingError::InUse { bytes, evidence, .. }) => {
-                    taken.quarantine_device(bytes, &evidence)?;
-                    in_use = in_use.iter().chain([bytes]).collect();
-                    continue;
-                }
-                opened => opened?,
-            };
-            // Clean bytes were free when they were scrubbed, and this process has handed them to no other.
-            if taken.is_alone(backing.as_ref())? || taken.dirty.is_empty() {
-                return Lease::begin(taken, backing, memory.clone(), watch);
-            }
-            match taken.verdict(memory.as_ref(), backing.as_ref(), taken.last())? {
-                Verdict::Free => return Lease::begin(taken, backing, memory.clone(), watch),
-                Verdict::InUse { evidence, bytes } => {
-                    in_use = in_use.iter().chain(taken.quarantine(&evidence, &bytes)?.iter()).collect();
-                }
-            }
-            // Each such place costs a scan of all processes.
-            if watch.cancel.load(Ordering::Relaxed) {
-                return Err(GrantError::Cancelled { region: region.name.clone() });
-            }
-        }
     }
 
     /// The state of every byte of `region`.
@@ -279,6 +199,7 @@ impl Ledger {
                 evidence: Vec::new(),
                 earlier,
                 devices,
+                small_pages: 0,
             });
             let (owner, by) = (request.owner.clone(), Actor::of(&request.owner));
             Ok(Taken {

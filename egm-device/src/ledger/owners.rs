@@ -97,6 +97,7 @@ mod tests {
             evidence: Vec::new(),
             earlier,
             devices: std::collections::BTreeSet::new(),
+            small_pages: 0,
         }
     }
 

@@ -10,7 +10,7 @@ use egm_address::{Address, ByteSize, InRegion, Span, SpanSet, align_down, align_
 
 use super::owners::{Last, unknown};
 use super::record::{self, Entry, OnLine, Record, Use};
-use super::{GrantError, Ledger, LedgerError, Line, Memory, bytes_of, claim, inode, line_of, now};
+use super::{GrantError, Ledger, LedgerError, Line, Memory, Watch, bytes_of, claim, inode, line_of, now};
 use crate::audit::{self, Action, Actor, Event, Finding};
 use crate::backing::Backing;
 use crate::free::{self, Evidence, FileName, Hold, Question, Verdict};
@@ -94,7 +94,16 @@ impl Ledger {
     /// # Errors
     /// [`LedgerError`].
     pub fn review(&self, region: &Region) -> Result<Vec<Entry>, LedgerError> {
-        self.look_again(region, &Entry::is_quarantined)
+        self.review_within(region, &Watch::at_once())
+    }
+
+    /// [`Ledger::review`] that waits for references to pages as long as `watch` allows.
+    pub(super) fn review_within(
+        &self,
+        region: &Region,
+        watch: &Watch<'_>,
+    ) -> Result<Vec<Entry>, LedgerError> {
+        self.look_again(region, &Entry::is_quarantined, watch)
     }
 
     /// Reviews bytes of `region` in entries that are `due` and that no lock keeps. Free bytes become dirty, and their
@@ -103,6 +112,7 @@ impl Ledger {
         &self,
         region: &Region,
         due: &dyn Fn(&Entry) -> bool,
+        watch: &Watch<'_>,
     ) -> Result<Vec<Entry>, LedgerError> {
         let line = line_of(region)?;
         let here = |entry: &Entry| entry.line == line.name && due(entry) && line.whole.overlaps(entry.span);
@@ -126,7 +136,7 @@ impl Ledger {
             let place = Place { region, line: &line, span: entry.span };
             let verdict = match place.slice() {
                 Some(slice) if region.kind.has_slice_devices() || region.kind.has_slice_files() => {
-                    if self.memory().is_device_used(region, &slice) {
+                    if self.memory().is_device_used(region, &slice, watch) {
                         continue;
                     }
                     Verdict::Free
@@ -251,6 +261,11 @@ impl Taken {
         }
     }
 
+    /// Records that no page of 2 MiB can map `bytes` of the slice.
+    pub(crate) fn record_small_pages(&self, bytes: u64) -> Result<(), LedgerError> {
+        if bytes == 0 { Ok(()) } else { self.change_entry(|entry| entry.small_pages = bytes) }
+    }
+
     fn change_entry(&self, step: impl Fn(&mut Entry)) -> Result<(), LedgerError> {
         self.ledger.change(|record| {
             let is_it = |entry: &&mut Entry| entry.line == self.line.name && entry.span == self.place;
@@ -292,6 +307,11 @@ impl Taken {
         self.quarantine_places(evidence, &used.into_iter().collect()).map(drop)
     }
 
+    /// Gives up the slice, of which nothing was opened: all of it is as it was.
+    pub(crate) fn put_back(self) -> Result<(), LedgerError> {
+        self.quarantine_places(&[], &SpanSet::default()).map(drop)
+    }
+
     /// Quarantines `used` bytes of the slice; returns the region's dirty bytes.
     fn quarantine_places(
         &self,
@@ -322,6 +342,7 @@ impl Taken {
                 evidence: evidence.to_vec(),
                 earlier: earlier.clone(),
                 devices: devices.clone(),
+                small_pages: 0,
             }));
             for entry in &self.before {
                 let left = SpanSet::from_iter([entry.span]).minus(used);

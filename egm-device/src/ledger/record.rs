@@ -94,6 +94,14 @@ pub struct Entry {
     /// VFIO groups and devices of these owners, as scans of `/proc` name them: they may map the bytes for DMA.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub devices: BTreeSet<String>,
+    /// Bytes that no page of 2 MiB can map, because of where the blocks of the slice's file lie.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub small_pages: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 impl Entry {
@@ -410,6 +418,7 @@ mod tests {
             evidence: Vec::new(),
             earlier: Vec::new(),
             devices: BTreeSet::new(),
+            small_pages: 0,
         });
         record
     }

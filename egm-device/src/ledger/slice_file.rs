@@ -11,12 +11,12 @@ use std::path::Path;
 
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 
-use super::{Ledger, Memory, Watch, bytes_of};
+use super::{Ledger, LedgerError, Memory, Watch, bytes_of, line_of};
 use crate::backing::fsdax::{SliceFile, SliceFolder, busy, left};
 use crate::backing::{self, Backing, BackingError, DaxError};
 use crate::free::{self, Evidence, Hold, Verdict};
 use crate::region::{Region, Slice};
-use crate::scrub;
+use crate::scrub::{self, Cause};
 
 fn failed(region: &Region, source: DaxError) -> BackingError {
     BackingError::SliceFile { region: region.name.clone(), source }
@@ -42,13 +42,34 @@ fn in_use(region: &Region, file: &SliceFile, evidence: Vec<Evidence>) -> Backing
     BackingError::InUse { evidence, region: region.name.clone(), bytes: file.span }
 }
 
-/// Fails while this process still waits for pages of `named`, which is `file`.
-fn expect_idle(region: &Region, file: &SliceFile, named: &File) -> Result<(), BackingError> {
-    let unknown = |source| failed(region, DaxError::at("identify", Path::new("the file"))(source));
-    if busy::is_awaited(named).map_err(unknown)? {
-        return Err(in_use(region, file, Evidence::of(Hold::BusyPages).to_vec()));
+/// The limit of waits for pages during the work that `watch` is about.
+fn limit<'a>(watch: &Watch<'a>) -> busy::Limit<'a> {
+    busy::Limit::new(watch.pace.is_some(), watch.cancel)
+}
+
+/// The error for a wait for pages of `file` that failed.
+fn not_idle(region: &Region, file: &SliceFile, source: io::Error) -> BackingError {
+    match source.kind() {
+        io::ErrorKind::TimedOut => in_use(region, file, Evidence::of(Hold::BusyPages).to_vec()),
+        io::ErrorKind::Interrupted => cancelled(region, file),
+        _ => failed(region, DaxError::at("wait for pages of", Path::new("a file"))(source)),
     }
-    Ok(())
+}
+
+fn cancelled(region: &Region, file: &SliceFile) -> BackingError {
+    let device = format!("the file of {}", file.span).into();
+    BackingError::Cancelled { region: region.name.clone(), device }
+}
+
+/// Waits until no thread of this process waits for pages of `named`, which is `file`.
+fn expect_idle(
+    region: &Region,
+    file: &SliceFile,
+    named: &File,
+    watch: &Watch<'_>,
+) -> Result<(), BackingError> {
+    let joined = busy::join(named, file.span.size(), limit(watch));
+    joined.map_err(|source| not_idle(region, file, source))
 }
 
 /// Waits until nothing refers to a page of `file`, which is `backing`.
@@ -56,21 +77,23 @@ fn expect_no_references(
     region: &Region,
     file: &SliceFile,
     backing: &dyn Backing,
+    watch: &Watch<'_>,
 ) -> Result<(), BackingError> {
-    busy::wait(backing).map_err(|source| match source.kind() {
-        io::ErrorKind::TimedOut => in_use(region, file, Evidence::of(Hold::BusyPages).to_vec()),
-        _ => failed(region, DaxError::at("wait for pages of", Path::new("a file"))(source)),
-    })
+    busy::wait(backing, limit(watch)).map_err(|source| not_idle(region, file, source))
 }
 
 /// The file of `slice`, by name only.
 ///
 /// # Errors
 /// [`BackingError`]: `InUse` while this process still waits for pages of it.
-pub(super) fn name(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>, BackingError> {
+pub(super) fn name(
+    region: &Region,
+    slice: &Slice,
+    watch: &Watch<'_>,
+) -> Result<Box<dyn Backing>, BackingError> {
     let (folder, file) = find(region, slice)?;
     let named = folder.name(&file).map_err(|source| failed(region, source))?;
-    expect_idle(region, &file, &named)?;
+    expect_idle(region, &file, &named, watch)?;
     backing::adopt(region, slice, named)
 }
 
@@ -78,11 +101,15 @@ pub(super) fn name(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>, B
 ///
 /// # Errors
 /// [`BackingError`]: `InUse` while something refers to a page of it.
-pub(super) fn reclaim(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>, BackingError> {
+pub(super) fn reclaim(
+    region: &Region,
+    slice: &Slice,
+    watch: &Watch<'_>,
+) -> Result<Box<dyn Backing>, BackingError> {
     let (folder, file) = find(region, slice)?;
     let opened = folder.reclaim(&file).map_err(|source| failed(region, source))?;
     let backing = backing::adopt(region, slice, opened)?;
-    expect_no_references(region, &file, backing.as_ref())?;
+    expect_no_references(region, &file, backing.as_ref(), watch)?;
     Ok(backing)
 }
 
@@ -104,25 +131,61 @@ pub(super) fn set_aside(region: &Region, slice: &Slice) -> Result<(), BackingErr
     folder.set_aside(&file).map_err(|source| failed(region, source))
 }
 
-/// Fails while a process has `file`, or the kernel a reference to a page of it that this process waits for.
-fn expect_unused(region: &Region, folder: &SliceFolder, file: &SliceFile) -> Result<(), BackingError> {
+/// Fails while a process has `file`, or this one still waits for a page of it; returns it by name.
+fn expect_unused(
+    region: &Region,
+    folder: &SliceFolder,
+    file: &SliceFile,
+    watch: &Watch<'_>,
+) -> Result<File, BackingError> {
     let named = folder.name(file).map_err(|source| failed(region, source))?;
-    expect_idle(region, file, &named)?;
+    expect_idle(region, file, &named, watch)?;
     // The kernel counts descriptions, in flight as well; `/proc` shows descriptors that are none.
     match free::look_at_file(&named, 0..file.span.size(), Vec::new()) {
-        Verdict::Free => Ok(()),
+        Verdict::Free => Ok(named),
         Verdict::InUse { evidence, .. } => Err(in_use(region, file, evidence)),
     }
 }
 
-/// Whether a process has a file of `slice`. What cannot be found out counts as used.
-pub(super) fn is_in_use(region: &Region, slice: &Slice) -> bool {
+/// Whether a process has a file of `slice`, or the kernel may refer to a page of one: a wait for such pages begins here, and
+/// they are in use until it ends. What cannot be found out counts as used.
+pub(super) fn is_in_use(region: &Region, slice: &Slice, watch: &Watch<'_>) -> bool {
     let look = || -> Result<(), BackingError> {
         let folder = SliceFolder::of(region)?;
         let files = folder.overlapping(span(region, slice)?).map_err(|source| failed(region, source))?;
-        files.iter().try_for_each(|file| expect_unused(region, &folder, file))
+        // Each wait begins, whatever the first one finds.
+        let looks: Vec<_> = files.iter().map(|file| look_at(region, &folder, file, watch)).collect();
+        looks.into_iter().collect()
     };
     look().is_err()
+}
+
+/// Fails while a process has `file`, or the kernel may refer to a page of it.
+fn look_at(
+    region: &Region,
+    folder: &SliceFolder,
+    file: &SliceFile,
+    watch: &Watch<'_>,
+) -> Result<(), BackingError> {
+    let named = expect_unused(region, folder, file, watch)?;
+    let unknown = |source| failed(region, DaxError::at("identify", Path::new("the file"))(source));
+    if busy::is_over(&named).map_err(unknown)? {
+        return Ok(());
+    }
+    drop(named);
+    reach(region, folder, file)?
+        .map_or(Ok(()), |backing| expect_no_references(region, file, backing.as_ref(), watch))
+}
+
+/// All that `file` has, which no process has; `None` for one without a byte.
+fn reach(
+    region: &Region,
+    folder: &SliceFolder,
+    file: &SliceFile,
+) -> Result<Option<Box<dyn Backing>>, BackingError> {
+    let opened = folder.reclaim(file).map_err(|source| failed(region, source))?;
+    let backing = left(region, file, opened);
+    backing.map_err(|source| failed(region, DaxError::at("measure", Path::new("a left file"))(source)))
 }
 
 /// Scrubs and deletes every file that has bytes of `slice`: the ledger's lock on them shows that each is left over.
@@ -135,24 +198,43 @@ pub(super) fn clear(
     slice: &Slice,
     watch: &Watch<'_>,
 ) -> Result<(), BackingError> {
-    let failed = |source| failed(region, source);
     let folder = SliceFolder::of(region)?;
-    for file in folder.overlapping(span(region, slice)?).map_err(failed)? {
-        expect_unused(region, &folder, &file)?;
-        let opened = folder.reclaim(&file).map_err(failed)?;
-        let backing = left(region, &file, opened);
-        let backing =
-            backing.map_err(|source| failed(DaxError::at("measure", Path::new("a left file"))(source)))?;
-        let is_bad = match backing {
-            Some(backing) => {
-                expect_no_references(region, &file, backing.as_ref())?;
-                scrub_left(memory, region, &file, backing.as_ref(), watch)?
+    for file in folder.overlapping(span(region, slice)?).map_err(|source| failed(region, source))? {
+        clear_file(memory, region, &folder, &file, watch).map_err(|error| match error {
+            BackingError::InUse { .. } | BackingError::Cancelled { .. } | BackingError::Leftover { .. } => {
+                error
             }
-            None => false,
-        };
-        if is_bad { folder.set_aside(&file) } else { folder.remove(&file) }.map_err(failed)?;
+            error => leftover(region, &file, error),
+        })?;
     }
     Ok(())
+}
+
+fn clear_file(
+    memory: &dyn Memory,
+    region: &Region,
+    folder: &SliceFolder,
+    file: &SliceFile,
+    watch: &Watch<'_>,
+) -> Result<(), BackingError> {
+    expect_unused(region, folder, file, watch)?;
+    let is_bad = match reach(region, folder, file)? {
+        Some(backing) => {
+            expect_no_references(region, file, backing.as_ref(), watch)?;
+            scrub_left(memory, region, file, backing.as_ref(), watch)?
+        }
+        None => false,
+    };
+    let ended = if is_bad { folder.set_aside(file) } else { folder.remove(file) };
+    ended.map_err(|source| failed(region, source))
+}
+
+fn leftover(
+    region: &Region,
+    file: &SliceFile,
+    why: impl std::error::Error + Send + Sync + 'static,
+) -> BackingError {
+    BackingError::Leftover { region: region.name.clone(), bytes: file.span, source: Box::new(why) }
 }
 
 /// Makes `backing`, all that a left `file` has, zero; returns whether a page of it is bad.
@@ -167,10 +249,11 @@ fn scrub_left(
     let all = Span::new(bytes.start(), backing.size()).into_iter().collect();
     let zero = |todo: &SpanSet<InRegion>| memory.zero(backing, bytes.start(), todo, watch);
     let scrubbed = scrub::around_bad(all, zero);
-    let is_bad = !scrubbed.bad.is_empty();
-    let leftover =
-        |source| BackingError::Leftover { region: region.name.clone(), bytes, source: Box::new(source) };
-    scrubbed.end.map(|()| is_bad).map_err(leftover)
+    let is_bad = scrubbed.is_bad();
+    scrubbed.end.map(|()| is_bad).map_err(|error| match error.cause {
+        Cause::Cancelled => cancelled(region, file),
+        _ => leftover(region, file, error),
+    })
 }
 
 /// Bytes of `region` that files have: of living owners, and left.
@@ -183,22 +266,18 @@ pub(super) fn named(region: &Region) -> Result<SpanSet<InRegion>, BackingError> 
 }
 
 impl Ledger {
-    /// Slices of `region` by their first byte, with how much of each no page of 2 MiB can map because of where its blocks lie.
-    /// None of a region with files that this process cannot look at.
-    #[must_use]
-    pub fn small_pages(&self, region: &Region) -> Vec<(Offset, ByteSize)> {
-        let small = || -> Option<Vec<_>> {
-            let folder = self.folder(region)?;
-            let files = folder.files().ok()?;
-            let small = files.iter().map(|file| Some((file.span.start(), folder.small_pages(file).ok()?)));
-            small.collect()
-        };
-        small()
-            .unwrap_or_default()
-            .into_iter()
-            .filter(|(_, bytes)| *bytes > 0)
-            .map(|(at, bytes)| (at, ByteSize::new(bytes)))
-            .collect()
+    /// Slices of `region` by their first byte, with how much of each no page of 2 MiB can map because of where its blocks lie,
+    /// as recorded at their grants: a look at a file that is in use could wait for its owner.
+    ///
+    /// # Errors
+    /// [`LedgerError`].
+    pub fn small_pages(&self, region: &Region) -> Result<Vec<(Offset, ByteSize)>, LedgerError> {
+        let line = line_of(region)?;
+        let record = self.look()?.0;
+        let small = record.grants.iter().filter(|entry| entry.line == line.name && entry.small_pages > 0);
+        let small = small
+            .filter_map(|entry| Some((line.offset(entry.span)?.start(), ByteSize::new(entry.small_pages))));
+        Ok(small.collect())
     }
 
     /// Bytes of the file system of `region` that no grant uses, because a page of their file is bad.
@@ -212,5 +291,70 @@ impl Ledger {
     fn folder(&self, region: &Region) -> Option<SliceFolder> {
         let is_here = region.kind.has_slice_files() && self.0.memory.opens_devices;
         SliceFolder::of(region).ok().filter(|_| is_here)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    use rustix::fs::{major, minor};
+
+    use super::*;
+    use crate::backing::fsdax::is_dax;
+    use crate::backing::tests::{region, slice};
+    use crate::ledger::HostMemory;
+    use crate::region::RegionKind;
+
+    const SIZE: u64 = 2 << 20;
+
+    /// A region in a folder on any medium, with a file of its first slice; or a line with the reason for none.
+    fn left_file() -> Option<(tempfile::TempDir, Region, std::path::PathBuf)> {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: the folder of a region is root's");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+        let number = folder.path().metadata().unwrap().dev();
+        let kind = RegionKind::Fsdax { folder: folder.path().into(), device: (major(number), minor(number)) };
+        let path = folder.path().join(format!("{:016x}-{SIZE:016x}", 0));
+        File::create_new(&path).unwrap().set_len(SIZE).unwrap();
+        Some((folder, region(kind, 4 * SIZE, SIZE), path))
+    }
+
+    #[test]
+    fn a_review_waits_for_pages_of_a_file_that_an_earlier_process_had_quarantined() {
+        let Some((_keep, region, path)) = left_file() else { return };
+        let (slice, file) = (slice(0, SIZE), File::open(&path).unwrap());
+        if !is_dax(&file).unwrap() {
+            println!("skipped: the file system of {} does not map its medium directly", path.display());
+            return;
+        }
+        assert!(is_in_use(&region, &slice, &Watch::nobody()), "this process has it");
+        drop(file);
+        let _ = is_in_use(&region, &slice, &Watch::at_once());
+        let named = |watch: &Watch<'_>| {
+            expect_unused(
+                &region,
+                &SliceFolder::of(&region)?,
+                &SliceFile::parse(path.file_name().unwrap()).unwrap(),
+                watch,
+            )
+        };
+        let named = named(&Watch::nobody()).unwrap();
+        assert!(busy::is_over(&named).unwrap(), "the wait that the review began");
+        assert!(!is_in_use(&region, &slice, &Watch::at_once()));
+    }
+
+    #[test]
+    fn a_file_that_breaks_a_rule_is_left_with_its_bytes_and_its_name() {
+        let Some((keep, region, path)) = left_file() else { return };
+        std::fs::hard_link(&path, keep.path().join("other")).unwrap();
+        let memory = HostMemory::without_devices();
+        let error = clear(&memory, &region, &slice(0, 2 * SIZE), &Watch::nobody()).unwrap_err();
+        let BackingError::Leftover { bytes, .. } = error else { panic!("{error}") };
+        assert_eq!((bytes.start(), bytes.size()), (Offset::new(0), SIZE));
+        assert!(clear(&memory, &region, &slice(SIZE, SIZE), &Watch::nobody()).is_ok());
     }
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::record::{Doubt, Entry, GpuClaim};
 use super::{GrantError, Ledger, LedgerError, Line, Memory, Progress, Watch, line_of, slice_file};
+use crate::backing::BackingError;
 use crate::carve::plan::Request;
 use crate::owner::Owner;
 use crate::region::{Region, RegionKind};
@@ -45,7 +46,7 @@ impl Ledger {
     /// Pieces that another process takes in the meantime are skipped.
     ///
     /// # Errors
-    /// [`GrantError`]; what is done stays done.
+    /// [`GrantError`]; what is done stays done. A left file that cannot be cleared ends nothing: it is the error at the end.
     pub fn scrub(
         &self,
         memory: &Arc<dyn Memory>,
@@ -66,15 +67,17 @@ impl Ledger {
         watch: &Watch<'_>,
     ) -> Result<u64, GrantError> {
         let (mut from, mut scrubbed, mut of) = (0, 0u64, 0);
-        self.review(region)?;
+        let (mut skipped, mut failed) = (SpanSet::default(), None);
+        self.review_within(region, watch)?;
         loop {
-            let dirty = self.states(region)?.dirty;
+            let dirty = self.states(region)?.dirty.minus(&skipped);
             let dirty = within.map_or_else(|| dirty.clone(), |within| dirty.minus(&dirty.minus(within)));
             let Some((at, size)) =
                 next_piece(region, &dirty, from, !matches!(region.kind, RegionKind::Egm { .. }))
             else {
-                return Ok(scrubbed);
+                return failed.map_or(Ok(scrubbed), |error: BackingError| Err(error.into()));
             };
+            let before = from;
             from = at.saturating_add(size);
             // Progress is reported against all bytes that were dirty at first, and not for each piece.
             of = dirty.size().saturating_add(scrubbed).max(of);
@@ -89,6 +92,11 @@ impl Ledger {
             match self.lease_from(memory, region, &request, &watch) {
                 Ok(lease) => scrubbed = scrubbed.saturating_add(lease.settle_untouched()?),
                 Err(GrantError::Short { .. }) => {}
+                // The rest of the piece has another attempt.
+                Err(GrantError::Backing(error @ BackingError::Leftover { bytes, .. })) => {
+                    (skipped, from) = (skipped.iter().chain([bytes]).collect(), before);
+                    failed.get_or_insert(error);
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -102,7 +110,7 @@ impl Ledger {
     /// [`LedgerError`].
     pub fn repair(&self, regions: &[Region]) -> Result<Repair, LedgerError> {
         let doubt = self.look()?.1;
-        let looked = regions.iter().map(|region| self.look_again(region, &|_| true));
+        let looked = regions.iter().map(|region| self.look_again(region, &|_| true, &Watch::nobody()));
         let looked = looked.collect::<Result<Vec<_>, _>>()?.concat();
         let (freed, mut forgotten): (Vec<_>, Vec<_>) = looked.into_iter().partition(Entry::is_quarantined);
         let unseen = self.change(|record| {

@@ -1,7 +1,8 @@
 //! Folders of file systems that map their medium directly (fsdax): each slice is a file there.
 //!
 //! Only ext4 keeps a file as it is against holders of a writable descriptor: an immutable file refuses truncation and holes
-//! there, and its DAX mappings stay writable. xfs and ext2 do not look at that flag of an open file.
+//! there, and its DAX mappings stay writable. xfs and ext2 do not look at that flag of an open file. The file system must have a
+//! journal: without one, its lists of free blocks can be stale after a loss of power, and two files get the same blocks.
 
 use std::fs;
 use std::io;
@@ -58,6 +59,10 @@ pub(super) fn region(root: &Path, wanted: &FsdaxFolder) -> Result<Region, Reason
         }
         None => return Err(Reason::NotFsdax { path, found: "an unknown file system".to_owned() }),
     }
+    let disk = root.join("sys/dev/block").join(&number);
+    if let Some(device) = without_journal(root, &disk)? {
+        return Err(Reason::NoJournal { path, device });
+    }
     let bytes = bytes(&folder, &path).map_err(read)?;
     let Named { end, .. } = named(&path);
     let size = align_down(bytes.saturating_sub(bytes / SPARE), PAGE).max(align_down(end, PAGE));
@@ -67,7 +72,7 @@ pub(super) fn region(root: &Path, wanted: &FsdaxFolder) -> Result<Region, Reason
     Ok(Region {
         name: wanted.name.clone(),
         kind: RegionKind::Fsdax { folder: wanted.folder.clone(), device },
-        node: node_of(root, &number),
+        node: node_of(&disk),
         size: ByteSize::new(size),
         page_size: ByteSize::new(PAGE),
         base: None,
@@ -132,11 +137,21 @@ fn named(folder: &Path) -> Named {
     })
 }
 
-/// The node of block device `number`, or of the device that it is a partition of.
-fn node_of(root: &Path, number: &str) -> Option<u32> {
-    let folder: PathBuf = root.join("sys/dev/block").join(number);
+/// The name of the block device with the folder `disk` in sysfs, if its mounted ext4 uses no journal: the kernel shows
+/// the process id of a journal's thread, and `<none>` without one.
+fn without_journal(root: &Path, disk: &Path) -> Result<Option<String>, Reason> {
+    let read = |path: PathBuf| move |source| Reason::Read { path, source };
+    let disk = fs::canonicalize(disk).map_err(read(disk.to_owned()))?;
+    let name = disk.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let thread = root.join("sys/fs/ext4").join(&name).join("journal_task");
+    let thread = text(&thread).map_err(read(thread))?;
+    Ok(thread.trim().parse::<u32>().is_err().then_some(name))
+}
+
+/// The node of the block device with the folder `disk` in sysfs, or of the device that it is a partition of.
+fn node_of(disk: &Path) -> Option<u32> {
     ["device", "../device"].into_iter().find_map(|device| {
-        let device = folder.join(device);
+        let device = disk.join(device);
         node(&device.join("target_node")).or_else(|| node(&device.join("numa_node")))
     })
 }
@@ -149,6 +164,11 @@ mod tests {
 
     /// The region or the refusal of a folder below a root with this `mountinfo`, `@` for the folder's device.
     fn found(mountinfo: &str) -> Result<Region, String> {
+        found_with(mountinfo, Some("571\n"))
+    }
+
+    /// [`found`] on a device with this `journal_task`.
+    fn found_with(mountinfo: &str, journal: Option<&str>) -> Result<Region, String> {
         let root = tempfile::tempdir().unwrap();
         let (folder, proc) = (root.path().join("mnt/egm"), root.path().join("proc/self"));
         for folder in [&folder, &proc] {
@@ -157,8 +177,15 @@ mod tests {
         let number = folder.metadata().unwrap().dev();
         let number = format!("{}:{}", major(number), minor(number));
         fs::write(proc.join("mountinfo"), mountinfo.replace('@', &number)).unwrap();
-        let device = root.path().join("sys/dev/block").join(number).join("device");
-        fs::create_dir_all(&device).unwrap();
+        let (disks, ext4) = (root.path().join("sys/dev/block"), root.path().join("sys/fs/ext4/pmem0"));
+        let device = root.path().join("sys/devices/block/pmem0/device");
+        for folder in [&disks, &ext4, &device] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        std::os::unix::fs::symlink("../../devices/block/pmem0", disks.join(number)).unwrap();
+        if let Some(journal) = journal {
+            fs::write(ext4.join("journal_task"), journal).unwrap();
+        }
         fs::write(device.join("target_node"), "-1\n").unwrap();
         fs::write(device.join("numa_node"), "1\n").unwrap();
         let wanted = FsdaxFolder { name: "pmem".to_owned(), folder: "/mnt/egm".into() };
@@ -190,6 +217,16 @@ mod tests {
             fs::write(folder.path().join(other), vec![1; 1 << 20]).unwrap();
         }
         assert_eq!(named(folder.path()), two);
+    }
+
+    #[test]
+    fn a_file_system_that_may_share_blocks_after_a_loss_of_power_is_refused_with_the_remedy() {
+        let text = "27 2 @ / /mnt rw - ext4 /dev/pmem0 rw,dax=always\n";
+        assert!(found_with(text, Some("0\n")).is_ok(), "a thread of another process namespace");
+        let why = found_with(text, Some("<none>")).unwrap_err();
+        assert!(why.contains("without a journal") && why.contains("tune2fs -j /dev/pmem0"), "{why}");
+        let why = found_with(text, None).unwrap_err();
+        assert!(why.starts_with("cannot read ") && why.contains("journal_task"), "{why}");
     }
 
     #[test]

@@ -142,6 +142,17 @@ pub enum Reason {
         /// What its file system is.
         found: String,
     },
+    /// A folder of an ext4 file system without a journal.
+    #[error(
+        "{} lies on ext4 without a journal, which can give two slices the same blocks after a loss of power: unmount it, \
+         then tune2fs -j /dev/{device}", path.display()
+    )]
+    NoJournal {
+        /// The folder.
+        path: PathBuf,
+        /// Name of its block device.
+        device: String,
+    },
 }
 
 /// Serializes the error's message.

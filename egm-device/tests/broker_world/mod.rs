@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 use egm_device::Backing;
-use egm_device::broker::{Client, Held, NotMade, Server, Source, StillUsed, Take};
+use egm_device::broker::{Client, Held, IdleScrub, NotMade, Server, Source, StillUsed, Take};
 use egm_device::carve::plan::{Request, place};
 use egm_device::policy::{Policy, Supply};
 use egm_device::region::{Region, RegionKind, Slice};
@@ -151,12 +151,16 @@ impl Source for Kept {
     }
 
     /// There is always more to do.
-    fn tidy(&self, stop: &AtomicBool) {
+    fn tidy(&self, scrub: &IdleScrub) {
+        if !scrub.enter(&self.region.name) {
+            return;
+        }
         self.tidying.store(true, Ordering::SeqCst);
-        while !stop.load(Ordering::SeqCst) {
+        while !scrub.stopped().load(Ordering::SeqCst) {
             std::thread::park_timeout(std::time::Duration::from_millis(1));
         }
         self.tidying.store(false, Ordering::SeqCst);
+        scrub.exit();
     }
 }
 

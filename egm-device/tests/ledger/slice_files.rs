@@ -5,7 +5,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use egm_address::{Offset, Span};
+use egm_address::{ByteSize, InRegion, Offset, Span};
 use egm_device::Backing;
 use egm_device::backing::BackingError;
 use egm_device::free::{Evidence, Hold};
@@ -22,12 +22,14 @@ struct Files {
     folder: PathBuf,
     /// Whether the kernel refers to a page.
     is_busy: bool,
+    /// Bytes that a file has which cannot be cleared.
+    left: Option<Span<InRegion>>,
     calls: Mutex<Vec<&'static str>>,
 }
 
 impl Files {
     fn new(folder: &Path, is_busy: bool) -> Arc<Self> {
-        Arc::new(Self { folder: folder.to_owned(), is_busy, calls: Mutex::default() })
+        Arc::new(Self { folder: folder.to_owned(), is_busy, left: None, calls: Mutex::default() })
     }
 
     fn path(&self, slice: &Slice) -> PathBuf {
@@ -40,7 +42,12 @@ impl Files {
 }
 
 impl Memory for Files {
-    fn open(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
+    fn open(&self, region: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
+        let bytes = Span::new(Offset::new(slice.offset), slice.size.get()).unwrap();
+        if let Some(left) = self.left.filter(|left| left.overlaps(bytes)) {
+            let source = Box::from("it has another name as well");
+            return Err(BackingError::Leftover { region: region.name.clone(), bytes: left, source });
+        }
         let path = self.path(slice);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path).unwrap();
         file.set_len(slice.size.get()).unwrap();
@@ -122,4 +129,43 @@ fn bytes_of_files_are_not_unretired() {
     let page = Span::new(Offset::new(0), PAGE).unwrap();
     let refused = ledger.unretire(memory.as_ref(), &region, page, &Owner::this("test"), true).unwrap_err();
     assert!(matches!(refused, UnretireError::SliceFiles { .. }), "{refused}");
+}
+
+#[test]
+fn a_file_that_cannot_be_cleared_keeps_its_own_bytes_from_grants_and_no_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let region = files(folder.path());
+    let left = Span::new(Offset::new(0), 2 * PAGE).unwrap();
+    let files = Files { left: Some(left), ..Arc::into_inner(Files::new(folder.path(), false)).unwrap() };
+    let (ledger, memory): (_, Arc<dyn Memory>) = (ledger(folder.path()), Arc::new(files));
+    let grant = |pages| ledger.grant_from(&memory, &region, &request("a", pages), &Watch::nobody());
+    let lease = grant(4).unwrap();
+    assert_eq!(lease.slice().offset, 2 * PAGE);
+    let short = grant(4).unwrap_err();
+    assert!(matches!(short, GrantError::Short { .. }), "a return may make room: {short}");
+    lease.give_back(&Watch::nobody()).unwrap();
+    let error = grant(8).unwrap_err();
+    assert!(matches!(error, GrantError::Backing(BackingError::Leftover { .. })), "{error}");
+    let scrubbed = ledger.scrub(&memory, &region, None, &Watch::nobody()).unwrap_err();
+    assert!(matches!(scrubbed, GrantError::Backing(BackingError::Leftover { .. })), "{scrubbed}");
+    let states = ledger.states(&region).unwrap();
+    assert_eq!((states.clean.size(), states.dirty, states.held.len()), (6 * PAGE, set(0, 2), 0));
+}
+
+#[test]
+fn small_pages_of_a_slice_are_shown_from_the_record_without_a_look_at_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = (files(folder.path()), Files::new(folder.path(), false));
+    let ledger = ledger(folder.path());
+    let shared: Arc<dyn Memory> = memory.clone();
+    let lease = ledger.grant_from(&shared, &region, &request("a", 4), &Watch::nobody()).unwrap();
+    // A file of holes has no block that a large page could map.
+    let shown = ledger.small_pages(&region).unwrap();
+    if shown.is_empty() {
+        println!("skipped: this file system does not show the blocks of a file");
+        return;
+    }
+    assert_eq!(shown, [(Offset::new(lease.slice().offset), ByteSize::new(4 * PAGE))]);
+    std::fs::remove_file(memory.path(lease.slice())).unwrap();
+    assert_eq!(ledger.small_pages(&region).unwrap(), shown);
 }

@@ -5,14 +5,15 @@
 //! meanwhile, or some kernels look at no page.
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::sync::mpsc;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -22,21 +23,65 @@ use crate::mapping::{Mapping, base_page};
 
 /// Time limit of the wait for references, as long as that for pins of a device-DAX device.
 const LIMIT: Duration = Duration::from_secs(30);
+/// The same in the background, where every left file can take as long.
+const BACKGROUND: Duration = Duration::from_secs(1);
 /// Bytes of a file with pages that the kernel finds in a second at least.
 const PACE: u64 = 1 << 30;
+/// Interval of looks at the flag that cancels a wait.
+const TICK: Duration = Duration::from_millis(20);
 
 /// Device and inode of a file.
 type Id = (u64, u64);
 
-/// Files that a thread of this process waits for. Each call for one of them would wait as well, without a limit.
-static AWAITED: Mutex<BTreeSet<Id>> = Mutex::new(BTreeSet::new());
+/// Time of the last change of an inode, in seconds and nanoseconds.
+type Changed = (i64, i64);
 
-fn awaited() -> MutexGuard<'static, BTreeSet<Id>> {
-    AWAITED.lock().unwrap_or_else(PoisonError::into_inner)
+/// A wait for references to pages of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    /// A thread of this process waits since then. Another call for the file would wait as well, without a limit.
+    Runs(Instant),
+    /// Nothing referred to a page when the inode changed for the last time.
+    Over(Changed),
+}
+
+static WAITS: Mutex<BTreeMap<Id, Wait>> = Mutex::new(BTreeMap::new());
+/// Notified at the end of each wait.
+static ENDED: Condvar = Condvar::new();
+
+fn waits() -> MutexGuard<'static, BTreeMap<Id, Wait>> {
+    WAITS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn id(file: &File) -> io::Result<Id> {
     file.metadata().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+fn changed(file: &File) -> io::Result<Changed> {
+    file.metadata().map(|metadata| (metadata.ctime(), metadata.ctime_nsec()))
+}
+
+/// How long a caller waits for references.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limit<'a> {
+    time: Duration,
+    cancel: &'a AtomicBool,
+}
+
+impl<'a> Limit<'a> {
+    /// The limit of a request, or of work `in_background`, that `cancel` ends early.
+    pub(crate) const fn new(in_background: bool, cancel: &'a AtomicBool) -> Self {
+        Self { time: if in_background { BACKGROUND } else { LIMIT }, cancel }
+    }
+
+    /// Fails once a wait for pages of `size` bytes that began at `since` is too long (`TimedOut`) or cancelled (`Interrupted`).
+    fn check(&self, since: Instant, size: u64) -> io::Result<()> {
+        if self.cancel.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let limit = self.time.saturating_add(Duration::from_secs(size / PACE));
+        if since.elapsed() < limit { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+    }
 }
 
 /// Whether a thread of this process still waits for references to pages of `file`.
@@ -44,26 +89,49 @@ fn id(file: &File) -> io::Result<Id> {
 /// # Errors
 /// The kernel's.
 pub(crate) fn is_awaited(file: &File) -> io::Result<bool> {
-    Ok(awaited().contains(&id(file)?))
+    Ok(matches!(waits().get(&id(file)?), Some(Wait::Runs(_))))
+}
+
+/// Whether a wait of this process found that nothing refers to a page of `file`, and nothing changed the file since.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn is_over(file: &File) -> io::Result<bool> {
+    let (id, changed) = (id(file)?, changed(file)?);
+    Ok(waits().get(&id) == Some(&Wait::Over(changed)))
+}
+
+/// Waits for the end of a wait for pages of `file`, of `size` bytes, that a thread of this process began earlier, if any.
+///
+/// # Errors
+/// `TimedOut` past the limit, counted from the begin of that wait, and `Interrupted` once cancelled. Others are the kernel's.
+pub(crate) fn join(file: &File, size: u64, limit: Limit<'_>) -> io::Result<()> {
+    let id = id(file)?;
+    let mut all = waits();
+    while let Some(Wait::Runs(since)) = all.get(&id).copied() {
+        limit.check(since, size)?;
+        all = ENDED.wait_timeout(all, TICK).unwrap_or_else(PoisonError::into_inner).0;
+    }
+    Ok(())
 }
 
 /// Waits until nothing refers to a page of the file of `backing`, which no process maps or has open.
 ///
 /// # Errors
-/// `TimedOut` past the limit: a thread goes on waiting, with a descriptor of the file. Others are the kernel's.
-pub(crate) fn wait(backing: &dyn Backing) -> io::Result<()> {
+/// `TimedOut` past the limit and `Interrupted` once cancelled: a thread goes on waiting, with a descriptor of the file. Others
+/// are the kernel's.
+pub(crate) fn wait(backing: &dyn Backing, limit: Limit<'_>) -> io::Result<()> {
     if egm_address::fault!("busy-pages-overlooked") {
         return Ok(());
     }
     let window = Window::again(backing, base_page())?;
-    let limit = LIMIT.saturating_add(Duration::from_secs(window.size() / PACE));
-    apart(id(window.file())?, limit, move || {
+    apart(id(window.file())?, window.size(), limit, move || {
         touch(&window)?;
         // Linux 6.12 waits for no page of a file without a mapping.
         let mapped = Mapping::new(&window, 0, window.size().min(STEP), 0).map_err(|error| error.source)?;
-        let outcome = set_len(window.file(), window.file().metadata()?.len());
+        set_len(window.file(), window.file().metadata()?.len())?;
         drop(mapped);
-        outcome
+        changed(window.file()).map(Some)
     })
 }
 
@@ -72,8 +140,9 @@ pub(crate) fn wait(backing: &dyn Backing) -> io::Result<()> {
 /// # Errors
 /// As [`wait`].
 pub(super) fn empty(file: &File) -> io::Result<()> {
+    static NEVER: AtomicBool = AtomicBool::new(false);
     let own = file.try_clone()?;
-    apart(id(file)?, LIMIT, move || set_len(&own, 0))
+    apart(id(file)?, 0, Limit::new(false, &NEVER), move || set_len(&own, 0).map(|()| None))
 }
 
 /// A signal of this process may interrupt the wait.
@@ -112,23 +181,48 @@ fn is_bad(error: &io::Error) -> bool {
     [Errno::FAULT, Errno::HWPOISON].iter().any(|bad| error.raw_os_error() == Some(bad.raw_os_error()))
 }
 
-/// Does `work` for a file on a thread that is never joined, because a reference can keep the kernel waiting without end.
-fn apart(id: Id, limit: Duration, work: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
-    if !awaited().insert(id) {
+/// Does `work` for a file of `size` bytes on a thread that is never joined, because a reference can keep the kernel waiting
+/// without end. It returns when the file changed last, if nothing refers to it from then on.
+fn apart(
+    id: Id,
+    size: u64,
+    limit: Limit<'_>,
+    work: impl FnOnce() -> io::Result<Option<Changed>> + Send + 'static,
+) -> io::Result<()> {
+    let since = Instant::now();
+    let mut all = waits();
+    if matches!(all.get(&id), Some(Wait::Runs(_))) {
         return Err(io::ErrorKind::TimedOut.into());
     }
+    all.insert(id, Wait::Runs(since));
+    drop(all);
     let (sender, receiver) = mpsc::sync_channel(1);
     let on_thread = move || {
         // Its descriptor of the file is closed by then.
         let outcome = work();
-        awaited().remove(&id);
+        end(id, outcome.as_ref().ok().copied().flatten());
         drop(sender.send(outcome));
     };
     if let Err(error) = thread::Builder::new().name("fsdax-pages".into()).spawn(on_thread) {
-        awaited().remove(&id);
+        end(id, None);
         return Err(error);
     }
-    receiver.recv_timeout(limit).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    loop {
+        match receiver.recv_timeout(TICK) {
+            Ok(outcome) => return outcome.map(drop),
+            Err(RecvTimeoutError::Timeout) => limit.check(since, size)?,
+            Err(RecvTimeoutError::Disconnected) => return Err(io::ErrorKind::Other.into()),
+        }
+    }
+}
+
+fn end(id: Id, changed: Option<Changed>) {
+    let mut all = waits();
+    match changed {
+        Some(changed) => all.insert(id, Wait::Over(changed)),
+        None => all.remove(&id),
+    };
+    ENDED.notify_all();
 }
 
 #[cfg(test)]
@@ -136,23 +230,29 @@ mod tests {
     use super::*;
     use crate::backing::Anonymous;
 
+    static NEVER: AtomicBool = AtomicBool::new(false);
+
     #[test]
-    fn a_wait_past_its_limit_is_known_until_it_ends_and_no_second_one_begins() {
+    fn a_cancelled_wait_is_known_until_it_ends_and_no_second_one_begins() {
         let file = tempfile::tempfile().unwrap();
         let (go, goes) = mpsc::channel();
         let own = file.try_clone().unwrap();
         let work = move || {
             goes.recv().map_err(io::Error::other)?;
-            set_len(&own, 0)
+            set_len(&own, 0).map(|()| None)
         };
-        let late = apart(id(&file).unwrap(), Duration::ZERO, work).unwrap_err();
-        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+        let cancel = AtomicBool::new(true);
+        let cancelled = Limit::new(false, &cancel);
+        let kind = |outcome: io::Result<()>| outcome.unwrap_err().kind();
+        assert_eq!(kind(apart(id(&file).unwrap(), 0, cancelled, work)), io::ErrorKind::Interrupted);
         assert!(is_awaited(&file).unwrap());
-        assert_eq!(empty(&file).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(kind(empty(&file)), io::ErrorKind::TimedOut);
+        assert_eq!(kind(join(&file, 0, cancelled)), io::ErrorKind::Interrupted);
+        let now = Limit { time: Duration::ZERO, cancel: &NEVER };
+        assert_eq!(kind(join(&file, 0, now)), io::ErrorKind::TimedOut);
         go.send(()).unwrap();
-        while is_awaited(&file).unwrap() {
-            thread::yield_now();
-        }
+        join(&file, 0, Limit::new(false, &NEVER)).unwrap();
+        assert!(!is_awaited(&file).unwrap() && !is_over(&file).unwrap());
         assert!(empty(&file).is_ok());
     }
 
@@ -162,11 +262,12 @@ mod tests {
         let mapping = Mapping::new(&memory, 0, 3 << 20, 0).unwrap();
         mapping.write(4096, b"owner").unwrap();
         let blocks = memory.file().metadata().unwrap().blocks();
-        wait(&memory).unwrap();
+        assert!(!is_over(memory.file()).unwrap());
+        wait(&memory, Limit::new(false, &NEVER)).unwrap();
         let mut found = [0; 5];
         mapping.read(4096, &mut found).unwrap();
         assert_eq!(&found, b"owner");
         assert!(memory.file().metadata().unwrap().blocks() >= blocks);
-        assert!(!is_awaited(memory.file()).unwrap());
+        assert!(!is_awaited(memory.file()).unwrap() && is_over(memory.file()).unwrap());
     }
 }

@@ -23,8 +23,8 @@ impl Server {
     pub(super) fn leave(&mut self) {
         // The lock beside it is still this broker's, so it is not the socket of the next one.
         let _ = std::fs::remove_file(&self.path);
-        if let Idle::Scrubs(stop) = &self.idle {
-            stop.store(true, Ordering::Relaxed);
+        if let Idle::Scrubs(scrub) = &self.idle {
+            scrub.stop();
         }
         for link in self.links.values_mut() {
             link.cancel.store(true, Ordering::Relaxed);
