@@ -62,13 +62,19 @@ pub(crate) fn handover(kernel: &StockKernel) -> Result<Vec<u8>, LabError> {
     busybox(None, ROOT_INIT, &["egm", "egm/modules", "root"], &modules(kernel)?)
 }
 
-/// The emulated host's initial root, with another processor's busybox if `other` names it.
-pub(crate) fn l1(kernel: &StockKernel, other: Option<&Path>) -> Result<Vec<u8>, LabError> {
-    busybox(other, L1_INIT, &["egm", "egm/modules", "run", "share"], &modules(kernel)?)
+/// The emulated host's initial root. `cache` has the busybox of a Grace host, and the file system of any other.
+pub(crate) fn l1(kernel: &StockKernel, grace: bool, cache: &Cache) -> Result<Vec<u8>, LabError> {
+    let (mut files, mut arm) = (modules(kernel)?, None);
+    if grace {
+        arm = Some(arm64_busybox(cache)?);
+    } else {
+        files.push(("egm/pmem.ext4.gz".to_owned(), crate::pmem::image(cache)?));
+    }
+    busybox(arm.as_deref(), L1_INIT, &["egm", "egm/modules", "run", "share"], &files)
 }
 
 /// Debian's static busybox for arm64, from the cache.
-pub(crate) fn arm64_busybox(cache: &Cache) -> Result<PathBuf, LabError> {
+fn arm64_busybox(cache: &Cache) -> Result<PathBuf, LabError> {
     cache.obtain("arm64-busybox-", "", false, |cache, held| {
         let archive = Archive::of(Architecture::Arm64, cache, held)?;
         let package = archive.newest("busybox-static", |_| true)?;

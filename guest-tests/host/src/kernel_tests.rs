@@ -12,6 +12,10 @@ use crate::pool::Pool;
 /// Test programs and the tests of each; all tests if none is named.
 const PROGRAMS: [(&str, &[&str]); 4] =
     [("egm_device", &["free::"]), ("broker_attacks", &[]), ("broker_pools", &[]), ("dax_devices", &[])];
+/// Tests of the first program that make their files on the file system that maps its medium directly.
+const DIRECT: [&str; 2] = ["backing::fsdax::", "ledger::slice_file::"];
+/// That file system.
+const MEDIUM: &str = "/mnt/pmem";
 /// The program that tests start, and the file with its path on the machine that built it.
 const PROGRAM: (&str, &str) = ("egm-device", "path");
 /// Pages of 2 MiB that the tests use.
@@ -28,8 +32,19 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     link(&folder.join(PROGRAM.0), Path::new(path.trim()))?;
     let _pool = Pool::resize(2 << 10, PAGES)?;
     for (name, tests) in PROGRAMS {
-        frame.step(name, || passes(&folder.join(name), tests, &report.join(format!("{name}.log"))));
+        let log = report.join(format!("{name}.log"));
+        frame.step(name, || passes(Command::new(folder.join(name)).args(tests), &log));
     }
+    frame.step("fsdax", || {
+        if !fs::read_to_string("/proc/self/mounts")?
+            .lines()
+            .any(|line| line.split(' ').nth(1) == Some(MEDIUM))
+        {
+            return Err(Fault::Untrue(format!("nothing is mounted at {MEDIUM}")));
+        }
+        let mut command = Command::new(folder.join(PROGRAMS[0].0));
+        passes(command.args(DIRECT).env("TMPDIR", MEDIUM), &report.join("fsdax.log"))
+    });
     Ok(())
 }
 
@@ -43,11 +58,10 @@ fn link(program: &Path, path: &Path) -> Result<(), LabError> {
     symlink(program, path).map_err(LabError::file("link", path))
 }
 
-/// All `tests` of `program` pass, and none is skipped.
-fn passes(program: &Path, tests: &[&str], log: &Path) -> Step {
+/// All tests of `command`, a test program, pass, and none is skipped.
+fn passes(command: &mut Command, log: &Path) -> Step {
     let (out, errors) = (File::create(log)?, File::options().append(true).open(log)?);
-    let mut command = Command::new(program);
-    command.args(["--nocapture", "--test-threads", "1"]).args(tests);
+    command.args(["--nocapture", "--test-threads", "1"]);
     let status = command.stdin(Stdio::null()).stdout(out).stderr(errors).status()?;
     let text = fs::read_to_string(log)?;
     if !status.success() {

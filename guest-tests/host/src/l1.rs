@@ -217,8 +217,7 @@ pub(crate) fn emulate(
 ) -> Result<(Command, Cards), LabError> {
     let share = share.canonicalize().map_err(LabError::file("find", share))?;
     let (image, drives) = (share.join("l1-initramfs.cpio"), DRIVES.map(|name| share.join(name)));
-    let arm = grace.then(|| initramfs::arm64_busybox(cache)).transpose()?;
-    let bytes = initramfs::l1(kernel, arm.as_deref())?;
+    let bytes = initramfs::l1(kernel, grace, cache)?;
     fs::write(&image, bytes).map_err(LabError::file("write", &image))?;
     for drive in &drives {
         let file = fs::File::create(drive).map_err(LabError::file("make", drive))?;

@@ -57,6 +57,7 @@ mod peer_parts;
 mod peer_program;
 mod physical;
 mod plugged;
+mod pmem;
 mod pool;
 mod portable;
 mod process;

@@ -35,6 +35,8 @@ const KEPT: u64 = 0x71c3_0e9a_84fd_2b56;
 /// Keeps standard input, and no other descriptor: those of the slice and of its grant are inherited.
 const ALONE: &str =
     "cd /proc/self/fd; for fd in *; do [ $fd -le 2 ] || eval \"exec $fd>&-\"; done; exec sleep 100000";
+/// The audit log of quarantines.
+const FINDINGS: &str = "/var/log/egm-device/findings.jsonl";
 /// Switch of leases of files.
 const LEASES: &str = "/proc/sys/fs/leases-enable";
 
@@ -47,12 +49,19 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     write_policy(&policy, region)?;
     frame.step("no file before", || wait_for_files(0));
     frame.step("a server has its own", || a_server_has_its_own(runner, region));
-    let broker = Broker::start(runner, region, &socket, report, Some(&policy))?;
+    let mut broker = Broker::start(runner, region, &socket, report, Some(&policy))?;
     let mut keeper = Owner::start(runner, region, &socket, OWNERS[0].0, KEPT)?;
     let mut pipe = None;
     frame.step("a page in a pipe", || {
         pipe = Some(keeper.keeps_a_page()?);
         keeper.end()
+    });
+    frame.step("busy pages", || is_quarantined(runner, &keeper.device));
+    // The grant that it waits for comes after the first review of the new process.
+    drop(broker);
+    broker = Broker::start(runner, region, &socket, report, Some(&policy))?;
+    frame.step("busy after a restart", || {
+        is_quarantined(runner, &keeper.device).and_then(|()| is_not_released())
     });
     let [one, other] = OWNERS.map(|(user, mark)| Owner::start(runner, region, &socket, user, mark));
     let (mut one, mut other) = (one?, other?);
@@ -64,7 +73,6 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
         one.cannot_change().and_then(|()| other.cannot_change())?;
         [&of_one, &of_other].into_iter().try_for_each(|file| is_whole(file))
     });
-    frame.step("busy pages", || is_quarantined(runner, &keeper.device));
     frame.step("free without them", || {
         kill_process(pipe.ok_or("no process keeps a page")?, Signal::KILL)?;
         wait_for_files(2)?;
@@ -202,6 +210,15 @@ fn is_quarantined(runner: &Runner, file: &Path) -> Step {
             return Err(Fault::Untrue(format!("no page is busy: {shown}")));
         }
         std::thread::park_timeout(PAUSE);
+    }
+}
+
+/// The audit log has no end of a quarantine.
+fn is_not_released() -> Step {
+    let log = fs::read_to_string(FINDINGS)?;
+    match log.lines().find(|line| line.contains("\"release\"")) {
+        None => Ok(()),
+        Some(line) => Err(Fault::Untrue(format!("the log says that busy pages are free: {line}"))),
     }
 }
 

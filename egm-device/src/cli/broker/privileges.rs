@@ -16,6 +16,10 @@ use crate::backing::dax::create_attribute;
 use crate::ledger::Paths;
 use crate::region::{DaxFiles, Region, RegionKind};
 
+/// What the broker's unit lacks for an fsdax region.
+const UNIT: &str = "in egm-broker.service, enable the lines for fsdax: ReadWritePaths with the region's folder, and \
+                    CapabilityBoundingSet=CAP_LINUX_IMMUTABLE";
+
 /// A privilege that this process lacks.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unable {
@@ -39,6 +43,10 @@ impl Report for Unable {
     fn help(&self) -> Option<String> {
         Some(match self {
             Self::Ledger { path, uid, .. } if *uid == 0 => format!("chown root {}", path.display()),
+            Self::Capability { uid: 0, capability: "CAP_LINUX_IMMUTABLE", .. } => UNIT.to_owned(),
+            Self::Device { source, .. } if source.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+                UNIT.to_owned()
+            }
             _ => "start it as root: systemctl start egm-broker, or sudo egm-device broker".to_owned(),
         })
     }
@@ -105,6 +113,18 @@ fn check_capability(
 mod tests {
     use super::*;
     use crate::backing::tests::region;
+
+    #[test]
+    fn a_unit_without_its_lines_for_fsdax_differs_from_a_user_without_rights() {
+        let unable = |uid| Unable::Capability { uid, capability: "CAP_LINUX_IMMUTABLE", purpose: "test" };
+        let source = rustix::io::Errno::ROFS.into();
+        let read_only = Unable::Device { region: "pmem".to_owned(), path: "/mnt/pmem/egm".into(), source };
+        for unable in [unable(0), read_only] {
+            let help = unable.help().unwrap();
+            assert!(help.contains("ReadWritePaths") && help.contains("CAP_LINUX_IMMUTABLE"), "{help}");
+        }
+        assert!(unable(1).help().unwrap().starts_with("start it as root"));
+    }
 
     #[test]
     fn a_ledger_of_another_user_and_a_device_that_is_missing_are_refused_by_name() {

@@ -150,7 +150,8 @@ impl Report for GuestError {
         Some(match self {
             Self::NoRegion { .. } => {
                 "\"egm-device regions\" lists them; for another host, record it there with\n\
-                 \"egm-device regions --json > host.json\" and name the file with --recorded"
+                 \"egm-device regions --json > host.json\" and name the file with --recorded; only egm-vmm and the\n\
+                 broker make files of fsdax slices, so another monitor takes them from \"egm-device serve\""
                     .to_owned()
             }
             Self::NoPlace { .. } => "ask for less, or for a list of regions".to_owned(),
