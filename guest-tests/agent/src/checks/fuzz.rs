@@ -3,8 +3,8 @@
 //!
 //! For `fuzz.seconds` (default 60), deterministic by `fuzz.seed` (default 1); `fuzz.only` names targets out of
 //! `config,registers,windows,ports` to search for the one that did it. Drivers are unbound first; afterwards the devices are
-//! of no use. So that the guest lives to report, bus mastering stays off and messages go to the vector that means
-//! nothing; `fuzz.dma=1` lifts both, and then only the VMM is to be judged. With `fuzz.passed=1` functions of the host are
+//! of no use. So that the guest lives to report, bus mastering stays off and messages go to a processor that does not
+//! exist; `fuzz.dma=1` lifts both, and then only the VMM is to be judged. With `fuzz.passed=1` functions of the host are
 //! among the targets. Left alone are the planned ports (serial, power,
 //! reset, panic) and those of the interrupt controller and timers, which belong to KVM and which Linux needs.
 
@@ -186,8 +186,9 @@ impl Targets {
             value &= !u32::from(BUS_MASTER);
         }
         let message = message.as_ref().filter(|_| !self.dma);
-        let (offset, size, value) = beside_message(message, (offset, size, value));
-        config.write_at(&value.to_le_bytes()[..size], offset as u64).ok()
+        in_config(message, (offset, size, value))
+            .map(|(offset, size, value)| config.write_at(&value.to_le_bytes()[..size], offset as u64).ok())
+            .last()?
     }
 
     fn register(&mut self, random: &mut Random) -> Option<u32> {
@@ -195,9 +196,12 @@ impl Targets {
         let (registers, table) = self.registers.get_mut(index)?;
         let offset = random.below(registers.size()) & !3;
         let value = interesting(random);
-        let value =
-            if table.contains(&offset) && !self.dma { harmless(offset - table.start, value) } else { value };
-        registers.exchange(offset, value)
+        if !table.contains(&offset) || self.dma {
+            return registers.exchange(offset, value);
+        }
+        in_table(offset - table.start, value)
+            .map(|(at, value)| registers.exchange(table.start + at, value))
+            .last()?
     }
 
     /// An access to a random page of a PCI window; the kernel allows those that no driver claims.
@@ -227,29 +231,36 @@ pub(super) fn messages(bar: &Bar, table: Option<MsixTable>) -> Range<usize> {
     })
 }
 
-/// A word of an MSI-X table that makes its message raise the spurious interrupt (vector ffh) of some processor and
-/// nothing else: another could be an INIT or, where messages are plain writes, hit RAM. The mask bit may be anything.
-pub(super) fn harmless(offset: usize, value: u32) -> u32 {
-    match offset % 16 / 4 {
-        0 => 0xfee0_0000 | value & 0xf_f000,
-        1 => 0,
-        2 => 0xff,
-        _ => value,
-    }
+/// A write: offset, bytes, value.
+pub(super) type Write = (usize, usize, u32);
+
+/// Words of a fixed interrupt, vector ffh, for the APIC ID feh, physical mode, which no processor has (Intel SDM 3A, 12.11).
+/// Another message could be an INIT or, where messages are plain writes, hit RAM.
+///
+/// No processor may get vector ffh: Linux takes it for a spurious interrupt, which has no bit in the in-service register,
+/// and writes no EOI. The processor then accepts no interrupt any more (Intel SDM 3A, 12.9).
+const NOWHERE: [u32; 3] = [0xfeef_e000, 0, 0xff];
+/// The same of a function that has no upper half of the address.
+const NARROW: [u32; 2] = [NOWHERE[0], NOWHERE[2]];
+
+/// Writes in place of one of `value` to the word at `offset` of an MSI-X table: the message of its entry goes nowhere, and
+/// only then `value` may unmask it.
+pub(super) fn in_table(offset: usize, value: u32) -> impl Iterator<Item = (usize, u32)> {
+    let entry = offset & !15;
+    let control = (offset % 16 / 4 == 3).then_some((entry + 12, value));
+    (entry..).step_by(4).zip(NOWHERE).chain(control)
 }
 
-/// The offset, bytes and value of a write to configuration space; a word of MSI's message instead, as harmless as one of MSI-X,
-/// where it would touch that.
-pub(super) fn beside_message(
-    message: Option<&Range<usize>>,
-    (offset, size, value): (usize, usize, u32),
-) -> (usize, usize, u32) {
-    let word = offset & !3;
-    match message.filter(|message| message.contains(&word)) {
-        None => (offset, size, value),
-        Some(message) if word + 4 == message.end => (word, 4, harmless(8, value)),
-        Some(message) => (word, 4, harmless(word - message.start, value)),
-    }
+/// Writes in place of `write` to configuration space: where it touches the word that enables MSI or the message after it,
+/// the `message` goes nowhere first.
+pub(super) fn in_config(message: Option<&Range<usize>>, write: Write) -> impl Iterator<Item = Write> {
+    let word = write.0 & !3;
+    let near = message.filter(|message| message.contains(&word) || word + 4 == message.start);
+    let aimed = near.into_iter().flat_map(|message| {
+        let words: &[u32] = if message.len() > 8 { &NOWHERE } else { &NARROW };
+        message.clone().step_by(4).zip(words).map(|(at, value)| (at, 4, *value))
+    });
+    aimed.chain(Some(write).filter(|_| near.is_none_or(|message| word < message.start)))
 }
 
 /// Often a value on an edge, otherwise any.
@@ -277,17 +288,18 @@ mod tests {
     use crate::expect::tests::q35;
 
     #[test]
-    fn messages_of_msi_are_as_harmless_as_those_of_msi_x() {
+    fn msi_is_enabled_only_with_a_message_to_no_processor() {
         let (wide, narrow) = (0x54..0x60, 0x54..0x5c);
-        let instead = |message, write| beside_message(Some(message), write);
-        assert_eq!(instead(&wide, (0x55, 1, 0xff)), (0x54, 4, 0xfee0_0000));
-        assert_eq!(instead(&wide, (0x58, 4, 0x1234_5678)), (0x58, 4, 0));
-        assert_eq!(instead(&narrow, (0x58, 2, 0x0500)), (0x58, 4, 0xff));
-        assert_eq!(instead(&wide, (0x5e, 2, 0x0500)), (0x5c, 4, 0xff));
-        for beside in [(0x52, 2, 1), (0x60, 4, 7), (0x50, 4, 1 << 16)] {
-            assert_eq!(instead(&wide, beside), beside);
+        let writes = |message, write| in_config(message, write).collect::<Vec<_>>();
+        let aimed = [(0x54, 4, 0xfeef_e000), (0x58, 4, 0), (0x5c, 4, 0xff)];
+        assert_eq!(writes(Some(&wide), (0x55, 1, 0xff)), aimed);
+        assert_eq!(writes(Some(&wide), (0x5e, 2, 0x0500)), aimed);
+        assert_eq!(writes(Some(&narrow), (0x58, 2, 0x0500)), [(0x54, 4, 0xfeef_e000), (0x58, 4, 0xff)]);
+        assert_eq!(writes(Some(&wide), (0x52, 2, 1)), [aimed.as_slice(), &[(0x52, 2, 1)]].concat());
+        for beside in [(0x4e, 2, 1), (0x60, 4, 7)] {
+            assert_eq!(writes(Some(&wide), beside), [beside]);
         }
-        assert_eq!(beside_message(None, (0x54, 4, 0x0500)), (0x54, 4, 0x0500));
+        assert_eq!(writes(None, (0x54, 4, 0x0500)), [(0x54, 4, 0x0500)]);
     }
 
     #[test]
@@ -315,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_goes_to_the_spurious_vector_only() {
+    fn a_message_goes_to_no_processor() {
         let table = Some(MsixTable { bar: 4, offset: 0x2000, entries: 3 });
         let plan = q35();
         let blk = &plan.pci[2];
@@ -323,11 +335,11 @@ mod tests {
             blk.bars.iter().map(|bar| messages(bar, table)).collect::<Vec<_>>(),
             [0..0, 0x2000..0x2030]
         );
-        let mut random = Random::new(1);
-        for entry in 0..100 {
-            let word = |n: usize, random: &mut Random| harmless(16 * entry + 4 * n, random.next_u32());
-            assert_eq!(word(0, &mut random) & !0xf_f000, 0xfee0_0000);
-            assert_eq!((word(1, &mut random), word(2, &mut random)), (0, 0xff));
+        let aimed = [(0x30, 0xfeef_e000), (0x34, 0), (0x38, 0xff)];
+        for word in [0x30, 0x34, 0x38] {
+            assert_eq!(in_table(word, 0x0500).collect::<Vec<_>>(), aimed);
         }
+        let unmasked = [aimed.as_slice(), &[(0x3c, 0)]].concat();
+        assert_eq!(in_table(0x3c, 0).collect::<Vec<_>>(), unmasked);
     }
 }

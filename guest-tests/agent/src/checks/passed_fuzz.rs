@@ -3,8 +3,8 @@
 //!
 //! For `fuzz.seconds` (default 60), deterministic by `fuzz.seed` (default 1): random writes to all 4096 bytes, BARs moved over
 //! RAM, over each other, out of the windows of their ports, with those ports open to everything, and back; decoding and bus
-//! mastering switched, function-level resets, power states, and garbage in MSI-X tables. Messages, of MSI too, go to the
-//! vector that means nothing. Other threads read a BAR and use the drive with the serial number `fuzz.disk`. Registers of the
+//! mastering switched, function-level resets, power states, and garbage in MSI-X tables. Messages, of MSI too, go to a
+//! processor that does not exist. Other threads read a BAR and use the drive with the serial number `fuzz.disk`. Registers of the
 //! functions are left alone: a device obeys them, and what it then does to memory would be the guest's own doing.
 
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use egm_address::PciAddress;
 
 use super::egm_beat::physical;
-use super::fuzz::{beside_message, harmless, interesting, messages};
+use super::fuzz::{in_config, in_table, interesting, messages};
 use super::{Context, virtio_blk};
 use crate::config_space::{PCI_EXPRESS, capability, msi_message, msix_table};
 use crate::error::Broken;
@@ -288,8 +288,9 @@ impl Fuzz {
                 let space = [HEADER, 256, 4096][random.below(3)];
                 let offset = random.below(space) / size * size;
                 let write = (offset, size, interesting(random));
-                let (offset, size, value) = beside_message(victim.message.as_ref(), write);
-                victim.target.write(offset as u64, &value.to_le_bytes()[..size]);
+                for (offset, size, value) in in_config(victim.message.as_ref(), write) {
+                    victim.target.write(offset as u64, &value.to_le_bytes()[..size]);
+                }
                 count.writes += 1;
             }
             8..11 => {
@@ -324,7 +325,9 @@ impl Fuzz {
             _ => {
                 if let Some((registers, table)) = &mut victim.table {
                     let offset = random.below(table.len()) & !3;
-                    registers.exchange(table.start + offset, harmless(offset, interesting(random)));
+                    for (at, value) in in_table(offset, interesting(random)) {
+                        registers.exchange(table.start + at, value);
+                    }
                     count.table += 1;
                 }
             }
