@@ -1,9 +1,10 @@
 //! The ends of the logs of failed scenarios: if a run's files are lost with its machine, only its output is left.
 
 use std::fs;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use crate::error::LabError;
 use crate::results::printable;
 
 /// Maximum lines of each log, bytes read for them, and logs of one scenario.
@@ -18,6 +19,14 @@ pub(crate) fn ends(folder: &Path) -> String {
     let ends = logs.iter().take(LOGS).filter_map(|path| Some((path, end(path).ok()?)));
     let shown = ends.filter(|(_, lines)| !lines.is_empty());
     shown.map(|(path, lines)| format!("the end of {}:\n  {}\n", path.display(), lines.join("\n  "))).collect()
+}
+
+/// Removes the logs of an earlier run, which would be taken for those of the next.
+pub(crate) fn clear(folder: &Path) -> Result<(), LabError> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(LabError::file("remove", folder)(error)),
+        _ => Ok(()),
+    }
 }
 
 fn found(folder: &Path, depth: usize) -> Vec<PathBuf> {

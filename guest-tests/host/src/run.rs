@@ -19,6 +19,7 @@ use crate::host_parts::{GUEST, HOST, HostParts, PORT, Plan};
 use crate::initramfs;
 use crate::judge::{Collected, case, judge};
 use crate::lent;
+use crate::logs;
 use crate::machine_file;
 use crate::own_memory;
 use crate::passed;
@@ -118,6 +119,7 @@ impl Runner {
 
     fn boots(&self, scenario: &Scenario) -> Result<ScenarioResult, LabError> {
         let report = self.report.join(scenario.name);
+        logs::clear(&report)?;
         fs::create_dir_all(&report).map_err(LabError::file("make", &report))?;
         if let Some(steps) = steps(scenario) {
             return frame::tell(self, scenario, &report, steps);
