@@ -1,13 +1,18 @@
 //! Slices that are files of their own: what a return does with the file, and what a bad page of it means.
 
 use std::fs::{File, OpenOptions};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use egm_address::{ByteSize, InRegion, Offset, Span};
 use egm_device::Backing;
 use egm_device::backing::BackingError;
+use egm_device::carve::plan::Request;
 use egm_device::free::{Evidence, Hold};
 use egm_device::ledger::record::Use;
 use egm_device::ledger::{GrantError, Memory, UnretireError, Watch};
@@ -16,6 +21,7 @@ use egm_device::region::{Region, RegionKind, Slice};
 use rustix::fs::OFlags;
 
 use crate::common::{PAGE, Window, ledger, region, request, set};
+use crate::in_flight;
 
 /// Number of ext4 among file systems.
 const EXT4: rustix::fs::FsWord = 0xef53;
@@ -174,4 +180,47 @@ fn small_pages_of_a_slice_are_shown_from_the_record_without_a_look_at_its_file()
     assert_eq!(shown, [(Offset::new(lease.slice().offset), ByteSize::new(4 * PAGE))]);
     std::fs::remove_file(memory.path(lease.slice())).unwrap();
     assert_eq!(ledger.small_pages(&region).unwrap(), shown);
+}
+
+/// User of the owner of a slice, and of other processes.
+const TENANT: u32 = 4001;
+
+/// A process of the owner's user that waits for its input, with `descriptor` of the test.
+fn process_with(descriptor: impl Into<Stdio>) -> Child {
+    Command::new("/bin/cat").uid(TENANT).stdin(Stdio::piped()).stdout(descriptor).spawn().unwrap()
+}
+
+#[test]
+fn another_machine_of_the_owners_user_keeps_no_file_that_it_does_not_have() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: a process of another user needs root");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = (files(folder.path()), Files::new(folder.path(), false));
+    let ledger = ledger(folder.path());
+    let shared: Arc<dyn Memory> = memory.clone();
+    let owner = Owner { uid: TENANT, ..Owner::this("a") };
+    let granted = || {
+        let request = Request::new(4 * PAGE, owner.clone());
+        ledger.grant_from(&shared, &region, &request, &Watch::nobody()).unwrap()
+    };
+    // What is in flight may be any file, as a VFIO device may map any memory: the kernel names neither.
+    let (socket, other) = UnixStream::pair().unwrap();
+    in_flight::send(&socket, &File::open("/dev/zero").unwrap());
+    let mut machine = process_with(OwnedFd::from(other));
+    granted().give_back(&Watch::nobody()).unwrap();
+
+    let lease = granted();
+    let mut holder = process_with(
+        memory.reopen(&region, lease.slice(), &Watch::nobody()).unwrap().file().try_clone().unwrap(),
+    );
+    let error = lease.give_back(&Watch::nobody()).unwrap_err();
+    let GrantError::StillUsed { evidence, .. } = &error else { panic!("{error}") };
+    let found: Vec<_> = evidence.iter().map(|evidence| (evidence.hold, evidence.pid)).collect();
+    assert_eq!(found, [(Hold::Descriptor, Some(holder.id()))]);
+    for process in [&mut machine, &mut holder] {
+        drop(process.stdin.take());
+        process.wait().unwrap();
+    }
 }

@@ -1,6 +1,10 @@
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 
 use rustix::fs::{major, minor};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
+};
 
 use super::*;
 use crate::free::{self, Verdict};
@@ -158,6 +162,32 @@ fn a_file_with_a_bad_page_keeps_its_blocks_under_a_name_that_is_no_slices() {
         assert_eq!(folder.bad_bytes().unwrap(), number * 2 * MIB, "one never replaces another");
         assert!(made.metadata().unwrap().nlink() == 1 && made.metadata().unwrap().blocks() * 512 >= 2 * MIB);
     }
+}
+
+#[test]
+fn a_file_of_a_full_file_system_is_not_set_aside() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: the folder of a region is root's");
+        return;
+    }
+    let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
+    fsconfig_set_string(context.as_fd(), c"size", c"64k").unwrap();
+    fsconfig_create(context.as_fd()).unwrap();
+    let mounted = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).unwrap();
+    let path = PathBuf::from(format!("/proc/self/fd/{}/egm", mounted.as_raw_fd()));
+    fs::create_dir(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+    let folder = SliceFolder::at(&path, number(&path)).unwrap();
+    let file = SliceFile::of(span(0, 2 * MIB));
+    let made = File::create_new(path.join(&file.name)).unwrap();
+    // A page that is written to for the first time has no block then: SIGBUS, and no page is bad.
+    assert_eq!(made.write_all_at(&[1; 128 << 10], 0).unwrap_err().kind(), io::ErrorKind::StorageFull);
+    let error = folder.set_aside(&file).unwrap_err();
+    assert!(error.to_string().starts_with("cannot write a file in "), "{error}");
+    assert_eq!(folder.files().unwrap(), std::slice::from_ref(&file));
+    made.set_len(4096).unwrap();
+    folder.set_aside(&file).unwrap();
+    assert_eq!(folder.files().unwrap(), []);
 }
 
 #[test]
