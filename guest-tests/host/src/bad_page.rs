@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::grace::is_arm;
 use crate::host_parts::Plan;
 use crate::judge::{Expected, case};
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::Runner;
 use crate::scenarios::Scenario;
-use crate::slices::{PATIENCE, host_address, regions};
+use crate::slices::{TIMEOUT, host_address, regions};
+use crate::steps::{Fault, Step, Steps};
 
 /// A physical address written here takes its page offline, as the kernel does with broken memory.
 const OFFLINE: &str = "/sys/devices/system/memory/hard_offline_page";
@@ -60,10 +60,10 @@ fn double(region: &str) -> PathBuf {
 }
 
 /// Runs the scenario of a bad page in a slice of `region`.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, region, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, region, report, .. } = *steps;
     if !Path::new(OFFLINE).exists() && !double(region).exists() {
-        frame.skip("this host's kernel has no CONFIG_MEMORY_FAILURE");
+        steps.skip("this host's kernel has no CONFIG_MEMORY_FAILURE");
         return Ok(());
     }
     let beat = Scenario { words: BEAT, ..*scenario };
@@ -74,28 +74,28 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let ending = watch(runner.command(&machine), Limit::Total(scenario.deadline), &console, &said, |line| {
         let Some(address) = line.split("egm-beat 0x").nth(1) else { return Reaction::Go };
         let gpa = u64::from_str_radix(address.trim(), 16).ok();
-        frame.step("told", || {
+        steps.step("noted", || {
             let address = host_address(&machine, gpa)?;
             bad = Some(address);
             spoil(region, machine.plan.as_ref(), address)?;
-            told(&said, all.machine)
+            noted(&said, all.machine)
         });
         if all.guest.is_empty() { Reaction::Terminate } else { Reaction::Go }
     })?;
     let fault = (ending != Ending::Exit(0)).then(|| format!("{ending:?}, and not in good order"));
-    frame.cases.push(case("lives", fault, 0));
+    steps.cases.push(case("lives", fault, 0));
     if !all.guest.is_empty() {
-        frame.step("heard", || heard(&console, all.guest));
+        steps.step("reported", || reported(&console, all.guest));
     }
     if region == LOCAL {
         return Ok(());
     }
-    frame.step("retired", || retired(runner, region, machine.plan.as_ref(), bad));
+    steps.step("retired", || retired(runner, region, machine.plan.as_ref(), bad));
     let next = Scenario { words: "egm.checks=numa", ..*scenario };
     let machine = runner.machine(&next, report)?;
-    frame.step("hole", || hole(machine.plan.as_ref(), bad));
+    steps.step("hole", || hole(machine.plan.as_ref(), bad));
     let boot = runner.boot(&next, &machine, report)?;
-    frame.judge(Expected { exit: 0, summary: true, checks: &["numa"] }, &boot, "");
+    steps.judge(Expected { exit: 0, summary: true, checks: &["numa"] }, &boot, "");
     Ok(())
 }
 
@@ -119,7 +119,7 @@ fn spoil(region: &str, plan: Option<&Plan>, address: u64) -> Step {
 }
 
 /// The VMM's log names the slice, and the consequences for its guest and later owners.
-fn told(log: &Path, all: &[&str]) -> Step {
+fn noted(log: &Path, all: &[&str]) -> Step {
     let begun = Instant::now();
     loop {
         let text = fs::read_to_string(log)?;
@@ -129,7 +129,7 @@ fn told(log: &Path, all: &[&str]) -> Step {
                 Some(part) => Err(Fault::Untrue(format!("no \"{part}\" in: {line}"))),
             };
         }
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > TIMEOUT {
             return Err(Fault::Untrue(format!("the machine says nothing of bad memory: {text}")));
         }
         std::thread::yield_now();
@@ -137,7 +137,7 @@ fn told(log: &Path, all: &[&str]) -> Step {
 }
 
 /// The guest's kernel received the report of the page and ended the program that used it.
-fn heard(console: &Path, all: &[&str]) -> Step {
+fn reported(console: &Path, all: &[&str]) -> Step {
     let text = fs::read_to_string(console)?;
     match all.iter().find(|words| !text.contains(**words)) {
         None => Ok(()),

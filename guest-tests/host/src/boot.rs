@@ -47,8 +47,7 @@ impl Boot {
 
     /// The case of a restart for a fault of the emulator, if there was one.
     pub(crate) fn emulator_case(&self) -> Option<Check> {
-        let reason =
-            "a start of the guest ended in a panic without a word or with a locked processor: spoilt-*.log";
+        let reason = "a start of the guest ended in a panic without a word or with a locked processor: discarded-*.log";
         (self.starts > 1).then(|| restarted(reason))
     }
 }

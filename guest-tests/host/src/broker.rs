@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::error::LabError;
 use crate::run::Runner;
-use crate::slices::{PATIENCE, output};
+use crate::slices::{TIMEOUT, output};
 
 /// A broker, killed on drop.
 pub(crate) struct Broker(Child);
@@ -36,7 +36,7 @@ impl Broker {
             if said.status.success() {
                 return Ok(broker);
             }
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIMEOUT {
                 let problem = String::from_utf8_lossy(&said.stderr).into_owned();
                 return Err(LabError::Content { what: "a broker that grants".into(), problem });
             }

@@ -8,10 +8,10 @@ use std::process::Command;
 use egm_findings::Check;
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step, timed};
 use crate::host_parts::Plan;
 use crate::passed;
 use crate::slices;
+use crate::steps::{Fault, Step, Steps, timed};
 
 /// The user that the machine becomes.
 pub(crate) const NAME: &str = "tenant";
@@ -23,39 +23,39 @@ const UNPLUG: &str = "egm-hotplug unplug ";
 const STARTED: &str = "egm-guest runs";
 
 /// Runs the scenario.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     add_user()?;
-    let Frame { runner, scenario, region, report, .. } = *frame;
+    let Steps { runner, scenario, region, report, .. } = *steps;
     let machine = runner.machine(scenario, report)?;
     let plan = machine.plan.as_ref();
     let size = plan.and_then(Plan::slice).map(|(_, size)| size);
     let slice = plan.and_then(Plan::slice_in_region).map(|(_, offset)| offset).zip(size);
     let mut command = runner.command(&machine);
     command.args(["--user", NAME]);
-    let mut steps: Vec<Check> = Vec::new();
+    let mut seen: Vec<Check> = Vec::new();
     let boot = runner.boot_by(command, scenario, &machine, report, |line| {
-        if steps.is_empty() && line.contains(STARTED) {
-            steps.push(timed("confined", is_confined));
+        if seen.is_empty() && line.contains(STARTED) {
+            seen.push(timed("confined", is_confined));
         }
         if line.contains(UNPLUG) {
-            steps.extend(scenario.passed.first().map(|drive| timed("taken back", || take_back(drive))));
+            seen.extend(scenario.passed.first().map(|drive| timed("taken back", || take_back(drive))));
         }
     })?;
-    let is_checked = !steps.is_empty();
-    frame.judge(scenario.expected, &boot, "");
-    frame.cases.append(&mut steps);
-    frame.step("looked at", || match is_checked {
+    let is_checked = !seen.is_empty();
+    steps.judge(scenario.expected, &boot, "");
+    steps.cases.append(&mut seen);
+    steps.step("looked at", || match is_checked {
         true => Ok(()),
         false => Err("the guest did not print that it started".into()),
     });
-    frame.step("clean", || is_clean(&runner.tools.device, region, slice));
-    frame.step("returned", || slices::zeros(plan.and_then(Plan::slice)));
-    frame.step("next owner", || slices::next_finds_zeros(runner, region, scenario.tale.slice()));
+    steps.step("clean", || is_clean(&runner.tools.device, region, slice));
+    steps.step("returned", || slices::zeros(plan.and_then(Plan::slice)));
+    steps.step("next owner", || slices::next_finds_zeros(runner, region, scenario.slice_test.slice()));
     for function in scenario.passed {
         passed::bind(function, "vfio-pci")?;
     }
-    frame.free();
-    frame.no_faults("no-dma-faults");
+    steps.free();
+    steps.no_faults("no-dma-faults");
     Ok(())
 }
 

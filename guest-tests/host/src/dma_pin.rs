@@ -12,12 +12,12 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pi
 
 use crate::confined::{self, UID};
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step, timed};
 use crate::judge::case;
 use crate::passed::{free, payload, refused};
 use crate::process::{Ending, Limit, Reaction, watch};
-use crate::scenarios::Tale;
+use crate::scenarios::SliceTest;
 use crate::slices;
+use crate::steps::{Fault, Step, Steps, timed};
 
 /// Line of the guest once it runs.
 const READY: &str = "ready";
@@ -55,20 +55,20 @@ const PINS: [Pin; 4] = [
 ];
 
 /// Runs the scenario.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     confined::add_user()?;
-    PINS.iter().try_for_each(|pin| run_one(frame, pin))?;
-    frame.free();
-    frame.no_faults("no-dma-faults");
+    PINS.iter().try_for_each(|pin| run_one(steps, pin))?;
+    steps.free();
+    steps.no_faults("no-dma-faults");
     Ok(())
 }
 
-fn run_one(frame: &mut Frame<'_>, pin: &Pin) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
+fn run_one(steps: &mut Steps<'_>, pin: &Pin) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
     let [function] = scenario.passed else {
         return Err(LabError::Usage(format!("{} needs one function", scenario.name)));
     };
-    let size = Tale::Owned.slice();
+    let size = SliceTest::Owned.slice();
     let keys = serde_json::json!({
         "devices": [{ "type": "vfio", "function": function, "backend": pin.backend }],
         "egm": [{ "region": pin.region, "size": size, "node": 1 }],
@@ -92,7 +92,7 @@ fn run_one(frame: &mut Frame<'_>, pin: &Pin) -> Result<(), LabError> {
     // The parent of a confined machine reports the signal as a shell does.
     let killed = if pin.is_confined { Ending::Exit(128 + 9) } else { Ending::Signal(9) };
     let fault = (ending != killed).then(|| format!("{ending:?}, not killed"));
-    frame.cases.push(case(&format!("killed {}", pin.name), fault, 0));
+    steps.cases.push(case(&format!("killed {}", pin.name), fault, 0));
     let step = |what: &str, step: &mut dyn FnMut() -> Step| timed(&format!("{what} {}", pin.name), step);
     let mut kept = kept.unwrap_or_else(|| Err("the guest did not start".into()));
     let cases = [
@@ -112,7 +112,7 @@ fn run_one(frame: &mut Frame<'_>, pin: &Pin) -> Result<(), LabError> {
             slices::next_finds_zeros(runner, pin.region, size)
         }),
     ];
-    frame.cases.extend(cases);
+    steps.cases.extend(cases);
     Ok(())
 }
 

@@ -9,12 +9,12 @@ use std::process::Command;
 use egm_payload::Ports;
 
 use crate::error::chain;
-use crate::frame::{Fault, Step};
 use crate::passed::{devices, payload};
 use crate::physical::Physical;
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::Runner;
 use crate::scenarios::Scenario;
+use crate::steps::{Fault, Step};
 
 /// The guest prints this when it runs.
 const READY: &str = "ready";

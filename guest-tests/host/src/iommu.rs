@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::error::LabError;
-use crate::frame::{Fault, Step};
+use crate::steps::{Fault, Step};
 
 const INTERRUPTS: &str = "/proc/interrupts";
 /// The devices of virtio's driver.

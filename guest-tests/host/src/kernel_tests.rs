@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::pool::Pool;
+use crate::steps::{Fault, Step, Steps};
 
 /// Test programs and the tests of each; all tests if none is named.
 const PROGRAMS: [(&str, &[&str]); 4] =
@@ -22,10 +22,10 @@ const PROGRAM: (&str, &str) = ("egm-device", "path");
 const PAGES: u64 = 8;
 
 /// Runs each program.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, report, .. } = *steps;
     let Some(folder) = &runner.tools.tests else {
-        frame.skip("no test programs: scripts/lab/tests builds them");
+        steps.skip("no test programs: scripts/lab/tests builds them");
         return Ok(());
     };
     let path = fs::read_to_string(folder.join(PROGRAM.1)).map_err(LabError::file("read", folder))?;
@@ -33,9 +33,9 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let _pool = Pool::resize(2 << 10, PAGES)?;
     for (name, tests) in PROGRAMS {
         let log = report.join(format!("{name}.log"));
-        frame.step(name, || passes(Command::new(folder.join(name)).args(tests), &log));
+        steps.step(name, || passes(Command::new(folder.join(name)).args(tests), &log));
     }
-    frame.step("fsdax", || {
+    steps.step("fsdax", || {
         if !fs::read_to_string("/proc/self/mounts")?
             .lines()
             .any(|line| line.split(' ').nth(1) == Some(MEDIUM))

@@ -125,7 +125,7 @@ fn run_under(
     let left: Vec<_> = all.iter().copied().filter(|name| !is_done(name)).collect();
     if ending == Ending::Deadline && !left.is_empty() {
         Stage::note("the emulated host fell silent: booted again for what it left undone");
-        let kept = report.join(format!("spoilt-{LOG}"));
+        let kept = report.join(format!("discarded-{LOG}"));
         fs::rename(report.join(LOG), &kept).map_err(LabError::file("rename", LOG))?;
         let (mut more, end) = run(&left)?;
         let reason = format!("the emulated host fell silent: {}", kept.display());

@@ -4,17 +4,17 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::scenarios::{Scenario, Tale};
+use crate::scenarios::{Scenario, SliceTest};
 
 /// The configuration that extends the scenario's file in `configs`; its machine starts with `boot`.
 pub(crate) fn of(scenario: &Scenario, configs: &Path, boot: Value) -> Value {
     let mut json = json!({ "name": scenario.name, "extends": configs.join(scenario.config), "boot": boot });
     if let Some(region) = scenario.region {
-        let (form, node) = match scenario.tale {
-            Tale::Device => ("device", 0),
+        let (form, node) = match scenario.slice_test {
+            SliceTest::Device => ("device", 0),
             _ => ("memory", u32::from(!scenario.slice_alone)),
         };
-        let size = scenario.tale.slice();
+        let size = scenario.slice_test.slice();
         json["egm"] = json!([{ "region": region, "size": size, "node": node, "as": form }]);
     }
     if scenario.slice_alone {

@@ -15,7 +15,6 @@ use egm_payload::Ports;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::host_parts::Plan;
 use crate::judge::{Expected, case};
 use crate::pagemap::{self, PAGE, address};
@@ -23,7 +22,8 @@ use crate::physical::Physical;
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::{Machine, Runner};
 use crate::scenarios::Scenario;
-use crate::slices::{self, PATIENCE, beats, host_address, meminfo, ram};
+use crate::slices::{self, TIMEOUT, beats, host_address, meminfo, ram};
+use crate::steps::{Fault, Step, Steps};
 
 /// Memory of the machine's own process.
 const LOCAL: &str = "local";
@@ -39,8 +39,8 @@ const MARK: u64 = 0x6d67_652d_7461_6562;
 const NAME: &str = "[kvm-gmem]";
 
 /// Runs the scenario on a slice of `region`.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, region, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, region, report, .. } = *steps;
     let own = region == LOCAL;
     // The kernel's counter for such pages.
     let meter = if own { "Shmem" } else { "Unevictable" };
@@ -50,22 +50,22 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let ending = watch(runner.command(&machine), Limit::Total(scenario.deadline), &console, &said, |line| {
         let Some(address) = line.split("egm-beat 0x").nth(1) else { return Reaction::Go };
         let gpa = u64::from_str_radix(address.trim(), 16).ok();
-        frame.step("seen", || if own { mapped(&machine, gpa) } else { seen(machine.plan.as_ref(), gpa) });
-        frame.step("counted", || counted(meter, before));
+        steps.step("seen", || if own { mapped(&machine, gpa) } else { seen(machine.plan.as_ref(), gpa) });
+        steps.step("counted", || counted(meter, before));
         let beside = if own { apart } else { |_| Ok(()) };
-        frame.step("zero-for-another", || zeros(runner, scenario, &machine, report, beside));
+        steps.step("zero-for-another", || zeros(runner, scenario, &machine, report, beside));
         Reaction::Kill
     })?;
     let fault = (ending != Ending::Signal(9)).then(|| format!("{ending:?}, not killed"));
-    frame.cases.push(case("killed", fault, 0));
-    frame.step("freed", || freed(meter, before));
-    frame.step("zero-for-the-next", || zeros(runner, scenario, &machine, report, |_| Ok(())));
+    steps.cases.push(case("killed", fault, 0));
+    steps.step("freed", || freed(meter, before));
+    steps.step("zero-for-the-next", || zeros(runner, scenario, &machine, report, |_| Ok(())));
     let used = Scenario { words: USE, ..*scenario };
     let machine = runner.machine(&used, report)?;
     let boot = runner.boot(&used, &machine, report)?;
     let expected = Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern"] };
-    frame.judge(expected, &boot, "");
-    frame.step("visible", || match meminfo("MemTotal")? {
+    steps.judge(expected, &boot, "");
+    steps.step("visible", || match meminfo("MemTotal")? {
         now if now == total => Ok(()),
         now => Err(Fault::Untrue(format!("MemTotal is {now}, it was {total}"))),
     });
@@ -137,7 +137,7 @@ fn freed(meter: &str, before: u64) -> Step {
         if more < MARKED_BYTES / 8 {
             return Ok(());
         }
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > TIMEOUT {
             return Err(Fault::Untrue(format!("{meter} stays {more} bytes more")));
         }
         std::thread::yield_now();

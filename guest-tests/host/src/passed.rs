@@ -7,11 +7,11 @@ use std::process::Command;
 
 use crate::disk::{self, Proof};
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::judge::Expected;
 use crate::run::Runner;
 use crate::scenarios::Scenario;
 use crate::slices::output;
+use crate::steps::{Fault, Step, Steps};
 
 /// The image of the first NVMe drive, where the emulated host sees it.
 const IMAGE: &str = "/share/nvme0.img";
@@ -26,28 +26,28 @@ pub(crate) fn missing(scenario: &Scenario) -> Option<String> {
 }
 
 /// Runs the scenario with its functions.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
     let machine = runner.machine(scenario, report)?;
     let first = runner.boot(scenario, &machine, report)?;
-    frame.judge(scenario.expected, &first, "");
+    steps.judge(scenario.expected, &first, "");
     if scenario.disk.is_some() {
-        frame.step("written", written);
-        again(frame)?;
+        steps.step("written", written);
+        again(steps)?;
     }
-    frame.free();
-    frame.no_faults("no-dma-faults");
+    steps.free();
+    steps.no_faults("no-dma-faults");
     Ok(())
 }
 
 /// The drive in a second guest, which does the same and resets itself.
-fn again(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
+fn again(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
     let expected = Expected { exit: 1, ..scenario.expected };
     let again = Scenario { end: "egm.exit=reset", expected, ..*scenario };
     let machine = runner.machine(&again, report)?;
     let boot = runner.boot(&again, &machine, report)?;
-    frame.judge(again.expected, &boot, " again");
+    steps.judge(again.expected, &boot, " again");
     Ok(())
 }
 

@@ -3,11 +3,11 @@
 use egm_findings::{Check, Outcome};
 
 use crate::error::LabError;
-use crate::frame::Frame;
 use crate::judge::case;
 use crate::progress::Stage;
 use crate::scenarios::Scenario;
 use crate::slices;
+use crate::steps::Steps;
 
 /// Kinds of slices that iommufd maps: files, pages of a pool, pages of persistent memory.
 const WITH_PAGES: [&str; 3] = ["local", "hugetlb", "dax0.0"];
@@ -15,29 +15,29 @@ const WITH_PAGES: [&str; 3] = ["local", "hugetlb", "dax0.0"];
 const WITHOUT: &str = "memmap";
 
 /// Runs the scenario with its engine and its memory function.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let scenario = frame.scenario;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let scenario = steps.scenario;
     let _pool = slices::pool()?;
     for region in WITH_PAGES.iter().chain((!scenario.iommufd).then_some(&WITHOUT)) {
         Stage::note(&format!("{}: a slice of {region}", scenario.name));
-        reaches(frame, region)?;
+        reaches(steps, region)?;
     }
-    frame.no_faults("no-dma-faults");
-    frame.free();
+    steps.no_faults("no-dma-faults");
+    steps.free();
     Ok(())
 }
 
 /// The engine reaches all memory of a guest with a slice of `region`.
-fn reaches(frame: &mut Frame<'_>, region: &'static str) -> Result<(), LabError> {
-    let Frame { runner, scenario, .. } = *frame;
+fn reaches(steps: &mut Steps<'_>, region: &'static str) -> Result<(), LabError> {
+    let Steps { runner, scenario, .. } = *steps;
     if let Some(why) = slices::missing(runner, region)? {
-        frame.cases.push(Check { outcome: Outcome::Skipped, reason: why, ..case(region, None, 0) });
+        steps.cases.push(Check { outcome: Outcome::Skipped, reason: why, ..case(region, None, 0) });
         return Ok(());
     }
     let one = Scenario { region: Some(region), ..*scenario };
-    let folder = frame.folder(region)?;
+    let folder = steps.folder(region)?;
     let machine = runner.machine(&one, &folder)?;
     let boot = runner.boot(&one, &machine, &folder)?;
-    frame.judge(one.expected, &boot, &format!(" of {region}"));
+    steps.judge(one.expected, &boot, &format!(" of {region}"));
     Ok(())
 }

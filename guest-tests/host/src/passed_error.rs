@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::hand;
+use crate::steps::{Fault, Step, Steps};
 
 /// The kernel's file for injected errors (`drivers/pci/pcie/aer_inject.c`).
 const INJECT: &str = "/dev/aer_inject";
@@ -18,13 +18,13 @@ const WORDS: &str = "reported an error that it cannot correct";
 pub(crate) const MARK: &str = "egm-lost waits";
 
 /// Runs the scenario for its one function.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
     let [function] = scenario.passed else {
         return Err(LabError::Usage(format!("{} needs one function", scenario.name)));
     };
     if !Path::new(INJECT).exists() {
-        frame.skip("this host's kernel has no aer_inject");
+        steps.skip("this host's kernel has no aer_inject");
         return Ok(());
     }
     let machine = runner.machine(scenario, report)?;
@@ -34,13 +34,13 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
             reported = inject(function);
         }
     })?;
-    frame.judge(scenario.expected, &boot, "");
-    frame.step("reported", || reported);
-    frame.step("told", || times(&fs::read_to_string(report.join("vmm.log"))?, 1));
-    let folder = frame.folder("next")?;
-    frame.step("next", || times(&hand::with(runner, scenario, &folder, &[function], || Ok(()))?, 0));
-    frame.free();
-    frame.no_faults("no-dma-faults");
+    steps.judge(scenario.expected, &boot, "");
+    steps.step("reported", || reported);
+    steps.step("noted", || times(&fs::read_to_string(report.join("vmm.log"))?, 1));
+    let folder = steps.folder("next")?;
+    steps.step("next", || times(&hand::with(runner, scenario, &folder, &[function], || Ok(()))?, 0));
+    steps.free();
+    steps.no_faults("no-dma-faults");
     Ok(())
 }
 

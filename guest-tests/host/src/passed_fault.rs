@@ -6,10 +6,10 @@
 use std::time::Instant;
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::hand::{self, DECODE, MASTER};
 use crate::iommu::{self, no_faults_since};
-use crate::slices::PATIENCE;
+use crate::slices::TIMEOUT;
+use crate::steps::{Fault, Step, Steps};
 
 const COMMAND: u64 = 0x98;
 const RUN: u64 = 1;
@@ -23,20 +23,20 @@ const TRANSFER: [(u64, u64); 4] =
 const FLOOD: u64 = 64;
 
 /// Runs the scenario with its engine.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
     let [engine] = scenario.passed else {
         return Err(LabError::Usage(format!("{} needs one function", scenario.name)));
     };
     let before = iommu::faults()?;
-    frame.step("a fault is found", || {
+    steps.step("a fault is found", || {
         hand::with(runner, scenario, report, &[engine], || {
             transfer(engine)?;
             found(before)
         })
         .map(drop)
     });
-    frame.step("every fault is counted", || {
+    steps.step("every fault is counted", || {
         hand::with(runner, scenario, report, &[engine], || {
             let before = iommu::faults()?;
             (0..FLOOD).try_for_each(|_| transfer(engine))?;
@@ -47,7 +47,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
         })
         .map(drop)
     });
-    frame.free();
+    steps.free();
     Ok(())
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn transfer(engine: &str) -> Step {
         registers.set_word(register, value).ok_or("no such register")?;
     }
     while registers.word(COMMAND).is_some_and(|command| command & RUN != 0) {
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > TIMEOUT {
             return Err(Fault::Untrue("the engine does not end its transfer".to_owned()));
         }
         std::thread::yield_now();

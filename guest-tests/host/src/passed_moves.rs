@@ -5,10 +5,10 @@ use std::fs;
 use std::path::Path;
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::host_parts::{HUB, serve_network};
 use crate::judge::Expected;
 use crate::scenarios::Scenario;
+use crate::steps::{Fault, Step, Steps};
 
 /// The next guest uses all of them.
 const NEXT: &str = "egm.checks=pci,nvme,passed_net egm.arg.net.mac=52:54:00:e9:00:02 egm.arg.net.peer=192.168.101.1 \
@@ -17,22 +17,22 @@ const NEXT: &str = "egm.checks=pci,nvme,passed_net egm.arg.net.mac=52:54:00:e9:0
 const WORDS: usize = 4096;
 
 /// Runs the scenario with its functions.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
     let machine = runner.machine(scenario, report)?;
     let first = runner.boot(scenario, &machine, report)?;
-    frame.judge(scenario.expected, &first, "");
-    frame.no_faults("no-dma-faults");
-    frame.step("few-words", || few_words(report));
-    frame.free();
+    steps.judge(scenario.expected, &first, "");
+    steps.no_faults("no-dma-faults");
+    steps.step("few-words", || few_words(report));
+    steps.free();
     serve_network(HUB)?;
     let expected = Expected { checks: &["pci", "nvme", "passed_net"], ..scenario.expected };
     let next = Scenario { words: NEXT, expected, ..*scenario };
-    let folder = frame.folder("next")?;
+    let folder = steps.folder("next")?;
     let machine = runner.machine(&next, &folder)?;
     let second = runner.boot(&next, &machine, &folder)?;
-    frame.judge(expected, &second, " next");
-    frame.no_faults("no-dma-faults next");
+    steps.judge(expected, &second, " next");
+    steps.no_faults("no-dma-faults next");
     Ok(())
 }
 

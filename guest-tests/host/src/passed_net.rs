@@ -2,19 +2,19 @@
 //! and afterwards the card is free. The host's IOMMU must log no fault.
 
 use crate::error::LabError;
-use crate::frame::Frame;
 use crate::host_parts::{HUB, serve_network};
+use crate::steps::Steps;
 
 /// Runs the scenario with its card.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
     serve_network(HUB)?;
     let machine = runner.machine(scenario, report)?;
     let first = runner.boot(scenario, &machine, report)?;
-    frame.judge(scenario.expected, &first, "");
+    steps.judge(scenario.expected, &first, "");
     let second = runner.boot(scenario, &machine, report)?;
-    frame.judge(scenario.expected, &second, " again");
-    frame.free();
-    frame.no_faults("no-dma-faults");
+    steps.judge(scenario.expected, &second, " again");
+    steps.free();
+    steps.no_faults("no-dma-faults");
     Ok(())
 }

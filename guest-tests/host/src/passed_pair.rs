@@ -2,9 +2,9 @@
 //! afterwards a guest gets both.
 
 use crate::error::LabError;
-use crate::frame::Frame;
 use crate::passed::{bind, group, refused};
 use crate::scenarios::Scenario;
+use crate::steps::Steps;
 
 /// A host driver that binds any function it is assigned.
 const DRIVER: &str = "uio_pci_generic";
@@ -13,25 +13,25 @@ const VFIO: &str = "vfio-pci";
 const HOST_FORBIDS: i32 = 3;
 
 /// Runs the scenario with its two functions.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
     let [first, second] = scenario.passed else {
         return Err(LabError::Usage(format!("{} needs two functions", scenario.name)));
     };
     if group(first).is_none() || group(first) != group(second) {
-        frame.skip(&format!("this host has no {first} and {second} in one IOMMU group"));
+        steps.skip(&format!("this host has no {first} and {second} in one IOMMU group"));
         return Ok(());
     }
     let alone = Scenario { passed: std::slice::from_ref(first), ..*scenario };
     let machine = runner.machine(&alone, report)?;
     bind(second, DRIVER)?;
     let holder = format!("{second} by {DRIVER}");
-    frame.step("refused", || refused(&mut runner.command(&machine), HOST_FORBIDS, &[&holder]));
+    steps.step("refused", || refused(&mut runner.command(&machine), HOST_FORBIDS, &[&holder]));
     bind(second, VFIO)?;
     let machine = runner.machine(scenario, report)?;
     let boot = runner.boot(scenario, &machine, report)?;
-    frame.judge(scenario.expected, &boot, "");
-    frame.free();
-    frame.no_faults("no-dma-faults");
+    steps.judge(scenario.expected, &boot, "");
+    steps.free();
+    steps.no_faults("no-dma-faults");
     Ok(())
 }

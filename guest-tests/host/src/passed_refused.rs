@@ -15,13 +15,13 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::{Value, json};
 
 use crate::error::{LabError, chain};
-use crate::frame::{Fault, Frame, Step, timed};
 use crate::judge::case;
 use crate::passed::{bind, devices, free, group, payload, refused, unbind, write};
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::Runner;
 use crate::scenarios::Scenario;
-use crate::slices::{PATIENCE, output};
+use crate::slices::{TIMEOUT, output};
+use crate::steps::{Fault, Step, Steps, timed};
 
 /// Exit codes of the VMM.
 const CONFIGURATION: i32 = 2;
@@ -39,27 +39,27 @@ const MEMORY: &str = "0000:00:15.0";
 const READY: &str = "ready";
 
 /// Runs the scenario for its one function.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
     let [function] = scenario.passed else {
         return Err(LabError::Usage(format!("{} needs one function", scenario.name)));
     };
     let Some(group) = group(function) else {
-        frame.skip(&format!("this host has no function {function}"));
+        steps.skip(&format!("this host has no function {function}"));
         return Ok(());
     };
     let file = PathBuf::from(format!("/dev/vfio/{group}"));
     let config = payload(runner, scenario, "good", &egm_payload::halt(Ports::USUAL), devices(&[function]))?;
-    let story = Story { runner, scenario, report, function, file, config };
-    frame.cases.extend(story.written_wrong()?);
-    frame.cases.extend(story.had_by_another_driver()?);
-    frame.cases.extend(story.not_permitted()?);
-    frame.cases.extend(story.in_use()?);
-    frame.cases.extend(story.taken_back()?);
+    let machines = Machines { runner, scenario, report, function, file, config };
+    steps.cases.extend(machines.written_wrong()?);
+    steps.cases.extend(machines.had_by_another_driver()?);
+    steps.cases.extend(machines.not_permitted()?);
+    steps.cases.extend(machines.in_use()?);
+    steps.cases.extend(machines.taken_back()?);
     Ok(())
 }
 
-struct Story<'a> {
+struct Machines<'a> {
     runner: &'a Runner,
     scenario: &'a Scenario,
     report: &'a Path,
@@ -70,7 +70,7 @@ struct Story<'a> {
     config: PathBuf,
 }
 
-impl Story<'_> {
+impl Machines<'_> {
     /// Configurations that no host could satisfy, or not this one.
     fn written_wrong(&self) -> Result<Vec<Check>, LabError> {
         let bar = |place: &str| json!([{ "type": "vfio", "function": MEMORY, "bars": { "2": place } }]);
@@ -219,7 +219,7 @@ impl Story<'_> {
             if said.contains(words) {
                 return Ok(());
             }
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIMEOUT {
                 return Err(Fault::Untrue(format!("no \"{words}\" in: {said}")));
             }
             thread::yield_now();

@@ -6,11 +6,11 @@ use std::path::Path;
 use egm_findings::Check;
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step, timed};
 use crate::hand::{self, DECODE};
 use crate::physical::Physical;
 use crate::run::Runner;
 use crate::scenarios::Scenario;
+use crate::steps::{Fault, Step, Steps, timed};
 
 /// Value that is left behind.
 const MARK: u64 = 0x5ca1_ab1e_0ddb_a115;
@@ -24,41 +24,41 @@ struct Place<'a> {
 }
 
 /// Runs the scenario with its functions: two cards, two cards of one bus, and a memory.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
     let [card, switched, first, second, memory] = scenario.passed else {
         return Err(LabError::Usage(format!("{} needs five functions", scenario.name)));
     };
-    let story = Story { runner, scenario, report };
+    let machines = Machines { runner, scenario, report };
     // The multicast table of Intel's cards (82574 datasheet, 10.2.5.16).
     let [card, switched, first, second] =
         [card, switched, first, second].map(|function| Place { function, bar: 0, offset: 0x5200 });
     let memory = Place { function: memory, bar: 2, offset: 0 };
-    frame.cases.push(story.leaves_nothing("its own reset", &[card], &[card], ""));
-    frame.cases.push(story.leaves_nothing("its own reset, behind a switch", &[switched], &[switched], ""));
+    steps.cases.push(machines.leaves_nothing("its own reset", &[card], &[card], ""));
+    steps.cases.push(machines.leaves_nothing("its own reset, behind a switch", &[switched], &[switched], ""));
     let both = [first, second];
-    frame.cases.push(story.leaves_nothing("one reset of the bus of both", &both, &both, ""));
-    let told = format!("{} is reset with its bus, and so was {}", first.function, second.function);
-    frame.cases.push(story.leaves_nothing("the bus of one and another", &[first], &both, &told));
-    frame.step("no reset", || story.keeps(memory));
-    frame.free();
+    steps.cases.push(machines.leaves_nothing("one reset of the bus of both", &both, &both, ""));
+    let note = format!("{} is reset with its bus, and so was {}", first.function, second.function);
+    steps.cases.push(machines.leaves_nothing("the bus of one and another", &[first], &both, &note));
+    steps.step("no reset", || machines.keeps(memory));
+    steps.free();
     Ok(())
 }
 
-struct Story<'a> {
+struct Machines<'a> {
     runner: &'a Runner,
     scenario: &'a Scenario,
     report: &'a Path,
 }
 
-impl Story<'_> {
+impl Machines<'_> {
     /// A machine with the functions of `given` finds no value that the host left at `places`. The next machine finds
-    /// none that the first left there when it was killed. The VMM prints `told`.
-    fn leaves_nothing(&self, name: &str, given: &[Place<'_>], places: &[Place<'_>], told: &str) -> Check {
+    /// none that the first left there when it was killed. The VMM prints `note`.
+    fn leaves_nothing(&self, name: &str, given: &[Place<'_>], places: &[Place<'_>], note: &str) -> Check {
         timed(name, || {
             places.iter().try_for_each(Place::mark)?;
             for _ in 0..2 {
-                self.with(given, told, || {
+                self.with(given, note, || {
                     places.iter().try_for_each(|place| place.has(0))?;
                     places.iter().try_for_each(Place::mark)
                 })?;
@@ -69,21 +69,21 @@ impl Story<'_> {
 
     /// A machine with `place` finds the value that was left there, and the VMM reports it.
     fn keeps(&self, place: Place<'_>) -> Step {
-        let told = format!("{} cannot be reset: the guest finds what its last user left", place.function);
+        let note = format!("{} cannot be reset: the guest finds what its last user left", place.function);
         place.mark()?;
-        let kept = self.with(&[place], &told, || place.has(MARK));
+        let kept = self.with(&[place], &note, || place.has(MARK));
         place.set(0)?;
         kept
     }
 
-    /// As [`hand::with`]; the VMM prints `told`, or, if that is empty, nothing about resets.
-    fn with(&self, given: &[Place<'_>], told: &str, look: impl Fn() -> Step) -> Step {
+    /// As [`hand::with`]; the VMM prints `note`, or, if that is empty, nothing about resets.
+    fn with(&self, given: &[Place<'_>], note: &str, look: impl Fn() -> Step) -> Step {
         let functions: Vec<&str> = given.iter().map(|place| place.function).collect();
         let said = hand::with(self.runner, self.scenario, self.report, &functions, look)?;
-        if said.contains(told) && (!told.is_empty() || !said.contains("reset")) {
+        if said.contains(note) && (!note.is_empty() || !said.contains("reset")) {
             return Ok(());
         }
-        Err(Fault::Untrue(format!("not \"{told}\" is what it said, but: {said}")))
+        Err(Fault::Untrue(format!("not \"{note}\" is what it said, but: {said}")))
     }
 }
 

@@ -7,13 +7,13 @@ use std::process::Command;
 use egm_payload::{Entry, Payload, Ports};
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::judge::case;
 use crate::passed::{devices, free, payload};
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::progress::Stage;
 use crate::run::Runner;
 use crate::scenarios::Scenario;
+use crate::steps::{Fault, Step, Steps};
 
 /// Rounds before the host's first measurement: they fill its caches.
 const FIRST: u32 = 10;
@@ -33,22 +33,22 @@ enum End {
 }
 
 /// Runs the scenario for its one function.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
-    let story = Story::new(runner, scenario, report)?;
-    let mut wrong = story.rounds(FIRST)?;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
+    let machines = Machines::new(runner, scenario, report)?;
+    let mut wrong = machines.rounds(FIRST)?;
     let before = Host::now()?;
-    wrong.extend(story.rounds(ROUNDS)?);
+    wrong.extend(machines.rounds(ROUNDS)?);
     let after = Host::now()?;
-    frame.cases.push(case("rounds", wrong.into_iter().next(), 0));
-    frame.step("memory", || before.memory_is_back(&after));
-    frame.step("files", || before.files_are_back(&after));
-    frame.free();
-    frame.no_faults("no-dma-faults");
+    steps.cases.push(case("rounds", wrong.into_iter().next(), 0));
+    steps.step("memory", || before.memory_is_back(&after));
+    steps.step("files", || before.files_are_back(&after));
+    steps.free();
+    steps.no_faults("no-dma-faults");
     Ok(())
 }
 
-struct Story<'a> {
+struct Machines<'a> {
     runner: &'a Runner,
     scenario: &'a Scenario,
     report: &'a Path,
@@ -57,7 +57,7 @@ struct Story<'a> {
     sleeps: PathBuf,
 }
 
-impl<'a> Story<'a> {
+impl<'a> Machines<'a> {
     fn new(runner: &'a Runner, scenario: &'a Scenario, report: &'a Path) -> Result<Self, LabError> {
         let mut ends = Payload::new(Ports::USUAL);
         ends.print(&format!("{READY}\n"));

@@ -8,12 +8,12 @@ use std::thread;
 use std::time::Duration;
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::judge::Expected;
 use crate::l1::remove;
 use crate::run::Runner;
 use crate::scenarios::Scenario;
 use crate::served::{Card, GPU, Server, start};
+use crate::steps::{Fault, Step, Steps};
 
 /// A GPU for a host with little memory.
 const SMALL: Card = Card { bar: 1 << 10, memory: 16, ..GPU };
@@ -25,24 +25,24 @@ const MARK: &[u8] = b"egm-lost waits";
 const WORDS: &str = "is gone: it is taken from the guest";
 
 /// Runs the scenario with its servers.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
     let servers = serve(runner, scenario)?;
     let machine = runner.machine(scenario, report)?;
     let boot = runner.boot(scenario, &machine, report)?;
-    frame.judge(scenario.expected, &boot, "");
+    steps.judge(scenario.expected, &boot, "");
     let expected = Expected { checks: &["function_lost"], ..scenario.expected };
     let next = Scenario { words: LOST, expected, ..*scenario };
-    let folder = frame.folder("lost")?;
+    let folder = steps.folder("lost")?;
     let machine = runner.machine(&next, &folder)?;
     let console = folder.join("console.log");
     // An earlier run's has the mark, too.
     remove(&console)?;
     let second = end_when(&console, servers, || runner.boot(&next, &machine, &folder))?;
-    frame.judge(expected, &second, "");
-    frame.step("told", || told(&folder));
-    frame.free();
-    frame.no_faults("no-dma-faults");
+    steps.judge(expected, &second, "");
+    steps.step("noted", || noted(&folder));
+    steps.free();
+    steps.no_faults("no-dma-faults");
     Ok(())
 }
 
@@ -72,7 +72,7 @@ fn holds(file: &Path, mark: &[u8]) -> bool {
 }
 
 /// The VMM reported the loss exactly once.
-fn told(report: &Path) -> Step {
+fn noted(report: &Path) -> Step {
     let said = fs::read_to_string(report.join("vmm.log"))?;
     match said.matches(WORDS).count() {
         1 => Ok(()),

@@ -16,12 +16,12 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::error::LabError;
-use crate::frame::{Frame, timed};
 use crate::judge::Expected;
 use crate::peer_guest::{CHECK, Machine, boot, ended, holds_checks, nothing_granted, seen_before, words};
 use crate::peer_monitor::{CloudHypervisor, Monitor, Qemu};
 use crate::peer_parts::{Parts, SIZE};
 use crate::peer_program::PeerName;
+use crate::steps::{Steps, timed};
 
 const FIRST: Machine = Machine::whole("first", &[CHECK, "egm_plugged"], 1);
 const WANTED: Machine = Machine::whole("wanted", &[CHECK, "egm_wanted"], 2);
@@ -33,33 +33,33 @@ const TAKEN: Machine = Machine {
 const BACK: Machine = Machine::whole("back", &[CHECK, "egm_commands"], 0);
 
 /// Runs the scenario with QEMU.
-pub(crate) fn run_qemu(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let runner = frame.runner;
+pub(crate) fn run_qemu(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let runner = steps.runner;
     let Some(emulator) = &runner.tools.emulator else {
-        frame.skip("Debian's QEMU is unavailable here");
+        steps.skip("Debian's QEMU is unavailable here");
         return Ok(());
     };
-    let parts = Parts::make(runner, "qemu", runner.work.join(frame.scenario.name))?;
+    let parts = Parts::make(runner, "qemu", runner.work.join(steps.scenario.name))?;
     let qemu = Qemu { parts: &parts, emulator };
-    kept(frame, &parts, &qemu)?;
-    killed(frame, &parts, &qemu)?;
-    taken(frame, &parts, &qemu)?;
-    served_again(frame, &parts, &qemu)
+    kept(steps, &parts, &qemu)?;
+    killed(steps, &parts, &qemu)?;
+    taken(steps, &parts, &qemu)?;
+    served_again(steps, &parts, &qemu)
 }
 
 /// Runs the scenario with cloud-hypervisor.
-pub(crate) fn run_cloud_hypervisor(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let runner = frame.runner;
+pub(crate) fn run_cloud_hypervisor(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let runner = steps.runner;
     let Some(program) = &runner.tools.cloud_hypervisor else {
-        frame.skip(&PeerName::CloudHypervisor.absent());
+        steps.skip(&PeerName::CloudHypervisor.absent());
         return Ok(());
     };
     let name = PeerName::CloudHypervisor.name();
-    let parts = Parts::make(runner, name, runner.work.join(frame.scenario.name))?;
+    let parts = Parts::make(runner, name, runner.work.join(steps.scenario.name))?;
     let monitor = CloudHypervisor { parts: &parts, program };
-    kept(frame, &parts, &monitor)?;
-    killed(frame, &parts, &monitor)?;
-    served_again(frame, &parts, &monitor)
+    kept(steps, &parts, &monitor)?;
+    killed(steps, &parts, &monitor)?;
+    served_again(steps, &parts, &monitor)
 }
 
 /// The command that starts `machine`.
@@ -68,24 +68,24 @@ fn start<M: Monitor>(monitor: &M, machine: &Machine) -> Result<Command, LabError
 }
 
 /// One server keeps the bytes through a reset and for a second machine, and that machine's guest returns the slice.
-fn kept(frame: &mut Frame<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
+fn kept(steps: &mut Steps<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
     let mut server = parts.serve()?;
     let spare = parts.serve_spare()?;
-    first(frame, monitor)?;
-    frame.step("the host sees the guest's bytes", || holds_checks(&server.memory(SIZE)?, 2));
+    first(steps, monitor)?;
+    steps.step("the host sees the guest's bytes", || holds_checks(&server.memory(SIZE)?, 2));
     drop(spare);
-    boot(frame, &WANTED, start(monitor, &WANTED)?, |event, _| {
+    boot(steps, &WANTED, start(monitor, &WANTED)?, |event, _| {
         (event == "want").then(|| timed("the owner asks", || Ok(server.ask()?))).into_iter().collect()
     })?;
-    frame.step("the server ends well", || ended(server.wait()?));
-    frame.step("the slice is given back", || nothing_granted(parts));
+    steps.step("the server ends well", || ended(server.wait()?));
+    steps.step("the slice is given back", || nothing_granted(parts));
     Ok(())
 }
 
 /// The first machine: it is reset after its first check, and gets another slice after the second.
-fn first(frame: &mut Frame<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
+fn first(steps: &mut Steps<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
     let mut reset = false;
-    boot(frame, &FIRST, start(monitor, &FIRST)?, |event, lines| match event {
+    boot(steps, &FIRST, start(monitor, &FIRST)?, |event, lines| match event {
         "plug" if !std::mem::replace(&mut reset, true) => {
             let before = std::mem::take(lines);
             vec![
@@ -100,9 +100,9 @@ fn first(frame: &mut Frame<'_>, monitor: &impl Monitor) -> Result<(), LabError> 
 }
 
 /// The server is killed, and the guest goes on.
-fn killed(frame: &mut Frame<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
+fn killed(steps: &mut Steps<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
     let mut server = Some(parts.serve()?);
-    boot(frame, &LOST, start(monitor, &LOST)?, |event, _| {
+    boot(steps, &LOST, start(monitor, &LOST)?, |event, _| {
         if event != "lost" {
             return Vec::new();
         }
@@ -115,9 +115,9 @@ fn killed(frame: &mut Frame<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> R
 /// A guest that does not return its slice when the owner asks loses it: the server signals the function's error
 /// interrupt before it closes the connection, and QEMU stops the guest. (QEMU has a request interrupt, on which it
 /// unplugs the function, for host functions only.)
-fn taken(frame: &mut Frame<'_>, parts: &Parts<'_>, qemu: &Qemu<'_>) -> Result<(), LabError> {
+fn taken(steps: &mut Steps<'_>, parts: &Parts<'_>, qemu: &Qemu<'_>) -> Result<(), LabError> {
     let mut server = parts.serve_for(1)?;
-    boot(frame, &TAKEN, start(qemu, &TAKEN)?, |event, _| {
+    boot(steps, &TAKEN, start(qemu, &TAKEN)?, |event, _| {
         if event != "lost" {
             return Vec::new();
         }
@@ -132,10 +132,10 @@ fn taken(frame: &mut Frame<'_>, parts: &Parts<'_>, qemu: &Qemu<'_>) -> Result<()
 }
 
 /// The next server is at the socket that the dead one left.
-fn served_again(frame: &mut Frame<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
+fn served_again(steps: &mut Steps<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
     let mut server = parts.serve()?;
-    boot(frame, &BACK, start(monitor, &BACK)?, |_, _| Vec::new())?;
-    frame.step("the last server ends well", || {
+    boot(steps, &BACK, start(monitor, &BACK)?, |_, _| Vec::new())?;
+    steps.step("the last server ends well", || {
         server.ask()?;
         ended(server.wait()?)
     });

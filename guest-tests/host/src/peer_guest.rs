@@ -8,11 +8,11 @@ use egm_findings::{Check, Line, MAX_LINES};
 
 use crate::boot::Boot;
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::judge::{Collected, Expected};
 use crate::peer_parts::{Parts, SIZE};
 use crate::process::{Limit, Reaction, watch};
 use crate::run::millis;
+use crate::steps::{Fault, Step, Steps};
 
 /// Prefix of the guest's lines about its checks.
 const SAID: &str = "egm-device ";
@@ -48,7 +48,7 @@ pub(crate) fn words(machine: &Machine) -> String {
 
 /// Runs `command`, which starts `machine`, to its end; `react` gets the awaited event and the report's lines so far.
 pub(crate) fn boot(
-    frame: &mut Frame<'_>,
+    steps: &mut Steps<'_>,
     machine: &Machine,
     command: Command,
     mut react: impl FnMut(&str, &mut Vec<Line>) -> Vec<Check>,
@@ -57,9 +57,9 @@ pub(crate) fn boot(
     let (mut lines, mut done, begun) = (Vec::new(), Vec::new(), Instant::now());
     let ending = watch(
         command,
-        Limit::Total(frame.scenario.deadline),
-        &frame.report.join(format!("{name}-console.log")),
-        &frame.report.join(format!("{name}-vmm.log")),
+        Limit::Total(steps.scenario.deadline),
+        &steps.report.join(format!("{name}-console.log")),
+        &steps.report.join(format!("{name}-vmm.log")),
         |text| {
             if let Some((_, event)) = text.split_once(SAID) {
                 done.extend(react(event.trim(), &mut lines));
@@ -68,10 +68,10 @@ pub(crate) fn boot(
             Reaction::Go
         },
     )?;
-    frame.cases.append(&mut done);
-    frame.step(&format!("bytes, {name}"), || seen_before(&lines, before));
+    steps.cases.append(&mut done);
+    steps.step(&format!("bytes, {name}"), || seen_before(&lines, before));
     let boot = Boot::of(Collected { lines, ending, millis: millis(begun) }, None);
-    frame.judge(expected, &boot, &format!(", {name}"));
+    steps.judge(expected, &boot, &format!(", {name}"));
     Ok(())
 }
 

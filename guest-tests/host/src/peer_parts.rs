@@ -18,7 +18,7 @@ use crate::served::{Server, serve};
 /// Bytes of the slice in a machine from its start: no power of two, so that its BAR is larger.
 pub(crate) const SIZE: u64 = 6 << 20;
 /// Seconds that a server waits for its guest to return the slice.
-const PATIENCE: u32 = 60;
+const TIMEOUT: u32 = 60;
 /// Files that make the folder a host with one node and a ledger of its own; no part of it needs root.
 const HOST: [(&str, &str); 7] = [
     ("proc/cmdline", ""),
@@ -144,7 +144,7 @@ impl<'a> Parts<'a> {
 
     /// Serves the machine's slice.
     pub(crate) fn serve(&self) -> Result<Server, LabError> {
-        self.serve_for(PATIENCE)
+        self.serve_for(TIMEOUT)
     }
 
     /// The same with another timeout, by the command that the export names.
@@ -161,7 +161,7 @@ impl<'a> Parts<'a> {
     pub(crate) fn serve_spare(&self) -> Result<Server, LabError> {
         let socket = self.spare();
         let words = ["--region", "local", "--size", "4MiB", "--name", "spare", "--no-msix", "--socket"];
-        self.start(words.into_iter().chain([&*socket.to_string_lossy()]), PATIENCE)
+        self.start(words.into_iter().chain([&*socket.to_string_lossy()]), TIMEOUT)
     }
 
     fn start<'w>(&self, words: impl Iterator<Item = &'w str>, patience: u32) -> Result<Server, LabError> {

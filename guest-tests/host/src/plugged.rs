@@ -11,16 +11,16 @@ use std::time::Duration;
 use egm_findings::Check;
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step, timed};
 use crate::passed::free;
 use crate::run::Machine;
 use crate::scenarios::Scenario;
+use crate::steps::{Fault, Step, Steps, timed};
 
 /// The guest prints these when it waits for a drive to arrive, and to go.
 const PLUG: &str = "egm-hotplug plug ";
 const UNPLUG: &str = "egm-hotplug unplug ";
 /// Longer than the VMM waits for its guest.
-const PATIENCE: Duration = Duration::from_secs(150);
+const TIMEOUT: Duration = Duration::from_secs(150);
 /// Slot Control: power off, both indicators off (PCI Express base specification 6.0, 7.5.3.10).
 const POWER_OFF: u16 = 1 << 10 | 3 << 8 | 3 << 6;
 /// Offset of the capabilities pointer in configuration space, and the ID of the PCI Express capability.
@@ -30,12 +30,12 @@ const EXPRESS: u8 = 0x10;
 const ID: &str = "drive";
 
 /// Runs the scenario of a function that is plugged into a machine with spare ports, unplugged, and plugged in again.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
     let socket = runner.work.join(scenario.name).join("plug.sock");
     let without = Scenario { passed: &[], ..*scenario };
-    tell(
-        frame,
+    watch(
+        steps,
         |machine| runner.plugging(machine, &socket),
         &without,
         |line, function| {
@@ -51,28 +51,28 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
             Some(timed(&format!("given back {round}"), unplug))
         },
     )?;
-    frame.step("reset by its bus", || said(report, &["resets of its bus"]));
+    steps.step("reset by its bus", || said(report, &["resets of its bus"]));
     Ok(())
 }
 
 /// Runs the scenario of a function that the host unbinds from its driver while a guest has it.
-pub(crate) fn requested(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
-    tell(
-        frame,
+pub(crate) fn requested(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
+    watch(
+        steps,
         |machine| runner.command(machine),
         scenario,
         |line, function| line.contains(UNPLUG).then(|| timed("unbound", || unbind(function))),
     )?;
-    frame.step("told", || said(report, &["the host wants", "the host has it back"]));
+    steps.step("noted", || said(report, &["the host wants", "the host has it back"]));
     Ok(())
 }
 
 /// Runs the scenario of a function that is pulled out of the host while a guest has it. The lab turns its slot's power
 /// off without the kernel, which the emulator treats as removal, and then removes the function from the kernel, as its
 /// hot-plug driver would. The function stays away.
-pub(crate) fn pulled(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
+pub(crate) fn pulled(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
     let [function] = scenario.passed else {
         return Err(LabError::Usage(format!("{} needs one function", scenario.name)));
     };
@@ -83,10 +83,10 @@ pub(crate) fn pulled(frame: &mut Frame<'_>) -> Result<(), LabError> {
             done = Some(timed("pulled", || pull(function)));
         }
     })?;
-    frame.judge(scenario.expected, &boot, "");
-    frame.cases.extend(done);
-    frame.step("told", || said(report, &["is gone: it is taken from the guest"]));
-    frame.no_faults("no-dma-faults");
+    steps.judge(scenario.expected, &boot, "");
+    steps.cases.extend(done);
+    steps.step("noted", || said(report, &["is gone: it is taken from the guest"]));
+    steps.no_faults("no-dma-faults");
     Ok(())
 }
 
@@ -116,13 +116,14 @@ fn slot_control(config: &[u8; 256]) -> Option<u64> {
     None
 }
 
-fn tell(
-    frame: &mut Frame<'_>,
+/// Boots `configured` and adds the results of `react`, which gets each line of the console and the function.
+fn watch(
+    steps: &mut Steps<'_>,
     command: impl Fn(&Machine) -> Command,
     configured: &Scenario,
     mut react: impl FnMut(&str, &str) -> Option<Check>,
 ) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
+    let Steps { runner, scenario, report, .. } = *steps;
     let [function, ..] = scenario.passed else {
         return Err(LabError::Usage(format!("{} needs a function", scenario.name)));
     };
@@ -131,18 +132,18 @@ fn tell(
     let boot = runner.boot_by(command(&machine), scenario, &machine, report, |line| {
         done.extend(react(line, function));
     })?;
-    frame.judge(scenario.expected, &boot, "");
-    frame.cases.extend(done);
+    steps.judge(scenario.expected, &boot, "");
+    steps.cases.extend(done);
     bind(function)?;
-    frame.free();
-    frame.no_faults("no-dma-faults");
+    steps.free();
+    steps.no_faults("no-dma-faults");
     Ok(())
 }
 
 /// Sends `question` to the machine's socket and expects the answer `expected`.
 fn ask(socket: &Path, question: &str, expected: &str) -> Step {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     writeln!(stream, "{question}")?;
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer)?;
@@ -182,14 +183,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_of_the_story_has_to_be_told() {
+    fn every_note_is_required() {
         let report = tempfile::tempdir().unwrap();
-        let told = || said(report.path(), &["the host wants", "the host has it back"]);
+        let noted = || said(report.path(), &["the host wants", "the host has it back"]);
         fs::write(report.path().join("vmm.log"), "the host wants 0000:01:00.0 back\n").unwrap();
-        assert!(told().is_err());
+        assert!(noted().is_err());
         fs::write(report.path().join("vmm.log"), "the host wants it back\ngone: the host has it back")
             .unwrap();
-        assert!(told().is_ok());
+        assert!(noted().is_ok());
     }
 
     #[test]

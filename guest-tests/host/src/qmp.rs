@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 /// Timeout: an emulated guest is slow to release a device.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum size of an answer in bytes; the answers to these commands are short.
 const MAX_LINE: u64 = 1 << 20;
 
@@ -24,7 +24,7 @@ impl Monitor {
     /// The monitor at `path`, ready for commands.
     pub(crate) fn connect(path: &Path) -> io::Result<Self> {
         let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         let mut monitor = Self { stream: BufReader::new(stream), events: VecDeque::new() };
         monitor.line()?;
         monitor.execute("qmp_capabilities", json!({}))?;

@@ -4,12 +4,12 @@ use std::fs;
 use std::path::Path;
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::host_parts::Plan;
 use crate::pagemap;
 use crate::pool::Pool;
 use crate::run::INIT;
 use crate::scenarios::{HugetlbRam, Scenario};
+use crate::steps::{Fault, Step, Steps};
 
 /// RAM of the guests.
 const SIZES: [HugetlbRam; 2] = [
@@ -25,31 +25,31 @@ const ATTEMPTS: u32 = 10;
 const REPORT: &str = "memory: ";
 
 /// Boots a guest on pages of each size.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    SIZES.into_iter().try_for_each(|ram| boot(frame, ram))
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    SIZES.into_iter().try_for_each(|ram| boot(steps, ram))
 }
 
-fn boot(frame: &mut Frame<'_>, ram: HugetlbRam) -> Result<(), LabError> {
-    let Frame { runner, scenario, .. } = *frame;
+fn boot(steps: &mut Steps<'_>, ram: HugetlbRam) -> Result<(), LabError> {
+    let Steps { runner, scenario, .. } = *steps;
     let name = |case: &str| format!("{case}, {}", ram.page_size);
     let Some(pool) = pool(ram)? else {
-        frame.step(&name("pool"), || Err(Fault::Undecided("the host has too little contiguous memory")));
+        steps.step(&name("pool"), || Err(Fault::Undecided("the host has too little contiguous memory")));
         return Ok(());
     };
-    let folder = frame.folder(ram.page_size)?;
+    let folder = steps.folder(ram.page_size)?;
     let scenario = Scenario { hugetlb_ram: Some(ram), ..*scenario };
     let machine = runner.machine(&scenario, &folder)?;
-    frame.step(&name("plan"), || planned(machine.plan.as_ref(), ram));
+    steps.step(&name("plan"), || planned(machine.plan.as_ref(), ram));
     let mut looked = Err(Fault::Undecided("the guest did not reach its init"));
-    let boot = runner.boot_heard(&scenario, &machine, &folder, &mut |line| {
+    let boot = runner.boot_watched(&scenario, &machine, &folder, &mut |line| {
         if line.contains(INIT) {
             looked = taken(&pool, ram).and_then(|()| mapped(ram));
         }
     })?;
-    frame.judge(scenario.expected, &boot, &format!(", {}", ram.page_size));
-    frame.step(&name("pages"), || looked);
-    frame.step(&name("reported"), || reported(&folder));
-    frame.step(&name("returned"), || free(&pool, ram.pages));
+    steps.judge(scenario.expected, &boot, &format!(", {}", ram.page_size));
+    steps.step(&name("pages"), || looked);
+    steps.step(&name("reported"), || reported(&folder));
+    steps.step(&name("returned"), || free(&pool, ram.pages));
     Ok(())
 }
 

@@ -7,10 +7,10 @@ use std::{fs, thread};
 use egm_findings::{Check, Line, Outcome, Run};
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::judge::Expected;
 use crate::run::Machine;
 use crate::scenarios::Scenario;
+use crate::steps::{Fault, Step, Steps};
 
 /// Kernel words of both guests of a pair: only the connection, in memory of the EGM node, with time for both to boot.
 macro_rules! pair {
@@ -39,45 +39,45 @@ const AT_TAPS: Words = [
 ];
 
 /// Runs the scenario with its two cards.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let ([first, second], [listens, connects]) = with_a_card_each(frame.scenario)?;
-    alone(frame, first)?;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let ([first, second], [listens, connects]) = with_a_card_each(steps.scenario)?;
+    alone(steps, first)?;
     let expected = Expected { exit: 0, summary: true, checks: &["numa", "rdma.device", "rdma.pair"] };
     let guests = [("listens", first, listens), ("connects", second, connects)]
         .map(|(name, guest, words)| Scenario { name, words, expected, ..guest });
-    let runner = frame.runner;
-    let boots = together(frame, &guests, |guest, machine, folder| runner.boot(guest, machine, folder))?;
+    let runner = steps.runner;
+    let boots = together(steps, &guests, |guest, machine, folder| runner.boot(guest, machine, folder))?;
     for (scenario, boot) in guests.iter().zip(boots) {
-        frame.judge(scenario.expected, &boot, &format!(" ({})", scenario.name));
+        steps.judge(scenario.expected, &boot, &format!(" ({})", scenario.name));
     }
-    if !frame.scenario.passed.is_empty() {
-        frame.free();
-        frame.no_faults("no-dma-faults");
+    if !steps.scenario.passed.is_empty() {
+        steps.free();
+        steps.no_faults("no-dma-faults");
     }
     Ok(())
 }
 
 /// One guest by itself: its scenario's checks, the output of doctor, and the document of its run.
-pub(crate) fn alone(frame: &mut Frame<'_>, guest: Scenario) -> Result<(), LabError> {
+pub(crate) fn alone(steps: &mut Steps<'_>, guest: Scenario) -> Result<(), LabError> {
     let guest = Scenario { name: "alone", ..guest };
-    let folder = frame.folder(guest.name)?;
-    let machine = frame.runner.machine(&guest, &folder)?;
-    let boot = frame.runner.boot(&guest, &machine, &folder)?;
-    frame.judge(guest.expected, &boot, "");
-    frame.step("doctor", || doctor(&boot.collected.lines));
-    frame.step("document", || document(&fs::read_to_string(folder.join("console.log"))?));
+    let folder = steps.folder(guest.name)?;
+    let machine = steps.runner.machine(&guest, &folder)?;
+    let boot = steps.runner.boot(&guest, &machine, &folder)?;
+    steps.judge(guest.expected, &boot, "");
+    steps.step("doctor", || doctor(&boot.collected.lines));
+    steps.step("document", || document(&fs::read_to_string(folder.join("console.log"))?));
     Ok(())
 }
 
 /// Runs `boot` for both `guests` at once. They are planned one after the other, because each plan takes free memory.
 pub(crate) fn together<T: Send>(
-    frame: &Frame<'_>,
+    steps: &Steps<'_>,
     guests: &[Scenario; 2],
     boot: impl Fn(&Scenario, &Machine, &Path) -> Result<T, LabError> + Sync,
 ) -> Result<[T; 2], LabError> {
     let [one, other] = guests;
-    let folders = [frame.folder(one.name)?, frame.folder(other.name)?];
-    let machines = [frame.runner.machine(one, &folders[0])?, frame.runner.machine(other, &folders[1])?];
+    let folders = [steps.folder(one.name)?, steps.folder(other.name)?];
+    let machines = [steps.runner.machine(one, &folders[0])?, steps.runner.machine(other, &folders[1])?];
     thread::scope(|scope| {
         let second = scope.spawn(|| boot(other, &machines[1], &folders[1]));
         let first = boot(one, &machines[0], &folders[0]);
@@ -150,7 +150,7 @@ pub(crate) fn with_a_card_each(scenario: &Scenario) -> Result<([Scenario; 2], Wo
         (None, Some((first, second))) if second.len() == 1 => {
             Ok(([first, second].map(|taps| Scenario { taps, ..*scenario }), AT_TAPS))
         }
-        _ => Err(LabError::Usage("this story is of two cards".into())),
+        _ => Err(LabError::Usage("this scenario needs two cards".into())),
     }
 }
 

@@ -14,11 +14,10 @@ use crate::boot::Boot;
 use crate::command::Tool;
 use crate::disk;
 use crate::error::{LabError, chain};
-use crate::frame::{self, Teller};
+use crate::granted;
 use crate::host_parts::{GUEST, HOST, HostParts, PORT, Plan};
 use crate::initramfs;
 use crate::judge::{Collected, case, judge};
-use crate::lent;
 use crate::logs;
 use crate::machine_file;
 use crate::own_memory;
@@ -27,10 +26,11 @@ use crate::process::{Limit, Reaction, watch};
 use crate::progress::Stage;
 use crate::qemu;
 use crate::results::{Count, ScenarioResult};
-use crate::scenarios::{Scenario, Tale};
+use crate::scenarios::{Scenario, SliceTest};
 use crate::skips::{Site, Skips};
 use crate::slice_device;
 use crate::slices;
+use crate::steps::{self, StepsOf};
 use crate::tools::Tools;
 
 /// Restarts of guests that one scenario may have, in the emulated host alone.
@@ -104,7 +104,7 @@ pub(crate) struct Machine {
 impl Runner {
     /// Runs a scenario; whatever goes wrong is a result.
     pub(crate) fn scenario(&self, scenario: &Scenario) -> ScenarioResult {
-        let stage = Stage::begin(&format!("{}: {}", scenario.name, scenario.story));
+        let stage = Stage::begin(&format!("{}: {}", scenario.name, scenario.summary));
         let begun = Instant::now();
         self.restarts.store(0, Ordering::Relaxed);
         let mut result = self
@@ -122,7 +122,7 @@ impl Runner {
         logs::clear(&report)?;
         fs::create_dir_all(&report).map_err(LabError::file("make", &report))?;
         if let Some(steps) = steps(scenario) {
-            return frame::tell(self, scenario, &report, steps);
+            return steps::run(self, scenario, &report, steps);
         }
         let machine = self.machine(scenario, &report)?;
         let mut result = ScenarioResult {
@@ -222,40 +222,40 @@ impl Runner {
         machine: &Machine,
         report: &Path,
     ) -> Result<Boot, LabError> {
-        self.boot_heard(scenario, machine, report, &mut |_| {})
+        self.boot_watched(scenario, machine, report, &mut |_| {})
     }
 
-    /// Like [`Self::boot`]; `hear` receives every line of the guest's console, from each start.
-    pub(crate) fn boot_heard(
+    /// Like [`Self::boot`]; `on_line` receives every line of the guest's console, from each start.
+    pub(crate) fn boot_watched(
         &self,
         scenario: &Scenario,
         machine: &Machine,
         report: &Path,
-        hear: &mut dyn FnMut(&str),
+        on_line: &mut dyn FnMut(&str),
     ) -> Result<Boot, LabError> {
-        let boot = self.boot_by(self.command(machine), scenario, machine, report, &mut *hear)?;
+        let boot = self.boot_by(self.command(machine), scenario, machine, report, &mut *on_line)?;
         let Some(what) = boot.emulator_did() else { return Ok(boot) };
         let most = restarts(scenario, is_emulated());
         if self.restarts.fetch_add(1, Ordering::Relaxed) >= most {
             return Ok(boot);
         }
         for log in [CONSOLE, VMM_LOG] {
-            let (from, to) = (report.join(log), report.join(format!("spoilt-{log}")));
+            let (from, to) = (report.join(log), report.join(format!("discarded-{log}")));
             fs::rename(&from, to).map_err(LabError::file("rename", from))?;
         }
         Stage::note(&format!("{}: {what} under emulation: booted again", scenario.name));
-        let again = self.boot_by(self.command(machine), scenario, machine, report, hear)?;
+        let again = self.boot_by(self.command(machine), scenario, machine, report, on_line)?;
         Ok(Boot { starts: 2, ..again })
     }
 
-    /// The same by `command`; `hear` gets every line of the guest's console.
+    /// The same by `command`; `on_line` gets every line of the guest's console.
     pub(crate) fn boot_by(
         &self,
         command: Command,
         scenario: &Scenario,
         machine: &Machine,
         report: &Path,
-        mut hear: impl FnMut(&str),
+        mut on_line: impl FnMut(&str),
     ) -> Result<Boot, LabError> {
         let image = self.tools.root.as_deref().filter(|_| scenario.debian);
         let _parts = HostParts::make(machine.plan.iter().flat_map(Plan::parts), image)?;
@@ -269,7 +269,7 @@ impl Runner {
                 init = Some(millis(begun));
             }
             flushed = disk::announced(text).or(flushed);
-            hear(text);
+            on_line(text);
             lines.extend(Line::parse(text).filter(|_| lines.len() < MAX_LINES));
             if scenario.terminate_on.is_some_and(|mark| text.contains(mark)) {
                 signalled = true;
@@ -317,16 +317,16 @@ impl Runner {
 }
 
 /// The steps of a scenario that is more than boots of one machine.
-fn steps(scenario: &Scenario) -> Option<Teller> {
-    let of_slices = match scenario.tale {
-        Tale::Owned | Tale::File => slices::run,
-        Tale::BadPage => bad_page::run,
-        Tale::Lent => lent::run,
-        Tale::Own => own_memory::run,
-        Tale::Device => slice_device::run,
+fn steps(scenario: &Scenario) -> Option<StepsOf> {
+    let of_slices = match scenario.slice_test {
+        SliceTest::Owned | SliceTest::File => slices::run,
+        SliceTest::BadPage => bad_page::run,
+        SliceTest::Granted => granted::run,
+        SliceTest::Own => own_memory::run,
+        SliceTest::Device => slice_device::run,
     };
-    let of_functions: Option<Teller> = (!scenario.passed.is_empty()).then_some(passed::run);
-    scenario.tell.or(of_functions).or_else(|| scenario.region.map(|_| of_slices as Teller))
+    let of_functions: Option<StepsOf> = (!scenario.passed.is_empty()).then_some(passed::run);
+    scenario.steps.or(of_functions).or_else(|| scenario.region.map(|_| of_slices as StepsOf))
 }
 
 /// A fault if the VMM's log in `report` lacks `words`.
@@ -404,9 +404,9 @@ pub(crate) mod tests {
 
     #[test]
     fn only_a_panic_that_the_console_has_no_word_of_is_laid_to_the_emulator() {
-        let told = "echo \"error: the guest's kernel panicked\" >&2; exit 1";
-        assert!(start(told).silent_panic);
-        assert!(!start(&format!("echo '[ 1.0] Kernel panic - not syncing: Oops'; {told}")).silent_panic);
+        let panicked = "echo \"error: the guest's kernel panicked\" >&2; exit 1";
+        assert!(start(panicked).silent_panic);
+        assert!(!start(&format!("echo '[ 1.0] Kernel panic - not syncing: Oops'; {panicked}")).silent_panic);
         assert!(!start("echo 'error: the guest rebooted' >&2; exit 1").silent_panic);
     }
 

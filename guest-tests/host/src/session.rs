@@ -112,7 +112,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
     if arguments.list {
         for scenario in scenarios::ALL {
             let long = if scenario.long { " (long)" } else { "" };
-            println!("{:<11} {}{long}", scenario.name, scenario.story);
+            println!("{:<11} {}{long}", scenario.name, scenario.summary);
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -319,13 +319,13 @@ fn conclude(results: &[ScenarioResult], report: &Path, json: bool) -> ExitCode {
     let count = Count::of(results);
     let failed = results.iter().filter(|r| Count::of(std::slice::from_ref(*r)).failed > 0);
     let logs = failed.map(|result| (&result.scenario, report.join(&result.scenario)));
-    let told: String = logs
+    let text: String = logs
         .map(|(scenario, logs)| format!("{}logs of {scenario}: {}\n", logs::ends(&logs), logs.display()))
         .collect();
     if json {
-        eprintln!("{told}{count}");
+        eprintln!("{text}{count}");
     } else {
-        println!("{told}{count}");
+        println!("{text}{count}");
     }
     ExitCode::from(u8::from(count.failed > 0))
 }

@@ -7,12 +7,12 @@ use egm_findings::{Check, Line};
 
 use crate::boot::Boot;
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::host_parts::Plan;
 use crate::run::Runner;
 use crate::scenarios::Scenario;
 use crate::served::{Server, serve};
 use crate::slices;
+use crate::steps::{Fault, Step, Steps};
 
 /// Socket of the server.
 const SOCKET: &str = "/run/egm-slice.sock";
@@ -22,56 +22,56 @@ const KINDS: [&str; 6] = ["mem", "memmap", "dax0.0", "dax2", "hugetlb", "guest-m
 const LEASED: &str = "mem";
 
 /// Boots a guest for each of the two.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
     let own = runner.boot(scenario, &runner.machine(scenario, report)?, report)?;
-    frame.judge(scenario.expected, &own, "");
+    steps.judge(scenario.expected, &own, "");
     let _server = serve_slice(runner, "memfd", scenario)?;
-    let folder = frame.folder("served")?;
+    let folder = steps.folder("served")?;
     let next = Scenario { region: None, servers: &[SOCKET], ..*scenario };
     let served = runner.boot(&next, &runner.machine(&next, &folder)?, &folder)?;
-    frame.judge(scenario.expected, &served, " of a server");
-    frame.step("same", || same(&own, &served));
+    steps.judge(scenario.expected, &served, " of a server");
+    steps.step("same", || same(&own, &served));
     Ok(())
 }
 
 /// A slice of each kind of memory as the monitor's own function, then one that a server got by the host's ledger.
-pub(crate) fn kinds(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, .. } = *frame;
+pub(crate) fn kinds(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, .. } = *steps;
     for region in KINDS {
         // A pool without pages is no region.
         let _pool = (region == "hugetlb").then(slices::pool).transpose()?;
         if slices::missing(runner, region)?.is_some() {
-            frame.step(region, || Err(Fault::Undecided("this host has no such region")));
+            steps.step(region, || Err(Fault::Undecided("this host has no such region")));
             continue;
         }
         let next = Scenario { region: Some(region), ..*scenario };
-        let folder = frame.folder(region)?;
+        let folder = steps.folder(region)?;
         let machine = runner.machine(&next, &folder)?;
         let boot = runner.boot(&next, &machine, &folder)?;
-        frame.judge(scenario.expected, &boot, &format!(", {region}"));
+        steps.judge(scenario.expected, &boot, &format!(", {region}"));
         if machine.plan.as_ref().and_then(Plan::slice).is_some() {
-            frame.step(&format!("zero for the next, {region}"), || {
-                slices::next_finds_zeros(runner, region, scenario.tale.slice())
+            steps.step(&format!("zero for the next, {region}"), || {
+                slices::next_finds_zeros(runner, region, scenario.slice_test.slice())
             });
         }
     }
-    leased(frame)
+    leased(steps)
 }
 
 /// A server of a slice in the ledger: other owners are refused it meanwhile, and its next owner finds zeros.
-fn leased(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, .. } = *frame;
+fn leased(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, .. } = *steps;
     if slices::missing(runner, LEASED)?.is_some() {
-        frame.step("leased", || Err(Fault::Undecided("this host has no such region")));
+        steps.step("leased", || Err(Fault::Undecided("this host has no such region")));
         return Ok(());
     }
     let mut server = serve_slice(runner, LEASED, scenario)?;
-    let folder = frame.folder("leased")?;
+    let folder = steps.folder("leased")?;
     let next = Scenario { servers: &[SOCKET], ..*scenario };
     let boot = runner.boot(&next, &runner.machine(&next, &folder)?, &folder)?;
-    frame.judge(scenario.expected, &boot, ", leased");
-    frame.step("nobody else has it", || {
+    steps.judge(scenario.expected, &boot, ", leased");
+    steps.step("nobody else has it", || {
         let output = slices::grant(runner, LEASED, "1GiB")?;
         let said = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() && said.contains("held by ") {
@@ -79,15 +79,15 @@ fn leased(frame: &mut Frame<'_>) -> Result<(), LabError> {
         }
         Err(Fault::Untrue(format!("all of the region is asked for: {}, {said}", output.status)))
     });
-    frame.step("the server ends well", || {
+    steps.step("the server ends well", || {
         server.ask()?;
         match server.wait()? {
             Some(0) => Ok(()),
             code => Err(Fault::Untrue(format!("its exit code is {code:?}"))),
         }
     });
-    frame.step("zero for the next, leased", || {
-        slices::next_finds_zeros(runner, LEASED, scenario.tale.slice())
+    steps.step("zero for the next, leased", || {
+        slices::next_finds_zeros(runner, LEASED, scenario.slice_test.slice())
     });
     Ok(())
 }
@@ -96,7 +96,7 @@ fn leased(frame: &mut Frame<'_>) -> Result<(), LabError> {
 fn serve_slice(runner: &Runner, region: &str, scenario: &Scenario) -> Result<Server, LabError> {
     let mut command = Command::new(&runner.tools.device);
     command.args(["serve", "--region", region, "--pxm", "0", "--socket", SOCKET, "--size"]);
-    command.arg(scenario.tale.slice());
+    command.arg(scenario.slice_test.slice());
     serve(command, Stdio::null())
 }
 

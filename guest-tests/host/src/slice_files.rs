@@ -16,13 +16,13 @@ use serde_json::Value;
 
 use crate::broker::Broker;
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::pagemap;
 use crate::physical::Physical;
 use crate::run::Runner;
 use crate::served::serve;
 use crate::slice_owners::{OWNERS, Owner, PAUSE, SIZE, write_policy};
-use crate::slices::{self, PATIENCE, output, physical};
+use crate::slices::{self, TIMEOUT, output, physical};
+use crate::steps::{Fault, Step, Steps};
 
 /// The persistent memory of the file system, as `/proc/iomem` names what `memmap=nn!ss` makes.
 const PERSISTENT: &str = "Persistent Memory (legacy)";
@@ -41,44 +41,44 @@ const FINDINGS: &str = "/var/log/egm-device/findings.jsonl";
 const LEASES: &str = "/proc/sys/fs/leases-enable";
 
 /// The guest's part, and the owners'.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    slices::run(frame)?;
-    let Frame { runner, region, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    slices::run(steps)?;
+    let Steps { runner, region, report, .. } = *steps;
     let (socket, policy) = (runner.work.join("broker.sock"), report.join("policy.json"));
     fs::create_dir_all(&runner.work).map_err(LabError::file("make", &runner.work))?;
     write_policy(&policy, region)?;
-    frame.step("no file before", || wait_for_files(0));
-    frame.step("a server has its own", || a_server_has_its_own(runner, region));
+    steps.step("no file before", || wait_for_files(0));
+    steps.step("a server has its own", || a_server_has_its_own(runner, region));
     let mut broker = Broker::start(runner, region, &socket, report, Some(&policy))?;
     let mut keeper = Owner::start(runner, region, &socket, OWNERS[0].0, KEPT)?;
     let mut pipe = None;
-    frame.step("a page in a pipe", || {
+    steps.step("a page in a pipe", || {
         pipe = Some(keeper.keeps_a_page()?);
         keeper.end()
     });
-    frame.step("busy pages", || is_quarantined(runner, &keeper.device));
+    steps.step("busy pages", || is_quarantined(runner, &keeper.device));
     // The grant that it waits for comes after the first review of the new process.
     drop(broker);
     broker = Broker::start(runner, region, &socket, report, Some(&policy))?;
-    frame.step("busy after a restart", || {
+    steps.step("busy after a restart", || {
         is_quarantined(runner, &keeper.device).and_then(|()| is_not_released())
     });
     let [one, other] = OWNERS.map(|(user, mark)| Owner::start(runner, region, &socket, user, mark));
     let (mut one, mut other) = (one?, other?);
     let (of_one, of_other) = (one.device.clone(), other.device.clone());
-    frame.step("a file each", || has_files(&[&of_one, &of_other]));
-    frame.step("own memory", || [&one, &other].into_iter().try_for_each(|owner| marks(owner.mark, 2)));
-    frame.step("not the other's", || one.cannot_reach(&of_other).and_then(|()| other.cannot_reach(&of_one)));
-    frame.step("no other size", || {
+    steps.step("a file each", || has_files(&[&of_one, &of_other]));
+    steps.step("own memory", || [&one, &other].into_iter().try_for_each(|owner| marks(owner.mark, 2)));
+    steps.step("not the other's", || one.cannot_reach(&of_other).and_then(|()| other.cannot_reach(&of_one)));
+    steps.step("no other size", || {
         one.cannot_change().and_then(|()| other.cannot_change())?;
         [&of_one, &of_other].into_iter().try_for_each(|file| is_whole(file))
     });
-    frame.step("free without them", || {
+    steps.step("free without them", || {
         kill_process(pipe.ok_or("no process keeps a page")?, Signal::KILL)?;
         wait_for_files(2)?;
         marks(KEPT, 0)
     });
-    frame.step("returned", || {
+    steps.step("returned", || {
         one.end()?;
         wait_for_files(1)?;
         marks(one.mark, 0)?;
@@ -86,12 +86,12 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     });
     // Nothing takes the other slice back when its owner ends.
     drop(broker);
-    frame.step("left", || {
+    steps.step("left", || {
         other.end()?;
         is_left(runner, &of_other)?;
         marks(other.mark, 2)
     });
-    frame.step("scrubbed later", || {
+    steps.step("scrubbed later", || {
         let scrub = ["carve", "scrub", "--region", region];
         let said = output(Command::new(&runner.tools.device).args(scrub))?;
         if !said.status.success() {
@@ -100,10 +100,10 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
         wait_for_files(0)?;
         marks(other.mark, 0)
     });
-    frame.step("no unretire", || {
+    steps.step("no unretire", || {
         refused(runner, &["ledger", "unretire", region, "0", "4KiB"], "a file with a bad page is set aside")
     });
-    frame.step("not without leases", || {
+    steps.step("not without leases", || {
         fs::write(LEASES, "0")?;
         let grant = ["carve", "grant", "--region", region, "--size", "2MiB", "--", "true"];
         let step = refused(runner, &grant, "fs.leases-enable is 0");
@@ -127,7 +127,7 @@ fn wait_for_files(count: usize) -> Step {
         if files.len() == count {
             return Ok(());
         }
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > TIMEOUT {
             return Err(Fault::Untrue(format!("the files of slices stay {files:?}, not {count}")));
         }
         std::thread::park_timeout(PAUSE);
@@ -206,7 +206,7 @@ fn is_quarantined(runner: &Runner, file: &Path) -> Step {
             return Ok(());
         }
         // The broker waits for pages for 30 s first.
-        if begun.elapsed() > 2 * PATIENCE {
+        if begun.elapsed() > 2 * TIMEOUT {
             return Err(Fault::Untrue(format!("no page is busy: {shown}")));
         }
         std::thread::park_timeout(PAUSE);

@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 use crate::broker::Broker;
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::physical::Physical;
 use crate::run::Runner;
 use crate::served::serve;
 use crate::slice_files::{self, CHANGE, KEEP};
-use crate::slices::{self, Inherited, PATIENCE, physical};
+use crate::slices::{self, Inherited, TIMEOUT, physical};
+use crate::steps::{Fault, Step, Steps};
 
 /// The owners: user and the word that each writes.
 pub(crate) const OWNERS: [(u32, u64); 2] = [(4001, 0x9d3c_51e8_f00b_6a27), (4002, 0x5ae1_0c97_26d4_83bf)];
@@ -33,31 +33,31 @@ pub(crate) const PAUSE: Duration = Duration::from_millis(20);
 const OWNER: &str = "owner: ";
 
 /// Grants two slices to two users and one to a server, and takes all three back.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, region, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, region, report, .. } = *steps;
     let (socket, policy) = (runner.work.join("broker.sock"), report.join("policy.json"));
     fs::create_dir_all(&runner.work).map_err(LabError::file("make", &runner.work))?;
     write_policy(&policy, region)?;
     let _broker = Broker::start(runner, region, &socket, report, Some(&policy))?;
-    frame.step("no device before", || wait_for_devices(region, 0));
+    steps.step("no device before", || wait_for_devices(region, 0));
     let [one, other] = OWNERS.map(|(user, mark)| Owner::start(runner, region, &socket, user, mark));
     let (mut one, mut other) = (one?, other?);
-    frame.step("a device each", || each_has_a_device(region, &one, &other));
-    frame.step("own memory", || one.has_its_memory(&other).and_then(|()| other.has_its_memory(&one)));
-    frame.step("not the other's", || {
+    steps.step("a device each", || each_has_a_device(region, &one, &other));
+    steps.step("own memory", || one.has_its_memory(&other).and_then(|()| other.has_its_memory(&one)));
+    steps.step("not the other's", || {
         let (of_one, of_other) = (one.device.clone(), other.device.clone());
         one.cannot_reach(&of_other).and_then(|()| other.cannot_reach(&of_one))
     });
     let spans = [one.span.clone(), other.span.clone()];
-    frame.step("a server has its own", || a_server_has_its_own(runner, region));
-    frame.step("returned", || {
+    steps.step("a server has its own", || a_server_has_its_own(runner, region));
+    steps.step("returned", || {
         one.end()?;
         wait_for_devices(region, 1)?;
         other.has_mark()?;
         other.end()?;
         wait_for_devices(region, 0)
     });
-    frame.step("scrubbed", || spans.iter().try_for_each(|span| slices::zeros(span.clone().ok())));
+    steps.step("scrubbed", || spans.iter().try_for_each(|span| slices::zeros(span.clone().ok())));
     Ok(())
 }
 
@@ -194,7 +194,7 @@ fn wait_for_devices(region: &str, count: usize) -> Step {
         if devices.len() == count {
             return Ok(());
         }
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > TIMEOUT {
             return Err(Fault::Untrue(format!("the devices of slices stay {devices:?}, not {count}")));
         }
         std::thread::park_timeout(PAUSE);

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::host_parts::Plan;
 use crate::judge::{Expected, case};
 use crate::kcore::Ram;
@@ -21,19 +20,20 @@ use crate::pool::Pool;
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::{Machine, Runner};
 use crate::scenarios::Scenario;
+use crate::steps::{Fault, Step, Steps};
 
 /// Pages of 2 MiB that a hugetlb slice needs.
 const HUGE_PAGES: u64 = 264;
 /// Value that the agent's check `egm_beat` writes after its counter.
 const MARK: u64 = 0x6d67_652d_7461_6562;
 /// Maximum time without an increase of a beating word, under emulation.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 /// The VMM's exit code when the host lacks something.
 pub(crate) const HOST_LACKS: i32 = 3;
 
 /// Runs the scenario of a slice of `region`.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, region, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, region, report, .. } = *steps;
     let total = meminfo("MemTotal")?;
     let beat = Scenario { words: "egm.checks=egm_beat egm.arg.beat.seconds=0", ..*scenario };
     let machine = runner.machine(&beat, report)?;
@@ -47,35 +47,35 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
         |line| {
             let Some(address) = line.split("egm-beat 0x").nth(1) else { return Reaction::Go };
             beating = u64::from_str_radix(address.trim(), 16).ok();
-            frame.step("seen", || {
+            steps.step("seen", || {
                 let address = host_address(&machine, beating)?;
                 at = Some(address);
                 seen(address)
             });
-            frame.step("refused", || refused(runner, scenario, &machine));
+            steps.step("refused", || refused(runner, scenario, &machine));
             Reaction::Kill
         },
     )?;
     let fault = beating.is_none().then(|| NO_BEAT.to_owned());
-    frame.cases.push(case("beat", fault, 0));
+    steps.cases.push(case("beat", fault, 0));
     let fault = (ending != Ending::Signal(9)).then(|| format!("{ending:?}, not killed"));
-    frame.cases.push(case("killed", fault, 0));
-    frame.step("dirty", || dirty(at));
-    frame.step("scrubbed", || scrubbed(runner, region, scenario.tale.slice(), at));
+    steps.cases.push(case("killed", fault, 0));
+    steps.step("dirty", || dirty(at));
+    steps.step("scrubbed", || scrubbed(runner, region, scenario.slice_test.slice(), at));
     let used = Scenario { words: "egm.checks=numa,egm_pattern", ..*scenario };
     let machine = runner.machine(&used, report)?;
     let boot = runner.boot(&used, &machine, report)?;
     let expected = Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern"] };
-    frame.judge(expected, &boot, "");
+    steps.judge(expected, &boot, "");
     if host.is_some() {
-        frame.step("returned", || zeros(host));
-        frame.step("invisible", || invisible(host, total));
-    } else if frame.pool.is_none() {
-        frame.step("not the kernel's", || outside(at, total));
+        steps.step("returned", || zeros(host));
+        steps.step("invisible", || invisible(host, total));
+    } else if steps.pool.is_none() {
+        steps.step("not the kernel's", || outside(at, total));
     } else {
-        let whole = frame.pool.as_ref().map_or(Ok(()), pool_is_whole);
-        frame.step("returned", || whole);
-        frame.step("visible", || visible(at, total));
+        let whole = steps.pool.as_ref().map_or(Ok(()), pool_is_whole);
+        steps.step("returned", || whole);
+        steps.step("visible", || visible(at, total));
     }
     Ok(())
 }
@@ -155,7 +155,7 @@ pub(crate) fn beats(word: impl Fn() -> Option<u64>, address: u64) -> Step {
     let first = word();
     let begun = Instant::now();
     while word() == first {
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > TIMEOUT {
             return Err(Fault::Untrue(format!(
                 "the word at host address {address:#x} stands still at {first:x?}"
             )));

@@ -4,7 +4,6 @@
 use std::fs::File;
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::host_parts::Plan;
 use crate::judge::Expected;
 use crate::passed::refused;
@@ -12,18 +11,19 @@ use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::{Machine, Runner};
 use crate::scenarios::Scenario;
 use crate::slices::{HOST_LACKS, zeros};
+use crate::steps::{Fault, Step, Steps};
 
 /// The guest that is killed prints this when it uses its slice.
 const BEAT: &str = "egm-beat 0x";
 
 /// Runs the scenario of a slice of an EGM device.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, region, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, region, report, .. } = *steps;
     let resets = Scenario { words: "egm.checks=egm_pattern egm.exit=reset", ..*scenario };
     let machine = runner.machine(&resets, report)?;
-    frame.step("busy", || busy(runner, &machine, region));
+    steps.step("busy", || busy(runner, &machine, region));
     let boot = runner.boot(&resets, &machine, report)?;
-    frame.judge(Expected { exit: 1, summary: true, checks: &["egm_pattern"] }, &boot, " of the first");
+    steps.judge(Expected { exit: 1, summary: true, checks: &["egm_pattern"] }, &boot, " of the first");
 
     let beats = Scenario { words: "egm.checks=egm_beat egm.arg.beat.seconds=0", ..*scenario };
     let machine = runner.machine(&beats, report)?;
@@ -32,7 +32,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let ending = watch(runner.command(&machine), Limit::Total(scenario.deadline), console, said, |line| {
         if line.contains(BEAT) { Reaction::Kill } else { Reaction::Go }
     })?;
-    frame.step("killed", || match ending {
+    steps.step("killed", || match ending {
         Ending::Signal(9) => Ok(()),
         other => Err(Fault::Untrue(format!("{other:?}, not killed while its guest used the slice"))),
     });
@@ -40,8 +40,8 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let last = Scenario { words: "egm.checks=numa,egm_pattern", ..*scenario };
     let machine = runner.machine(&last, report)?;
     let boot = runner.boot(&last, &machine, report)?;
-    frame.judge(Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern"] }, &boot, " of the last");
-    frame.step("returned", || zeros(machine.plan.as_ref().and_then(Plan::slice)));
+    steps.judge(Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern"] }, &boot, " of the last");
+    steps.step("returned", || zeros(machine.plan.as_ref().and_then(Plan::slice)));
     Ok(())
 }
 

@@ -5,12 +5,12 @@ use std::fs::File;
 use egm_findings::Line;
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::host_parts::Plan;
 use crate::judge::Expected;
 use crate::physical::Physical;
 use crate::scenarios::Scenario;
 use crate::slices;
+use crate::steps::{Fault, Step, Steps};
 
 use super::machine::{BLOCK, retired_in};
 
@@ -18,13 +18,13 @@ use super::machine::{BLOCK, retired_in};
 const MARK: u64 = 0x6465_7269_7465_7221;
 
 /// Runs the scenario of a slice of an EGM device.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    slices::run(frame)?;
-    let Frame { runner, scenario, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    slices::run(steps)?;
+    let Steps { runner, scenario, report, .. } = *steps;
     let whole = Scenario { words: "egm.checks=memory_map,egm_pattern", ..*scenario };
     let machine = runner.machine(&whole, report)?;
     let blocks = retired_in(machine.plan.as_ref().and_then(Plan::slice));
-    frame.step("holes", || holes(machine.plan.as_ref(), &blocks));
+    steps.step("holes", || holes(machine.plan.as_ref(), &blocks));
     let mut marked = None;
     let boot = runner.boot_by(runner.command(&machine), &whole, &machine, report, |line| {
         // The guest reports: the device is open by now, and will not be zeroed again.
@@ -33,9 +33,9 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
         }
     })?;
     let expected = Expected { exit: 0, summary: true, checks: &["memory_map", "egm_pattern"] };
-    frame.judge(expected, &boot, " around");
-    frame.step("marked", || marked.unwrap_or_else(|| Err("the guest did not report".into())));
-    frame.step("untouched", || untouched(&blocks));
+    steps.judge(expected, &boot, " around");
+    steps.step("marked", || marked.unwrap_or_else(|| Err("the guest did not report".into())));
+    steps.step("untouched", || untouched(&blocks));
     Ok(())
 }
 

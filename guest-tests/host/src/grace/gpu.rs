@@ -2,10 +2,10 @@
 //! the last byte, and so does another function; the memory lies at the driver's address; the GPU is free afterwards.
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::hand::{self, DECODE};
 use crate::passed::refused;
 use crate::slices::{HOST_LACKS, physical};
+use crate::steps::{Fault, Step, Steps};
 
 use super::machine::memory_of;
 
@@ -18,22 +18,22 @@ const MARK: u64 = 0x6d65_6d20_7570_6721;
 const WORD: u64 = 8;
 
 /// Runs the scenario with its first function, a GPU.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
     let gpu = scenario.passed.first().copied().unwrap_or_default();
-    let folder = frame.folder("waits")?;
+    let folder = steps.folder("waits")?;
     let machine = runner.machine(scenario, &folder)?;
-    frame.step("not-ready", || {
+    steps.step("not-ready", || {
         link(gpu, 0)?;
         let refused = refused(&mut runner.command(&machine), HOST_LACKS, &[gpu, "is not ready", "C2C link"]);
         link(gpu, TRAINED)?;
         refused
     });
     let boot = runner.boot(scenario, &machine, report)?;
-    frame.judge(scenario.expected, &boot, "");
-    frame.step("in-place", || in_place(gpu));
-    frame.free();
-    frame.no_faults("no-dma-faults");
+    steps.judge(scenario.expected, &boot, "");
+    steps.step("in-place", || in_place(gpu));
+    steps.free();
+    steps.no_faults("no-dma-faults");
     Ok(())
 }
 

@@ -28,13 +28,13 @@ use crate::rdma_kit::Kit;
 use crate::scenarios::{GraceKernel, Scenario};
 use crate::tools::Tools;
 
-pub(crate) use again::run as tell_again;
-pub(crate) use egm::run as tell_egm;
-pub(crate) use gpu::run as tell_gpu;
+pub(crate) use again::run as run_again;
+pub(crate) use egm::run as run_egm;
+pub(crate) use gpu::run as run_gpu;
 pub(crate) use machine::{Profile, l1, make_egm};
-pub(crate) use outside::run as tell_outside;
-pub(crate) use rdma::run as tell_rdma;
-pub(crate) use trust::run as tell_trust;
+pub(crate) use outside::run as run_outside;
+pub(crate) use rdma::run as run_rdma;
+pub(crate) use trust::run as run_trust;
 
 /// Default folder for its files.
 const FOLDER: &str = ".lab/grace";

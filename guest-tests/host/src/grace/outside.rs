@@ -7,7 +7,6 @@
 use std::fs;
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::hand::{self, DECODE};
 use crate::iommu;
 use crate::judge::Expected;
@@ -16,6 +15,7 @@ use crate::passed_error::{MARK, inject, times};
 use crate::passed_fault::{found, transfer};
 use crate::scenarios::Scenario;
 use crate::slices::HOST_LACKS;
+use crate::steps::{Fault, Step, Steps};
 
 use super::gpu::in_place;
 
@@ -34,14 +34,14 @@ const LOST: &str = "egm.checks=function_lost";
 const RESET: &str = "egm.checks=pci,functions egm.exit=reset";
 
 /// Runs the scenario with its two functions: the GPU, and an engine of QEMU's.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, report, .. } = *steps;
     let [gpu, engine] = scenario.passed else {
         return Err(LabError::Usage(format!("{} needs two functions", scenario.name)));
     };
-    let folder = frame.folder("waits")?;
+    let folder = steps.folder("waits")?;
     let machine = runner.machine(scenario, &folder)?;
-    frame.step("not-ready", || {
+    steps.step("not-ready", || {
         set(gpu, NEVER)?;
         let refused = refused(&mut runner.command(&machine), HOST_LACKS, &[gpu, "is not ready", "C2C link"]);
         set(gpu, SOME)?;
@@ -49,20 +49,20 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     });
     let before = get(gpu, REFUSED);
     let boot = runner.boot(scenario, &machine, report)?;
-    frame.judge(scenario.expected, &boot, "");
-    frame.step("ready-after-reset", || trained(before?, get(gpu, REFUSED)?));
-    frame.step("in-place", || in_place(gpu));
-    lost(frame, gpu)?;
+    steps.judge(scenario.expected, &boot, "");
+    steps.step("ready-after-reset", || trained(before?, get(gpu, REFUSED)?));
+    steps.step("in-place", || in_place(gpu));
+    lost(steps, gpu)?;
     let expected = Expected { exit: 1, summary: true, checks: &["pci", "functions"] };
     let last = Scenario { words: RESET, expected, ..*scenario };
-    let folder = frame.folder("last")?;
+    let folder = steps.folder("last")?;
     let machine = runner.machine(&last, &folder)?;
     let boot = runner.boot(&last, &machine, &folder)?;
-    frame.judge(expected, &boot, " of the last");
-    frame.free();
-    frame.no_faults("no-dma-faults");
+    steps.judge(expected, &boot, " of the last");
+    steps.free();
+    steps.no_faults("no-dma-faults");
     let before = iommu::faults()?;
-    frame.step("a fault is found", || {
+    steps.step("a fault is found", || {
         transfer(engine)?;
         found(before)
     });
@@ -70,11 +70,11 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
 }
 
 /// The GPU reports an uncorrectable error while a guest has it: the guest loses it and goes on.
-fn lost(frame: &mut Frame<'_>, gpu: &str) -> Result<(), LabError> {
-    let Frame { runner, scenario, .. } = *frame;
+fn lost(steps: &mut Steps<'_>, gpu: &str) -> Result<(), LabError> {
+    let Steps { runner, scenario, .. } = *steps;
     let expected = Expected { exit: 0, summary: true, checks: &["function_lost"] };
     let guest = Scenario { words: LOST, expected, ..*scenario };
-    let folder = frame.folder("lost")?;
+    let folder = steps.folder("lost")?;
     let machine = runner.machine(&guest, &folder)?;
     let mut reported = Err(Fault::Undecided("the guest did not come to wait for it"));
     let boot = runner.boot_by(runner.command(&machine), &guest, &machine, &folder, |line| {
@@ -82,9 +82,9 @@ fn lost(frame: &mut Frame<'_>, gpu: &str) -> Result<(), LabError> {
             reported = inject(gpu);
         }
     })?;
-    frame.judge(expected, &boot, "");
-    frame.step("reported", || reported);
-    frame.step("told", || times(&fs::read_to_string(folder.join("vmm.log"))?, 1));
+    steps.judge(expected, &boot, "");
+    steps.step("reported", || reported);
+    steps.step("noted", || times(&fs::read_to_string(folder.join("vmm.log"))?, 1));
     Ok(())
 }
 

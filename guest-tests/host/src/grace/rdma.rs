@@ -13,7 +13,6 @@ use std::path::Path;
 use egm_findings::{Check, Line};
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, timed};
 use crate::host_parts::Plan;
 use crate::judge::Expected;
 use crate::rdma::{alone, pair, together, with_a_card_each};
@@ -21,6 +20,7 @@ use crate::roce::{self, Mac, Way, Wire};
 use crate::run::Machine;
 use crate::scenarios::Scenario;
 use crate::slices::physical;
+use crate::steps::{Fault, Steps, timed};
 
 use super::machine::WIRE;
 
@@ -51,10 +51,10 @@ const WORD: usize = 8;
 const BUFFER: usize = 64;
 
 /// Runs the scenario with its two cards.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, .. } = *steps;
     let ([first, second], _) = with_a_card_each(scenario)?;
-    alone(frame, first)?;
+    alone(steps, first)?;
     let expected = Expected { exit: 0, summary: true, checks: &["numa", "rdma.device", "rdma.pair"] };
     let [first, second] =
         [first, second].map(|guest| Scenario { end: STAYS, terminate_on: Some(REPORTED), expected, ..guest });
@@ -62,13 +62,13 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
         Scenario { name: "listens", words: WORDS[0], ..first },
         Scenario { name: "connects", words: WORDS[1], region: Some(OTHER), slice_alone: true, ..second },
     ];
-    let ended = together(frame, &guests, |guest, machine, folder| {
+    let ended = together(steps, &guests, |guest, machine, folder| {
         let mut seen = Vec::new();
         let boot = runner.boot_by(runner.command(machine), guest, machine, folder, |line| {
             if matches!(Line::parse(line), Some(Line::Summary(_))) {
-                seen.push(told("in-place", || in_place(machine)));
+                seen.push(finding("in-place", || in_place(machine)));
                 if guest.slice_alone {
-                    seen.push(told("dma", || brought(machine)));
+                    seen.push(finding("dma", || brought(machine)));
                 }
             }
         })?;
@@ -76,17 +76,17 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     })?;
     for (guest, (boot, seen)) in guests.iter().zip(ended) {
         let mark = format!(" ({})", guest.name);
-        frame.judge(guest.expected, &boot, &mark);
-        frame.cases.extend(seen.into_iter().map(|case| Check { name: case.name.clone() + &mark, ..case }));
+        steps.judge(guest.expected, &boot, &mark);
+        steps.cases.extend(seen.into_iter().map(|case| Check { name: case.name.clone() + &mark, ..case }));
     }
-    frame.cases.push(told("wire", || carried(&recorded()?)));
-    frame.free();
-    frame.no_faults("no-dma-faults");
+    steps.cases.push(finding("wire", || carried(&recorded()?)));
+    steps.free();
+    steps.no_faults("no-dma-faults");
     Ok(())
 }
 
 /// A step that reports its observation.
-fn told(name: &str, step: impl FnOnce() -> Result<String, Fault>) -> Check {
+fn finding(name: &str, step: impl FnOnce() -> Result<String, Fault>) -> Check {
     let mut seen = String::new();
     let mut case = timed(name, || {
         seen = step()?;

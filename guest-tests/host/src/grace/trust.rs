@@ -6,12 +6,12 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step};
 use crate::passed::refused;
 use crate::physical::Physical;
 use crate::run::Runner;
 use crate::scenarios::Scenario;
 use crate::slices::{self, HOST_LACKS};
+use crate::steps::{Fault, Step, Steps};
 
 /// The trust domain of both.
 const DOMAIN: &str = "lab";
@@ -26,12 +26,12 @@ const MARK: u64 = 0x7275_6f62_6867_6965;
 const ANSWER: u64 = 0x6465_6863_6165_7221;
 
 /// Runs the scenario of the first function of `scenario`, a GPU.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, region, report, .. } = *frame;
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, region, report, .. } = *steps;
     let gpu = scenario.passed.first().copied().unwrap_or_default();
     // Planned while the region is free. The machine has no slice of it: a GPU is enough.
     let machine = runner.machine(&Scenario { region: Some(ELSEWHERE), ..*scenario }, report)?;
-    frame.step("GPU refused", || {
+    steps.step("GPU refused", || {
         let _neighbour = Neighbour::start(runner, region, None)?;
         refused(&mut runner.command(&machine), HOST_LACKS, &[gpu, region, NEIGHBOUR, "of no trust domain"])
     });
@@ -40,17 +40,17 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let mut neighbour = None;
     let boot = runner.boot_by(command, scenario, &machine, report, |line| {
         if neighbour.is_none() && line.contains(WAITS) {
-            frame.step("slice refused", || stranger(runner, region, scenario.name));
+            steps.step("slice refused", || stranger(runner, region, scenario.name));
             neighbour = Some(Neighbour::start(runner, region, Some(DOMAIN)));
         }
     })?;
-    frame.judge(scenario.expected, &boot, "");
-    frame.step("written", || match neighbour {
+    steps.judge(scenario.expected, &boot, "");
+    steps.step("written", || match neighbour {
         Some(neighbour) => neighbour?.answered(),
         None => Err("the guest did not come to look for a neighbour".into()),
     });
-    frame.free();
-    frame.no_faults("no-dma-faults");
+    steps.free();
+    steps.no_faults("no-dma-faults");
     Ok(())
 }
 

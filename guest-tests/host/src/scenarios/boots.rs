@@ -6,7 +6,7 @@ use crate::judge::Expected;
 /// Many boots, because the result of one may be luck.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "boots",
-    story: "sixteen boots in a row all reach their end",
+    summary: "sixteen boots in a row all reach their end",
     words: "egm.checks=cpus",
     expected: Expected { exit: 0, summary: true, checks: &["cpus"] },
     boots: 16,

@@ -1,14 +1,14 @@
-//! Two machines on one broker: see [`crate::lent`].
+//! Two machines on one broker: see [`crate::granted`].
 
 use std::time::Duration;
 
-use super::{PLAIN, Scenario, Tale};
+use super::{PLAIN, Scenario, SliceTest};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "broker",
-    story: "two machines on one broker, none sees the other; one is killed, a third that waits gets its slice as zeros",
+    summary: "two machines on one broker, none sees the other; one is killed, a third that waits gets its slice as zeros",
     region: Some("mem"),
-    tale: Tale::Lent,
+    slice_test: SliceTest::Granted,
     deadline: Duration::from_secs(600),
     long: true,
     ..PLAIN

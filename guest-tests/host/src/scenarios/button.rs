@@ -9,7 +9,7 @@ pub(super) const LISTENS: &str = "egm-button";
 /// The guest receives the key, and runs until it ends by itself.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "power-button",
-    story: "SIGPWR to the VMM is KEY_POWER for the guest, which decides itself when to power off",
+    summary: "SIGPWR to the VMM is KEY_POWER for the guest, which decides itself when to power off",
     words: "egm.checks=power_button,cpus",
     expected: Expected { exit: 0, summary: true, checks: &["power_button", "cpus"] },
     press_on: Some(LISTENS),

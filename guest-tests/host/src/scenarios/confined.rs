@@ -9,10 +9,10 @@ use crate::{confined, dma_pin};
 /// A slice of `/dev/mem`, and a drive that the host takes back.
 pub(super) const MEM: Scenario = Scenario {
     name: "user-slice",
-    story: "a machine of an unprivileged user has hidden memory and a drive, and no descriptor of the memory; its keeper scrubs",
+    summary: "a machine of an unprivileged user has hidden memory and a drive, and no descriptor of the memory; its keeper scrubs",
     region: Some("mem"),
     passed: &["0000:01:00.0"],
-    tell: Some(confined::run),
+    steps: Some(confined::run),
     words: "egm.checks=numa,egm_pattern,hotplug lapic=notscdeadline",
     expected: Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern", "hotplug"] },
     deadline: Duration::from_secs(480),
@@ -22,10 +22,10 @@ pub(super) const MEM: Scenario = Scenario {
 /// VFIO objects that another process keeps.
 pub(super) const PIN: Scenario = Scenario {
     name: "vfio-dma-pin",
-    story: "a machine dies while another process keeps its VFIO group, device or iommufd: its slice is quarantined until that ends",
+    summary: "a machine dies while another process keeps its VFIO group, device or iommufd: its slice is quarantined until that ends",
     passed: &["0000:01:00.0"],
     own_kernel: true,
-    tell: Some(dma_pin::run),
+    steps: Some(dma_pin::run),
     deadline: Duration::from_secs(120),
     ..PLAIN
 };
@@ -33,11 +33,11 @@ pub(super) const PIN: Scenario = Scenario {
 /// A slice of `/dev/egm4`, and a drive.
 pub(super) const GRACE_EGM: Scenario = Scenario {
     name: "grace-user-slice",
-    story: "a machine of an unprivileged user has a slice of /dev/egm4 and a drive, and no descriptor of it; its keeper scrubs",
+    summary: "a machine of an unprivileged user has a slice of /dev/egm4 and a drive, and no descriptor of it; its keeper scrubs",
     region: Some("egm4"),
     passed: &["0000:01:00.0"],
     words: "egm.checks=numa,egm_pattern,nvme egm.arg.nvme.serial=egm0 quiet",
     expected: Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern", "nvme"] },
-    tell: Some(confined::run),
+    steps: Some(confined::run),
     ..grace::GRACE
 };

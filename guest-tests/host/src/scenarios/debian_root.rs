@@ -8,7 +8,7 @@ use crate::judge::Expected;
 /// This guest has no agent: Debian's own init starts the unit that reports.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "debian-root",
-    story: "Debian on a virtio disk reaches multi-user with its network, and powers off",
+    summary: "Debian on a virtio disk reaches multi-user with its network, and powers off",
     config: "demo.json",
     words: "quiet systemd.show_status=no",
     expected: Expected { exit: 0, summary: true, checks: &["multi-user", "network"] },

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{GraceKernel, PLAIN, Scenario, Tale, button, demo};
+use super::{GraceKernel, PLAIN, Scenario, SliceTest, button, demo};
 use crate::disk::Proof;
 use crate::grace;
 use crate::judge::Expected;
@@ -18,7 +18,7 @@ pub(super) const GRACE: Scenario =
 /// The scenario on Debian's kernel, without a build: short enough for every run of the tests.
 pub(super) const STOCK: Scenario = Scenario {
     name: "grace-stock",
-    story: "Debian's kernel as host, too: ACPI, a slice of host memory, a passed NVMe drive, the power button; twice",
+    summary: "Debian's kernel as host, too: ACPI, a slice of host memory, a passed NVMe drive, the power button; twice",
     press_on: Some(button::LISTENS),
     grace_kernel: GraceKernel::Debian,
     region: Some("local"),
@@ -46,7 +46,7 @@ pub(super) const STOCK: Scenario = Scenario {
 /// Pages of 16 KiB, with Debian's kernel for them: sizes and alignments differ again.
 pub(super) const MEDIUM_PAGES: Scenario = Scenario {
     name: "grace-medium-pages",
-    story: "under Debian's kernel with pages of 16 KiB: ACPI, a slice of host memory, a passed NVMe drive; twice",
+    summary: "under Debian's kernel with pages of 16 KiB: ACPI, a slice of host memory, a passed NVMe drive; twice",
     grace_kernel: GraceKernel::Debian16k,
     long: true,
     ..STOCK
@@ -55,7 +55,7 @@ pub(super) const MEDIUM_PAGES: Scenario = Scenario {
 /// The smallest scenario of a guest with EGM.
 pub(super) const DEMO: Scenario = Scenario {
     name: "grace-demo",
-    story: "an arm64 guest of Debian's newest kernel, by ACPI, with EGM of /dev/egm4, a disk and a network",
+    summary: "an arm64 guest of Debian's newest kernel, by ACPI, with EGM of /dev/egm4, a disk and a network",
     config: "grace-lab-demo.json",
     words: demo::SCENARIO.words,
     expected: demo::SCENARIO.expected,
@@ -66,17 +66,17 @@ pub(super) const DEMO: Scenario = Scenario {
 /// EGM from the driver's device to the guest and back.
 pub(super) const EGM: Scenario = Scenario {
     name: "grace-egm",
-    story: "a slice of /dev/egm4: used, exclusive, scrubbed, returned, its retired pages neither seen nor touched",
+    summary: "a slice of /dev/egm4: used, exclusive, scrubbed, returned, its retired pages neither seen nor touched",
     region: Some("egm4"),
-    tale: Tale::Owned,
-    tell: Some(grace::tell_egm),
+    slice_test: SliceTest::Owned,
+    steps: Some(grace::run_egm),
     ..GRACE
 };
 
 /// A small model of a guest with a whole tray.
 pub(super) const NODES: Scenario = Scenario {
     name: "grace-nodes",
-    story: "two sockets whose memory is EGM, four GPUs: 34 nodes, their initiators and distances as planned",
+    summary: "two sockets whose memory is EGM, four GPUs: 34 nodes, their initiators and distances as planned",
     config: "grace-lab-nodes.json",
     passed: &["0000:00:03.0", "0000:00:05.0", "0000:00:04.0", "0000:00:06.0"],
     words: "egm.checks=cpus,memory_map,numa,acpi_tables,acpi_numa,hmat,pci egm.arg.numa.room=16",
@@ -92,7 +92,7 @@ pub(super) const NODES: Scenario = Scenario {
 /// is two exits, which take half of a start under emulation.
 pub(super) const NVME: Scenario = Scenario {
     name: "grace-nvme",
-    story: "a passed NVMe drive: written, found in its image, survives the guest's reset, free afterwards",
+    summary: "a passed NVMe drive: written, found in its image, survives the guest's reset, free afterwards",
     passed: &["0000:01:00.0"],
     words: "egm.checks=pci,nvme egm.arg.nvme.serial=egm0 quiet",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "nvme"] },
@@ -103,7 +103,7 @@ pub(super) const NVME: Scenario = Scenario {
 /// The same drive with a guest that uses no message-signalled interrupts.
 pub(super) const INTX: Scenario = Scenario {
     name: "grace-intx",
-    story: "a passed NVMe drive whose interrupts come by a line",
+    summary: "a passed NVMe drive whose interrupts come by a line",
     words: "pci=nomsi egm.checks=pci,nvme egm.arg.nvme.serial=egm0 egm.arg.nvme.intx=1",
     ..NVME
 };
@@ -112,11 +112,11 @@ pub(super) const INTX: Scenario = Scenario {
 /// `/dev/egm4`: its driver permits no second process to map it.
 pub(super) const USER: Scenario = Scenario {
     name: "grace-user",
-    story: "a vfio-user function reaches memory, a slice and a host function's BAR, and is reached; then its server dies",
+    summary: "a vfio-user function reaches memory, a slice and a host function's BAR, and is reached; then its server dies",
     region: Some("local"),
     passed: &["0000:00:14.0", "0000:00:15.0"],
     servers: &["/run/gpu.sock"],
-    tell: Some(passed_user::run),
+    steps: Some(passed_user::run),
     words: "egm.checks=pci,functions quiet",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "functions"] },
     ..GRACE
@@ -125,10 +125,10 @@ pub(super) const USER: Scenario = Scenario {
 /// The first socket's GPU, its EGM, and the DMA engine.
 pub(super) const GPU: Scenario = Scenario {
     name: "grace-gpu",
-    story: "a GPU of nvgrace-gpu and a slice of /dev/egm4: its memory to the last byte, by the guest and by a DMA engine",
+    summary: "a GPU of nvgrace-gpu and a slice of /dev/egm4: its memory to the last byte, by the guest and by a DMA engine",
     region: Some("egm4"),
     passed: &["0000:00:03.0", "0000:00:14.0"],
-    tell: Some(grace::tell_gpu),
+    steps: Some(grace::run_gpu),
     words: "egm.checks=pci,numa,acpi_tables,edu,gpu_memory egm.arg.edu.places=4 egm.arg.gpu.bar4=536870912 \
             egm.arg.gpu.bar2=1207959552",
     expected: Expected {
@@ -142,11 +142,11 @@ pub(super) const GPU: Scenario = Scenario {
 /// The first socket's GPU of a vfio-user server, its EGM, and QEMU's DMA engine.
 pub(super) const OUTSIDE: Scenario = Scenario {
     name: "grace-outside",
-    story: "a GPU of NVIDIA's id behind a virtio-iommu: waited for after resets, its engine reaches all memory, it reports an error",
+    summary: "a GPU of NVIDIA's id behind a virtio-iommu: waited for after resets, its engine reaches all memory, it reports an error",
     region: Some("egm4"),
     passed: &["0000:08:00.0", "0000:00:14.0"],
     plugged: true,
-    tell: Some(grace::tell_outside),
+    steps: Some(grace::run_outside),
     words: "egm.checks=pci,numa,functions,edu,gpu_memory egm.arg.functions.places=4 egm.arg.edu.places=3 \
             egm.arg.gpu.bar4=1744830464",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "numa", "functions", "edu", "gpu_memory"] },
@@ -157,11 +157,11 @@ pub(super) const OUTSIDE: Scenario = Scenario {
 /// The first socket's GPU of a vfio-user server, and a slice of the other socket's region.
 pub(super) const TRUST: Scenario = Scenario {
     name: "grace-trust",
-    story: "a GPU is refused beside another owner's slice of egm4; in one trust domain its guest reads and writes that slice",
+    summary: "a GPU is refused beside another owner's slice of egm4; in one trust domain its guest reads and writes that slice",
     region: Some("egm4"),
     passed: &["0000:08:00.0"],
     plugged: true,
-    tell: Some(grace::tell_trust),
+    steps: Some(grace::run_trust),
     words: "egm.checks=egm_aperture quiet",
     expected: Expected { exit: 0, summary: true, checks: &["egm_aperture"] },
     ..GRACE
@@ -170,12 +170,12 @@ pub(super) const TRUST: Scenario = Scenario {
 /// A network card and a slice of EGM each, for two guests; the second's is of the other socket.
 pub(super) const RDMA: Scenario = Scenario {
     name: "grace-rdma",
-    story: "RDMA over passed network cards from the EGM of one socket into that of the other, read off the wire, found in host memory",
+    summary: "RDMA over passed network cards from the EGM of one socket into that of the other, read off the wire, found in host memory",
     region: Some("egm4"),
-    tale: Tale::Lent,
+    slice_test: SliceTest::Granted,
     passed: &["0000:02:00.0", "0000:06:00.0"],
     rdma: true,
-    tell: Some(grace::tell_rdma),
+    steps: Some(grace::run_rdma),
     words: "egm.validate=rdma.device,rdma.nodes,rdma.hugepages,rdma.atomics,rdma.perftest,odp.page_starts \
             egm.checks=numa egm.doctor egm.arg.json=1 egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.size=65536 egm.arg.rdma.requests=20 egm.arg.deadline=600 quiet \
             hugepages=0:8,1:8",
@@ -199,7 +199,7 @@ pub(super) const RDMA: Scenario = Scenario {
 /// The page size that NVIDIA uses on its hosts: every size and alignment differs.
 pub(super) const LARGE_PAGES: Scenario = Scenario {
     name: "grace-large-pages",
-    story: "under a host with pages of 64 KiB: a GPU, a slice of /dev/egm4, a DMA engine and a drive",
+    summary: "under a host with pages of 64 KiB: a GPU, a slice of /dev/egm4, a DMA engine and a drive",
     grace_kernel: GraceKernel::LargePages,
     passed: &["0000:00:03.0", "0000:00:14.0", "0000:01:00.0"],
     words: "egm.checks=pci,numa,acpi_tables,egm_pattern,nvme,edu,gpu_memory egm.arg.nvme.serial=egm0 egm.arg.edu.places=4 \
@@ -215,26 +215,26 @@ pub(super) const LARGE_PAGES: Scenario = Scenario {
 /// The same machine, started again after each way to end.
 pub(super) const AGAIN: Scenario = Scenario {
     name: "grace-again",
-    story: "a machine with a slice of /dev/egm4: refused while another program has the device, started again after reset and kill",
+    summary: "a machine with a slice of /dev/egm4: refused while another program has the device, started again after reset and kill",
     region: Some("egm4"),
-    tell: Some(grace::tell_again),
+    steps: Some(grace::run_again),
     ..GRACE
 };
 
 /// The last scenario of this region: the page stays retired.
 pub(super) const POISON: Scenario = Scenario {
     name: "grace-poison",
-    story: "a page of /dev/egm4 goes bad under a guest: told by ACPI's tables, taken out of service, a hole of the next guest",
+    summary: "a page of /dev/egm4 goes bad under a guest: told by ACPI's tables, taken out of service, a hole of the next guest",
     region: Some("egm4"),
-    tale: Tale::BadPage,
+    slice_test: SliceTest::BadPage,
     ..GRACE
 };
 
 /// Ordinary memory, from which the kernel removes a page.
 pub(super) const READ: Scenario = Scenario {
     name: "grace-poison-read",
-    story: "a guest reads a page that went bad: it gets an external abort, ends who read, and lives",
+    summary: "a guest reads a page that went bad: it gets an external abort, ends who read, and lives",
     region: Some("local"),
-    tale: Tale::BadPage,
+    slice_test: SliceTest::BadPage,
     ..GRACE
 };

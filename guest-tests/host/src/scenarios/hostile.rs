@@ -8,7 +8,7 @@ use crate::judge::Expected;
 /// The guest must still be able to power off afterwards.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "hostile",
-    story: "a minute of random writes to configuration space, ports and MMIO harms neither VMM nor guest",
+    summary: "a minute of random writes to configuration space, ports and MMIO harms neither VMM nor guest",
     config: "demo.json",
     words: "egm.checks=fuzz egm.arg.fuzz.seconds=60",
     expected: Expected { exit: 0, summary: true, checks: &["fuzz"] },

@@ -29,9 +29,9 @@ use egm_findings::Check;
 
 use crate::disk::Proof;
 use crate::error::LabError;
-use crate::frame::Teller;
 use crate::judge::{Expected, case};
 use crate::peer_program::PeerName;
+use crate::steps::StepsOf;
 
 /// One machine, the checks of its guest, and its expected end.
 #[derive(Debug, Clone, Copy)]
@@ -39,7 +39,7 @@ pub(crate) struct Scenario {
     /// Its name on the command line and in reports.
     pub(crate) name: &'static str,
     /// Its claim, in a sentence.
-    pub(crate) story: &'static str,
+    pub(crate) summary: &'static str,
     /// A file of configs/, which the scenario extends by a kernel, an initramfs and a command line.
     pub(crate) config: &'static str,
     /// More words on the kernel command line: the agent's checks, their arguments and the end of the guest.
@@ -59,9 +59,9 @@ pub(crate) struct Scenario {
     /// RAM of its guest in hugetlb pages, in place of its file's RAM.
     pub(crate) hugetlb_ram: Option<HugetlbRam>,
     /// Kind of slice scenario.
-    pub(crate) tale: Tale,
+    pub(crate) slice_test: SliceTest,
     /// The function that runs its steps, when those are more than boots of one machine.
-    pub(crate) tell: Option<Teller>,
+    pub(crate) steps: Option<StepsOf>,
     /// Whether its guest's kernel is the one for every machine, which has drivers of network cards.
     pub(crate) generic: bool,
     /// Whether its guest's kernel has RDMA, and its agent is linked to a libc, with the libraries for that.
@@ -168,7 +168,7 @@ impl GraceKernel {
 
 /// Kinds of scenarios about a slice.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Tale {
+pub(crate) enum SliceTest {
     /// It is used, exclusive, scrubbed, returned.
     Owned,
     /// The same of a file of a file system, which has little room.
@@ -176,19 +176,19 @@ pub(crate) enum Tale {
     /// A page of it goes bad.
     BadPage,
     /// A broker grants it and its neighbour.
-    Lent,
+    Granted,
     /// It is the machine's own memfd or guest_memfd: no other process grants it.
     Own,
     /// It is a PCI function.
     Device,
 }
 
-impl Tale {
+impl SliceTest {
     /// Size of a slice of a lab region, each of 1 GiB: one slice fits, or two from a broker.
     pub(crate) const fn slice(self) -> &'static str {
         match self {
             Self::Owned | Self::BadPage => "528MiB",
-            Self::Lent => "342MiB",
+            Self::Granted => "342MiB",
             // Base pages, each a nested page fault of its own under emulation.
             Self::Own | Self::File => "128MiB",
             Self::Device => "24MiB",
@@ -199,7 +199,7 @@ impl Tale {
 /// Default values of a scenario.
 const PLAIN: Scenario = Scenario {
     name: "",
-    story: "",
+    summary: "",
     config: "smoke.json",
     words: "",
     end: "",
@@ -209,8 +209,8 @@ const PLAIN: Scenario = Scenario {
     region: None,
     slice_alone: false,
     hugetlb_ram: None,
-    tale: Tale::Owned,
-    tell: None,
+    slice_test: SliceTest::Owned,
+    steps: None,
     generic: false,
     rdma: false,
     vcpus: None,
@@ -342,7 +342,7 @@ mod tests {
     fn names_are_unique_and_fit_a_directory() {
         for (i, scenario) in ALL.iter().enumerate() {
             assert!(scenario.name.chars().all(|c| c.is_ascii_lowercase() || c == '-'), "{}", scenario.name);
-            assert!(!scenario.story.is_empty());
+            assert!(!scenario.summary.is_empty());
             assert!(ALL.iter().skip(i + 1).all(|other| other.name != scenario.name));
         }
     }
@@ -390,7 +390,7 @@ mod tests {
                 assert!(runs.iter().all(|name| required.contains(name)), "{}: {runs:?}", scenario.name);
             }
             assert!(required.iter().all(|name| runs.contains(name)), "{}: {required:?}", scenario.name);
-            let is_one_machine = scenario.tell.is_none() && scenario.region.is_none();
+            let is_one_machine = scenario.steps.is_none() && scenario.region.is_none();
             assert!(!is_one_machine || !runs.is_empty(), "{} runs every check", scenario.name);
         }
     }

@@ -7,7 +7,7 @@ use crate::run::PANICKED;
 /// The pvpanic device notifies the VMM.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "panic",
-    story: "a guest whose kernel panics ends its VMM with exit code 1",
+    summary: "a guest whose kernel panics ends its VMM with exit code 1",
     words: "egm.checks=cpus egm.exit=panic",
     expected: Expected { exit: 1, summary: true, checks: &["cpus"] },
     prints: Some(PANICKED),

@@ -12,10 +12,10 @@ use crate::{
 /// The network card behind the second root port.
 pub(super) const NET: Scenario = Scenario {
     name: "vfio-net",
-    story: "a passed network card: bytes go to the host's own card and back, in two guests that reset themselves",
+    summary: "a passed network card: bytes go to the host's own card and back, in two guests that reset themselves",
     passed: &["0000:02:00.0"],
     generic: true,
-    tell: Some(passed_net::run),
+    steps: Some(passed_net::run),
     words: "egm.checks=pci,passed_net egm.arg.net.mac=52:54:00:e9:00:02 egm.arg.net.peer=192.168.101.1 \
             egm.arg.net.addr=192.168.101.2/24 egm.exit=reset lapic=notscdeadline quiet",
     expected: Expected { exit: 1, summary: true, checks: &["pci", "passed_net"] },
@@ -26,9 +26,9 @@ pub(super) const NET: Scenario = Scenario {
 /// The engine with slices of all kinds but the one of [`super::vfio::DMA`].
 pub(super) const DMA_KINDS: Scenario = Scenario {
     name: "vfio-dma-kinds",
-    story: "a passed DMA engine writes slices of every kind of memory, and a peer's BAR",
+    summary: "a passed DMA engine writes slices of every kind of memory, and a peer's BAR",
     passed: &["0000:00:14.0", "0000:00:15.0"],
-    tell: Some(passed_dma::run),
+    steps: Some(passed_dma::run),
     words: "egm.checks=pci,edu egm.arg.edu.places=3 lapic=notscdeadline",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "edu"] },
     deadline: Duration::from_secs(600),
@@ -39,7 +39,7 @@ pub(super) const DMA_KINDS: Scenario = Scenario {
 /// The same where the kernel pins pages, and takes files and dma-bufs.
 pub(super) const DMA_IOMMUFD: Scenario = Scenario {
     name: "vfio-dma-iommufd",
-    story: "the same through iommufd, for every kind of memory that has pages",
+    summary: "the same through iommufd, for every kind of memory that has pages",
     iommufd: true,
     ..DMA_KINDS
 };
@@ -47,9 +47,9 @@ pub(super) const DMA_IOMMUFD: Scenario = Scenario {
 /// The engine writes to memory that it must not reach.
 pub(super) const FAULT: Scenario = Scenario {
     name: "vfio-fault",
-    story: "a device that writes outside of its guest is refused by the IOMMU, and the check for that sees it",
+    summary: "a device that writes outside of its guest is refused by the IOMMU, and the check for that sees it",
     passed: &["0000:00:14.0"],
-    tell: Some(passed_fault::run),
+    steps: Some(passed_fault::run),
     deadline: Duration::from_secs(120),
     ..PLAIN
 };
@@ -57,9 +57,9 @@ pub(super) const FAULT: Scenario = Scenario {
 /// A card with an injected error in the host's kernel.
 pub(super) const ERROR: Scenario = Scenario {
     name: "vfio-error",
-    story: "a function reports an error that it cannot correct: the guest loses it and goes on, the next machine has it",
+    summary: "a function reports an error that it cannot correct: the guest loses it and goes on, the next machine has it",
     passed: &["0000:02:00.0"],
-    tell: Some(passed_error::run),
+    steps: Some(passed_error::run),
     words: "egm.checks=pci,function_lost quiet",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "function_lost"] },
     deadline: Duration::from_secs(300),
@@ -69,9 +69,9 @@ pub(super) const ERROR: Scenario = Scenario {
 /// A drive with every kind of misconfiguration.
 pub(super) const REFUSED: Scenario = Scenario {
     name: "vfio-refused",
-    story: "what can be wrong with a function and its host is named with its remedy, and nothing is held afterwards",
+    summary: "what can be wrong with a function and its host is named with its remedy, and nothing is held afterwards",
     passed: &["0000:01:00.0"],
-    tell: Some(passed_refused::run),
+    steps: Some(passed_refused::run),
     deadline: Duration::from_secs(120),
     ..PLAIN
 };
@@ -79,9 +79,9 @@ pub(super) const REFUSED: Scenario = Scenario {
 /// Two cards that are reset alone, by different methods, two that need their bus, and a memory that cannot be reset.
 pub(super) const RESET: Scenario = Scenario {
     name: "vfio-hot-reset",
-    story: "what was left in a function is gone when a guest gets it, by its own reset or its bus', or the VMM tells that it is not",
+    summary: "what was left in a function is gone when a guest gets it, by its own reset or its bus', or the VMM tells that it is not",
     passed: &["0000:02:00.0", "0000:06:00.0", "0000:07:00.0", "0000:07:00.1", "0000:00:15.0"],
-    tell: Some(passed_reset::run),
+    steps: Some(passed_reset::run),
     deadline: Duration::from_secs(120),
     ..PLAIN
 };
@@ -89,9 +89,9 @@ pub(super) const RESET: Scenario = Scenario {
 /// A drive in many machines.
 pub(super) const ROUNDS: Scenario = Scenario {
     name: "vfio-rounds",
-    story: "110 machines in a row with one passed function, powered off, terminated and killed in turn, leave nothing behind",
+    summary: "110 machines in a row with one passed function, powered off, terminated and killed in turn, leave nothing behind",
     passed: &["0000:01:00.0"],
-    tell: Some(passed_rounds::run),
+    steps: Some(passed_rounds::run),
     deadline: Duration::from_secs(120),
     long: true,
     ..PLAIN
@@ -100,9 +100,9 @@ pub(super) const ROUNDS: Scenario = Scenario {
 /// The two that are in one group.
 pub(super) const PAIR: Scenario = Scenario {
     name: "vfio-pair",
-    story: "two functions of one group: refused by name while the host uses one of them, then a guest has both",
+    summary: "two functions of one group: refused by name while the host uses one of them, then a guest has both",
     passed: &["0000:07:00.0", "0000:07:00.1"],
-    tell: Some(passed_pair::run),
+    steps: Some(passed_pair::run),
     words: "egm.checks=pci",
     expected: Expected { exit: 0, summary: true, checks: &["pci"] },
     deadline: Duration::from_secs(300),
@@ -112,7 +112,7 @@ pub(super) const PAIR: Scenario = Scenario {
 /// The other kind of card, behind the switch.
 pub(super) const SWITCHED: Scenario = Scenario {
     name: "vfio-net-switch",
-    story: "the same with a card of another kind behind a switch",
+    summary: "the same with a card of another kind behind a switch",
     passed: &["0000:06:00.0"],
     words: "egm.checks=pci,passed_net egm.arg.net.mac=52:54:00:e9:00:06 egm.arg.net.peer=192.168.101.1 \
             egm.arg.net.addr=192.168.101.3/24 egm.exit=reset lapic=notscdeadline quiet",
@@ -123,10 +123,10 @@ pub(super) const SWITCHED: Scenario = Scenario {
 /// A card and a drive that the guest misuses, and the drive behind the switch that it leaves alone.
 pub(super) const MOVES: Scenario = Scenario {
     name: "vfio-moves",
-    story: "a guest resets passed functions and moves their BARs over memory while a drive works, and the next drives them",
+    summary: "a guest resets passed functions and moves their BARs over memory while a drive works, and the next drives them",
     passed: &["0000:01:00.0", "0000:02:00.0", "0000:05:00.0"],
     vcpus: Some(2),
-    tell: Some(passed_moves::run),
+    steps: Some(passed_moves::run),
     words: "egm.checks=passed_fuzz egm.arg.fuzz.seconds=30 egm.arg.fuzz.disk=egm1 lapic=notscdeadline quiet",
     expected: Expected { exit: 0, summary: true, checks: &["passed_fuzz"] },
     deadline: Duration::from_secs(300),

@@ -9,9 +9,9 @@ use crate::peer_program::PeerName;
 /// Debian's QEMU has a slice by vfio-user.
 pub(super) const QEMU: Scenario = Scenario {
     name: "peer-qemu",
-    story: "stock QEMU has a slice by vfio-user: checked, kept through a reset, plugged, given back, its server killed",
+    summary: "stock QEMU has a slice by vfio-user: checked, kept through a reset, plugged, given back, its server killed",
     outside: true,
-    tell: Some(peer::run_qemu),
+    steps: Some(peer::run_qemu),
     deadline: Duration::from_secs(300),
     ..PLAIN
 };
@@ -19,9 +19,9 @@ pub(super) const QEMU: Scenario = Scenario {
 /// cloud-hypervisor has one, if the user provides its program.
 pub(super) const CLOUD_HYPERVISOR: Scenario = Scenario {
     name: "peer-cloud-hypervisor",
-    story: "stock cloud-hypervisor (--peer) has a slice by vfio-user: checked, kept through a reset, plugged, given back, its server killed",
+    summary: "stock cloud-hypervisor (--peer) has a slice by vfio-user: checked, kept through a reset, plugged, given back, its server killed",
     peer: Some(PeerName::CloudHypervisor),
-    tell: Some(peer::run_cloud_hypervisor),
+    steps: Some(peer::run_cloud_hypervisor),
     deadline: Duration::from_secs(400),
     ..PLAIN
 };

@@ -9,10 +9,10 @@ use crate::plugged;
 /// A drive in a spare port.
 pub(super) const HOTPLUG: Scenario = Scenario {
     name: "vfio-hotplug",
-    story: "a drive is plugged into a spare port of a running guest, used, unplugged, free for others, and plugged in again",
+    summary: "a drive is plugged into a spare port of a running guest, used, unplugged, free for others, and plugged in again",
     config: "hotplug.json",
     passed: &["0000:01:00.0"],
-    tell: Some(plugged::run),
+    steps: Some(plugged::run),
     words: "egm.checks=hotplug egm.arg.hotplug.rounds=2 lapic=notscdeadline",
     expected: Expected { exit: 0, summary: true, checks: &["hotplug"] },
     deadline: Duration::from_secs(480),
@@ -22,9 +22,9 @@ pub(super) const HOTPLUG: Scenario = Scenario {
 /// A drive that the host takes back.
 pub(super) const REQUEST: Scenario = Scenario {
     name: "vfio-request",
-    story: "the host unbinds a passed drive: the guest lets it go and runs on, the host has it",
+    summary: "the host unbinds a passed drive: the guest lets it go and runs on, the host has it",
     config: "smoke.json",
-    tell: Some(plugged::requested),
+    steps: Some(plugged::requested),
     words: "egm.checks=hotplug lapic=notscdeadline",
     ..HOTPLUG
 };
@@ -32,7 +32,7 @@ pub(super) const REQUEST: Scenario = Scenario {
 /// A drive that is pulled out. It runs after all other scenarios with that drive, because the drive stays away.
 pub(super) const PULLED: Scenario = Scenario {
     name: "vfio-surprise",
-    story: "a passed drive is pulled out of the host: the operator is told, the guest loses it and runs on",
-    tell: Some(plugged::pulled),
+    summary: "a passed drive is pulled out of the host: the operator is told, the guest loses it and runs on",
+    steps: Some(plugged::pulled),
     ..REQUEST
 };

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use super::{PLAIN, Scenario, Tale};
+use super::{PLAIN, Scenario, SliceTest};
 
 const DEADLINE: Duration = Duration::from_secs(400);
 
 /// The last scenario of this region: the page stays retired.
 pub(super) const FOUND: Scenario = Scenario {
     name: "poison",
-    story: "a page of a slice goes bad: told, survived, retired, a hole of the next guest",
+    summary: "a page of a slice goes bad: told, survived, retired, a hole of the next guest",
     region: Some("dax0.0"),
-    tale: Tale::BadPage,
+    slice_test: SliceTest::BadPage,
     deadline: DEADLINE,
     ..PLAIN
 };
@@ -19,9 +19,9 @@ pub(super) const FOUND: Scenario = Scenario {
 /// Pages of 4 KiB: a bad huge page would also destroy data of the guest's kernel.
 pub(super) const READ: Scenario = Scenario {
     name: "poison-read",
-    story: "a guest reads a page that went bad: it gets a machine check, ends who read, and lives",
+    summary: "a guest reads a page that went bad: it gets a machine check, ends who read, and lives",
     region: Some("local"),
-    tale: Tale::BadPage,
+    slice_test: SliceTest::BadPage,
     deadline: DEADLINE,
     ..PLAIN
 };

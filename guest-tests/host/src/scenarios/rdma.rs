@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{PLAIN, Scenario, Tale};
+use super::{PLAIN, Scenario, SliceTest};
 use crate::judge::Expected;
 use crate::rdma;
 
@@ -23,12 +23,12 @@ const ALONE: &[&str] = &[
 /// Two assigned cards and two slices.
 pub(super) const CARDS: Scenario = Scenario {
     name: "rdma",
-    story: "RDMA over passed network cards into EGM nodes: every byte right, in one guest and between two",
+    summary: "RDMA over passed network cards into EGM nodes: every byte right, in one guest and between two",
     passed: &["0000:02:00.0", "0000:06:00.0"],
     region: Some("mem"),
-    tale: Tale::Lent,
+    slice_test: SliceTest::Granted,
     rdma: true,
-    tell: Some(rdma::run),
+    steps: Some(rdma::run),
     words: "egm.checks=numa egm.validate=rdma.device,rdma.memory,rdma.nodes,rdma.hugepages,rdma.relaxed,rdma.atomics,rdma.bandwidth,\
             rdma.latency,rdma.perftest egm.doctor egm.arg.json=1 egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.size=65536 \
             egm.arg.rdma.requests=20 egm.arg.deadline=600 lapic=notscdeadline quiet \
@@ -42,7 +42,7 @@ pub(super) const CARDS: Scenario = Scenario {
 /// The same over taps.
 pub(super) const VIRTIO: Scenario = Scenario {
     name: "rdma-virtio",
-    story: "the same over virtio-net: in one guest, and between two",
+    summary: "the same over virtio-net: in one guest, and between two",
     passed: &[],
     taps: &["egmtap0", "egmtap1"],
     words: "egm.checks=numa egm.validate=rdma.device,rdma.memory,rdma.nodes,rdma.hugepages,rdma.relaxed,rdma.atomics,rdma.bandwidth,\

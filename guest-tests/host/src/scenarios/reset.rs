@@ -6,7 +6,7 @@ use crate::judge::Expected;
 /// A guest's reset ends the VMM: the VMM's parent decides whether to start it again.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "reset",
-    story: "a guest that resets itself ends its VMM with exit code 1",
+    summary: "a guest that resets itself ends its VMM with exit code 1",
     words: "egm.checks=cpus egm.exit=reset",
     expected: Expected { exit: 1, summary: true, checks: &["cpus"] },
     ..PLAIN

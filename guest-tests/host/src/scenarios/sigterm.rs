@@ -7,7 +7,7 @@ use crate::judge::Expected;
 /// The guest announces each block that it has flushed; the last one must be in the image.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "sigterm",
-    story: "SIGTERM while the guest writes ends the VMM with exit code 0 and everything flushed on the disk",
+    summary: "SIGTERM while the guest writes ends the VMM with exit code 0 and everything flushed on the disk",
     config: "demo.json",
     words: "egm.checks=disk_busy egm.arg.busy.seconds=0",
     expected: Expected { exit: 0, summary: false, checks: &[] },

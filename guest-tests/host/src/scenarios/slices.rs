@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{PLAIN, Scenario, Tale};
+use super::{PLAIN, Scenario, SliceTest};
 use crate::judge::Expected;
 use crate::{slice_device, slice_files, slice_owners};
 
@@ -15,7 +15,7 @@ pub(super) const SMALL_PAGES: Duration = Duration::from_secs(600);
 /// Memory above the kernel's limit `mem=`.
 pub(super) const MEM: Scenario = Scenario {
     name: "slice-mem",
-    story: "a slice of memory that mem= hides: used, exclusive, scrubbed, returned",
+    summary: "a slice of memory that mem= hides: used, exclusive, scrubbed, returned",
     region: Some("mem"),
     deadline: DEADLINE,
     ..PLAIN
@@ -24,7 +24,7 @@ pub(super) const MEM: Scenario = Scenario {
 /// Memory that `memmap=nn$ss` reserves.
 pub(super) const MEMMAP: Scenario = Scenario {
     name: "slice-memmap",
-    story: "a slice of memory that memmap=nn$ss reserves: used, exclusive, scrubbed, returned",
+    summary: "a slice of memory that memmap=nn$ss reserves: used, exclusive, scrubbed, returned",
     region: Some("memmap"),
     deadline: DEADLINE,
     ..PLAIN
@@ -33,7 +33,7 @@ pub(super) const MEMMAP: Scenario = Scenario {
 /// Memory that `memmap=nn!ss` makes persistent, as device-DAX.
 pub(super) const DEVDAX: Scenario = Scenario {
     name: "slice-devdax",
-    story: "a slice of a device-DAX device: used, exclusive, scrubbed, returned",
+    summary: "a slice of a device-DAX device: used, exclusive, scrubbed, returned",
     region: Some("dax0.0"),
     deadline: DEADLINE,
     ..PLAIN
@@ -42,9 +42,9 @@ pub(super) const DEVDAX: Scenario = Scenario {
 /// A device-DAX region with a device for each slice.
 pub(super) const DEVDAX_OWNERS: Scenario = Scenario {
     name: "slice-devdax-owners",
-    story: "slices of one device-DAX region have a device each: two users and a server reach their own alone, then all are removed",
+    summary: "slices of one device-DAX region have a device each: two users and a server reach their own alone, then all are removed",
     region: Some("dax2"),
-    tell: Some(slice_owners::run),
+    steps: Some(slice_owners::run),
     deadline: DEADLINE,
     ..PLAIN
 };
@@ -52,7 +52,7 @@ pub(super) const DEVDAX_OWNERS: Scenario = Scenario {
 /// A guest on such a slice.
 pub(super) const DEVDAX_OWNED: Scenario = Scenario {
     name: "slice-devdax-device",
-    story: "a slice with a device-DAX device of its own: used, exclusive, scrubbed, returned",
+    summary: "a slice with a device-DAX device of its own: used, exclusive, scrubbed, returned",
     region: Some("dax2"),
     long: true,
     ..DEVDAX
@@ -61,10 +61,10 @@ pub(super) const DEVDAX_OWNED: Scenario = Scenario {
 /// Files of a file system that maps persistent memory directly.
 pub(super) const FSDAX: Scenario = Scenario {
     name: "slice-fsdax",
-    story: "a slice is a file of a DAX file system: used, exclusive, scrubbed, returned; two users reach their own alone",
+    summary: "a slice is a file of a DAX file system: used, exclusive, scrubbed, returned; two users reach their own alone",
     region: Some("pmem"),
-    tale: Tale::File,
-    tell: Some(slice_files::run),
+    slice_test: SliceTest::File,
+    steps: Some(slice_files::run),
     deadline: DEADLINE,
     ..PLAIN
 };
@@ -72,7 +72,7 @@ pub(super) const FSDAX: Scenario = Scenario {
 /// Huge pages of node 0.
 pub(super) const HUGETLB: Scenario = Scenario {
     name: "slice-hugetlb",
-    story: "a slice of a pool of huge pages: used, exclusive, scrubbed, returned",
+    summary: "a slice of a pool of huge pages: used, exclusive, scrubbed, returned",
     region: Some("hugetlb"),
     deadline: DEADLINE,
     ..PLAIN
@@ -81,9 +81,9 @@ pub(super) const HUGETLB: Scenario = Scenario {
 /// Memory of the machine's own process: see [`crate::own_memory`].
 pub(super) const MEMFD: Scenario = Scenario {
     name: "slice-memfd",
-    story: "a slice of the machine's own memfd: seen where its page map says, apart from another's, zero for each, gone with it",
+    summary: "a slice of the machine's own memfd: seen where its page map says, apart from another's, zero for each, gone with it",
     region: Some("local"),
-    tale: Tale::Own,
+    slice_test: SliceTest::Own,
     deadline: DEADLINE,
     ..PLAIN
 };
@@ -91,9 +91,9 @@ pub(super) const MEMFD: Scenario = Scenario {
 /// Memory of the machine's own VM: see [`crate::own_memory`].
 pub(super) const GUEST_MEMFD: Scenario = Scenario {
     name: "slice-guest-memfd",
-    story: "a slice of KVM's guest_memfd: the machine's own, zero for each, gone with it, memory of the host's kernel",
+    summary: "a slice of KVM's guest_memfd: the machine's own, zero for each, gone with it, memory of the host's kernel",
     region: Some("guest-memfd"),
-    tale: Tale::Own,
+    slice_test: SliceTest::Own,
     own_kernel: true,
     long: true,
     deadline: SMALL_PAGES,
@@ -103,9 +103,9 @@ pub(super) const GUEST_MEMFD: Scenario = Scenario {
 /// Its function is the monitor's own in one guest, and a server's in another.
 pub(super) const DEVICE: Scenario = Scenario {
     name: "egm-device",
-    story: "a slice as a PCI function: the monitor's own and that of egm-device serve are one and the same to guests",
+    summary: "a slice as a PCI function: the monitor's own and that of egm-device serve are one and the same to guests",
     region: Some("local"),
-    tale: Tale::Device,
+    slice_test: SliceTest::Device,
     words: "egm.checks=memory_map,numa,pci,egm_device,egm_commands quiet",
     expected: Expected {
         exit: 0,
@@ -119,9 +119,9 @@ pub(super) const DEVICE: Scenario = Scenario {
 /// The same function over every kind of memory, in an emulated host that has guest_memfd.
 pub(super) const DEVICE_KINDS: Scenario = Scenario {
     name: "egm-device-kinds",
-    story: "a slice as a PCI function of hidden RAM, device-DAX, huge pages, guest_memfd, and of a lease that a server has",
+    summary: "a slice as a PCI function of hidden RAM, device-DAX, huge pages, guest_memfd, and of a lease that a server has",
     region: None,
-    tell: Some(slice_device::kinds),
+    steps: Some(slice_device::kinds),
     own_kernel: true,
     long: true,
     words: "egm.checks=pci,egm_device quiet",

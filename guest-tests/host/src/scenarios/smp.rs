@@ -31,7 +31,7 @@ const REQUIRED: &[&str] = &[
 /// More processors and nodes than the smallest case, and in addition to the checks a user's tool, which has no plan.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smp",
-    story: "four vCPUs in two sockets come up, on three ordinary nodes and an EGM node; egm-guest validate finds nothing wrong",
+    summary: "four vCPUs in two sockets come up, on three ordinary nodes and an EGM node; egm-guest validate finds nothing wrong",
     config: "smp.json",
     words: "egm.checks=cpus,clock,memory_map,numa,acpi_tables,hmat,pci,rng,msix,egm_pattern,egm_bandwidth \
             egm.validate=memory.pattern,memory.bandwidth,memory.latency,memory.egm,numa.placement,numa.distances,numa.hmat,pci.bars \

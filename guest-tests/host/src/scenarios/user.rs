@@ -9,11 +9,11 @@ use crate::{passed, passed_user};
 /// A server's function, with the host's engine and memory.
 pub(super) const SERVED: Scenario = Scenario {
     name: "vfio-user",
-    story: "a vfio-user function reaches memory, a slice and a host function's BAR, and is reached; then its server dies",
+    summary: "a vfio-user function reaches memory, a slice and a host function's BAR, and is reached; then its server dies",
     region: Some("local"),
     passed: &["0000:00:14.0", "0000:00:15.0"],
     servers: &["/run/gpu.sock"],
-    tell: Some(passed_user::run),
+    steps: Some(passed_user::run),
     words: "egm.checks=pci,functions quiet",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "functions"] },
     deadline: Duration::from_secs(300),
@@ -24,11 +24,11 @@ pub(super) const SERVED: Scenario = Scenario {
 pub(super) const PLUGGED: Scenario = Scenario {
     name: "vfio-gpus",
     own_kernel: true,
-    story: "two GPUs and a network card behind one switch: a clique, peer-to-peer each way, into a slice too",
+    summary: "two GPUs and a network card behind one switch: a clique, peer-to-peer each way, into a slice too",
     region: Some("hugetlb"),
     passed: &["0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0"],
     plugged: true,
-    tell: Some(passed::run),
+    steps: Some(passed::run),
     words: "egm.checks=pci,functions quiet",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "functions"] },
     deadline: Duration::from_secs(900),

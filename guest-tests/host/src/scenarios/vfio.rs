@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use super::slices::SMALL_PAGES;
-use super::{PLAIN, Scenario, Tale};
+use super::{PLAIN, Scenario, SliceTest};
 use crate::disk::Proof;
 use crate::judge::Expected;
 
 /// The drive behind the first root port.
 pub(super) const NVME: Scenario = Scenario {
     name: "vfio-nvme",
-    story: "a passed NVMe drive: written, found in its image, survives the guest's reset, free afterwards",
+    summary: "a passed NVMe drive: written, found in its image, survives the guest's reset, free afterwards",
     passed: &["0000:01:00.0"],
     words: "egm.checks=pci,nvme egm.arg.nvme.serial=egm0",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "nvme"] },
@@ -22,7 +22,7 @@ pub(super) const NVME: Scenario = Scenario {
 /// The same through iommufd. Under 7.3 as the emulated host an idle guest with the TSC-deadline timer sleeps for ever.
 pub(super) const IOMMUFD: Scenario = Scenario {
     name: "vfio-nvme-iommufd",
-    story: "the same through iommufd: memory by file, BARs by dma-buf",
+    summary: "the same through iommufd: memory by file, BARs by dma-buf",
     words: "egm.checks=pci,nvme egm.arg.nvme.serial=egm0 lapic=notscdeadline",
     iommufd: true,
     long: true,
@@ -32,7 +32,7 @@ pub(super) const IOMMUFD: Scenario = Scenario {
 /// The same drive with a guest that uses no message-signalled interrupts.
 pub(super) const INTX: Scenario = Scenario {
     name: "vfio-intx",
-    story: "a passed NVMe drive whose interrupts come by a line",
+    summary: "a passed NVMe drive whose interrupts come by a line",
     words: "pci=nomsi egm.checks=pci,nvme egm.arg.nvme.serial=egm0 egm.arg.nvme.intx=1",
     ..NVME
 };
@@ -40,7 +40,7 @@ pub(super) const INTX: Scenario = Scenario {
 /// The engine, a peer's memory, and hidden memory of the host.
 pub(super) const DMA: Scenario = Scenario {
     name: "vfio-dma",
-    story: "a passed DMA engine writes memory, a slice that the host's kernel has no pages of, and a peer's BAR",
+    summary: "a passed DMA engine writes memory, a slice that the host's kernel has no pages of, and a peer's BAR",
     region: Some("mem"),
     passed: &["0000:00:14.0", "0000:00:15.0"],
     words: "egm.checks=pci,edu egm.arg.edu.places=3",
@@ -52,9 +52,9 @@ pub(super) const DMA: Scenario = Scenario {
 /// The engine and a slice that is a file of the machine's own VM, which iommufd maps by address.
 pub(super) const DMA_OWN: Scenario = Scenario {
     name: "vfio-dma-guest-memfd",
-    story: "the same engine through iommufd writes a slice of guest_memfd",
+    summary: "the same engine through iommufd writes a slice of guest_memfd",
     region: Some("guest-memfd"),
-    tale: Tale::Own,
+    slice_test: SliceTest::Own,
     passed: &["0000:00:14.0"],
     words: "egm.checks=pci,edu lapic=notscdeadline",
     iommufd: true,
@@ -66,7 +66,7 @@ pub(super) const DMA_OWN: Scenario = Scenario {
 /// Both functions behind the switch.
 pub(super) const SWITCH: Scenario = Scenario {
     name: "vfio-switch",
-    story: "two functions behind one switch of the host are behind one switch of the guest",
+    summary: "two functions behind one switch of the host are behind one switch of the guest",
     passed: &["0000:05:00.0", "0000:06:00.0"],
     words: "egm.checks=pci,nvme egm.arg.nvme.serial=egm1",
     disk: None,
@@ -76,7 +76,7 @@ pub(super) const SWITCH: Scenario = Scenario {
 /// A hostile guest, with a drive, an engine and a memory of the host.
 pub(super) const HOSTILE: Scenario = Scenario {
     name: "vfio-hostile",
-    story: "a minute of random writes to passed functions harms neither VMM nor guest nor host",
+    summary: "a minute of random writes to passed functions harms neither VMM nor guest nor host",
     passed: &["0000:01:00.0", "0000:00:14.0", "0000:00:15.0"],
     words: "egm.checks=fuzz egm.arg.fuzz.seconds=60 egm.arg.fuzz.passed=1",
     expected: Expected { exit: 0, summary: true, checks: &["fuzz"] },

@@ -19,10 +19,10 @@ use crate::scenarios::Scenario;
 use crate::slices;
 
 /// A function that runs the steps of a scenario.
-pub(crate) type Teller = fn(&mut Frame<'_>) -> Result<(), LabError>;
+pub(crate) type StepsOf = fn(&mut Steps<'_>) -> Result<(), LabError>;
 
 /// A scenario that is running.
-pub(crate) struct Frame<'a> {
+pub(crate) struct Steps<'a> {
     /// Starts its machines.
     pub(crate) runner: &'a Runner,
     /// Its data.
@@ -41,38 +41,38 @@ pub(crate) struct Frame<'a> {
     faults: u64,
 }
 
-/// Runs `scenario` by `steps`; logs go to `report`.
-pub(crate) fn tell(
+/// Runs `scenario` by its function; logs go to `report`.
+pub(crate) fn run(
     runner: &Runner,
     scenario: &Scenario,
     report: &Path,
-    steps: Teller,
+    run: StepsOf,
 ) -> Result<ScenarioResult, LabError> {
     let pool = (scenario.region == Some("hugetlb")).then(slices::pool).transpose()?;
     let region = scenario.region.unwrap_or_default();
-    let mut frame =
-        Frame { runner, scenario, region, report, pool, cases: Vec::new(), init: None, faults: 0 };
-    match frame.missing()? {
-        Some(why) => frame.skip(&why),
+    let mut steps =
+        Steps { runner, scenario, region, report, pool, cases: Vec::new(), init: None, faults: 0 };
+    match steps.missing()? {
+        Some(why) => steps.skip(&why),
         None => {
             if !scenario.passed.is_empty() {
-                frame.faults = iommu::faults()?;
+                steps.faults = iommu::faults()?;
             }
-            if let Err(error) = steps(&mut frame) {
+            if let Err(error) = run(&mut steps) {
                 // Earlier results stay.
-                frame.cases.extend(ScenarioResult::broken(scenario.name, &chain(&error)).cases);
+                steps.cases.extend(ScenarioResult::broken(scenario.name, &chain(&error)).cases);
             }
         }
     }
     Ok(ScenarioResult {
         scenario: scenario.name.into(),
-        cases: frame.cases,
-        init_millis: frame.init,
+        cases: steps.cases,
+        init_millis: steps.init,
         millis: 0,
     })
 }
 
-impl Frame<'_> {
+impl Steps<'_> {
     /// The scenario's prerequisite that this host lacks, if any.
     fn missing(&self) -> Result<Option<String>, LabError> {
         let function = passed::missing(self.scenario);
@@ -164,11 +164,11 @@ mod tests {
     use crate::scenarios::select;
 
     /// Names and outcomes of a scenario with the functions `passed`, run by `steps`, and its first init.
-    fn told(passed: &'static [&'static str], steps: Teller) -> (Vec<(String, Outcome)>, Option<u64>) {
+    fn results(passed: &'static [&'static str], steps: StepsOf) -> (Vec<(String, Outcome)>, Option<u64>) {
         let runner = nowhere();
         let scenario =
             Scenario { passed, region: None, ..select(&["demo".into()], false).unwrap().remove(0) };
-        let result = tell(&runner, &scenario, Path::new("/nonexistent"), steps).unwrap();
+        let result = run(&runner, &scenario, Path::new("/nonexistent"), steps).unwrap();
         let cases = result.cases.into_iter().map(|case| (case.name, case.outcome));
         (cases.collect(), result.init_millis)
     }
@@ -179,21 +179,21 @@ mod tests {
 
     #[test]
     fn a_story_of_a_function_that_the_host_lacks_is_skipped_before_its_first_step() {
-        let (cases, _) = told(&["ffff:1f:1f.7"], |_| panic!("a step was taken"));
+        let (cases, _) = results(&["ffff:1f:1f.7"], |_| panic!("a step was taken"));
         assert_eq!(cases, names(&[("run", Outcome::Skipped)]));
     }
 
     #[test]
     fn cases_stay_in_order_with_marks_and_the_first_init() {
-        let (cases, init) = told(&[], |frame| {
+        let (cases, init) = results(&[], |steps| {
             let expected = Expected { exit: 0, summary: false, checks: &[] };
             let ended = || Collected { lines: Vec::new(), ending: Ending::Exit(0), millis: 1 };
-            frame.step("shown", || Ok(()));
-            frame.judge(expected, &Boot::of(ended(), Some(7)), "");
-            frame.judge(expected, &Boot::of(ended(), Some(8)), " again");
-            frame.step("untrue", || Err(Fault::Untrue(String::new())));
-            frame.step("undecided", || Err(Fault::Undecided("")));
-            frame.free();
+            steps.step("shown", || Ok(()));
+            steps.judge(expected, &Boot::of(ended(), Some(7)), "");
+            steps.judge(expected, &Boot::of(ended(), Some(8)), " again");
+            steps.step("untrue", || Err(Fault::Untrue(String::new())));
+            steps.step("undecided", || Err(Fault::Undecided("")));
+            steps.free();
             Ok(())
         });
         let passed = Outcome::Passed;
@@ -204,18 +204,18 @@ mod tests {
     }
 
     #[test]
-    fn what_was_shown_before_the_lab_broke_stays_shown() {
-        let (cases, _) = told(&[], |frame| {
-            frame.step("shown", || Ok(()));
+    fn results_before_an_error_of_the_lab_stay() {
+        let (cases, _) = results(&[], |steps| {
+            steps.step("shown", || Ok(()));
             Err(LabError::Usage("broken".into()))
         });
         assert_eq!(cases, names(&[("shown", Outcome::Passed), ("run", Outcome::Error)]));
     }
 
     #[test]
-    fn a_story_that_says_why_it_is_not_told_has_nothing_else() {
-        let (cases, _) = told(&[], |frame| {
-            frame.skip("no reason");
+    fn a_scenario_that_is_skipped_has_no_other_result() {
+        let (cases, _) = results(&[], |steps| {
+            steps.skip("no reason");
             Ok(())
         });
         assert_eq!(cases, names(&[("run", Outcome::Skipped)]));

@@ -17,12 +17,12 @@ use serde::Deserialize;
 
 use crate::broker::Broker;
 use crate::error::{LabError, chain};
-use crate::frame::{Fault, Frame, Step, timed};
 use crate::judge::case;
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::{Machine, Runner};
 use crate::scenarios::Scenario;
-use crate::slices::{self, PATIENCE, beats, output, physical, zeros};
+use crate::slices::{self, TIMEOUT, beats, output, physical, zeros};
+use crate::steps::{Fault, Step, Steps, timed};
 
 /// Pages that each guest fills: 64 MiB.
 const PAGES: usize = 16384;
@@ -52,29 +52,29 @@ const SECOND: Guest = Guest {
 const THIRD: Guest = Guest { name: "third", words: "", mark: 0 };
 
 /// Runs the scenario of slices of `region` that a broker grants.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, region, report, .. } = *frame;
-    let story = Story { runner, scenario, region, socket: runner.work.join("broker.sock"), report };
+pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
+    let Steps { runner, scenario, region, report, .. } = *steps;
+    let machines = Machines { runner, scenario, region, socket: runner.work.join("broker.sock"), report };
     // Planned while the region is free: later only the broker can grant slices of it.
-    let [first, second, third] = [FIRST, SECOND, THIRD].map(|guest| story.tenant(guest));
+    let [first, second, third] = [FIRST, SECOND, THIRD].map(|guest| machines.tenant(guest));
     let (first, second, third) = (first?, second?, third?);
-    let _broker = Broker::start(runner, region, &story.socket, report, None)?;
-    let end = story.boot(&first, &[], BEAT, |address| {
+    let _broker = Broker::start(runner, region, &machines.socket, report, None)?;
+    let end = machines.boot(&first, &[], BEAT, |address| {
         let mut first = At::new(&first, address);
-        frame.step("lent", || {
-            first.place = story.held(&[FIRST.name])?.pop();
+        steps.step("granted", || {
+            first.place = machines.held(&[FIRST.name])?.pop();
             Ok(())
         });
-        frame.cases.extend(story.beside(&first, &second, &third));
-        frame.step("goes on", || story.shows(&first, &[SECOND.mark]));
+        steps.cases.extend(machines.beside(&first, &second, &third));
+        steps.step("goes on", || machines.shows(&first, &[SECOND.mark]));
         Reaction::Terminate
     })?;
-    frame.cases.extend(end.cases(FIRST.name, Ending::Exit(0)));
-    frame.step("returned", || story.held(&[]).map(drop));
+    steps.cases.extend(end.cases(FIRST.name, Ending::Exit(0)));
+    steps.step("returned", || machines.held(&[]).map(drop));
     Ok(())
 }
 
-struct Story<'a> {
+struct Machines<'a> {
     runner: &'a Runner,
     scenario: &'a Scenario,
     region: &'a str,
@@ -123,7 +123,7 @@ impl End {
     }
 }
 
-impl Story<'_> {
+impl Machines<'_> {
     fn tenant(&self, guest: Guest) -> Result<Tenant, LabError> {
         let folder = self.report.join(guest.name);
         fs::create_dir_all(&folder).map_err(LabError::file("make", &folder))?;
@@ -193,7 +193,7 @@ impl Story<'_> {
         let mut cases = Vec::new();
         let arguments = ["--wait", "--kernel", &kernel.to_string_lossy()];
         let end = self.boot(third, &arguments, "zeros", |_| {
-            cases.push(timed("lent on", || match self.held(&[FIRST.name, THIRD.name])?.pop() {
+            cases.push(timed("granted on", || match self.held(&[FIRST.name, THIRD.name])?.pop() {
                 had if had == place => Ok(()),
                 had => Err(Fault::Untrue(format!("the third has {had:x?}, the second had {place:x?}"))),
             }));
@@ -259,7 +259,7 @@ impl Story<'_> {
             if said.contains("egm0 waits: ") {
                 return self.held(&[FIRST.name, SECOND.name]).map(drop);
             }
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIMEOUT {
                 return Err(Fault::Untrue(format!("it does not say that it waits: {said}")));
             }
             thread::yield_now();
