@@ -1,17 +1,4 @@
 //! Putting a kernel into guest memory: bzImage, or an ELF vmlinux with a PVH or a 64-bit entry.
-//!
-//! ```text
-//!  0x0000_0500  GDT
-//!  0x0000_6000  PVH start info, memory map, module list
-//!  0x0000_7000  zero page (Linux boot parameters)
-//!  0x0000_8ff0  stack of the first instructions
-//!  0x0000_9000  page tables: one PML4, one PDPT, four page directories (identity, 4 GiB)
-//!  0x0002_0000  command line
-//!  0x000e_0000  RSDP and the other tables
-//!  0x000f_fff0  reset vector
-//!  0x0010_0000  kernel
-//!  end of the RAM below 4 GiB, page aligned: initramfs
-//! ```
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -22,19 +9,13 @@ use linux_loader::loader::elf::PvhBootCapability;
 use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult, bootparam, load_cmdline};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
+use super::boot_layout::{COMMAND_LINE, KERNEL, START_INFO, ZERO_PAGE};
 use super::boot_tables;
 use crate::arch::boot::{BootError, BootFiles, Initramfs, Place};
 use crate::firmware::Image;
 use crate::machine::RESET_VALUE;
-use crate::plan::{Plan, WindowKind};
+use crate::plan::Plan;
 
-pub(super) const GDT: Gpa = Gpa::new(0x500);
-pub(super) const START_INFO: Gpa = Gpa::new(0x6000);
-pub(super) const ZERO_PAGE: Gpa = Gpa::new(0x7000);
-pub(super) const STACK: Gpa = Gpa::new(0x8ff0);
-pub(super) const PAGE_TABLES: Gpa = Gpa::new(0x9000);
-pub(super) const COMMAND_LINE: Gpa = Gpa::new(0x2_0000);
-const KERNEL: Gpa = Gpa::new(0x10_0000);
 /// Longest command line that x86 Linux takes, terminating NUL included.
 const COMMAND_LINE_SIZE: usize = 2048;
 /// Description of a file that cannot be booted, for the message.
@@ -179,32 +160,6 @@ fn load_command_line(memory: &GuestMemoryMmap, text: &str) -> Result<u32, BootEr
     line.insert_str(text).map_err(|_| BootError::CommandLine)?;
     load_cmdline(memory, GuestAddress(COMMAND_LINE.get()), &line).map_err(|_| BootError::CommandLine)?;
     u32::try_from(text.len()).map_err(|_| BootError::CommandLine)
-}
-
-/// The memory map of the boot protocols: RAM, and reserved windows.
-pub(super) fn memory_map(plan: &Plan) -> Vec<(Span<Guest>, MapKind)> {
-    let ram = plan.memory.iter().map(|m| (m.span, MapKind::Ram));
-    let reserved = plan
-        .windows
-        .iter()
-        .filter(|w| {
-            matches!(
-                w.kind,
-                WindowKind::Firmware | WindowKind::OptionRoms | WindowKind::Ecam | WindowKind::Reserved
-            )
-        })
-        .map(|w| (w.span, MapKind::Reserved));
-    let mut map: Vec<_> = ram.chain(reserved).collect();
-    map.sort_unstable_by_key(|(span, _)| *span);
-    map
-}
-
-/// Type of a memory map entry, with the number that both protocols use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub(super) enum MapKind {
-    Ram = 1,
-    Reserved = 2,
 }
 
 #[cfg(test)]

@@ -5,10 +5,9 @@ use linux_loader::loader::bootparam::{boot_e820_entry, boot_params, setup_header
 use linux_loader::loader::start_info::{hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info};
 use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::boot::{COMMAND_LINE, GDT, PAGE_TABLES, START_INFO, ZERO_PAGE, memory_map};
-use super::vcpu::{GDT_TABLE, GDT_TABLE_PVH};
+use super::boot_layout::{COMMAND_LINE, GDT, PAGE_TABLES, START_INFO, ZERO_PAGE};
 use crate::arch::boot::BootError;
-use crate::plan::Plan;
+use crate::plan::{Plan, WindowKind};
 
 /// Boot loaders without a registered number (boot.rst, `type_of_loader`).
 const LOADER_UNDEFINED: u8 = 0xff;
@@ -20,6 +19,12 @@ const PAGE: u64 = 0x1000;
 const TABLE_FLAGS: u64 = 0b11;
 /// Present, writable, 2 MiB page.
 const LARGE_PAGE_FLAGS: u64 = 0b1000_0011;
+
+/// Segment descriptors that the boot protocols ask for, as they lie in guest memory at [`GDT`].
+/// Linux 64-bit (boot.rst, "64-bit boot protocol"): __BOOT_CS at 0x10, __BOOT_DS at 0x18, flat.
+const GDT_TABLE: [u64; 4] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
+/// PVH: a flat 32-bit code segment instead.
+const GDT_TABLE_PVH: [u64; 4] = [0, 0, 0x00cf_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
 
 /// Inputs of the structures.
 pub(super) struct Tables<'a> {
@@ -125,4 +130,30 @@ impl Tables<'_> {
 /// The RAM that these point to lies below 4 GiB.
 fn low32(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+/// The memory map of the boot protocols: RAM, and reserved windows.
+fn memory_map(plan: &Plan) -> Vec<(Span<Guest>, MapKind)> {
+    let ram = plan.memory.iter().map(|m| (m.span, MapKind::Ram));
+    let reserved = plan
+        .windows
+        .iter()
+        .filter(|w| {
+            matches!(
+                w.kind,
+                WindowKind::Firmware | WindowKind::OptionRoms | WindowKind::Ecam | WindowKind::Reserved
+            )
+        })
+        .map(|w| (w.span, MapKind::Reserved));
+    let mut map: Vec<_> = ram.chain(reserved).collect();
+    map.sort_unstable_by_key(|(span, _)| *span);
+    map
+}
+
+/// Type of a memory map entry, with the number that both protocols use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum MapKind {
+    Ram = 1,
+    Reserved = 2,
 }

@@ -3,6 +3,8 @@
 #[cfg(target_arch = "x86_64")]
 pub mod boot;
 #[cfg(target_arch = "x86_64")]
+mod boot_layout;
+#[cfg(target_arch = "x86_64")]
 mod boot_tables;
 #[cfg(target_arch = "x86_64")]
 pub mod cpuid;

@@ -8,17 +8,12 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
 use super::boot::Entry;
+use super::boot_layout::{GDT, PAGE_TABLES, STACK};
 use super::cpuid::{Host, Topology, is_amd, leaves};
 use super::layout::KVM_TSS;
 use super::machine_check::{self, Reporter};
 use crate::kvm::{Hypervisor, KvmError, Vm};
 use crate::plan::{Plan, VcpuPlan};
-
-/// Segment descriptors that the boot protocols ask for, as they lie in guest memory at [`super::boot::GDT`].
-/// Linux 64-bit (boot.rst, "64-bit boot protocol"): __BOOT_CS at 0x10, __BOOT_DS at 0x18, flat.
-pub(super) const GDT_TABLE: [u64; 4] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
-/// PVH: a flat 32-bit code segment instead.
-pub(super) const GDT_TABLE_PVH: [u64; 4] = [0, 0, 0x00cf_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
 
 const CR0_PE: u64 = 1;
 const CR0_PG: u64 = 1 << 31;
@@ -150,19 +145,19 @@ fn enter(entry: &Entry, sregs: &mut kvm_sregs, regs: &mut kvm_regs) {
     let task =
         kvm_segment { base: 0, limit: 0x67, selector: 0, type_: 0xb, present: 1, ..Default::default() };
     sregs.tr = task;
-    sregs.gdt.base = super::boot::GDT.get();
+    sregs.gdt.base = GDT.get();
     sregs.gdt.limit = 31;
     sregs.idt.base = 0;
     sregs.idt.limit = 0;
     match *entry {
         Entry::Linux64 { address, zero_page } => {
-            sregs.cr3 = super::boot::PAGE_TABLES.get();
+            sregs.cr3 = PAGE_TABLES.get();
             sregs.cr4 = CR4_PAE;
             sregs.cr0 = CR0_PE | CR0_ET | CR0_PG;
             sregs.efer = EFER_LME | EFER_LMA;
             regs.rip = address.get();
             regs.rsi = zero_page.get();
-            regs.rsp = super::boot::STACK.get();
+            regs.rsp = STACK.get();
         }
         Entry::Pvh { address, start_info } => {
             sregs.cr0 = CR0_PE | CR0_ET;
