@@ -8,7 +8,7 @@ use egm_vfio::variant::clique::{self, Path};
 
 use crate::config::{Clique, DeviceKind};
 use crate::facts::Facts;
-use crate::plan::pci::Wanted;
+use crate::plan::wanted::Wanted;
 use crate::plan::{PassedRule, PlanError};
 
 /// A GPU that may be in a clique.

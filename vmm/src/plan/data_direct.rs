@@ -8,7 +8,7 @@ use egm_vfio::variant::Variant;
 use egm_vfio::variant::data_direct::{Candidate, pair, placement};
 
 use crate::facts::Facts;
-use crate::plan::pci::Wanted;
+use crate::plan::wanted::Wanted;
 use crate::plan::{PassedRule, PlanError};
 
 /// Finds the pairs among `wanted`, and fixes the BARs that they need. What a machine without GPUs does not use is a note.

@@ -12,11 +12,10 @@ use crate::config::{EgmForm, EgmSlice, Node, Spec};
 use crate::plan::regions::Source;
 use crate::plan::retired::{Slice, without_retired};
 use crate::plan::space::Space;
+use crate::plan::units::huge_alignment;
 use crate::plan::{BackingPlan, MemoryKind, MemoryPlan, PlanError};
 
 const LARGE_PAGE: u64 = 2 << 20;
-/// A GPU and a hypervisor both map memory best in pieces of this size.
-pub(super) const HUGE_PAGE: u64 = 1 << 30;
 
 /// Backings, memory, and notes for the operator.
 pub(super) type Planned = (Vec<BackingPlan>, Vec<MemoryPlan>, Vec<String>);
@@ -222,11 +221,6 @@ fn node_backing(spec: &Spec, node: &Node) -> BackingPlan {
         host_nodes: node.host_nodes.clone(),
         prefault: spec.memory.prefault,
     }
-}
-
-/// How a slice of `size` bytes is aligned so that huge mappings survive in it; 0 when it is too small for one.
-pub(crate) const fn huge_alignment(size: u64) -> u64 {
-    if size >= HUGE_PAGE { HUGE_PAGE } else { 0 }
 }
 
 /// A slice is one span, because a GPU finds a byte of EGM by its distance from the slice's start.

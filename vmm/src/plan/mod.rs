@@ -12,13 +12,15 @@
 //!         │   pages     host pages behind ordinary memory, and why not larger ones
 //!         │   retired   slices without retired pages
 //!         │   pci       what devices need of PCI, windows
+//!         │   fixed     BARs at addresses that the configuration fixes
 //!         │   data_direct   pairs of functions, and GPU BARs that they address
 //!         │   near      guest nodes that host functions are near to
 //!         │   tree      expanders, root ports, switches, bus numbers
 //!         │   blocks    BARs, and devices, as one range for a bridge
 //!         │   place     those ranges in the windows
+//!         │   functions PCI functions of the tree, with bus numbers and windows
 //!         │   plug      BARs of what is plugged in later
-//!         │   passed    host functions: fixed BARs, interface of the kernel, groups
+//!         │   passed    host functions: interface of the kernel, groups
 //!         │   served    vfio-user servers: what is known of them, memory shared with them
 //!         │   cliques   which GPUs the guest's driver sees as peers
 //!         │   nodes     NUMA nodes, distances
@@ -26,16 +28,20 @@
 //! ```
 
 mod backing;
+mod bits;
 mod blocks;
 mod cliques;
 mod cpus;
 mod data_direct;
 mod error;
+mod fixed;
+mod functions;
 mod host;
 mod intx;
 mod memory;
 mod nccl;
 mod near;
+mod no_place;
 mod nodes;
 mod pages;
 mod passed;
@@ -54,22 +60,24 @@ pub(crate) mod tests;
 mod tree;
 mod trust;
 mod types;
+mod units;
+mod wanted;
 
 pub use backing::{Allocation, BackingPlan, HostPages, MemoryKind, MemoryPlan};
+pub use bits::AddressBits;
 pub use error::PlanError;
 pub use intx::{IntxLines, RootPin};
-pub(crate) use memory::huge_alignment;
 pub use nccl::nccl;
+pub use no_place::NoPlace;
 pub(crate) use pages::may_mount;
 pub use passed_plan::*;
 pub use passed_rule::{PassedRule, PlaceRule};
 pub use pci::VIRTIO_BAR_SIZE;
 pub use plug::plug;
-pub use regions::NoPlace;
 pub(crate) use regions::lost;
 pub use render::{Colour, html, json, text};
-pub use space::AddressBits;
 pub use types::*;
+pub(crate) use units::huge_alignment;
 
 use crate::arch::layout_of;
 use crate::config::Spec;
@@ -101,7 +109,7 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     let low = place::place(&low, Some(windows.memory32), &space)?;
     let high = place::place(&high, windows.memory64, &space)?;
     let decided = passed::decide(spec, facts, &wanted, &backings)?;
-    let (pci, expanders) = tree::functions(&wanted, &tree, (&low, &high), &decided.functions)?;
+    let (pci, expanders) = functions::functions(&wanted, &tree, (&low, &high), &decided.functions)?;
     nodes::add_gpus(&mut nodes, &mut distances, &pci);
     let own = layout.lines.iter().map(|&(owner, gsi)| LinePlan { gsi, owner: owner.to_owned() });
     let lines = own.chain(intx::lines(&pci, layout.intx)).collect();

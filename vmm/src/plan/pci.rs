@@ -4,77 +4,29 @@
 //! what the bridge above forwards. [`tree`](super::tree) places devices behind bridges.
 
 use egm_address::{ByteSize, Gpa, Guest, PciAddress, Placer, Span, SpanSet, align_down, align_up};
-use egm_vfio::host::{HostBar, HostBarKind, HostFunction};
-
 use egm_device::device::registers;
+use egm_vfio::host::{HostBar, HostBarKind};
 
 use crate::config::{Device, DeviceKind, Spec};
 use crate::facts::Facts;
 use crate::plan::near::guest_node;
 use crate::plan::place::Blocks;
 use crate::plan::regions::Source;
-use crate::plan::space::Space;
-use crate::plan::{BarKind, PlanError, passed};
+use crate::plan::space::{Space, Windows};
+use crate::plan::units::{BRIDGE_UNIT, with_spare};
+use crate::plan::wanted::{Wanted, WantedBar};
+use crate::plan::{BarKind, PlanError, fixed};
 
 /// Size of BAR 0 of a virtio function, its only one: configuration structures, then the MSI-X table and its pending
 /// bits. What lies where inside is the function's own affair.
 pub const VIRTIO_BAR_SIZE: u64 = 0x8000;
 
-/// Least window of a bridge and its unit (PCI-to-PCI Bridge 1.2, 3.2.5.8).
-pub(super) const BRIDGE_UNIT: u64 = 1 << 20;
-/// A BAR never shares a host page with another: it can then be mapped into the guest.
-pub(super) const PAGE: u64 = 4 << 10;
 /// Least size of a memory BAR (PCI Express Base 7.5.1.2.1).
 const LEAST_BAR: u64 = 16;
 /// Configuration space of a bus (PCI Express Base 7.2.2).
 const BUS_CONFIGURATION: u64 = 1 << 20;
-/// Size of the 64-bit window when neither BARs nor the configuration require more: space for hot-plug.
-const LEAST_WINDOW64: u64 = 64 << 30;
 /// A window around BARs at fixed addresses begins and ends at multiples of this.
 const FIXED_UNIT: u64 = 1 << 30;
-
-/// Where PCI memory and configuration space are.
-pub(super) struct Windows {
-    pub(super) memory32: Span<Guest>,
-    pub(super) memory64: Option<Span<Guest>>,
-    pub(super) ecam: Span<Guest>,
-}
-
-/// A device of the configuration and what it needs.
-pub(super) struct Wanted<'a> {
-    pub(super) device: &'a Device,
-    /// The host function that it is.
-    pub(super) host: Option<&'a HostFunction>,
-    pub(super) bars: Vec<WantedBar>,
-    pub(super) msix_vectors: u16,
-    /// The guest node that a host function is near to.
-    pub(super) node: Option<u32>,
-    /// The other host function of a Data Direct pair.
-    pub(super) partner: Option<PciAddress>,
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct WantedBar {
-    pub(super) index: u8,
-    pub(super) kind: BarKind,
-    pub(super) size: u64,
-    /// Where it must be.
-    pub(super) at: Option<Gpa>,
-    /// Whether that is for Data Direct, not for the configuration.
-    pub(super) data_direct: bool,
-}
-
-impl BarKind {
-    /// Whether it lies in the 64-bit window.
-    pub(super) const fn is_high(self) -> bool {
-        matches!(self, Self::Memory64Prefetchable)
-    }
-
-    /// Whether it takes two registers.
-    const fn is_wide(self) -> bool {
-        matches!(self, Self::Memory64 | Self::Memory64Prefetchable)
-    }
-}
 
 /// PCI resources that each device needs, in the order of the configuration.
 pub(super) fn wanted<'a>(
@@ -125,7 +77,7 @@ fn wanted_by<'a>(
             let unknown = || PlanError::UnknownFunction { device: device.id.clone(), function: *function };
             let host = host.ok_or_else(unknown)?;
             let mut bars = bars(device, &host.shown_bars())?;
-            passed::fix(device, places, &host.bars, &mut bars)?;
+            fixed::fix(device, places, &host.bars, &mut bars)?;
             let (msix_vectors, node) =
                 (host.msix_vectors.unwrap_or(0), guest_node(spec, facts, sources, host));
             Ok(Wanted { device, host: Some(host), bars, msix_vectors, node, partner: None })
@@ -189,11 +141,11 @@ pub(super) fn windows(
     space: &mut Space,
 ) -> Result<Windows, PlanError> {
     let ecam = configuration_space(high.wanted.len(), buses, space)?;
-    let fixed = high.fixed()?;
-    let memory64 = if fixed.is_empty() {
+    let blocks = high.fixed()?;
+    let memory64 = if blocks.is_empty() {
         free_window(spec, high, space)?
     } else {
-        Some(around(spec, high, &fixed, space)?)
+        Some(around(spec, high, &blocks, space)?)
     };
     Ok(Windows { memory32: space.layout.pci32, memory64, ecam })
 }
@@ -226,12 +178,12 @@ fn free_window(spec: &Spec, high: &Blocks<'_>, space: &mut Space) -> Result<Opti
 fn around(
     spec: &Spec,
     high: &Blocks<'_>,
-    fixed: &[(usize, Span<Guest>)],
+    blocks: &[(usize, Span<Guest>)],
     space: &Space,
 ) -> Result<Span<Guest>, PlanError> {
-    passed::check_fixed(high.wanted, space)?;
-    let lowest = fixed.iter().map(|(_, span)| span.start().get()).min().unwrap_or(0);
-    let highest = fixed.iter().map(|(_, span)| span.end().get()).max().unwrap_or(0);
+    fixed::check_fixed(high.wanted, space)?;
+    let lowest = blocks.iter().map(|(_, span)| span.start().get()).min().unwrap_or(0);
+    let highest = blocks.iter().map(|(_, span)| span.end().get()).max().unwrap_or(0);
     let needed = high.needed()?;
     let start = align_down(lowest, FIXED_UNIT).max(space.top.get());
     let spare = if needed > 0 { with_spare(needed) } else { 0 };
@@ -242,7 +194,7 @@ fn around(
     let end = end.unwrap_or(u64::MAX).min(space.limit);
     let window = |start: u64| Span::between(Gpa::new(start), Gpa::new(end.max(start)));
     let holds = |window: &Span<Guest>| {
-        let taken = fixed.iter().map(|(_, span)| *span).chain(space.blocked().iter()).collect();
+        let taken = blocks.iter().map(|(_, span)| *span).chain(space.blocked().iter()).collect();
         Placer::new(&SpanSet::from_iter([*window]), &taken).place_all(high.requests()).is_ok()
     };
     if end < highest {
@@ -274,9 +226,4 @@ fn configuration_space(devices: usize, buses: usize, space: &mut Space) -> Resul
             key: "memory.size",
         }),
     }
-}
-
-pub(super) fn with_spare(needed: u64) -> u64 {
-    let roomy = needed.saturating_add(needed / 4).checked_next_power_of_two();
-    roomy.unwrap_or(1 << 63).max(LEAST_WINDOW64)
 }

@@ -3,10 +3,11 @@
 use egm_address::{ByteSize, Gpa, Guest, PlaceError, Placer, Request, Span, SpanSet};
 
 use crate::plan::blocks::{Block, Item, PackError, pack};
-use crate::plan::pci::{BRIDGE_UNIT, PAGE, Wanted, WantedBar, with_spare};
 use crate::plan::space::Space;
 use crate::plan::tree::{ROOT, Tree, What};
-use crate::plan::{BarPlan, PassedRule, PlaceRule, PlanError, passed};
+use crate::plan::units::{BRIDGE_UNIT, PAGE, with_spare};
+use crate::plan::wanted::{Wanted, WantedBar};
+use crate::plan::{BarPlan, PassedRule, PlaceRule, PlanError, fixed};
 
 /// The blocks of all nodes in one window, by node: a device's of its BARs, a bridge's of what is behind it. `None` for
 /// a node without BARs there, and for bus 0, which has the whole window.
@@ -134,7 +135,7 @@ fn bridge_error(wanted: &[Wanted<'_>], tree: &Tree, error: &PackError) -> PlanEr
         PackError::Overlap(_, other) => first(*other),
     };
     match (first(tag), other) {
-        (Some(one), Some(other)) => passed::shared(one, &other.device.id),
+        (Some(one), Some(other)) => fixed::shared(one, &other.device.id),
         (Some(one), None) => bar_error(one, &PackError::TooLarge(0)),
         _ => PlanError::Internal("a block has a device that the machine lacks"),
     }

@@ -6,8 +6,10 @@ use egm_vfio::host::HostFunction;
 
 use crate::config::Device;
 use crate::plan::blocks::{Item, pack};
-use crate::plan::pci::{BRIDGE_UNIT, WantedBar, bars};
+use crate::plan::pci::bars;
 use crate::plan::place::bar_item;
+use crate::plan::units::BRIDGE_UNIT;
+use crate::plan::wanted::WantedBar;
 use crate::plan::{BarPlan, BridgePlan, PlanError};
 
 /// The BARs of `host`, which becomes `device`, behind `bridge`.

@@ -1,7 +1,5 @@
 //! Guest physical addresses that may be used at all.
 
-use std::fmt;
-
 use egm_address::{Gpa, Guest, Placer, Request, Span, SpanSet};
 use egm_vfio::host::{HostFunction, ReservedKind};
 
@@ -9,8 +7,7 @@ use crate::arch::Layout;
 use crate::config::{DeviceKind, Spec};
 use crate::facts::Facts;
 use crate::plan::pages::huge_page;
-use crate::plan::pci::Windows;
-use crate::plan::{PlanError, WindowKind, WindowPlan};
+use crate::plan::{AddressBits, PlanError, WindowKind, WindowPlan};
 
 /// AMD's HyperTransport range just below 1 TiB: the processor routes it elsewhere, and its IOMMU does not translate it
 /// (AMD IOMMU specification, 2.1.2).
@@ -18,37 +15,19 @@ const AMD_HYPERTRANSPORT: (u64, u64) = (0xfd_0000_0000, 0x100_0000_0000);
 /// Processors with fewer address bits end below that range.
 const AMD_HYPERTRANSPORT_BITS: u8 = 40;
 
-/// How many bits addresses have, and why not more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AddressBits {
-    /// The guest's processors have as many.
-    Guest(u8),
-    /// An IOMMU above the machine's host functions translates as many, and guest addresses are their devices' too.
-    Translated(u8),
-}
-
-impl AddressBits {
-    const fn number(self) -> u8 {
-        let (Self::Guest(bits) | Self::Translated(bits)) = self;
-        bits
-    }
-}
-
-impl fmt::Display for AddressBits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Guest(bits) => write!(f, "{bits} guest physical address bits"),
-            Self::Translated(bits) => write!(f, "the {bits} bits that the host's IOMMU translates"),
-        }
-    }
-}
-
 /// The host functions of the machine that are in the facts.
 fn passed<'a>(spec: &'a Spec, facts: &'a Facts) -> impl Iterator<Item = &'a HostFunction> {
     spec.devices.iter().filter_map(|device| match device.kind {
         DeviceKind::Vfio { function, .. } => facts.functions.iter().find(|host| host.address == function),
         _ => None,
     })
+}
+
+/// Where PCI memory and configuration space are.
+pub(super) struct Windows {
+    pub(super) memory32: Span<Guest>,
+    pub(super) memory64: Option<Span<Guest>>,
+    pub(super) ecam: Span<Guest>,
 }
 
 /// The guest physical address space and what is still free in it above RAM.

@@ -18,9 +18,8 @@ use egm_vfio::topology::{self, Acs, upstream_port};
 
 use crate::config::{PciTopology, SparePorts, Spec};
 use crate::facts::Facts;
-use crate::plan::pci::Wanted;
-use crate::plan::place::Places;
-use crate::plan::{BridgePlan, ExpanderPlan, FunctionPlan, FunctionRole, PassedPlan, PlanError};
+use crate::plan::PlanError;
+use crate::plan::wanted::Wanted;
 
 /// Device numbers on a bus.
 const BUS_PLACES: usize = 32;
@@ -54,7 +53,7 @@ pub(super) struct Node {
     /// Number of the node that owns the bus it is on; a host bridge is on its own.
     pub(super) above: usize,
     /// One past the number of the last node behind it.
-    end: usize,
+    pub(super) end: usize,
 }
 
 /// All nodes; each is followed by those behind it.
@@ -249,86 +248,4 @@ impl Builder<'_> {
             node.end = end;
         }
     }
-}
-
-/// Every function by address, and the expanders.
-pub(super) fn functions(
-    wanted: &[Wanted<'_>],
-    tree: &Tree,
-    (low, high): (&Places, &Places),
-    passed: &[Option<PassedPlan>],
-) -> Result<(Vec<FunctionPlan>, Vec<ExpanderPlan>), PlanError> {
-    let mut all = vec![function(0, 0, FunctionRole::HostBridge)?];
-    let mut expanders = Vec::new();
-    let bridges = bridges(tree, low, high);
-    let is_root = |node: &&Node| matches!(node.what, What::Port(Port::Root, _) | What::Spare(_));
-    let ports = tree.nodes.iter().filter(is_root).count();
-    let (mut root_slots, mut slots) = (1.., u16::try_from(ports).unwrap_or(u16::MAX).saturating_add(1)..);
-    for (number, node) in tree.nodes.iter().enumerate() {
-        let (Some(bridge), Some(above)) = (bridges.get(number).copied(), bridges.get(node.above)) else {
-            return Err(PlanError::Internal("a node has no bus"));
-        };
-        let place = tree.on(node.above).position(|other| other == number).unwrap_or(0);
-        // The host bridge is the first on bus 0.
-        let place = place.saturating_add(usize::from(node.above == ROOT));
-        let place = u8::try_from(place).unwrap_or(u8::MAX);
-        let role = match node.what {
-            What::Host { near } => {
-                expanders.extend(near.map(|node| ExpanderPlan { node, bridge }));
-                continue;
-            }
-            What::Port(Port::Root, _) | What::Spare(_) => {
-                FunctionRole::RootPort { slot: root_slots.next().unwrap_or(u16::MAX), bridge }
-            }
-            What::Port(Port::Upstream, _) => FunctionRole::SwitchUpstream { bridge },
-            What::Port(Port::Downstream, _) => {
-                FunctionRole::SwitchDownstream { slot: slots.next().unwrap_or(u16::MAX), bridge }
-            }
-            What::Device(index) => {
-                let wanted = wanted.get(index).ok_or(PlanError::Internal("a device is not wanted"))?;
-                let passed = passed.get(index).cloned().flatten();
-                FunctionRole::Endpoint { device: wanted.device.clone(), passed }
-            }
-        };
-        let mut function = function(above.secondary, place, role)?;
-        if let What::Device(index) = node.what {
-            let bars = |places: &Places| places.bars.get(index).cloned().unwrap_or_default();
-            function.bars = [bars(low), bars(high)].concat();
-            function.bars.sort_by_key(|bar| bar.index);
-            function.msix_vectors = wanted.get(index).map_or(0, |one| one.msix_vectors);
-        }
-        all.push(function);
-    }
-    all.sort_by_key(|function| function.address);
-    Ok((all, expanders))
-}
-
-/// Buses and windows by node; a device has its bridge's.
-fn bridges(tree: &Tree, low: &Places, high: &Places) -> Vec<BridgePlan> {
-    let has_bus = |node: &&Node| !matches!(node.what, What::Device(_));
-    let mut next = 0u8;
-    let bridge = |(number, node): (usize, &Node)| {
-        let behind = tree.nodes.get(number..node.end).unwrap_or_default().iter().filter(has_bus).count();
-        let secondary = next;
-        next = next.saturating_add(u8::from(has_bus(&node)));
-        let last = u8::try_from(behind.saturating_sub(1)).unwrap_or(u8::MAX);
-        let window = |places: &Places| places.spans.get(number).copied().flatten();
-        BridgePlan {
-            secondary,
-            subordinate: secondary.saturating_add(last),
-            window32: window(low),
-            window64: window(high),
-            acs: match node.what {
-                What::Port(_, acs) => acs,
-                _ => None,
-            },
-        }
-    };
-    tree.nodes.iter().enumerate().map(bridge).collect()
-}
-
-fn function(bus: u8, device: u8, role: FunctionRole) -> Result<FunctionPlan, PlanError> {
-    let address = PciAddress::new(0, bus, device, 0);
-    let address = address.map_err(|_| PlanError::Internal("a bus has more than 32 places"))?;
-    Ok(FunctionPlan { address, role, bars: Vec::new(), msix_vectors: 0 })
 }
