@@ -2,53 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
 use super::error::{Fault, Rule, no_control};
 use super::file::BootFile;
-use super::spec::{Architecture, Boot};
-
-/// Longest kernel command line in bytes: x86's `COMMAND_LINE_SIZE` less the closing NUL, and Arm's the same.
-const MAX_CMDLINE: usize = 2047;
-
-/// Longest path in bytes: Linux's `PATH_MAX` less the closing NUL.
-const MAX_PATH: usize = 4095;
-
-/// Faults in the kernel, its files and its command line.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the message beside each field is its documentation")]
-pub enum BootRule {
-    #[error("no kernel is named: set \"boot\": {{ \"kernel\": \"FILE\" }} or pass --kernel FILE")]
-    NoKernel,
-    #[error("the kernel command line has {length} bytes: Linux reads {MAX_CMDLINE} at most, shorten it")]
-    Long { length: usize },
-    #[error("the path has {length} bytes: the kernel takes {MAX_PATH} at most, choose a shorter one")]
-    LongPath { length: usize },
-    #[error("the path is empty: name a file")]
-    Path,
-    #[error("kernels for x86_64 are not started with a device tree: leave \"tables\" out")]
-    Tree,
-}
-
-/// How a kernel learns what machine it runs on.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum BootTables {
-    /// ACPI's tables.
-    #[default]
-    Acpi,
-    /// A device tree: aarch64 only.
-    DeviceTree,
-}
-
-impl BootTables {
-    /// Whether it is the default.
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde calls is given a reference")]
-    pub(crate) fn is_acpi(&self) -> bool {
-        *self == Self::Acpi
-    }
-}
+use super::rules::{BootRule, MAX_CMDLINE, MAX_PATH};
+use super::spec::{Architecture, Boot, BootTables};
 
 /// Values of a command line in place of the file's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

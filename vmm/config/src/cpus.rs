@@ -4,19 +4,8 @@ use egm_address::CpuSet;
 
 use super::error::{Fault, Rule, in_range};
 use super::file::{AffinityFile, CpusFile};
+use super::rules::CpuRule;
 use super::spec::{Cpus, MAX_VCPUS};
-
-/// Faults in the processors.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the message beside each field is its documentation")]
-pub enum CpuRule {
-    #[error(
-        "{sockets} sockets x {cores} cores x {threads} threads are {product} vCPUs, not {count}: change one of them"
-    )]
-    Topology { count: u32, sockets: u32, cores: u32, threads: u32, product: u64 },
-    #[error("{lists} CPU lists for {count} vCPUs: write one list for all, or an array with one for each")]
-    Affinity { count: u32, lists: usize },
-}
 
 pub(super) fn resolve(file: CpusFile) -> Result<Cpus, Fault> {
     let topology = file.topology.unwrap_or_default();

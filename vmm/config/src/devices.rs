@@ -3,57 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use egm_address::{Gpa, Quoted};
+use egm_address::Gpa;
 
 use super::error::{Fault, Rule, at_most, in_range, name};
 use super::file::{BarsFile, CliqueFile, ConsoleFile, DeviceFile};
+use super::rules::{DeviceRule, MAX_SOCKET, MAX_TAP};
 use super::spec::{BarPlace, BarPlaces, Clique, Console, Device, DeviceKind, EgmForm, EgmSlice, FixedBar};
 
 /// A PCI segment has 256 buses; the devices of one machine fit in one.
 const MAX_DEVICES: usize = 255;
-/// Linux's `IFNAMSIZ` less the closing NUL.
-const MAX_TAP: usize = 15;
-/// Linux's `sun_path` less the closing NUL.
-const MAX_SOCKET: usize = 107;
 /// Context ids below are the hypervisor's and the host's (virtio 1.3, 5.10.4), the one above is "any".
 const CIDS: (u32, u32) = (3, 0xffff_fffe);
 /// More pairs than this have no vCPU to serve them on known machines.
 const MAX_QUEUE_PAIRS: u16 = 16;
 /// Four bits of NVIDIA's capability.
 const MAX_CLIQUE: u64 = 15;
-
-/// Faults in devices and the console.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the message beside each field is its documentation")]
-pub enum DeviceRule {
-    #[error("id \"{id}\" is that of {first} already: choose another")]
-    DuplicateId { id: String, first: String },
-    #[error("{what} belongs to {first} already: they cannot share it, choose another")]
-    Shared { what: String, first: String },
-    #[error(
-        "{} cannot name a network interface: write 1 to {MAX_TAP} bytes without space, control character, \"/\" or \":\"",
-        Quoted(tap)
-    )]
-    Tap { tap: String },
-    #[error(
-        "{} is not a hardware address: write six bytes in hexadecimal, \"52:54:00:12:34:56\"",
-        Quoted(mac)
-    )]
-    Mac { mac: String },
-    #[error("{mac} is a multicast address or all zero: make the first byte even, for instance 52")]
-    Multicast { mac: String },
-    #[error("socket path of {length} bytes: the kernel takes {MAX_SOCKET} at most, choose a shorter one")]
-    Socket { length: usize },
-    #[error("{} is not the number of a BAR: write \"0\" to \"5\"", Quoted(index))]
-    BarIndex { index: String },
-    #[error(
-        "{} is not a place for a BAR: write \"host\", or an address as hexadecimal digits after 0x, for instance \"0x200000000000\"",
-        Quoted(place)
-    )]
-    BarPlace { place: String },
-    #[error("a guest has one virtio-vsock, which {first} names already: remove one")]
-    SecondVsock { first: String },
-}
 
 /// The devices of machine `machine`. `join` makes a path of a key relative to the file that wrote it.
 pub(super) fn resolve(

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use egm_address::{ByteSize, CpuSet, Quoted, Shown};
 use egm_report::{Blame, Report};
 
+use super::rules::{BootRule, CpuRule, DeviceRule, MemoryRule, NumaRule};
+
 /// A rule that a configuration breaks, and where.
 ///
 /// `Display` is one line: place, key, rule. [`ConfigError::help`] is for the line below.
@@ -116,15 +118,15 @@ pub enum Rule {
     #[error("the list is empty: name at least one, or leave the key out")]
     EmptyList,
     #[error(transparent)]
-    Cpus(#[from] super::cpus::CpuRule),
+    Cpus(#[from] CpuRule),
     #[error(transparent)]
-    Memory(#[from] super::memory::MemoryRule),
+    Memory(#[from] MemoryRule),
     #[error(transparent)]
-    Numa(#[from] super::numa::NumaRule),
+    Numa(#[from] NumaRule),
     #[error(transparent)]
-    Device(#[from] super::devices::DeviceRule),
+    Device(#[from] DeviceRule),
     #[error(transparent)]
-    Boot(#[from] super::boot::BootRule),
+    Boot(#[from] BootRule),
 }
 
 /// A broken rule on its way from the key where it was seen to the top of the file.

@@ -12,10 +12,9 @@ use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::boot::BootTables;
 use super::pages::PageSize;
 use super::schema::{BarPlaceText, BarsText, CliqueText, CpuListText, PciText, SizeText, name_alone_too};
-use super::spec::{Access, Architecture, EgmForm, PciTopology, VfioBackend};
+use super::spec::{Access, Architecture, BootTables, EgmForm, PciTopology, VfioBackend};
 
 /// A virtual machine for egm-vmm. Paths are relative to the file that names them.
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -18,6 +18,7 @@ mod memory;
 mod numa;
 mod pages;
 mod resolve;
+mod rules;
 mod schema;
 mod source;
 mod spec;
@@ -25,13 +26,11 @@ mod tree;
 
 use std::path::Path;
 
-pub use boot::{BootRule, BootTables, Overrides};
-pub use cpus::CpuRule;
-pub use devices::DeviceRule;
+pub use boot::Overrides;
 pub use error::{ConfigError, Place, Rule, nearest};
-pub use memory::{GUEST_MEMFD, LOCAL, MemoryRule};
-pub use numa::NumaRule;
+pub use memory::{GUEST_MEMFD, LOCAL};
 pub use pages::PageSize;
+pub use rules::{BootRule, CpuRule, DeviceRule, MemoryRule, NumaRule};
 pub use spec::*;
 
 /// The configuration in the file `path`, together with the files that it extends.

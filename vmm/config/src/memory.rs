@@ -7,16 +7,13 @@ use egm_address::{ByteSize, CpuSet};
 use super::error::{Fault, Rule, at_most, in_range, name, not_empty};
 use super::file::{EgmFile, MemoryFile, NodeFile, OneOrMore};
 use super::pages::PageSize;
+use super::rules::{MAX_BYTES, MAX_REGIONS, MemoryRule};
 use super::spec::{EgmForm, EgmSlice, MAX_NODES, Memory, Node};
 
-/// Neither x86-64 nor Arm addresses more (52 bits).
-pub(super) const MAX_BYTES: u64 = 1 << 52;
 /// More slices than this have no node of their own.
 const MAX_SLICES: usize = 255;
 /// An EGM slice is a multiple of this, so that the guest can map it with large pages.
 const EGM_ALIGNMENT: u64 = 2 << 20;
-/// Regions a list may name, each once.
-const MAX_REGIONS: usize = 16;
 /// Words for memory that the kernel hands out page by page, of a size and from nodes that the slice chooses.
 const POOLS: [&str; 3] = [LOCAL, "memfd", "hugetlb"];
 const ZERO: ByteSize = ByteSize::new(0);
@@ -24,51 +21,6 @@ const ZERO: ByteSize = ByteSize::new(0);
 pub const LOCAL: &str = "local";
 /// The region, and kind, that is memory of the machine's own VM.
 pub const GUEST_MEMFD: &str = "guest-memfd";
-
-/// Faults in memory and slices.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the message beside each field is its documentation")]
-pub enum MemoryRule {
-    #[error("{size} is not a multiple of {unit}: round it, for instance to {rounded}")]
-    Multiple { size: ByteSize, unit: ByteSize, rounded: ByteSize },
-    #[error("{size} is not a power of two: write for instance {}", ByteSize::new(size.get().next_power_of_two()))]
-    PowerOfTwo { size: ByteSize },
-    #[error("the size is 0: write for instance \"1GiB\"")]
-    Empty,
-    #[error("{size} is more than {} of address space", ByteSize::new(MAX_BYTES))]
-    TooLarge { size: ByteSize },
-    #[error("the nodes add up to {sum}, {} {} the size, {size}: change either",
-        ByteSize::new(sum.get().abs_diff(size.get())), if sum < size { "less than" } else { "more than" })]
-    Sum { sum: ByteSize, size: ByteSize },
-    #[error("node {id} exists already, in {first}: choose another number")]
-    DuplicateNode { id: u32, first: String },
-    #[error("node {id} has neither memory nor vCPUs: give it one of them, or remove it")]
-    EmptyNode { id: u32 },
-    #[error("there is no node 0: number the nodes from 0")]
-    NoNodeZero,
-    #[error("vCPU 0 is in node {node}: it belongs to node 0")]
-    FirstVcpu { node: u32 },
-    #[error("vCPU {vcpu} is in node {first} already: each vCPU is in one node")]
-    VcpuTwice { vcpu: u32, first: u32 },
-    #[error("there is no vCPU {vcpu}: the last of {count} is {}", count.saturating_sub(1))]
-    NoSuchVcpu { vcpu: u32, count: u32 },
-    #[error("vCPU {vcpu} is in no node: add it to the \"cpus\" of one")]
-    VcpuNowhere { vcpu: u32 },
-    #[error(
-        "only a \"local\" slice chooses this, the host decides it for region \"{region}\": leave the key out"
-    )]
-    NotLocal { region: String },
-    #[error("a list of regions has 1 to {MAX_REGIONS} different ones, the most wanted first")]
-    RegionList,
-    #[error("the slice is a device, it has no NUMA node of its own: leave the key out")]
-    NotMemory,
-    #[error(
-        "node {id} has ordinary memory, and a slice is all memory of its node: leave out that node's \"size\" and \"host_nodes\", or choose another number"
-    )]
-    OrdinaryMemory { id: u32 },
-    #[error("node {id} is described in \"memory\".\"nodes\": write the key there")]
-    DescribedElsewhere { id: u32 },
-}
 
 /// A size that is not 0, not absurd, and a multiple of `unit`.
 pub(super) fn sized(size: ByteSize, unit: u64) -> Result<ByteSize, Rule> {

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use egm_address::Quoted;
-
 use super::distance::{self, LOCAL};
 use super::error::{Fault, Rule, in_range};
 use super::file::{EgmFile, MemoryFile};
+use super::rules::NumaRule;
 use super::spec::{Access, EgmForm, EgmSlice, Memory};
 
 /// Largest distance; 255 means "unreachable".
@@ -15,20 +14,6 @@ const MAX_DISTANCE: u8 = 254;
 const MAX_ENTRY: u32 = 0xfffe;
 /// HMAT bandwidth has a base unit; up to here it is at most 1000 MB/s.
 const MAX_BANDWIDTH: u32 = MAX_ENTRY * 1000;
-
-/// Faults in distances and access figures of nodes.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the message beside each field is its documentation")]
-pub enum NumaRule {
-    #[error("there is no node {}: nodes are {known:?}", Quoted(node))]
-    NoSuchNode { node: String, known: Vec<u32> },
-    #[error("the distance of a node to itself is {LOCAL}, not {distance}: leave it out")]
-    ToItself { distance: u8 },
-    #[error("node {node} has no vCPUs that could look: name a node that has")]
-    NoProcessor { node: u32 },
-    #[error("memory as seen from node {node} is described twice: remove one")]
-    AccessTwice { node: u32 },
-}
 
 /// A node and its distances and access figures, as written.
 struct Domain<'f> {

@@ -7,7 +7,7 @@ use egm_address::ByteSize;
 use super::boot::{self, Overrides};
 use super::error::{ConfigError, Fault, Rule, in_range, name, no_control};
 use super::file::{File, PcieFile, SpareFile};
-use super::memory::MemoryRule;
+use super::rules::MemoryRule;
 use super::source::Document;
 use super::spec::{Architecture, Pcie, SparePorts, Spec};
 use super::{cpus, decode, devices, memory, numa};

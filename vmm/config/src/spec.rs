@@ -10,7 +10,6 @@ use egm_address::{ByteSize, CpuSet, Gpa, PciAddress};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::boot::BootTables;
 use super::pages::PageSize;
 
 /// Largest number of vCPUs; x2APIC ids above 254 would need interrupt remapping in the guest.
@@ -366,4 +365,23 @@ pub struct SparePorts {
     pub window64: ByteSize,
     /// Addresses of each for other BARs.
     pub window32: ByteSize,
+}
+
+/// How a kernel learns what machine it runs on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum BootTables {
+    /// ACPI's tables.
+    #[default]
+    Acpi,
+    /// A device tree: aarch64 only.
+    DeviceTree,
+}
+
+impl BootTables {
+    /// Whether it is the default.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde calls is given a reference")]
+    pub(crate) fn is_acpi(&self) -> bool {
+        *self == Self::Acpi
+    }
 }
