@@ -9,152 +9,17 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use egm_address::{Io, Iova, PciAddress, Span};
-use serde::{Deserialize, Serialize};
+use egm_address::{Iova, PciAddress, Span};
 
 use crate::pci::capability;
 use crate::topology::Place;
-use crate::variant::data_direct::Card;
 
+mod bar;
 mod cards;
+mod function;
 
-/// A PCI function of the host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct HostFunction {
-    /// Address on the host.
-    pub address: PciAddress,
-    /// Vendor id.
-    pub vendor: u16,
-    /// Device id.
-    pub device: u16,
-    /// Class, subclass and programming interface, 24 bits.
-    pub class: u32,
-    /// Bound driver, if any.
-    pub driver: Option<String>,
-    /// Host NUMA node, if the firmware reports one.
-    pub numa_node: Option<u32>,
-    /// IOMMU group; `None` when no IOMMU translates its accesses.
-    pub iommu_group: Option<u32>,
-    /// Its base address registers, by index.
-    pub bars: Vec<HostBar>,
-    /// MSI-X vectors; `None` when its configuration space beyond 64 bytes could not be read (not root).
-    pub msix_vectors: Option<u16>,
-    /// I/O virtual addresses that its group cannot map.
-    pub reserved: Vec<ReservedRegion>,
-    /// Width of the I/O virtual addresses that its IOMMU translates, in bits, if the IOMMU reports it (Intel).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub iova_bits: Option<u8>,
-    /// Regions that its driver backs with memory, in place of the hardware's registers ([`crate::variant::nvgrace`]).
-    /// Only an open function reports them, so [`function`] leaves this empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub memory: Vec<DeviceMemory>,
-    /// Identification of the partner, for a function that may have one ([`crate::variant::data_direct`]).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub card: Option<Card>,
-    /// Position in the host's PCI topology.
-    #[serde(default, skip_serializing_if = "Place::is_empty")]
-    pub place: Place,
-}
-
-/// A base address register of a host function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct HostBar {
-    /// Register number, 0 to 5.
-    pub index: u8,
-    /// Type and width.
-    pub kind: HostBarKind,
-    /// Bytes, at least 1.
-    pub size: u64,
-    /// Start on the host: a physical address, or a port; 0 if the host assigned none.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub start: u64,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-const fn is_zero(number: &u64) -> bool {
-    *number == 0
-}
-
-/// A BAR region that the driver backs with device memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DeviceMemory {
-    /// Index of the BAR at which a guest finds it.
-    pub bar: u8,
-    /// Size of the region in bytes, of which fewer may be memory.
-    pub size: u64,
-}
-
-impl HostFunction {
-    /// BARs as the driver presents them: those of memory replace the hardware's.
-    pub fn shown_bars(&self) -> Vec<HostBar> {
-        let is_memory = |bar: &&HostBar| !self.memory.iter().any(|memory| memory.bar == bar.index);
-        let memory = self.memory.iter().map(|&DeviceMemory { bar, size }| HostBar {
-            index: bar,
-            kind: HostBarKind::Memory64Prefetchable,
-            size,
-            start: 0,
-        });
-        let mut bars: Vec<HostBar> = self.bars.iter().filter(is_memory).copied().chain(memory).collect();
-        bars.sort_by_key(|bar| bar.index);
-        bars
-    }
-}
-
-/// Type and width of a host's base address register (PCI Express Base 7.5.1.2.1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum HostBarKind {
-    /// I/O ports.
-    Ports,
-    /// 32-bit memory.
-    Memory32,
-    /// 32-bit memory, prefetchable.
-    Memory32Prefetchable,
-    /// 64-bit memory.
-    Memory64,
-    /// 64-bit memory, prefetchable.
-    Memory64Prefetchable,
-}
-
-impl HostBarKind {
-    /// Decodes the low bits of a register (PCI Express Base 7.5.1.2.1).
-    pub const fn of_register(register: u32) -> Self {
-        match (register & 1, register & 6, register & 8) {
-            (1, ..) => Self::Ports,
-            (_, 4, 0) => Self::Memory64,
-            (_, 4, _) => Self::Memory64Prefetchable,
-            (_, _, 0) => Self::Memory32,
-            _ => Self::Memory32Prefetchable,
-        }
-    }
-}
-
-/// A range that an IOMMU group cannot map freely.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ReservedRegion {
-    /// Reserved I/O virtual addresses.
-    pub span: Span<Io>,
-    /// Reason for the reservation.
-    pub kind: ReservedKind,
-}
-
-/// Why a range of I/O virtual addresses is reserved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ReservedKind {
-    /// The firmware's device needs an identity mapping there.
-    Direct,
-    /// As `Direct`, but only until a driver takes the device: a guest may use it.
-    DirectRelaxable,
-    /// Not translated at all.
-    Reserved,
-    /// Writes there are interrupts.
-    Msi,
-}
+pub use bar::{DeviceMemory, HostBar, HostBarKind};
+pub use function::{HostFunction, ReservedKind, ReservedRegion};
 
 /// Help text for a function that does not exist.
 pub const MISSING_REMEDY: &str =
