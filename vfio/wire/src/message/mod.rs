@@ -10,6 +10,7 @@ mod feature;
 mod irq;
 mod region;
 mod version;
+mod wrong;
 
 pub use access::{Access, Call, DmaAccess, Write, Writes};
 pub use device::DeviceInfo;
@@ -18,51 +19,8 @@ pub use feature::{Feature, Migration};
 pub use irq::{IrqAction, IrqData, IrqInfo, MOST_VECTORS, SetIrqs};
 pub use region::{Area, MOST_AREAS, Query, RegionInfo, RegionReply};
 pub(crate) use version::SAID_FDS;
-pub use version::{Capabilities, Limits, MOST_VERSION_DATA, MigrationPages, TwinSocket, Version};
-
-/// Error in the body of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Wrong {
-    /// It ends too early.
-    #[error("{what} of {have:#x} bytes needs {need:#x}")]
-    Short {
-        /// Expected structure.
-        what: &'static str,
-        /// Bytes of it.
-        have: usize,
-        /// Bytes needed at least.
-        need: usize,
-    },
-    /// A number in it breaks a rule.
-    #[error("{what} is {value:#x}: {rule}")]
-    Value {
-        /// Which number.
-        what: &'static str,
-        /// As the peer wrote it.
-        value: u64,
-        /// The rule.
-        rule: &'static str,
-    },
-    /// Invalid text of the version.
-    #[error(
-        "version data is not a JSON object of capabilities that ends with one NUL, {MOST_VERSION_DATA:#x} bytes at most"
-    )]
-    Version,
-    /// A command that has no number here, or not in this direction.
-    #[error("command {command:#x} is not one that this side answers")]
-    Command {
-        /// As the peer wrote it.
-        command: u16,
-    },
-    /// Descriptors that do not belong to the message.
-    #[error("{fds} file descriptors came with command {command:#x}: not as many as it has use for")]
-    Descriptors {
-        /// The command.
-        command: u16,
-        /// Number of descriptors.
-        fds: usize,
-    },
-}
+pub use version::{Capabilities, Limits, MigrationPages, TwinSocket, Version};
+pub use wrong::{MOST_VERSION_DATA, Wrong};
 
 macro_rules! commands {
     ($($(#[$doc:meta])* $name:ident = $number:literal,)*) => {

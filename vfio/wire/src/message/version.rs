@@ -7,13 +7,9 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-use super::Wrong;
+use super::wrong::{MOST_VERSION_DATA, Wrong};
 use crate::bytes::Reader;
 use crate::frame::MOST_FDS;
-
-/// Most bytes of the text with the capabilities, its NUL included. Its depth is bounded by that too: `serde_json` skips
-/// what has no name here without recursion.
-pub const MOST_VERSION_DATA: u32 = 4096;
 
 /// Most bytes of one transfer that we ever agree on: 16 MiB.
 const MOST_DATA: u32 = 16 << 20;
