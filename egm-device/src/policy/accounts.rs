@@ -3,16 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::rules::{Policy, RuleId, Supply};
-
-/// The account that a slice is on: a user, by the rule that allowed the slice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Tenant {
-    /// The rule.
-    pub rule: RuleId,
-    /// The user.
-    pub uid: u32,
-}
+use super::rules::{Policy, RuleId, Supply, Tenant};
 
 /// Bits behind the point of a share.
 const FRACTION: u32 = 16;

@@ -1,7 +1,7 @@
 //! Which user may take how much of which region, and the order in which waiting requests are served.
 //!
 //! ```text
-//!  policy.json ──file.rs──► Policy ──rules.rs──► Decision        accounts.rs   holdings of each tenant
+//!  policy.json ──file.rs──► Policy ──decide.rs─► Decision        accounts.rs   holdings of each tenant
 //!                                                   │ Wait        queue.rs      the request to serve next
 //!                                                   ▼
 //!                                                Queue ──► Pick
@@ -10,15 +10,17 @@
 //! module never trusts a name in a request. A peer is the user and the groups that the kernel reports.
 
 mod accounts;
+mod decide;
 mod file;
 mod queue;
 mod rules;
 
-pub use accounts::{Accounts, Tenant};
+pub use accounts::Accounts;
+pub use decide::{Ask, Decision, Free, Refusal, Why};
 pub(crate) use file::is_word;
 pub use file::{Names, PolicyError, load, parse};
 pub use queue::{Patience, Pick, Queue, Ticket, Waiter};
-pub use rules::{Ask, Decision, Free, Peer, Policy, Refusal, Rule, RuleId, Supply, Who, Why};
+pub use rules::{Peer, Policy, Rule, RuleId, Supply, Tenant, Who};
 
 #[cfg(test)]
 mod boundaries;

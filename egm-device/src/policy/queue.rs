@@ -13,8 +13,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::accounts::{Accounts, Tenant};
-use super::rules::{Policy, Supply};
+use super::accounts::Accounts;
+use super::rules::{Policy, Supply, Tenant};
 
 /// How many grants may precede a waiting request before it is overdue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
