@@ -12,7 +12,8 @@ use egm_report::{Blame, Report};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
-use super::{ledger, signals};
+use super::access::open;
+use super::signals;
 use crate::broker::{LedgerSource, Server, ServerError};
 use crate::host::Host;
 use crate::ledger::Paths;
@@ -61,7 +62,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     // A slice needs about five descriptors, and every host allows more than a shell's 1024.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     let survey = args.host.survey()?;
-    let ledger = ledger::open(&args.host)?.trusting(policy.clone());
+    let ledger = open(&args.host)?.trusting(policy.clone());
     privileges::check_host(&Paths::below(args.host.root()), &survey.regions)?;
     let source = LedgerSource::new(ledger, survey.regions);
     let source = source.on_nodes(&survey.host.nodes).scrubbing(args.scrub_rate.get());

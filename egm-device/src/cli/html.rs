@@ -4,7 +4,7 @@ use egm_address::{Host, Hpa, InRegion, Offset, Span, SpanSet};
 use egm_report::show::page::{Band, legend, map, page};
 use egm_report::show::size;
 
-use crate::cli::regions::{refused_table, region_table, slice_table, socket_table};
+use crate::cli::tables::{refused_table, region_table, slice_table, socket_table};
 use crate::region::usage::{Part, Socket, Usage, Usages};
 use crate::region::{Region, RegionKind, Survey};
 

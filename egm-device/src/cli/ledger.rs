@@ -1,24 +1,21 @@
-//! `egm-device ledger show` and `repair`, and access to the ledger for other commands.
+//! `egm-device ledger show` and `repair`.
 
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use Side::{Left, Right};
 use clap::Subcommand;
-use egm_address::{CpuSet, Printable};
+use egm_address::Printable;
 use egm_report::program::{Outcome, print_json};
 use egm_report::show::print;
 use egm_report::show::{Colour, Side, Style, Table, first_of, size};
-use egm_report::{Blame, Report};
 use serde::Serialize;
 
+use crate::cli::access::{Common, open};
 use crate::cli::unretire;
 use crate::free::Evidence;
-use crate::host::Host;
 use crate::ledger::record::{Doubt, Use};
-use crate::ledger::{Held, Identity, Ledger, LedgerError, Paths, Repair, States};
-use crate::region::{Region, Survey};
+use crate::ledger::{Held, Ledger, LedgerError, Repair, States};
+use crate::region::Region;
 
 /// Shows and repairs the record of owners
 #[derive(Debug, clap::Args)]
@@ -39,85 +36,12 @@ enum Command {
     Unretire(unretire::Args),
 }
 
-/// What every command takes that asks the ledger
-#[derive(Debug, clap::Args)]
-pub(super) struct Common {
-    #[command(flatten)]
-    pub(super) host: Host,
-    /// Print JSON
-    #[arg(long)]
-    pub(super) json: bool,
-}
-
 pub(super) fn run(args: &Args) -> Outcome {
     match &args.command {
         Command::Show(args) => show(args),
         Command::Repair(args) => repair(args),
         Command::Unretire(args) => unretire::run(args),
     }
-}
-
-/// The ledger of `host`, made if it has none; a host of which only the facts are here has no ledger here.
-pub(super) fn open(host: &Host) -> Result<Ledger, Box<dyn Report>> {
-    if host.is_recorded() {
-        return Err(Elsewhere.into());
-    }
-    let root = host.root();
-    let identity = Identity::read(root)
-        .map_err(|source| LedgerError::Record { step: "tell this boot from others for", source })?;
-    Ok(Ledger::open(Paths::below(root), identity)?)
-}
-
-/// The facts are of another host: its regions are other memory here.
-#[derive(Debug, thiserror::Error)]
-#[error("a host that was recorded has no memory to take and no ledger: --recorded is for plans")]
-struct Elsewhere;
-
-impl Report for Elsewhere {
-    fn blame(&self) -> Blame {
-        Blame::Configuration
-    }
-}
-
-/// There is no region of that name.
-#[derive(Debug, thiserror::Error)]
-#[error("there is no region \"{name}\": there are {known}")]
-pub(super) struct NoRegion {
-    name: String,
-    known: String,
-}
-
-impl Report for NoRegion {
-    fn blame(&self) -> Blame {
-        Blame::Host
-    }
-
-    fn help(&self) -> Option<String> {
-        Some("see them, and why others were refused: egm-device regions".to_owned())
-    }
-}
-
-/// The region called `name`.
-pub(super) fn find<'a>(survey: &'a Survey, name: &str) -> Result<&'a Region, NoRegion> {
-    survey.regions.iter().find(|region| region.name == name).ok_or_else(|| NoRegion {
-        name: name.to_owned(),
-        known: survey.regions.iter().map(|region| region.name.as_str()).collect::<Vec<_>>().join(", "),
-    })
-}
-
-/// The processors near `region`.
-pub(super) fn near<'a>(survey: &'a Survey, region: &Region) -> Option<&'a CpuSet> {
-    survey.host.nodes.iter().find(|node| Some(node.id) == region.node).map(|node| &node.cpus)
-}
-
-/// A flag that Ctrl-C and SIGTERM set.
-pub(super) fn cancelled_by_signals() -> Arc<AtomicBool> {
-    let flag = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // Where it cannot be caught, the process ends: what is not recorded clean stays dirty.
-        let _ = signal_hook::flag::register(signal, flag.clone());
-    }
-    flag
 }
 
 /// One region, as `--json` prints it.

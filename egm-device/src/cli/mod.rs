@@ -1,5 +1,6 @@
 //! The command line: one file a subcommand, each with its `Args` and a `run` that returns the exit code.
 
+mod access;
 mod broker;
 mod carve;
 mod html;
@@ -8,6 +9,7 @@ mod log;
 mod regions;
 mod serve;
 mod signals;
+mod tables;
 mod unretire;
 
 use std::process::ExitCode;

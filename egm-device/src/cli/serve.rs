@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
-use super::ledger;
+use super::access::open;
 use super::signals::Signals;
 use crate::device::config::Id;
 use crate::device::core::Facts;
@@ -241,7 +241,7 @@ impl Args {
         if let Some(socket) = &self.broker {
             return Ok(take_all(offers, |offer| Held::borrow(offer, socket))?);
         }
-        let (ledger, survey) = (ledger::open(&self.host)?, self.host.survey()?);
+        let (ledger, survey) = (open(&self.host)?, self.host.survey()?);
         let grant = |offer: &Offer| {
             with_bar(&offer.name, |progress| {
                 Held::grant(offer, &ledger, &survey, &Watch { progress, ..Watch::nobody() })

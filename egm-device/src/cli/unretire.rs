@@ -6,7 +6,7 @@ use egm_address::{ByteSize, Offset, Span};
 use egm_report::program::{Outcome, print_json};
 use egm_report::show::{print, size};
 
-use crate::cli::ledger::{self, Common};
+use crate::cli::access::{Common, find, open};
 use crate::ledger::{UnretireError, Unretired};
 use crate::owner::Owner;
 
@@ -42,8 +42,8 @@ fn offset(text: &str) -> Result<u64, String> {
 
 pub(super) fn run(args: &Args) -> Outcome {
     let survey = args.common.host.survey()?;
-    let region = ledger::find(&survey, &args.region)?;
-    let ledger = ledger::open(&args.common.host)?;
+    let region = find(&survey, &args.region)?;
+    let ledger = open(&args.common.host)?;
     let not_retired = || UnretireError::NotRetired { region: region.name.clone() };
     let pages = Span::new(Offset::new(args.offset), args.size.get()).map_err(|_| not_retired())?;
     let memory = ledger.memory();

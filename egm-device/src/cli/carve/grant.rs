@@ -15,8 +15,8 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use crate::Backing;
 use crate::broker::{Client, Take};
 use crate::carve::plan::Request;
+use crate::cli::access::{cancelled_by_signals, near, open};
 use crate::cli::carve::hold::Holder;
-use crate::cli::ledger::{self, cancelled_by_signals};
 use crate::host::Host;
 use crate::ledger::gpus::claim_named;
 use crate::ledger::{GpuLease, Watch};
@@ -114,7 +114,7 @@ pub(super) fn run(args: &Args) -> Outcome {
 impl Args {
     /// With a slice from this process's own ledger.
     fn run_directly(&self) -> Result<ExitStatus, Box<dyn Report>> {
-        let (ledger, survey) = (ledger::open(&self.host)?, self.host.survey()?);
+        let (ledger, survey) = (open(&self.host)?, self.host.survey()?);
         let owner = Owner::this(&self.name).in_domain(self.trust_domain.clone());
         let request = Request { align: self.align.get(), ..Request::new(self.size.get(), owner.clone()) };
         let cancel = cancelled_by_signals();
@@ -122,7 +122,7 @@ impl Args {
         let mut refused = None;
         for word in &self.region {
             for region in survey.regions.iter().filter(|r| r.name == *word || r.kind.word() == word) {
-                let watch = Watch { near: ledger::near(&survey, region), ..watch };
+                let watch = Watch { near: near(&survey, region), ..watch };
                 match with_bar(&region.name, |progress| {
                     ledger.grant(region, &request, &Watch { progress, ..watch })
                 }) {

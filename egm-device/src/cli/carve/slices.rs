@@ -11,7 +11,7 @@ use egm_report::{Blame, Report};
 use serde::Serialize;
 
 use crate::carve::plan::{Carver, Request, Short, place};
-use crate::cli::ledger::{Common, cancelled_by_signals, find, near, open};
+use crate::cli::access::{Common, cancelled_by_signals, find, near, open};
 use crate::ledger::{GrantError, Watch};
 use crate::owner::Owner;
 use crate::progress::with_bar;
