@@ -1,7 +1,7 @@
 //! Planted faults: the table `guest-tests/faults.json`, and whether each fault turns its test or scenario red.
 
 mod binaries;
-mod table;
+pub(crate) mod table;
 mod trial;
 
 use std::collections::BTreeSet;
@@ -18,9 +18,6 @@ use crate::faults::table::{Finder, Row};
 use crate::progress::Stage;
 use crate::results::ScenarioResult;
 use crate::session;
-
-/// The variable that chooses a fault.
-pub(crate) const VARIABLE: &str = "EGM_FAULT";
 
 /// Folder for logs of faults.
 const REPORT: &str = "target/faults";

@@ -16,7 +16,7 @@ use crate::capability::{Host, Where};
 use crate::debian::Architecture;
 use crate::emulator::Emulator;
 use crate::error::LabError;
-use crate::faults::VARIABLE;
+use crate::faults::table::VARIABLE;
 use crate::grace;
 use crate::kernel;
 use crate::l1;

@@ -7,6 +7,9 @@ use serde::Deserialize;
 use crate::error::LabError;
 use crate::scenarios::WITH_FAULT;
 
+/// The variable that chooses a fault.
+pub(crate) const VARIABLE: &str = "EGM_FAULT";
+
 /// Within the program, as the table of skips.
 const TABLE: &str = include_str!("../../../faults.json");
 

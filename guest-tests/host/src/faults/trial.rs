@@ -9,8 +9,9 @@ use egm_findings::Outcome as Judged;
 
 use crate::error::LabError;
 use crate::faults::binaries::{Binaries, Binary};
+use crate::faults::table::VARIABLE;
 use crate::faults::table::{Finder, Row};
-use crate::faults::{Outcome, VARIABLE, Verdict, files};
+use crate::faults::{Outcome, Verdict, files};
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::results::ScenarioResult;
 use crate::skips::{Site, Skips};

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use egm_cuda::{Attribute, Kind, Memory, Shape, Words};
 
-use super::gpu::{Family, Gpu, Seen, on_family};
+use super::each::{Seen, on_family};
+use super::gpu::{Family, Gpu};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::validate::Setting;

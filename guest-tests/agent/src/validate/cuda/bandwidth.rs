@@ -3,7 +3,8 @@
 use egm_cuda::{Kind, Memory, Part, Shape, Stream, sum};
 use egm_findings::Figure;
 
-use super::gpu::{self, Family, Gpu, on_family};
+use super::each::on_family;
+use super::gpu::{self, Family, Gpu};
 use super::measure::{Clock, ROUND, ROUND_OF_GPUS, ROUNDS, ROUNDS_BOTH, bandwidth, repeats, rounds, sizes};
 use super::turns::Turns;
 use crate::error::Broken;

@@ -3,7 +3,8 @@
 use egm_cuda::{Kind, Memory};
 use egm_findings::Figure;
 
-use super::gpu::{self, Family, Gpu, on_family};
+use super::each::on_family;
+use super::gpu::{self, Family, Gpu};
 use super::managed;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};

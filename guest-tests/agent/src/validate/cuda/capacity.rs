@@ -3,7 +3,8 @@
 use egm_cuda::{Kind, Memory, Shape};
 use egm_findings::Figure;
 
-use super::gpu::{self, Family, Seen, on_family};
+use super::each::{Seen, on_family};
+use super::gpu::{self, Family};
 use super::measure::Clock;
 use crate::error::Broken;
 use crate::finding::Finding;

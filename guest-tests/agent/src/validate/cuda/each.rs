@@ -3,13 +3,15 @@
 //! The one rule for machines without usable GPUs is here: no library, no device, and a driver older than what is called
 //! are skipped, by name, because they show nothing about the machine; any other answer of the driver is an error.
 
-use egm_cuda::{CudaError, Device, Driver};
-use egm_findings::Outcome;
+use egm_cuda::{CudaError, Device, Driver, Kind};
+use egm_findings::{Figure, Outcome};
 
-use super::gpu::Gpu;
+use super::egm::Pieces;
+use super::gpu::{Family, Gpu, NODES};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::library;
+use crate::validate::Setting;
 
 /// `CUDA_ERROR_NO_DEVICE`.
 const NO_DEVICE: u32 = 100;
@@ -62,6 +64,65 @@ pub(crate) fn on_each_gpu(mut work: impl FnMut(&Gpu) -> Result<Finding, Broken>)
     Ok(joined(&found.collect::<Vec<_>>()))
 }
 
+/// Result of a check with memory of one place.
+pub(crate) enum Seen {
+    /// It was decided, and this was measured.
+    Figures(Vec<Figure>),
+    /// It could not be decided, for this reason.
+    Not(String),
+}
+
+impl From<Vec<Figure>> for Seen {
+    fn from(figures: Vec<Figure>) -> Self {
+        Self::Figures(figures)
+    }
+}
+
+/// Does `work` with memory of each place of a family, by each GPU, and collects what is untrue; skipped where the platform has
+/// no such memory. `at_once`: GPU and processors use it at the same time.
+pub(crate) fn on_family<T: Into<Seen>>(
+    setting: &Setting,
+    family: Family,
+    at_once: bool,
+    work: impl Fn(&Gpu, Kind, &mut Claim) -> Result<T, Broken>,
+) -> Result<Finding, Broken> {
+    on_each_gpu(|gpu| {
+        let kinds = match gpu.kinds(setting, family)? {
+            Ok(kinds) => kinds,
+            Err(finding) => return Ok(finding),
+        };
+        if kinds.is_empty() {
+            return Ok(Finding::skipped(format!("{NODES} names no node with memory of processors")));
+        }
+        let attributes = gpu.context.attributes();
+        let denied =
+            |kind: &Kind| if at_once { attributes.denied_at_once(*kind) } else { attributes.denied(*kind) };
+        if let Some(attribute) = kinds.iter().find_map(denied) {
+            return Ok(Finding::skipped(format!("this GPU says 0 for {attribute}")));
+        }
+        let (mut claim, mut figures, mut not) = (Claim::default(), Vec::new(), Vec::new());
+        let places = kinds.len();
+        for kind in kinds {
+            gpu.egm.get().into_iter().for_each(Pieces::again);
+            match work(gpu, kind, &mut claim)?.into() {
+                Seen::Figures(of_kind) => figures.extend(of_kind),
+                Seen::Not(reason) => not.push(reason),
+            }
+        }
+        let found = if not.len() == places && claim.is_true() {
+            Finding::skipped(not.join("; "))
+        } else {
+            // What was decided of one place stays decided.
+            not.into_iter().for_each(|reason| claim.seen(format!("not checked: {reason}")));
+            claim.finish().with_figures(figures)
+        };
+        Ok(match gpu.egm.get() {
+            Some(pieces) => pieces.with_broken(found),
+            None => found,
+        })
+    })
+}
+
 /// One finding of several GPUs': failed where one failed, an error where one broke, else passed where one passed. Names of
 /// figures begin with the GPU that they are of.
 fn joined(found: &[(i32, Finding)]) -> Finding {
@@ -71,7 +132,7 @@ fn joined(found: &[(i32, Finding)]) -> Finding {
         .unwrap_or(Outcome::Skipped);
     let reason = reason(found, outcome);
     let figures = found.iter().flat_map(|(ordinal, finding)| {
-        let of_gpu = move |figure: &egm_findings::Figure| egm_findings::Figure {
+        let of_gpu = move |figure: &Figure| Figure {
             series: of_gpu_called(*ordinal) + &figure.series,
             ..figure.clone()
         };
@@ -120,8 +181,6 @@ fn reason(found: &[(i32, Finding)], outcome: Outcome) -> String {
 
 #[cfg(test)]
 mod tests {
-    use egm_findings::Figure;
-
     use super::*;
 
     fn passed(value: f64) -> Finding {

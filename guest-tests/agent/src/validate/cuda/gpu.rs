@@ -3,10 +3,8 @@
 use std::cell::OnceCell;
 
 use egm_cuda::{Attribute, Context, Device, Kernels, Kind, Memory, Shape, Stream, Words, Wrong};
-use egm_findings::Figure;
 
 use super::compare::Comparer;
-use super::each::on_each_gpu;
 use super::egm::Pieces;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
@@ -14,7 +12,7 @@ use crate::sysfs;
 use crate::validate::Setting;
 
 /// The nodes that have memory.
-const NODES: &str = "/sys/devices/system/node/has_memory";
+pub(super) const NODES: &str = "/sys/devices/system/node/has_memory";
 /// Most threads that fill or compare.
 const THREADS: usize = 16;
 /// How often as much as the cache holds is written to empty it.
@@ -30,7 +28,7 @@ pub(crate) struct Gpu {
     /// Memory that it and processors see, for results: [`Gpu::result`].
     results: Memory,
     /// EGM devices, once they were looked for.
-    egm: OnceCell<Pieces>,
+    pub(super) egm: OnceCell<Pieces>,
 }
 
 /// Kinds of memory that are validated alike.
@@ -44,65 +42,6 @@ pub(crate) enum Family {
     EgmDevice,
     Managed,
     System,
-}
-
-/// Result of a check with memory of one place.
-pub(crate) enum Seen {
-    /// It was decided, and this was measured.
-    Figures(Vec<Figure>),
-    /// It could not be decided, for this reason.
-    Not(String),
-}
-
-impl From<Vec<Figure>> for Seen {
-    fn from(figures: Vec<Figure>) -> Self {
-        Self::Figures(figures)
-    }
-}
-
-/// Does `work` with memory of each place of a family, by each GPU, and collects what is untrue; skipped where the platform has
-/// no such memory. `at_once`: GPU and processors use it at the same time.
-pub(crate) fn on_family<T: Into<Seen>>(
-    setting: &Setting,
-    family: Family,
-    at_once: bool,
-    work: impl Fn(&Gpu, Kind, &mut Claim) -> Result<T, Broken>,
-) -> Result<Finding, Broken> {
-    on_each_gpu(|gpu| {
-        let kinds = match gpu.kinds(setting, family)? {
-            Ok(kinds) => kinds,
-            Err(finding) => return Ok(finding),
-        };
-        if kinds.is_empty() {
-            return Ok(Finding::skipped(format!("{NODES} names no node with memory of processors")));
-        }
-        let attributes = gpu.context.attributes();
-        let denied =
-            |kind: &Kind| if at_once { attributes.denied_at_once(*kind) } else { attributes.denied(*kind) };
-        if let Some(attribute) = kinds.iter().find_map(denied) {
-            return Ok(Finding::skipped(format!("this GPU says 0 for {attribute}")));
-        }
-        let (mut claim, mut figures, mut not) = (Claim::default(), Vec::new(), Vec::new());
-        let places = kinds.len();
-        for kind in kinds {
-            gpu.egm.get().into_iter().for_each(Pieces::again);
-            match work(gpu, kind, &mut claim)?.into() {
-                Seen::Figures(of_kind) => figures.extend(of_kind),
-                Seen::Not(reason) => not.push(reason),
-            }
-        }
-        let found = if not.len() == places && claim.is_true() {
-            Finding::skipped(not.join("; "))
-        } else {
-            // What was decided of one place stays decided.
-            not.into_iter().for_each(|reason| claim.seen(format!("not checked: {reason}")));
-            claim.finish().with_figures(figures)
-        };
-        Ok(match gpu.egm.get() {
-            Some(pieces) => pieces.with_broken(found),
-            None => found,
-        })
-    })
 }
 
 impl Gpu {
@@ -130,7 +69,11 @@ impl Gpu {
     }
 
     /// The places of a family, or the finding that explains why there are none.
-    fn kinds(&self, setting: &Setting, family: Family) -> Result<Result<Vec<Kind>, Finding>, Broken> {
+    pub(super) fn kinds(
+        &self,
+        setting: &Setting,
+        family: Family,
+    ) -> Result<Result<Vec<Kind>, Finding>, Broken> {
         let one = |kind| Ok(Ok(vec![kind]));
         match family {
             Family::Device => one(Kind::Device),

@@ -3,7 +3,8 @@
 use egm_cuda::{Kind, Memory};
 use egm_findings::Figure;
 
-use super::gpu::{Family, Gpu, on_family};
+use super::each::on_family;
+use super::gpu::{Family, Gpu};
 use super::managed;
 use super::measure::{Clock, ROUNDS, rounds, sizes};
 use super::turns::Turns;

@@ -3,7 +3,8 @@
 use egm_cuda::{Attribute, Kind, Memory};
 use egm_findings::Figure;
 
-use super::gpu::{Family, Gpu, on_family};
+use super::each::on_family;
+use super::gpu::{Family, Gpu};
 use super::measure::Clock;
 use super::transfer::{Transfer, Way};
 use crate::error::Broken;

@@ -5,7 +5,8 @@ use std::process::{Command, Stdio};
 use egm_cuda::{Attribute, Kind, Memory};
 
 use super::each::devices;
-use super::gpu::{self, Family, Gpu, Seen, on_family};
+use super::each::{Seen, on_family};
+use super::gpu::{self, Family, Gpu};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::validate::{Part, Setting};
