@@ -81,7 +81,7 @@ for function in /sys/bus/pci/devices/*; do
         # QEMU (11.1) does not reset a function that returns from D3hot, although No_Soft_Reset is 0. Without a bus of
         # its own the function has no reset but that of the whole bus.
         case $(cat "$function/reset_method" 2> /dev/null) in
-        pm*) echo bus 2> /dev/null > "$function/reset_method" || echo > "$function/reset_method" ;;
+        pm*) [ -e "${function%.*}.1" ] && echo > "$function/reset_method" || echo bus > "$function/reset_method" ;;
         esac
         echo "${function##*/} is in group $(basename "$(readlink "$function/iommu_group")")," \
             "its driver is $(basename "$(readlink "$function/driver")")"
