@@ -57,7 +57,7 @@ pub enum HostError {
 /// Reads every function of the host at `root`, in ascending order; none without PCI.
 ///
 /// # Errors
-/// As [`function`].
+/// As [`function()`].
 pub fn functions(root: &Path) -> Result<Vec<HostFunction>, HostError> {
     let folder = root.join("sys/bus/pci/devices");
     let entries = match fs::read_dir(&folder) {
@@ -78,7 +78,7 @@ pub fn functions(root: &Path) -> Result<Vec<HostFunction>, HostError> {
 /// groups and possible Data Direct partners: everything that a verdict about them needs.
 ///
 /// # Errors
-/// As [`function`].
+/// As [`function()`].
 pub fn around(root: &Path, wanted: &[PciAddress]) -> Result<Vec<HostFunction>, HostError> {
     let exists = |at: &PciAddress| root.join("sys/bus/pci/devices").join(at.to_string()).is_dir();
     let mut found = BTreeMap::new();

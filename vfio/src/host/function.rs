@@ -35,7 +35,7 @@ pub struct HostFunction {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iova_bits: Option<u8>,
     /// Regions that its driver backs with memory, in place of the hardware's registers ([`crate::variant::nvgrace`]).
-    /// Only an open function reports them, so [`super::function`] leaves this empty.
+    /// Only an open function reports them, so [`super::function()`] leaves this empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<DeviceMemory>,
     /// Identification of the partner, for a function that may have one ([`crate::variant::data_direct`]).
