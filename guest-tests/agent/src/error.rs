@@ -50,13 +50,13 @@ pub(crate) enum Broken {
     Argument(String, &'static str),
     /// An error of CUDA's driver.
     #[error(transparent)]
-    Cuda(#[from] egm_cuda::CudaError),
+    Cuda(#[from] egm_vendor::cuda::CudaError),
     /// A reason in words, such as another process of a validation gives.
     #[error("{0}")]
     Other(String),
     /// RDMA does not do what it should be able to.
     #[error("{0}")]
-    Rdma(#[from] egm_verbs::VerbsError),
+    Rdma(#[from] egm_vendor::verbs::VerbsError),
     /// An ACPI table is malformed.
     #[error("ACPI table {0}")]
     Acpi(#[from] crate::acpi::AcpiError),

@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use clap::ValueEnum;
-use egm_verbs::Verbs;
+use egm_vendor::verbs::Verbs;
 use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
@@ -180,9 +180,9 @@ fn cuda() -> Result<Vec<Attributes>, String> {
     if let Some(finding) = crate::library::unloadable("libcuda.so.1") {
         return Err(finding.reason);
     }
-    let driver = egm_cuda::Driver::open().map_err(|error| error.to_string())?;
+    let driver = egm_vendor::cuda::Driver::open().map_err(|error| error.to_string())?;
     let devices = driver.devices().map_err(|error| error.to_string())?;
-    let attributes = |device: egm_cuda::Device| {
+    let attributes = |device: egm_vendor::cuda::Device| {
         let name = device.pci_address().map(|a| a.to_string()).or_else(|_| device.name());
         let known = ATTRIBUTES.iter();
         let values = known.filter_map(|(number, ..)| Some((*number, device.attribute(*number).ok()?)));
@@ -197,7 +197,7 @@ fn dmabuf() -> Result<Vec<Takes>, String> {
     let library = crate::library::open(&[Verbs::NAME]).map_err(|finding| finding.reason)?;
     let verbs = Verbs::new(library).map_err(|error| error.to_string())?;
     let devices = verbs.devices().map_err(|error| format!("{error}; load ib_uverbs"))?;
-    let takes = |device: egm_verbs::Device<'_, '_>| {
+    let takes = |device: egm_vendor::verbs::Device<'_, '_>| {
         let asked = device.open().and_then(|context| context.domain()?.takes_dmabuf());
         (device.name(), asked.map_err(|error| error.to_string()))
     };

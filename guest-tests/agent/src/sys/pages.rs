@@ -18,7 +18,7 @@ const LARGE: usize = 2 << 20;
 const MASK_BITS: usize = 1024;
 
 // SAFETY: a mapping stays at its address until it is dropped, and only its owner has access to it.
-unsafe impl egm_verbs::Memory for Mapping {
+unsafe impl egm_vendor::verbs::Memory for Mapping {
     fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -45,12 +45,12 @@ impl Aligned {
 
     /// Its first address.
     pub(crate) fn address(&self) -> u64 {
-        egm_verbs::Memory::start(self).as_ptr().expose_provenance() as u64
+        egm_vendor::verbs::Memory::start(self).as_ptr().expose_provenance() as u64
     }
 }
 
 // SAFETY: a part of a mapping, which it owns, from an offset below its size to its end.
-unsafe impl egm_verbs::Memory for Aligned {
+unsafe impl egm_vendor::verbs::Memory for Aligned {
     fn start(&self) -> NonNull<u8> {
         let start = self.mapping.start.as_ptr().wrapping_add(self.skipped);
         NonNull::new(start).unwrap_or(self.mapping.start)
@@ -141,7 +141,7 @@ pub(crate) fn node_of(address: u64) -> io::Result<i32> {
 
 #[cfg(test)]
 mod tests {
-    use egm_verbs::Memory;
+    use egm_vendor::verbs::Memory;
 
     use super::*;
 

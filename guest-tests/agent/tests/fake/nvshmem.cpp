@@ -1,5 +1,5 @@
 // A stand-in for libnvshmem_host.so.3: PEs are processes of one machine, the symmetric heap is shared memory of theirs.
-// It has the functions that egm-shmem calls and no others, and works with the stand-in for libcuda alone.
+// It has the functions that egm-vendor calls and no others, and works with the stand-in for libcuda alone.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/futex.h>

@@ -43,7 +43,7 @@ pub(crate) fn fakes() -> Option<Fakes> {
 
 /// Compiles a library, unless it is newer than everything that it may be made of.
 fn compile(folder: &Path, name: &str, sources: &Path, files: &[&str]) {
-    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cuda/kernels/egm.cu");
+    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vendor/kernels/egm.cu");
     let made = |path: &Path| fs::metadata(path).and_then(|file| file.modified()).ok();
     let mut parts: Vec<PathBuf> = files.iter().map(|file| sources.join(file)).collect();
     parts.extend([sources.join("fault.h"), sources.join("cuda/fake.h"), kernels.clone()]);

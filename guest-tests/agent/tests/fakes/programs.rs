@@ -34,7 +34,7 @@ fn verdicts(fakes: &Fakes, folder: &Path, select: &str, libraries: &Path) -> Vec
 
 /// A script that prints a sample.
 fn prints(sample: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gdr/fixtures").join(sample);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vendor/fixtures").join(sample);
     format!("cat {}", path.display())
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use egm_cuda::{Attribute, Kind, Memory, Shape, Words};
+use egm_vendor::cuda::{Attribute, Kind, Memory, Shape, Words};
 
 use super::each::{Seen, on_family};
 use super::gpu::{Family, Gpu};

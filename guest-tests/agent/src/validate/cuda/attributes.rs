@@ -1,6 +1,6 @@
 //! The GPU does what its attributes promise, and does not do what they deny.
 
-use egm_cuda::{Attribute, CudaError, Kind, Memory, NUMBERS};
+use egm_vendor::cuda::{Attribute, CudaError, Kind, Memory, NUMBERS};
 
 use super::each::on_each_gpu;
 use super::gpu::Gpu;

@@ -1,7 +1,7 @@
 //! Speed at which copy engines and processors of the GPU move bytes, at every size.
 
-use egm_cuda::{Kind, Memory, Part, Shape, Stream, sum};
 use egm_findings::Figure;
+use egm_vendor::cuda::{Kind, Memory, Part, Shape, Stream, sum};
 
 use super::each::on_family;
 use super::gpu::{self, Family, Gpu};

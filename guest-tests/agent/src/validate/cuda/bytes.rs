@@ -1,7 +1,7 @@
 //! Every byte that one side writes is what the other side reads.
 
-use egm_cuda::{Kind, Memory};
 use egm_findings::Figure;
+use egm_vendor::cuda::{Kind, Memory};
 
 use super::each::on_family;
 use super::gpu::{self, Family, Gpu};

@@ -1,7 +1,7 @@
 //! A kernel streams through more memory than the GPU has.
 
-use egm_cuda::{Kind, Memory, Shape};
 use egm_findings::Figure;
+use egm_vendor::cuda::{Kind, Memory, Shape};
 
 use super::each::{Seen, on_family};
 use super::gpu::{self, Family};

@@ -1,6 +1,6 @@
 //! Comparisons by a GPU, each with a control: it shows that the GPU would have reported a difference.
 
-use egm_cuda::{Context, Kernels, Memory, Shape, Stream, Wrong};
+use egm_vendor::cuda::{Context, Kernels, Memory, Shape, Stream, Wrong};
 
 use crate::error::Broken;
 
@@ -57,7 +57,7 @@ impl Comparer<'_> {
         seed: u64,
     ) -> Result<(), Broken> {
         let Some(last) = (bytes / 8).checked_sub(1) else { return Ok(()) };
-        let right = egm_cuda::pattern(seed, last);
+        let right = egm_vendor::cuda::pattern(seed, last);
         let other = seed.wrapping_add(last) ^ CONTROL;
         let told = self.differences(memory, (offset + last * 8, 8), other)?;
         if told == Some(Wrong { count: 1, index: 0, value: right }) {

@@ -3,9 +3,9 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use egm_cuda::{Context, CudaError, Kind, Memory};
 use egm_findings::Outcome;
 use egm_memory::{Found, Function};
+use egm_vendor::cuda::{Context, CudaError, Kind, Memory};
 
 use crate::error::Broken;
 use crate::finding::Finding;

@@ -2,7 +2,7 @@
 
 use std::cell::OnceCell;
 
-use egm_cuda::{Attribute, Context, Device, Kernels, Kind, Memory, Shape, Stream, Words, Wrong};
+use egm_vendor::cuda::{Attribute, Context, Device, Kernels, Kind, Memory, Shape, Stream, Words, Wrong};
 
 use super::compare::Comparer;
 use super::egm::Pieces;
@@ -105,7 +105,7 @@ impl Gpu {
     }
 
     /// Zeroed words, for kernels to write results in and for processors to read; `index` is 0 to 7.
-    pub(crate) fn result(&self, index: u64) -> Result<(egm_cuda::Part<'_>, Words<'_>), Broken> {
+    pub(crate) fn result(&self, index: u64) -> Result<(egm_vendor::cuda::Part<'_>, Words<'_>), Broken> {
         let words = self.results.words()?.part(index * 8, 8);
         for word in 0..words.count() {
             words.write(word, 0);
@@ -207,7 +207,7 @@ fn in_pieces<T: Send>(words: Words<'_>, work: impl Fn(u64, Words<'_>) -> T + Syn
 /// Records a difference, if there is one.
 pub(crate) fn note(claim: &mut Claim, what: &str, wrong: Option<Wrong>, seed: u64) {
     if let Some(Wrong { count, index, value }) = wrong {
-        let right = egm_cuda::pattern(seed, index);
+        let right = egm_vendor::cuda::pattern(seed, index);
         claim.untrue(format!(
             "{what}: {count} words differ, for instance at byte {:#x} {value:#x} instead of {right:#x}",
             index * 8

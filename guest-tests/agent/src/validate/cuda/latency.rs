@@ -1,7 +1,7 @@
 //! Time that the GPU waits for a word, by a chain in which each word names the next.
 
-use egm_cuda::{Kind, Memory};
 use egm_findings::Figure;
+use egm_vendor::cuda::{Kind, Memory};
 
 use super::each::on_family;
 use super::gpu::{Family, Gpu};

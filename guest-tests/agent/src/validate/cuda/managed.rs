@@ -1,7 +1,7 @@
 //! Managed memory: pages move to the processor or GPU that touches them. Speed of the moves, and speed after them.
 
-use egm_cuda::{Kind, Memory, Shape, sum};
 use egm_findings::Figure;
+use egm_vendor::cuda::{Kind, Memory, Shape, sum};
 
 use super::each::on_family;
 use super::gpu::{self, Family, Gpu};

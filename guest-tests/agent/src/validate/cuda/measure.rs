@@ -1,7 +1,7 @@
 //! Times by the GPU's clock, and figures of rounds.
 
-use egm_cuda::{Context, Event, Stream};
 use egm_findings::Figure;
+use egm_vendor::cuda::{Context, Event, Stream};
 
 use super::turns::Turns;
 use crate::error::Broken;

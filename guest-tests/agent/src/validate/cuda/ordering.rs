@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use egm_cuda::{MESSAGE_WORDS, Memory, Shape, Words, pattern};
+use egm_vendor::cuda::{MESSAGE_WORDS, Memory, Shape, Words, pattern};
 
 use super::each::{Seen, on_family};
 use super::gpu::{self, Family, Gpu};

@@ -1,7 +1,7 @@
 //! HOST_NUMA memory is as fast as pinned memory, measured in turns.
 
-use egm_cuda::{Attribute, Kind, Memory};
 use egm_findings::Figure;
+use egm_vendor::cuda::{Attribute, Kind, Memory};
 
 use super::each::on_family;
 use super::gpu::{Family, Gpu};

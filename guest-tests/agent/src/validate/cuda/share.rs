@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use egm_cuda::{Attribute, Kind, Memory};
+use egm_vendor::cuda::{Attribute, Kind, Memory};
 
 use super::each::devices;
 use super::each::{Seen, on_family};

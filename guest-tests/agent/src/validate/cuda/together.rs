@@ -5,8 +5,8 @@
 
 use std::time::Instant;
 
-use egm_cuda::{Attribute, Kind, Memory};
 use egm_findings::Figure;
+use egm_vendor::cuda::{Attribute, Kind, Memory};
 
 use super::each::devices;
 use super::gpu::Gpu;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use egm_cuda::{Memory, Shape, sum};
+use egm_vendor::cuda::{Memory, Shape, sum};
 
 use super::gpu::{Gpu, note};
 use crate::error::Broken;
@@ -41,7 +41,7 @@ pub(super) struct Transfer<'m> {
     pub(super) gpu: &'m Gpu,
     pub(super) host: &'m Memory,
     pub(super) device: &'m Memory,
-    /// Room for [`egm_cuda::Kernels::read`].
+    /// Room for [`egm_vendor::cuda::Kernels::read`].
     pub(super) sums: &'m Memory,
     /// Bytes of one transfer.
     pub(super) bytes: u64,

@@ -6,9 +6,9 @@ mod way;
 
 use std::time::Instant;
 
-use egm_cuda::{Kind, Memory, pattern};
 use egm_findings::Figure;
-use egm_gdr::Window;
+use egm_vendor::cuda::{Kind, Memory, pattern};
+use egm_vendor::gdr::Window;
 
 use super::{Setting, Validation};
 use crate::error::Broken;

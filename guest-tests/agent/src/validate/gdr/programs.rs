@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::process::{Command, Stdio};
 
 use egm_findings::Figure;
-use egm_gdr::gdrcopy::{self, Sanity, Way};
+use egm_vendor::gdr::gdrcopy::{self, Sanity, Way};
 
 use crate::answer::{LAST_WORDS, first, in_background, last, quoted};
 use crate::error::Broken;

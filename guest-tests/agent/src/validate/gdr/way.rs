@@ -1,7 +1,7 @@
 //! The ways to a GPU's memory, and the GPU's own side of it.
 
-use egm_cuda::{Kind, Memory};
-use egm_gdr::{DmaBuf, Gdr, GdrError, LIBRARY, Window};
+use egm_vendor::cuda::{Kind, Memory};
+use egm_vendor::gdr::{DmaBuf, Gdr, GdrError, LIBRARY, Window};
 
 use crate::error::Broken;
 use crate::finding::Finding;

@@ -1,7 +1,7 @@
 //! Additions of all PEs to one word, and barriers.
 
-use egm_cuda::{Kind, Shape};
-use egm_shmem::SignalOp;
+use egm_vendor::cuda::{Kind, Shape};
+use egm_vendor::nvshmem::SignalOp;
 
 use super::element::Element;
 use crate::error::Broken;
@@ -27,7 +27,7 @@ pub(super) fn atomics(element: &mut Element<'_>) -> Result<(), Broken> {
     element.pe.quiet_on(&element.stream);
     element.stream.synchronize()?;
     let shape = Shape::whole(&element.context);
-    let started = egm_cuda::Memory::new(&element.context, Kind::Pinned, 64)?;
+    let started = egm_vendor::cuda::Memory::new(&element.context, Kind::Pinned, 64)?;
     let peer = element.pe.peer_memory(&memory, 0)?;
     match &peer {
         Some(peer) => {

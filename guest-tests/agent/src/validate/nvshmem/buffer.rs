@@ -3,8 +3,8 @@
 //! NVSHMEM maps the buffer a second time for other PEs' GPUs; for this PE's GPU only the first address is certain, so
 //! puts and gets go from and to the heap of the PE that calls.
 
-use egm_cuda::{Attribute, Kind, Memory};
-use egm_shmem::Range;
+use egm_vendor::cuda::{Attribute, Kind, Memory};
+use egm_vendor::nvshmem::Range;
 
 use super::element::Element;
 use super::job::buffer_bytes;
@@ -39,7 +39,7 @@ fn there(
     element: &mut Element<'_>,
     own: &Memory,
     (buffer, heap): (Range<'_>, Range<'_>),
-    memory: &egm_shmem::Memory<'_>,
+    memory: &egm_vendor::nvshmem::Memory<'_>,
 ) -> Result<(), Broken> {
     element.fill(memory, element.seed_of(element.me(), 1))?;
     element.pe.barrier();
@@ -68,7 +68,7 @@ fn back(
     element: &mut Element<'_>,
     own: &Memory,
     (buffer, heap): (Range<'_>, Range<'_>),
-    memory: &egm_shmem::Memory<'_>,
+    memory: &egm_vendor::nvshmem::Memory<'_>,
 ) -> Result<(), Broken> {
     own.words()?.fill(element.seed_of(element.me(), 2));
     element.fill(memory, element.seed_of(element.me(), 3))?;

@@ -1,7 +1,7 @@
 //! Broadcast, fcollect, alltoall and reductions, on the stream.
 
-use egm_cuda::pattern;
-use egm_shmem::Memory;
+use egm_vendor::cuda::pattern;
+use egm_vendor::nvshmem::Memory;
 
 use super::element::{Element, POISON, first_difference};
 use crate::error::Broken;

@@ -4,8 +4,8 @@ use std::fmt::Display;
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
 
-use egm_cuda::{Context, Driver, Kernels, Kind, Shape, Stream};
-use egm_shmem::{Library, Memory, Pe, ShmemError, UniqueId};
+use egm_vendor::cuda::{Context, Driver, Kernels, Kind, Shape, Stream};
+use egm_vendor::nvshmem::{Library, Memory, Pe, ShmemError, UniqueId};
 use rustix::process::Signal;
 
 use super::WORKS;
@@ -81,7 +81,7 @@ pub(super) fn run(words: &[String]) -> Result<(), Broken> {
     let mut element = Element {
         kernels: Kernels::new(&context)?,
         stream: Stream::new(&context)?,
-        told: egm_cuda::Memory::new(&context, Kind::Pinned, 64)?,
+        told: egm_vendor::cuda::Memory::new(&context, Kind::Pinned, 64)?,
         context,
         pe: &pe,
         seed: words.seed,
@@ -123,7 +123,7 @@ pub(super) struct Element<'p> {
     pub(super) kernels: Kernels,
     pub(super) stream: Stream,
     /// Reports of comparisons by the GPU.
-    told: egm_cuda::Memory,
+    told: egm_vendor::cuda::Memory,
     /// The validation's seed, the same for all PEs.
     pub(super) seed: u64,
     /// The largest size in bytes.
@@ -132,7 +132,7 @@ pub(super) struct Element<'p> {
 }
 
 /// Memory that the calls here are given has an address for this GPU.
-fn on_gpu<'m>(memory: &'m Memory<'_>) -> Result<&'m egm_cuda::Memory, Broken> {
+fn on_gpu<'m>(memory: &'m Memory<'_>) -> Result<&'m egm_vendor::cuda::Memory, Broken> {
     memory.gpu().ok_or_else(|| Broken::Other("symmetric memory that this GPU does not reach".to_owned()))
 }
 
@@ -177,7 +177,7 @@ impl Element<'_> {
     /// Writes words to memory of the heap, from its first one on, and waits.
     pub(super) fn write(&self, memory: &Memory<'_>, words: &[u64]) -> Result<(), Broken> {
         let bytes = words.len() as u64 * 8;
-        let staging = egm_cuda::Memory::new(&self.context, Kind::Pinned, bytes)?;
+        let staging = egm_vendor::cuda::Memory::new(&self.context, Kind::Pinned, bytes)?;
         let to = staging.words()?;
         for (index, word) in (0..).zip(words) {
             to.write(index, *word);
@@ -192,8 +192,8 @@ impl Element<'_> {
     }
 
     /// The words of some memory, by a copy engine, into memory that was poisoned.
-    pub(super) fn words_of(&self, memory: &egm_cuda::Memory) -> Result<Vec<u64>, Broken> {
-        let staging = egm_cuda::Memory::new(&self.context, Kind::Pinned, memory.bytes())?;
+    pub(super) fn words_of(&self, memory: &egm_vendor::cuda::Memory) -> Result<Vec<u64>, Broken> {
+        let staging = egm_vendor::cuda::Memory::new(&self.context, Kind::Pinned, memory.bytes())?;
         let words = staging.words()?;
         words.fill(!self.seed);
         self.stream.copy(staging.part(0, memory.bytes())?, memory.whole())?;
@@ -207,7 +207,7 @@ impl Element<'_> {
     }
 
     /// The same of any memory.
-    pub(super) fn differing_of(&self, memory: &egm_cuda::Memory, seed: u64) -> Result<u64, Broken> {
+    pub(super) fn differing_of(&self, memory: &egm_vendor::cuda::Memory, seed: u64) -> Result<u64, Broken> {
         let Self { context, kernels, stream, told, .. } = self;
         let found = Comparer { context, kernels, stream, told }.compare(memory, (0, memory.bytes()), seed)?;
         Ok(found.map_or(0, |wrong| wrong.count))

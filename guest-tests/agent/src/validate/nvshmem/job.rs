@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Sender};
 
 use egm_findings::Figure;
-use egm_shmem::Library;
+use egm_vendor::nvshmem::Library;
 use serde::{Deserialize, Serialize};
 
 use super::WORKS;
@@ -88,7 +88,7 @@ fn find_library(setting: &Setting) -> Result<PathBuf, Finding> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     roots.extend(std::env::split_paths(&path).filter_map(|bin| Some(bin.parent()?.to_owned())));
     roots.dedup();
-    let candidates = egm_shmem::candidates(given.as_deref(), &roots);
+    let candidates = egm_vendor::nvshmem::candidates(given.as_deref(), &roots);
     let mut why = String::new();
     for path in &candidates {
         match library::open(&[&path.to_string_lossy()]) {

@@ -1,8 +1,8 @@
 //! Speed of puts and gets, by the GPU's clock.
 
-use egm_cuda::Event;
 use egm_findings::Figure;
-use egm_shmem::Range;
+use egm_vendor::cuda::Event;
+use egm_vendor::nvshmem::Range;
 
 use super::element::Element;
 use crate::error::Broken;

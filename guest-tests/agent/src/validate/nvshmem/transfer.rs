@@ -1,7 +1,7 @@
 //! Puts, gets, and puts with a signal.
 
-use egm_cuda::{Kind, pattern};
-use egm_shmem::{Compare, Memory, Range};
+use egm_vendor::cuda::{Kind, pattern};
+use egm_vendor::nvshmem::{Compare, Memory, Range};
 
 use super::element::{Element, WHOLE, first_difference};
 use crate::error::Broken;
@@ -179,9 +179,9 @@ pub(super) fn signal(element: &mut Element<'_>) -> Result<(), Broken> {
     element.fill(&to, element.seed_of(element.me(), 1))?;
     element.write(&word, &[0])?;
     element.pe.barrier();
-    let seen = egm_cuda::Memory::new(&element.context, Kind::Pinned, bytes as u64)?;
+    let seen = egm_vendor::cuda::Memory::new(&element.context, Kind::Pinned, bytes as u64)?;
     seen.words()?.fill(element.seed_of(element.me(), 2));
-    let receiver = egm_cuda::Stream::new(&element.context)?;
+    let receiver = egm_vendor::cuda::Stream::new(&element.context)?;
     exchange(element, (&to, &from, &word), &seen, &receiver)?;
     let (is, writer) = (seen.words()?, element.previous());
     let seed = element.seed_of(writer, 0);
@@ -204,8 +204,8 @@ pub(super) fn signal(element: &mut Element<'_>) -> Result<(), Broken> {
 fn exchange(
     element: &Element<'_>,
     (to, from, word): (&Memory<'_>, &Memory<'_>, &Memory<'_>),
-    seen: &egm_cuda::Memory,
-    receiver: &egm_cuda::Stream,
+    seen: &egm_vendor::cuda::Memory,
+    receiver: &egm_vendor::cuda::Stream,
 ) -> Result<(), Broken> {
     let (pe, word) = (&element.pe, word.range(0, 8)?);
     let arrived = to.gpu().ok_or_else(|| Broken::Other("the heap is not on this GPU".to_owned()))?;

@@ -5,9 +5,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use egm_cuda::{Kind, Memory};
 use egm_findings::Outcome;
-use egm_verbs::Access;
+use egm_vendor::cuda::{Kind, Memory};
+use egm_vendor::verbs::Access;
 
 use super::super::Setting;
 use super::super::cuda::each::on_gpu;

@@ -5,7 +5,7 @@ mod gpu;
 mod moving;
 mod packet;
 
-use egm_verbs::{Access, VerbsError};
+use egm_vendor::verbs::{Access, VerbsError};
 
 use super::rdma::{data, kinds, loopback, site};
 use super::{Setting, Validation};

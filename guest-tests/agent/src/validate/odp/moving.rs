@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use egm_verbs::{Access, VerbsError};
+use egm_vendor::verbs::{Access, VerbsError};
 
 use super::super::Setting;
 use super::super::rdma::loopback::{self, Loopback};

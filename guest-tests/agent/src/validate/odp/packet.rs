@@ -6,7 +6,7 @@
 //! page's first byte; and `addr` does not move on, so the next page gets the packet's beginning once more. What begins with
 //! a page and ends in it is right, and so are atomics, which have a function of their own.
 
-use egm_verbs::{Access, Memory, Registered, VerbsError, Work};
+use egm_vendor::verbs::{Access, Memory, Registered, VerbsError, Work};
 
 use super::super::rdma::data;
 use super::super::rdma::kinds;

@@ -1,6 +1,6 @@
 //! Peer access of GPUs: which pairs have it, and that it works.
 
-use egm_cuda::{Device, Memory, P2p};
+use egm_vendor::cuda::{Device, Memory, P2p};
 
 use super::{on_pairs, pair, pairs, several};
 use crate::config_space;

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use egm_cuda::{Device, Kind, Memory, Shape};
 use egm_findings::Figure;
+use egm_vendor::cuda::{Device, Kind, Memory, Shape};
 
 use super::{on_pairs, pair, several};
 use crate::error::Broken;

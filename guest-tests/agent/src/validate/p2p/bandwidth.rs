@@ -1,7 +1,7 @@
 //! Speed at which GPUs move bytes to and from each other.
 
-use egm_cuda::{Memory, Part, Shape, Stream, sum};
 use egm_findings::Figure;
+use egm_vendor::cuda::{Memory, Part, Shape, Stream, sum};
 
 use super::{on_pairs, pair};
 use crate::error::Broken;

@@ -4,7 +4,7 @@ mod access;
 mod atomics;
 mod bandwidth;
 
-use egm_cuda::{Device, Memory};
+use egm_vendor::cuda::{Device, Memory};
 
 use super::cuda::each::devices;
 use super::cuda::gpu::Gpu;

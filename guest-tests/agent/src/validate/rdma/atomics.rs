@@ -1,6 +1,6 @@
 //! Additions and comparisons at one word, from both ends at once.
 
-use egm_verbs::{Access, Atomics, Registered, VerbsError, Work};
+use egm_vendor::verbs::{Access, Atomics, Registered, VerbsError, Work};
 
 use super::super::Setting;
 use super::kinds;

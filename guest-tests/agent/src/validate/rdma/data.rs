@@ -1,6 +1,6 @@
 //! Data arrives as it was sent: every byte, and no byte next to it.
 
-use egm_verbs::{Access, Memory, Registered, Remote, Sge, VerbsError, Work};
+use egm_vendor::verbs::{Access, Memory, Registered, Remote, Sge, VerbsError, Work};
 
 use super::super::Setting;
 use super::kinds::Kind;

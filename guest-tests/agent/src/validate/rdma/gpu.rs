@@ -3,8 +3,8 @@
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use egm_cuda::{Attribute, CudaError, Kind, Memory};
-use egm_verbs::{Access, Mlx5, Registered, VerbsError};
+use egm_vendor::cuda::{Attribute, CudaError, Kind, Memory};
+use egm_vendor::verbs::{Access, Mlx5, Registered, VerbsError};
 
 use super::super::Setting;
 use super::super::cuda::each::on_gpu;

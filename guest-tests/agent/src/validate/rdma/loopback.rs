@@ -1,6 +1,6 @@
 //! Two queue pairs of one device, connected with each other.
 
-use egm_verbs::{CompletionQueue, Connected, Domain};
+use egm_vendor::verbs::{CompletionQueue, Connected, Domain};
 
 use super::site::Site;
 use crate::error::Broken;

@@ -19,7 +19,7 @@ mod words;
 use super::{Part, Setting, Validation};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
-use egm_verbs::Access;
+use egm_vendor::verbs::Access;
 use site::Site;
 
 pub(super) static ALL: &[Validation] = &[

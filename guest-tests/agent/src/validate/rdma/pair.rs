@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use egm_findings::Figure;
-use egm_verbs::{Access, Atomics, CompletionQueue, Connected, Place, Registered, Remote, Work};
+use egm_vendor::verbs::{Access, Atomics, CompletionQueue, Connected, Place, Registered, Remote, Work};
 
 use super::super::Setting;
 use super::data::{difference, put};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use egm_verbs::{Abilities, Context, Devices, Place, Port, Verbs, best_gid};
+use egm_vendor::verbs::{Abilities, Context, Devices, Place, Port, Verbs, best_gid};
 
 use super::super::Setting;
 use crate::error::Broken;
@@ -67,7 +67,7 @@ pub(in crate::validate) fn with(
             gids.iter().find(|gid| gid.port == port.number && gid.index == index).copied()
         }
     };
-    let gid = gid.ok_or(egm_verbs::VerbsError::NoGid { port: port.number })?;
+    let gid = gid.ok_or(egm_vendor::verbs::VerbsError::NoGid { port: port.number })?;
     let abilities = context.abilities()?;
     let place = Place {
         port,
@@ -101,7 +101,7 @@ fn choose<'v>(
     found
 }
 
-fn active_port(context: &Context<'_>) -> Result<Option<Port>, egm_verbs::VerbsError> {
+fn active_port(context: &Context<'_>) -> Result<Option<Port>, egm_vendor::verbs::VerbsError> {
     for number in 1..=context.abilities()?.ports.min(MOST_PORTS) {
         let port = context.port(number)?;
         if port.active {

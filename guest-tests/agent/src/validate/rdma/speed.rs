@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use egm_findings::Figure;
-use egm_verbs::{Access, Registered, VerbsError, Work};
+use egm_vendor::verbs::{Access, Registered, VerbsError, Work};
 
 use super::super::Setting;
 use super::data;
@@ -21,7 +21,7 @@ const ROUND: Duration = Duration::from_millis(200);
 const FEW: usize = 10;
 
 /// A measurement: its name and its operation.
-type Series = (&'static str, fn(egm_verbs::Remote) -> Work);
+type Series = (&'static str, fn(egm_vendor::verbs::Remote) -> Work);
 
 fn rounds(setting: &Setting) -> Result<usize, Broken> {
     Ok(setting.args.get("rdma.rounds", 3usize)?.clamp(1, 100))
@@ -123,7 +123,7 @@ pub(super) fn latency(site: &Site<'_>, setting: &Setting) -> Result<Finding, Bro
         let (mut near, mut far) = memories(wire, 4096)?;
         let there = far.remote(0, 8)?;
         let (mut claim, mut figures) = (Claim::default(), Vec::new());
-        let without = usize::from(site.abilities.atomics == egm_verbs::Atomics::None);
+        let without = usize::from(site.abilities.atomics == egm_vendor::verbs::Atomics::None);
         for (series, work) in ALL.into_iter().take(ALL.len() - without) {
             let is_write = series == "write";
             data::put(&mut near, 0, 8, if is_write { setting.seed } else { !setting.seed });

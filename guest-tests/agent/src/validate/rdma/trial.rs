@@ -1,8 +1,8 @@
 //! Memory of CUDA as what an RDMA device writes, reads and adds to. The GPU has the last word on what is in it: a kernel fills
 //! and compares, a copy engine brings back.
 
-use egm_cuda::{Kind, Memory, Shape, Wrong};
-use egm_verbs::{Access, Atomics, Registered, Remote, Work};
+use egm_vendor::cuda::{Kind, Memory, Shape, Wrong};
+use egm_vendor::verbs::{Access, Atomics, Registered, Remote, Work};
 
 use super::super::Setting;
 use super::super::cuda::gpu::{self, Gpu};
@@ -185,7 +185,7 @@ impl<M> Trial<'_, M> {
     /// Additions to a word of the GPU's, one after the other, each with its answer.
     fn added(&mut self, start: u64, step: u64) -> Result<(), Broken> {
         self.fill(GUARD, 8, start)?;
-        let first = egm_cuda::pattern(start, 0);
+        let first = egm_vendor::cuda::pattern(start, 0);
         let there = self.region.remote(GUARD, 8)?;
         for index in 0..ADDITIONS {
             self.one(0, 8, Work::FetchAdd(there, step))?;
@@ -208,7 +208,7 @@ impl<M> Trial<'_, M> {
 
 /// The bytes of the GPU's pattern; `size` is a multiple of 8.
 fn bytes_of(seed: u64, size: usize) -> Vec<u8> {
-    (0..size as u64 / 8).flat_map(|index| egm_cuda::pattern(seed, index).to_ne_bytes()).collect()
+    (0..size as u64 / 8).flat_map(|index| egm_vendor::cuda::pattern(seed, index).to_ne_bytes()).collect()
 }
 
 /// Bytes that are made at once.

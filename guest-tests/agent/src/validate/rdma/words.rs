@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use egm_verbs::{Endpoint, Mtu, Remote};
+use egm_vendor::verbs::{Endpoint, Mtu, Remote};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,5 @@
 // A stand-in for libcuda.so.1: GPUs with the host's memory, and with kernels that run on the host's processors.
-// It has the functions that egm-cuda calls and no others. What a call means is written in cuda.h; the numbers here
+// It has the functions that egm-vendor calls and no others. What a call means is written in cuda.h; the numbers here
 // are that file's. Streams are threads, so that copies and kernels really run beside the processor.
 #pragma once
 #include <cstddef>

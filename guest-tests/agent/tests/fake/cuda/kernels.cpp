@@ -1,4 +1,4 @@
-// The kernels of egm-cuda, the very file, compiled for the host.
+// The kernels of egm-vendor, the very file, compiled for the host.
 #include <atomic>
 #include <tuple>
 #include <thread>
