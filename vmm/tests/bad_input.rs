@@ -10,7 +10,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use egm_payload::{Entry, Ports};
+use egm_fixtures::payload::{Entry, Ports};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -28,7 +28,8 @@ struct Machine {
 impl Machine {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("kernel"), egm_payload::hello(Ports::USUAL, Entry::Pvh)).unwrap();
+        fs::write(folder.path().join("kernel"), egm_fixtures::payload::hello(Ports::USUAL, Entry::Pvh))
+            .unwrap();
         let config =
             json!({ "memory": { "size": "64MiB" }, "boot": { "kernel": "kernel" }, "console": "null" });
         Self { folder, config }
@@ -170,7 +171,7 @@ fn a_file_that_is_no_kernel() {
         CONFIGURATION,
         &["cannot boot", "empty or cut short", "has 0 B of at least 64 B", help],
     );
-    let elf = Machine::new().file("kernel", &egm_payload::hello(Ports::USUAL, Entry::Pvh)[..200]);
+    let elf = Machine::new().file("kernel", &egm_fixtures::payload::hello(Ports::USUAL, Entry::Pvh)[..200]);
     refuses_with_kvm(&elf, CONFIGURATION, &["cannot boot", "damaged or does not fit", help]);
 }
 

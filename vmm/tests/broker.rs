@@ -17,7 +17,7 @@ use egm_device::ledger::{Identity, Ledger, Paths};
 use egm_device::policy::Policy;
 use egm_device::region::{Region, RegionKind};
 use egm_device::retired::Retired;
-use egm_payload::{Entry, Ports};
+use egm_fixtures::payload::{Entry, Ports};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::json;
 
@@ -90,7 +90,7 @@ fn a_lent_slice_is_the_machines_until_its_end_and_nobody_elses() {
     }
     let folder = tempfile::tempdir().unwrap();
     let ledger = broker(folder.path());
-    std::fs::write(folder.path().join("kernel"), egm_payload::halt(Ports::USUAL)).unwrap();
+    std::fs::write(folder.path().join("kernel"), egm_fixtures::payload::halt(Ports::USUAL)).unwrap();
 
     let mut first = command(folder.path(), "vm1", &["egm", "memfd"])
         .stdin(Stdio::null())
@@ -114,7 +114,8 @@ fn a_lent_slice_is_the_machines_until_its_end_and_nobody_elses() {
         "{said}"
     );
 
-    std::fs::write(folder.path().join("kernel"), egm_payload::hello(Ports::USUAL, Entry::Pvh)).unwrap();
+    std::fs::write(folder.path().join("kernel"), egm_fixtures::payload::hello(Ports::USUAL, Entry::Pvh))
+        .unwrap();
     let third = command(folder.path(), "vm3", &["memfd", "local"]).stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&third.stderr);
     assert_eq!(third.status.code(), Some(0), "{said}");
@@ -140,7 +141,8 @@ fn a_machine_that_waits_holds_no_slice_of_a_pool() {
     let _ledger = broker(folder.path());
     let connect = || Client::connect(&folder.path().join("socket")).unwrap();
     let first = connect().take(&take(24), |_| ()).unwrap();
-    std::fs::write(folder.path().join("kernel"), egm_payload::hello(Ports::USUAL, Entry::Pvh)).unwrap();
+    std::fs::write(folder.path().join("kernel"), egm_fixtures::payload::hello(Ports::USUAL, Entry::Pvh))
+        .unwrap();
     let slice =
         |mib: u64, node: u32| json!({ "region": ["memfd"], "size": format!("{mib}MiB"), "node": node });
     let mut machine = command_of(folder.path(), "vm", &json!([slice(24, 1), slice(40, 2)]))

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use egm_payload::{Entry, Ports};
+use egm_fixtures::payload::{Entry, Ports};
 use egm_vmm::facts::{Scope, of_host};
 use egm_vmm::machine::{BuildError, Ended, ExitReason, build};
 use egm_vmm::resources::{Leases, Resources, Servers};
@@ -78,7 +78,7 @@ fn a_machine_that_ended_or_could_not_be_built_leaves_no_descriptor_open() {
     // The handler of SIGBUS stays, with one descriptor for the whole process.
     drop(egm_device::poison::Watch::new().unwrap());
     let before = open();
-    let ended = run(folder.path(), &egm_payload::hello(Ports::USUAL, Entry::Pvh)).unwrap();
+    let ended = run(folder.path(), &egm_fixtures::payload::hello(Ports::USUAL, Entry::Pvh)).unwrap();
     assert_eq!(ended.reason, ExitReason::PoweredOff);
     assert_eq!(open(), before);
     assert!(run(folder.path(), b"no kernel").is_err());

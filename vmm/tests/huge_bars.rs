@@ -7,7 +7,7 @@ mod tests {
     use std::sync::Arc;
 
     use egm_address::{BarOffset, Span};
-    use egm_payload::{Payload, Ports, Width, long_mode};
+    use egm_fixtures::payload::{Payload, Ports, Width, long_mode};
     use egm_vfio::backend::RegionIndex;
     use egm_vfio::fake::FakeFunction;
     use egm_vmm::config::{self, Device};

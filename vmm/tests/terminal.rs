@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use egm_payload::{Entry, Ports};
+use egm_fixtures::payload::{Entry, Ports};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, tcgetattr};
@@ -57,7 +57,7 @@ fn the_terminal_is_the_guests_while_it_runs_and_as_before_afterwards() {
     let modes = || tcgetattr(&person).unwrap().local_modes;
     let before = modes();
     assert!(before.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG));
-    let payload = egm_payload::halt(Ports::USUAL);
+    let payload = egm_fixtures::payload::halt(Ports::USUAL);
     let (_folder, mut child) = start(&payload, program.try_clone().unwrap().into(), Stdio::null());
     let mut byte = [0];
     while byte != *b"\n" {
@@ -74,7 +74,7 @@ fn a_person_sees_how_far_prefault_is_and_a_log_file_does_not() {
     if !kvm() {
         return;
     }
-    let payload = egm_payload::hello(Ports::USUAL, Entry::Pvh);
+    let payload = egm_fixtures::payload::hello(Ports::USUAL, Entry::Pvh);
     let (person, program) = terminal();
     let (_folder, mut child) = start(&payload, Stdio::null(), program.into());
     assert_eq!(child.wait().unwrap().code(), Some(0));

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use egm_function::config::Identity;
-use egm_function::device::{Function, Setup};
-use egm_payload::{Entry, Ports};
+use egm_fixtures::function::config::Identity;
+use egm_fixtures::function::device::{Function, Setup};
+use egm_fixtures::payload::{Entry, Ports};
 use egm_vfio::host::HostBarKind;
 use egm_vfio_wire::message::{DeviceInfo, DmaMap, DmaUnmap, IrqInfo, RegionInfo, SetIrqs};
 use egm_vfio_wire::serve::{Device, serve};
@@ -110,7 +110,7 @@ fn server(socket: &Path) -> JoinHandle<Vec<Asked>> {
 
 /// A machine with the device of the server at `folder`'s `fn.sock`, up to its plan.
 fn planned(folder: &Path) -> (Plan, Facts, Servers) {
-    fs::write(folder.join("kernel"), egm_payload::hello(Ports::USUAL, Entry::Pvh)).unwrap();
+    fs::write(folder.join("kernel"), egm_fixtures::payload::hello(Ports::USUAL, Entry::Pvh)).unwrap();
     let file = folder.join("vm.json");
     let text = json!({
         "memory": { "size": "512MiB" },

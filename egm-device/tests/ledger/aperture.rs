@@ -1,15 +1,15 @@
 //! The attack that the rule of trust domains prevents: a GPU's aperture on EGM reaches the slice of a neighbour.
 //!
-//! The GPU is the Grace lab's double (`guest-tests/functions`). Its page table entries are those of NVIDIA's driver:
+//! The GPU is the Grace lab's double (`vfio/fixtures`). Its page table entries are those of NVIDIA's driver:
 //! the page's guest physical address minus the base in the guest's `_DSD`, an offset in the region without limit.
 
 use std::fs::OpenOptions;
 use std::path::Path;
 
 use egm_device::ledger::GrantError;
-use egm_function::config::Identity;
-use egm_function::device::{Function, Setup};
-use egm_function::registers::{EGM, OWN};
+use egm_fixtures::function::config::Identity;
+use egm_fixtures::function::device::{Function, Setup};
+use egm_fixtures::function::registers::{EGM, OWN};
 use egm_vfio_wire::serve::Device;
 
 use crate::common::{PAGE, fill, is_full_of, ledger};

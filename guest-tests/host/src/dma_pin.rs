@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use egm_payload::Ports;
+use egm_fixtures::payload::Ports;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open};
 
 use crate::confined::{self, UID};
@@ -73,7 +73,7 @@ fn run_one(steps: &mut Steps<'_>, pin: &Pin) -> Result<(), LabError> {
         "devices": [{ "type": "vfio", "function": function, "backend": pin.backend }],
         "egm": [{ "region": pin.region, "size": size, "node": 1 }],
     });
-    let config = payload(runner, scenario, pin.name, &egm_payload::halt(Ports::USUAL), keys)?;
+    let config = payload(runner, scenario, pin.name, &egm_fixtures::payload::halt(Ports::USUAL), keys)?;
     let mut command = Command::new(&runner.tools.vmm);
     command.arg("run").arg(config);
     if pin.is_confined {

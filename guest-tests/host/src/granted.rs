@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use egm_address::{InRegion, Span};
 use egm_findings::{Check, Line};
-use egm_payload::Ports;
+use egm_fixtures::payload::Ports;
 use serde::Deserialize;
 
 use crate::broker::Broker;
@@ -187,7 +187,7 @@ impl Machines<'_> {
         let kernel = third.folder.join("zeros.elf");
         let plan = third.machine.plan.as_ref();
         let (from, bytes) = plan.and_then(|plan| plan.slice_in_guest()).unwrap_or_default();
-        if let Err(error) = fs::write(&kernel, egm_payload::zeros(Ports::USUAL, from, bytes)) {
+        if let Err(error) = fs::write(&kernel, egm_fixtures::payload::zeros(Ports::USUAL, from, bytes)) {
             return vec![case(THIRD.name, Some(error.to_string()), 0)];
         }
         let mut cases = Vec::new();

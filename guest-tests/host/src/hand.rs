@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use egm_payload::Ports;
+use egm_fixtures::payload::Ports;
 
 use crate::error::chain;
 use crate::passed::{devices, payload};
@@ -47,7 +47,8 @@ pub(crate) fn with(
     functions: &[&str],
     look: impl Fn() -> Step,
 ) -> Result<String, Fault> {
-    let config = payload(runner, scenario, "held", &egm_payload::halt(Ports::USUAL), devices(functions));
+    let config =
+        payload(runner, scenario, "held", &egm_fixtures::payload::halt(Ports::USUAL), devices(functions));
     let mut command = Command::new(&runner.tools.vmm);
     command.arg("run").arg(config.map_err(|error| chain(&error))?);
     let (console, log) = (report.join("console.log"), report.join("vmm.log"));

@@ -11,7 +11,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use egm_payload::Ports;
+use egm_fixtures::payload::Ports;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::error::LabError;
@@ -154,7 +154,7 @@ fn zeros(
 ) -> Step {
     let (from, bytes) = machine.plan.as_ref().and_then(Plan::slice_in_guest).ok_or("there is no slice")?;
     let kernel = report.join("zeros.elf");
-    fs::write(&kernel, egm_payload::zeros(Ports::USUAL, from, bytes))?;
+    fs::write(&kernel, egm_fixtures::payload::zeros(Ports::USUAL, from, bytes))?;
     let mut command = runner.command(machine);
     command.arg("--kernel").arg(&kernel);
     let (console, said) = (report.join("zeros-console.log"), report.join("zeros-vmm.log"));

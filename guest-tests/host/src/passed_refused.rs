@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Instant;
 
 use egm_findings::Check;
-use egm_payload::Ports;
+use egm_fixtures::payload::Ports;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::{Value, json};
 
@@ -49,7 +49,8 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
         return Ok(());
     };
     let file = PathBuf::from(format!("/dev/vfio/{group}"));
-    let config = payload(runner, scenario, "good", &egm_payload::halt(Ports::USUAL), devices(&[function]))?;
+    let config =
+        payload(runner, scenario, "good", &egm_fixtures::payload::halt(Ports::USUAL), devices(&[function]))?;
     let machines = Machines { runner, scenario, report, function, file, config };
     steps.cases.extend(machines.written_wrong()?);
     steps.cases.extend(machines.had_by_another_driver()?);
@@ -117,8 +118,13 @@ impl Machines<'_> {
             wrong.push(("no iommufd", json!({ "devices": by_iommufd }), HOST, words));
         }
         let refusal = |(name, keys, exit, words): (&str, Value, i32, Vec<&str>)| {
-            let config =
-                payload(self.runner, self.scenario, "wrong", &egm_payload::halt(Ports::USUAL), keys)?;
+            let config = payload(
+                self.runner,
+                self.scenario,
+                "wrong",
+                &egm_fixtures::payload::halt(Ports::USUAL),
+                keys,
+            )?;
             Ok(timed(name, || refused(&mut self.machine(&config), exit, &words)))
         };
         wrong.into_iter().map(refusal).collect()

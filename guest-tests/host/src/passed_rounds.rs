@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use egm_payload::{Entry, Payload, Ports};
+use egm_fixtures::payload::{Entry, Payload, Ports};
 
 use crate::error::LabError;
 use crate::judge::case;
@@ -64,7 +64,7 @@ impl<'a> Machines<'a> {
         ends.power_off();
         let machine = |name, elf: &[u8]| payload(runner, scenario, name, elf, devices(scenario.passed));
         let ends = machine("ends", &ends.finish(Entry::Pvh))?;
-        let sleeps = machine("sleeps", &egm_payload::halt(Ports::USUAL))?;
+        let sleeps = machine("sleeps", &egm_fixtures::payload::halt(Ports::USUAL))?;
         Ok(Self { runner, scenario, report, ends, sleeps })
     }
 

@@ -1,4 +1,4 @@
-//! vfio-user servers: of slices (`egm-device serve`), and of the lab's own functions (`guest-tests/functions`), which are GPUs
+//! vfio-user servers: of slices (`egm-device serve`), and of the lab's own functions (`vfio/fixtures`), which are GPUs
 //! and a network card for a guest or for the emulated host.
 
 use std::fs::{self, File};

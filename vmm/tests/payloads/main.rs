@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use egm_device::region::HostFacts;
-use egm_payload::{Entry, Ports};
+use egm_fixtures::payload::{Entry, Ports};
 use egm_vmm::config;
 use egm_vmm::facts::{Scope, of_host};
 use egm_vmm::plan::{Plan, plan};
@@ -154,7 +154,7 @@ fn a_guest_that_powers_off_ends_well_whichever_way_it_is_entered() {
         return;
     }
     for entry in [Entry::Pvh, Entry::Linux64] {
-        let ended = run(|_| egm_payload::hello(Ports::USUAL, entry));
+        let ended = run(|_| egm_fixtures::payload::hello(Ports::USUAL, entry));
         assert_eq!(
             (ended.console.as_str(), ended.code),
             ("!hello\n", Some(0)),
@@ -209,7 +209,7 @@ fn a_slice_of_guest_memfd_is_where_the_plan_says_and_begins_as_zeros() {
         |plan| {
             assert!(plan.backings[1].guest_memfd);
             let slice = plan.memory.iter().find(|piece| piece.backing == 1).unwrap().span;
-            egm_payload::zeros(Ports::USUAL, slice.start().get(), slice.size())
+            egm_fixtures::payload::zeros(Ports::USUAL, slice.start().get(), slice.size())
         },
     );
     assert_eq!(line(guest.child.stdout.as_mut().unwrap()).trim_end(), "zeros");
@@ -282,7 +282,7 @@ fn the_operator_ends_a_guest_that_sleeps_and_one_that_never_leaves_the_processor
     if !kvm() {
         return;
     }
-    for payload in [egm_payload::halt, egm_payload::spin] {
+    for payload in [egm_fixtures::payload::halt, egm_fixtures::payload::spin] {
         let mut guest = Guest::start(small(), |_| (), |_| payload(Ports::USUAL));
         guest.terminate_after_a_line();
         let ended = guest.end();
@@ -298,12 +298,13 @@ fn a_payload_tells_memory_that_is_zero_from_memory_that_is_not() {
         return;
     }
     const BYTES: u64 = 4096;
-    let (fresh, own_code) = (0x80_0000, u64::from(egm_payload::BASE) - BYTES + 64);
-    let mut guest = Guest::start(small(), |_| (), |_| egm_payload::zeros(Ports::USUAL, fresh, BYTES));
+    let (fresh, own_code) = (0x80_0000, u64::from(egm_fixtures::payload::BASE) - BYTES + 64);
+    let mut guest =
+        Guest::start(small(), |_| (), |_| egm_fixtures::payload::zeros(Ports::USUAL, fresh, BYTES));
     assert_eq!(line(guest.child.stdout.as_mut().unwrap()).trim_end(), "zeros");
     guest.terminate();
     assert_eq!(guest.end().code, Some(0));
-    let other = run(|_| egm_payload::zeros(Ports::USUAL, own_code, BYTES));
+    let other = run(|_| egm_fixtures::payload::zeros(Ports::USUAL, own_code, BYTES));
     assert_eq!((other.console.as_str(), other.code), ("failed: every byte is zero\n", Some(0)), "{other:?}");
 }
 
@@ -362,7 +363,7 @@ fn a_console_file_whose_storage_hangs_holds_up_neither_the_guest_nor_the_end() {
     }
     let Some(mounted) = Mounted::new(Storage::Hangs) else { return };
     let config = console_at(&mounted.disk());
-    let ended = run_in(config, |_| (), |_| egm_payload::hello(Ports::USUAL, Entry::Pvh));
+    let ended = run_in(config, |_| (), |_| egm_fixtures::payload::hello(Ports::USUAL, Entry::Pvh));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.messages.contains("note: 7 bytes of console output are lost"), "{ended:?}");
 }
@@ -379,7 +380,7 @@ fn a_console_file_on_a_full_disk_costs_output_that_is_counted() {
     }
     std::fs::write(folder.path().join("full"), [1; 4096]).unwrap();
     let config = console_at(&folder.path().join("console"));
-    let ended = run_in(config, |_| (), |_| egm_payload::hello(Ports::USUAL, Entry::Pvh));
+    let ended = run_in(config, |_| (), |_| egm_fixtures::payload::hello(Ports::USUAL, Entry::Pvh));
     unmount(folder.path(), UnmountFlags::DETACH).unwrap();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.messages.contains("note: 7 bytes of console output are lost"), "{ended:?}");

@@ -1,6 +1,6 @@
 //! Host pages behind guest memory, in machines that run.
 
-use egm_payload::{Entry, Ports};
+use egm_fixtures::payload::{Entry, Ports};
 use serde_json::json;
 
 use crate::pool::Pool;
@@ -52,7 +52,7 @@ fn prefaulted_memory_is_in_huge_pages_by_default_and_the_program_reports_it() {
         return;
     }
     let Some(config) = with_huge_pages(true) else { return };
-    let ended = run_in(config, |_| (), |_| egm_payload::hello(Ports::USUAL, Entry::Pvh));
+    let ended = run_in(config, |_| (), |_| egm_fixtures::payload::hello(Ports::USUAL, Entry::Pvh));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let line = ended.messages.lines().find_map(|line| line.strip_prefix("memory: "));
     let line = line.unwrap_or_else(|| panic!("{ended:?}"));
@@ -85,7 +85,8 @@ fn memory_that_the_guest_touches_comes_in_huge_pages() {
     }
     let Some(config) = with_huge_pages(false) else { return };
     let (from, to) = (16 << 20, 144 << 20);
-    let mut guest = Guest::start(config, |_| (), |_| egm_payload::zeros(Ports::USUAL, from, to - from));
+    let mut guest =
+        Guest::start(config, |_| (), |_| egm_fixtures::payload::zeros(Ports::USUAL, from, to - from));
     assert_eq!(line(guest.child.stdout.as_mut().unwrap()).trim_end(), "zeros");
     let [huge, present] = ["ShmemPmdMapped", "Rss"].map(|field| of_guest_memory(guest.child.id(), field));
     guest.terminate();

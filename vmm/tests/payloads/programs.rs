@@ -1,7 +1,7 @@
 //! Programs of the payloads.
 
 use egm_address::{Guest, Span};
-use egm_payload::{Code, Entry, Payload, Ports, Width, long_mode};
+use egm_fixtures::payload::{Code, Entry, Payload, Ports, Width, long_mode};
 use egm_vmm::plan::{FunctionPlan, FunctionRole, Plan, WindowKind};
 
 /// Neither the code, nor the stack, nor the page tables of a payload: 16 KiB for what it likes.

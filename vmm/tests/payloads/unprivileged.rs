@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use egm_payload::Ports;
+use egm_fixtures::payload::Ports;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -34,7 +34,7 @@ impl Home {
             "console": "stdio",
         });
         fs::write(&config, machine.to_string()).unwrap();
-        fs::write(folder.path().join("kernel"), egm_payload::halt(Ports::USUAL)).unwrap();
+        fs::write(folder.path().join("kernel"), egm_fixtures::payload::halt(Ports::USUAL)).unwrap();
         chown(folder.path(), Some(UID), None).unwrap();
         Self { _folder: folder, config, group: fs::metadata("/dev/kvm").unwrap().gid() }
     }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use egm_device::ledger::{Identity, Ledger, Paths};
 use egm_device::region::Survey;
-use egm_payload::Ports;
+use egm_fixtures::payload::Ports;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::json;
 use tempfile::TempDir;
@@ -48,7 +48,7 @@ impl Machine {
         });
         let file = folder.path().join("vm.json");
         fs::write(&file, config.to_string()).unwrap();
-        fs::write(folder.path().join("kernel"), egm_payload::halt(Ports::USUAL)).unwrap();
+        fs::write(folder.path().join("kernel"), egm_fixtures::payload::halt(Ports::USUAL)).unwrap();
         let mut keeper = Command::new(env!("CARGO_BIN_EXE_egm-vmm"))
             .arg("run")
             .arg(&file)

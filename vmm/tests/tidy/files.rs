@@ -70,6 +70,8 @@ pub(crate) struct Package {
     pub(crate) folder: String,
     /// The packages of ours that it is built on, tests left out.
     pub(crate) built_on: BTreeSet<String>,
+    /// Those that only its tests are built on.
+    pub(crate) tested_with: BTreeSet<String>,
 }
 
 pub(crate) fn packages() -> Vec<Package> {
@@ -87,13 +89,17 @@ fn package(metadata: &serde_json::Value) -> Package {
     let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
     let manifest = PathBuf::from(text(&metadata["manifest_path"]));
     let top = manifest.strip_prefix(root().canonicalize().unwrap()).unwrap().iter().next();
-    let dependencies = metadata["dependencies"].as_array().unwrap().iter();
+    let ours = |is_dev: bool| {
+        let dependencies = metadata["dependencies"].as_array().unwrap().iter();
+        dependencies
+            .filter(|dependency| dependency["path"].is_string() && (dependency["kind"] == "dev") == is_dev)
+            .map(|dependency| text(&dependency["name"]))
+            .collect()
+    };
     Package {
         name: text(&metadata["name"]),
         folder: top.unwrap().to_str().unwrap().to_owned(),
-        built_on: dependencies
-            .filter(|dependency| dependency["path"].is_string() && dependency["kind"] != "dev")
-            .map(|dependency| text(&dependency["name"]))
-            .collect(),
+        built_on: ours(false),
+        tested_with: ours(true),
     }
 }

@@ -85,12 +85,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("egm-device", &["egm-address", "egm-report", "egm-vfio-wire"]),
     ("egm-export", &["egm-address", "egm-config", "egm-device", "egm-report"]),
     ("egm-findings", &[]),
-    ("egm-function", &["egm-vfio-wire"]),
+    ("egm-fixtures", &["egm-vfio-wire"]),
     ("egm-guest", &["egm-address", "egm-findings", "egm-memory", "egm-vendor"]),
-    ("egm-lab", &["egm-address", "egm-findings", "egm-payload"]),
+    ("egm-lab", &["egm-address", "egm-findings", "egm-fixtures"]),
     ("egm-memory", &["egm-address"]),
-    ("egm-payload", &[]),
-    ("egm-plug", &["egm-vmm"]),
     ("egm-report", &["egm-address"]),
     ("egm-vendor", &["egm-address", "egm-memory"]),
     ("egm-vfio", &["egm-address", "egm-vfio-wire"]),
@@ -296,9 +294,9 @@ fn no_package_is_built_on_one_of_a_higher_floor() {
             .position(|floor| Some(*floor) == folder)
             .unwrap_or_else(|| panic!("{name} has no floor"))
     };
-    for Package { name, built_on, .. } in &packages {
-        for dependency in built_on {
-            assert!(floor(dependency) <= floor(name), "{name} is built on {dependency}, of a higher floor");
+    for Package { name, built_on, tested_with, .. } in &packages {
+        for dependency in built_on.union(tested_with) {
+            assert!(floor(dependency) <= floor(name), "{name} needs {dependency}, of a higher floor");
         }
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use egm_payload::{OVER, Place, Ports, Register, TURN, exits};
+use egm_fixtures::payload::{OVER, Place, Ports, Register, TURN, exits};
 use serde::{Deserialize, Serialize};
 
 use super::Section;
@@ -119,7 +119,7 @@ struct Monitors<'a> {
 /// Here, and in the emulated host.
 pub(super) fn run(egm_vmm: &Path, directory: &Path) -> Result<Report, LabError> {
     let host = EmulatedHost::new(directory)?;
-    let floor = host.add_bench("egm-payload", "exit", FLOOR)?;
+    let floor = host.add_bench("egm-fixtures", "exit", FLOOR)?;
     let qemu = || Command::new("qemu-system-x86_64");
     let qemu = super::qemu_is_here().then_some(&qemu as &dyn Fn() -> Command);
     let here = Monitors { egm_vmm: egm_vmm.into(), qemu, floor, work: directory };
@@ -194,7 +194,7 @@ fn add(all: &mut Vec<Vec<f64>>, round: Vec<f64>) {
 fn floor(program: &Path) -> Result<Vec<f64>, LabError> {
     let reads = READS.to_string();
     let tool =
-        Tool::new(&program.to_string_lossy(), "egm-payload").args(["--reads", &reads, "--rounds", "1"]);
+        Tool::new(&program.to_string_lossy(), "egm-fixtures").args(["--reads", &reads, "--rounds", "1"]);
     LabError::json(FLOOR, tool.text()?.trim().as_bytes())
 }
 

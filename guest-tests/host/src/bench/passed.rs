@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use egm_payload::{Entry, Ports, hello};
+use egm_fixtures::payload::{Entry, Ports, hello};
 use serde::{Deserialize, Serialize};
 
 use super::Section;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use egm_payload::{Entry, Ports, halt, hello};
+use egm_fixtures::payload::{Entry, Ports, halt, hello};
 
 use super::figures::{Report, Row, Summary, Target};
 use super::launch::Launched;

@@ -33,7 +33,7 @@ const INSIDE: [Gpu; 4] = [
     Gpu { slot: 6, bus: 0, cacheable: USEMEM, socket: 1, memory: 7, egm: 5 },
 ];
 
-/// The GPUs of vfio-user servers (`guest-tests/functions`), behind ports of their own as real ones are. They have
+/// The GPUs of vfio-user servers (`vfio/fixtures`), behind ports of their own as real ones are. They have
 /// NVIDIA's capability that none of their memory needs to be uncached.
 const OUTSIDE: [Gpu; 2] = [
     Gpu { slot: 0x17, bus: 8, cacheable: GPU_MEMORY, socket: 0, memory: 2, egm: 4 },

@@ -19,7 +19,7 @@ use crate::steps::{Fault, Step, Steps};
 
 use super::gpu::in_place;
 
-/// Registers of the function (`guest-tests/functions/src/registers.rs`): the number of "not yet" reads of each
+/// Registers of the function (`vfio/fixtures/src/function/registers.rs`): the number of "not yet" reads of each
 /// readiness word after a reset, and the number of such reads so far.
 const READS: u64 = 0x48;
 const REFUSED: u64 = 0x50;

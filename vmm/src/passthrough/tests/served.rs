@@ -5,9 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use egm_address::Iova;
-use egm_function::config::Identity;
-use egm_function::device::{Function, Setup};
-use egm_function::registers::OWN;
+use egm_fixtures::function::config::Identity;
+use egm_fixtures::function::device::{Function, Setup};
+use egm_fixtures::function::registers::OWN;
 use egm_vfio::client::{UserDomain, UserFunction, over};
 use egm_vfio::dma::{Access as DmaAccess, Domain};
 use egm_vfio::mapping::{MadeOf, Mapping};
