@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use egm_findings::Comparison;
+use egm_guest::findings::Comparison;
 
 use crate::output::{self, Output};
 use crate::validate::read_run;
@@ -61,7 +61,11 @@ fn compare(options: &Options) -> Result<(String, String), String> {
             .map_err(|error| format!("cannot write the comparison: {error}"))?
     } else {
         let columns = output::terminal(&io::stdout()).unwrap_or(output::COLUMNS);
-        format!("{}\n{}", comparison.to_text(columns), egm_findings::comparison_bars(&comparison, columns))
+        format!(
+            "{}\n{}",
+            comparison.to_text(columns),
+            egm_guest::findings::comparison_bars(&comparison, columns)
+        )
     };
-    Ok((text, egm_findings::html(&second, Some(&comparison))))
+    Ok((text, egm_guest::findings::html(&second, Some(&comparison))))
 }

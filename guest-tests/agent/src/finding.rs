@@ -2,7 +2,7 @@
 
 use std::fmt::{Debug, Display};
 
-use egm_findings::{Check, Figure, Outcome, Verdict};
+use egm_guest::findings::{Check, Figure, Outcome, Verdict};
 
 use crate::error::Broken;
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use egm_findings::Check;
+use egm_guest::findings::Check;
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 use rustix::process::WaitOptions;
@@ -57,16 +57,19 @@ fn report(orders: &Orders, extra: &[Check]) {
         run::print_line(check);
         reap();
     });
-    let mut good = extra.is_empty() && summary.outcome == egm_findings::Outcome::Passed;
+    let mut good = extra.is_empty() && summary.outcome == egm_guest::findings::Outcome::Passed;
     let validated = validate::on_console(&orders.validate, &orders.args, |check| {
-        good &= matches!(check.outcome, egm_findings::Outcome::Passed | egm_findings::Outcome::Skipped);
+        good &= matches!(
+            check.outcome,
+            egm_guest::findings::Outcome::Passed | egm_guest::findings::Outcome::Skipped
+        );
         run::print_line(check);
         reap();
     });
     let mut told = 0;
     if orders.doctor {
         told = doctor::on_console(|check| {
-            good &= check.outcome != egm_findings::Outcome::Failed;
+            good &= check.outcome != egm_guest::findings::Outcome::Failed;
             run::print_line(check);
         });
     }

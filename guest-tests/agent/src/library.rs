@@ -40,7 +40,7 @@ pub(crate) fn open(names: &[&str]) -> Result<Library, Finding> {
 
 #[cfg(test)]
 mod tests {
-    use egm_findings::Outcome;
+    use egm_guest::findings::Outcome;
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! Facts about a machine, for the head of a run.
 
-use egm_findings::{Gpu, Machine, Node};
+use egm_guest::findings::{Gpu, Machine, Node};
 
 use crate::tree::{self, NODES, Tree};
 use crate::{smbios, sysfs};

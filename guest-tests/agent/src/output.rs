@@ -34,7 +34,7 @@ pub(crate) fn printed(text: &str) -> ExitCode {
 
 /// Reports what is wrong (it may quote a stranger's file) on standard error; a failure to do so keeps `code`.
 pub(crate) fn complain(wrong: &str, code: ExitCode) -> ExitCode {
-    let _ = writeln!(io::stderr(), "error: {}", egm_findings::visible(wrong));
+    let _ = writeln!(io::stderr(), "error: {}", egm_guest::findings::visible(wrong));
     code
 }
 

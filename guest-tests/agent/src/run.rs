@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use egm_findings::{Check, Line, MAX_LINE, Outcome, SUMMARY};
+use egm_guest::findings::{Check, Line, MAX_LINE, Outcome, SUMMARY};
 
 use crate::With;
 use crate::checks::{self, Decide, Selected};

@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use egm_findings::{Outcome, Run};
+use egm_guest::findings::{Outcome, Run};
 use quick_xml::Reader;
 use quick_xml::events::Event;
 use rustix::process::{Pid, Signal};
@@ -118,7 +118,7 @@ fn a_run_is_a_document_with_machine_and_seeds_and_the_seed_repeats_it() {
     let words = [&QUICK[..], &["--seed", "5"]].concat();
     let one = run_of(&words, &folder.path().join("one.json"));
     let two = run_of(&words, &folder.path().join("two.json"));
-    assert_eq!((one.seed, one.most, one.version), (5, 256 << 10, egm_findings::RUN_VERSION));
+    assert_eq!((one.seed, one.most, one.version), (5, 256 << 10, egm_guest::findings::RUN_VERSION));
     assert!(one.machine.cpus > 0 && one.machine.memory > 0 && one.date.ends_with('Z'), "{:?}", one.machine);
     let seeds = |run: &Run| run.verdicts.iter().map(|v| (v.name.clone(), v.seed)).collect::<Vec<_>>();
     assert_eq!(seeds(&one), seeds(&two));

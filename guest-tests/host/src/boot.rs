@@ -1,6 +1,6 @@
 //! The result of one boot of a guest, and the emulator's known faults in it.
 
-use egm_findings::{Check, Outcome};
+use egm_guest::findings::{Check, Outcome};
 
 use crate::judge::{Collected, case};
 use crate::process::Ending;

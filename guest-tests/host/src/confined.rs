@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use egm_findings::Check;
+use egm_guest::findings::Check;
 
 use crate::error::LabError;
 use crate::host_parts::Plan;

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Write;
 
 /// Maximum bytes of a line for the callback; the rest of a longer line is only logged.
-const MAX_LINE: usize = egm_findings::MAX_LINE + 256;
+const MAX_LINE: usize = egm_guest::findings::MAX_LINE + 256;
 /// Bytes of console output that are kept in the log.
 const MAX_LOG: usize = 16 << 20;
 

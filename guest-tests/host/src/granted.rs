@@ -11,8 +11,8 @@ use std::thread;
 use std::time::Instant;
 
 use egm_address::{InRegion, Span};
-use egm_findings::{Check, Line};
 use egm_fixtures::payload::Ports;
+use egm_guest::findings::{Check, Line};
 use serde::Deserialize;
 
 use crate::broker::Broker;

@@ -1,6 +1,6 @@
 //! The verdict on one boot, from its expectation and its collected results. Pure.
 
-use egm_findings::{Check, Line, Outcome};
+use egm_guest::findings::{Check, Line, Outcome};
 
 use crate::process::Ending;
 

@@ -1,6 +1,6 @@
 //! Scenario: a DMA engine writes to memory, to a slice of each kind that the host has, and to a peer's BAR.
 
-use egm_findings::{Check, Outcome};
+use egm_guest::findings::{Check, Outcome};
 
 use crate::error::LabError;
 use crate::judge::case;

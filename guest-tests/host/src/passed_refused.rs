@@ -9,8 +9,8 @@ use std::process::Command;
 use std::thread;
 use std::time::Instant;
 
-use egm_findings::Check;
 use egm_fixtures::payload::Ports;
+use egm_guest::findings::Check;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::{Value, json};
 

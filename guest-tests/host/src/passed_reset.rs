@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use egm_findings::Check;
+use egm_guest::findings::Check;
 
 use crate::error::LabError;
 use crate::hand::{self, DECODE};

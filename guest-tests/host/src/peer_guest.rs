@@ -4,7 +4,7 @@
 use std::process::Command;
 use std::time::Instant;
 
-use egm_findings::{Check, Line, MAX_LINES};
+use egm_guest::findings::{Check, Line, MAX_LINES};
 
 use crate::boot::Boot;
 use crate::error::LabError;

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use egm_findings::Check;
+use egm_guest::findings::Check;
 
 use crate::error::LabError;
 use crate::passed::free;

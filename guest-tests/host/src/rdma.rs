@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::{fs, thread};
 
-use egm_findings::{Check, Line, Outcome, Run};
+use egm_guest::findings::{Check, Line, Outcome, Run};
 
 use crate::error::LabError;
 use crate::judge::Expected;
@@ -195,10 +195,11 @@ mod tests {
 
     #[test]
     fn a_document_has_both_figures_of_each_size() {
-        let figure =
-            |series: &str, value: f64| egm_findings::Figure::of(series, Some(4096), "GB/s", &mut [value]);
+        let figure = |series: &str, value: f64| {
+            egm_guest::findings::Figure::of(series, Some(4096), "GB/s", &mut [value])
+        };
         let text = |figures| {
-            let verdict = egm_findings::Verdict {
+            let verdict = egm_guest::findings::Verdict {
                 name: "rdma.perftest".into(),
                 claim: String::new(),
                 outcome: Outcome::Passed,
@@ -210,13 +211,13 @@ mod tests {
                 millis: 1,
             };
             let run = Run {
-                version: egm_findings::RUN_VERSION,
+                version: egm_guest::findings::RUN_VERSION,
                 date: String::new(),
                 program: String::new(),
                 seed: 1,
                 most: 1,
                 args: Vec::new(),
-                machine: egm_findings::Machine::default(),
+                machine: egm_guest::findings::Machine::default(),
                 verdicts: vec![verdict],
             };
             format!("noise\r\n{}\r\n", run.to_line())

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use egm_findings::{Check, Outcome};
+use egm_guest::findings::{Check, Outcome};
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 use serde::{Deserialize, Serialize};
 

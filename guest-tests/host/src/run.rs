@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use egm_findings::{Check, Line, MAX_LINES};
+use egm_guest::findings::{Check, Line, MAX_LINES};
 use serde_json::json;
 
 use crate::bad_page;

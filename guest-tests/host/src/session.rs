@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::AtomicU32;
 
 use clap::Args;
-use egm_findings::Check;
+use egm_guest::findings::Check;
 
 use crate::boot::EMULATOR;
 use crate::cache::Cache;

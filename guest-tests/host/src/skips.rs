@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use egm_findings::{Check, Outcome};
+use egm_guest::findings::{Check, Outcome};
 use serde::Deserialize;
 
 use self::condition::Condition;

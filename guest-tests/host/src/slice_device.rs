@@ -3,7 +3,7 @@
 
 use std::process::{Command, Stdio};
 
-use egm_findings::{Check, Line};
+use egm_guest::findings::{Check, Line};
 
 use crate::boot::Boot;
 use crate::error::LabError;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use egm_findings::{Check, Outcome};
+use egm_guest::findings::{Check, Outcome};
 
 use crate::boot::Boot;
 use crate::error::{LabError, chain};

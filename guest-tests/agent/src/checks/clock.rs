@@ -62,7 +62,7 @@ fn judge(mut claim: Claim, current: &str, available: &str) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use egm_findings::Outcome;
+    use egm_guest::findings::Outcome;
 
     use super::*;
 

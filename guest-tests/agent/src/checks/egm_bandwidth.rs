@@ -71,7 +71,7 @@ fn judge(egm: f64, ordinary: f64) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use egm_findings::Outcome;
+    use egm_guest::findings::Outcome;
 
     use super::*;
 

@@ -4,7 +4,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use egm_findings::{MAX_RUN, Outcome, Run};
+use egm_guest::findings::{MAX_RUN, Outcome, Run};
 use serde_json::Value;
 
 use crate::answer::answer_of;
@@ -64,7 +64,7 @@ fn judge(claim: &mut Claim, run: &Run) {
 
 #[cfg(test)]
 mod tests {
-    use egm_findings::{Machine, RUN_VERSION};
+    use egm_guest::findings::{Machine, RUN_VERSION};
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! The lines of `egm-guest doctor` on the console of a guest that has this program as its init.
 
-use egm_findings::Check;
+use egm_guest::findings::Check;
 
 use super::live::Live;
 use super::{Line, State, examine};
@@ -34,7 +34,7 @@ fn check(line: &Line) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use egm_findings::Outcome;
+    use egm_guest::findings::Outcome;
 
     use super::super::{lacks, not_applicable, ok, unknown};
     use super::*;

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use egm_findings::{visible, wrapped};
+use egm_guest::findings::{visible, wrapped};
 use serde::Serialize;
 
 use crate::output;

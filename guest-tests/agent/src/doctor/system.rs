@@ -64,7 +64,7 @@ fn nodes(tree: &Tree) -> Line {
     if nodes.is_empty() {
         return lacks(TOPIC, format!("no {NODES}"), "a kernel with CONFIG_NUMA");
     }
-    let said = |node: &egm_findings::Node| {
+    let said = |node: &egm_guest::findings::Node| {
         let cpus = if node.cpus.is_empty() {
             "no processors".to_owned()
         } else {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use egm_address::ByteSize;
-use egm_findings::{RUN_VERSION, Run, Verdict};
+use egm_guest::findings::{RUN_VERSION, Run, Verdict};
 
 use super::process::{self, Given};
 use super::progress::Progress;

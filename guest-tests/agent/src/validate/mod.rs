@@ -27,7 +27,7 @@ pub(crate) use cli::{Options, main};
 pub(crate) use process::{Given, part_in_this_process, validation_in_this_process};
 pub(crate) use report::{Again, again, read_run};
 
-use egm_findings::Check;
+use egm_guest::findings::Check;
 
 use crate::cmdline::Arguments;
 use crate::error::Broken;

@@ -1,7 +1,7 @@
 //! Nodes are as described: memory requested of a node lies there, distances make sense, and the firmware's figures of
 //! speed are shown.
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 
 use super::{Setting, Validation};
 use crate::error::Broken;
@@ -159,7 +159,7 @@ fn hmat(tree: &Tree) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use egm_findings::Outcome;
+    use egm_guest::findings::Outcome;
 
     use super::*;
     use crate::tree::tests::recorded;

@@ -1,6 +1,6 @@
 //! Links run as fast and as wide as both ends can, BARs have addresses, and no errors were counted.
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 
 use super::Validation;
 use crate::finding::{Claim, Finding};
@@ -197,7 +197,7 @@ fn errors(tree: &Tree) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use egm_findings::Outcome;
+    use egm_guest::findings::Outcome;
 
     use super::*;
     use crate::tree::tests::recorded;

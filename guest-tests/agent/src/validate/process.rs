@@ -4,7 +4,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use egm_findings::{MAX_VERDICT, Verdict};
+use egm_guest::findings::{MAX_VERDICT, Verdict};
 
 use super::{PARTS, Setting, Validation, find};
 use crate::answer::{answer, answer_of};

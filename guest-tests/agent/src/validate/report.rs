@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use egm_findings::{Comparison, MAX_RUN, Run, Verdict, visible};
+use egm_guest::findings::{Comparison, MAX_RUN, Run, Verdict, visible};
 
 use super::{select, show};
 use crate::finding::Finding;
@@ -94,7 +94,7 @@ impl Report<'_> {
         } else if form.json {
             run.to_json()
         } else if form.junit {
-            egm_findings::junit(&run)
+            egm_guest::findings::junit(&run)
         } else {
             show::table(&run, comparison.as_ref(), show::Screen::of_output(out.is_some()))
         };
@@ -102,7 +102,8 @@ impl Report<'_> {
             Some(file) => file.write(&text),
             None => output::print(&text),
         };
-        let page = html.map_or(Ok(()), |file| file.write(&egm_findings::html(&run, comparison.as_ref())));
+        let page =
+            html.map_or(Ok(()), |file| file.write(&egm_guest::findings::html(&run, comparison.as_ref())));
         let mut code = if run.totals().is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         for wrong in [written, page].into_iter().filter_map(Result::err) {
             code = output::complain(&wrong, ExitCode::FAILURE);
@@ -219,7 +220,7 @@ pub(crate) fn read_run(path: &Path) -> Result<Run, String> {
 
 #[cfg(test)]
 mod tests {
-    use egm_findings::Outcome;
+    use egm_guest::findings::Outcome;
 
     use super::*;
 
@@ -231,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_figure_below_the_least_fails_and_is_named() {
-        let ratio = |series: &str, ratio| egm_findings::Ratio {
+        let ratio = |series: &str, ratio| egm_guest::findings::Ratio {
             name: "memory.bandwidth".into(),
             series: series.into(),
             bytes: None,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use egm_findings::{Outcome, Run, Verdict};
+use egm_guest::findings::{Outcome, Run, Verdict};
 
 use super::select::select;
 use crate::finding::Finding;
@@ -66,7 +66,7 @@ fn list(names: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use egm_findings::{Machine, RUN_VERSION};
+    use egm_guest::findings::{Machine, RUN_VERSION};
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal};
 
-use egm_findings::{Comparison, Outcome, Run, Verdict, visible, wrapped};
+use egm_guest::findings::{Comparison, Outcome, Run, Verdict, visible, wrapped};
 
 use super::required;
 use crate::output;
@@ -38,7 +38,7 @@ pub(super) fn table(run: &Run, before: Option<&Comparison>, screen: Screen) -> S
             text.push_str(&again(run, verdict));
         }
     }
-    let bars = egm_findings::bars(run, before, screen.terminal.unwrap_or(output::COLUMNS));
+    let bars = egm_guest::findings::bars(run, before, screen.terminal.unwrap_or(output::COLUMNS));
     if !bars.is_empty() {
         text.push('\n');
         text.push_str(&bars);
@@ -153,13 +153,13 @@ mod tests {
     #[test]
     fn what_failed_is_repeated_with_its_arguments_as_one_shell_word_each() {
         let run = Run {
-            version: egm_findings::RUN_VERSION,
+            version: egm_guest::findings::RUN_VERSION,
             date: String::new(),
             program: String::new(),
             seed: 3,
             most: 65536,
             args: vec!["memory.rounds=2".into(), "nvshmem.library=/a b/it's.so".into()],
-            machine: egm_findings::Machine::default(),
+            machine: egm_guest::findings::Machine::default(),
             verdicts: vec![Finding::failed("x").into_verdict("memory.pattern", "", 1)],
         };
         let text = table(&run, None, FILE);

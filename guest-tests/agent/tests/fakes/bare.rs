@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use egm_findings::{Outcome, Run};
+use egm_guest::findings::{Outcome, Run};
 
 use super::build::fakes;
 

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use egm_findings::Verdict;
+use egm_guest::findings::Verdict;
 
 /// Programs and libraries of the tests.
 pub(crate) struct Fakes {

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use egm_findings::{Outcome, Verdict};
+use egm_guest::findings::{Outcome, Verdict};
 
 use super::build::{self, Fakes};
 use super::{run, validate};

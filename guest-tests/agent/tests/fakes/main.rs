@@ -19,7 +19,7 @@ use std::path::Path;
 use std::process::Command;
 
 use build::Fakes;
-use egm_findings::{Outcome, Verdict};
+use egm_guest::findings::{Outcome, Verdict};
 
 /// A fault, the validations that run with it, and those of them that notice it.
 struct Planted {

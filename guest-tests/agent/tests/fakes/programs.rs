@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use egm_findings::{Outcome, Verdict};
+use egm_guest::findings::{Outcome, Verdict};
 
 use super::build::{self, Fakes};
 use super::rdma;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use egm_findings::{Outcome, Verdict};
+use egm_guest::findings::{Outcome, Verdict};
 
 use super::build::{self, Fakes};
 

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 
-use egm_findings::Outcome;
+use egm_guest::findings::Outcome;
 
 use super::{build, run};
 

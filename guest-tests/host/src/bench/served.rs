@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use egm_findings::Line;
+use egm_guest::findings::Line;
 
 use super::emulated::EmulatedHost;
 use super::figures::{Report, Row, Summary, Target};

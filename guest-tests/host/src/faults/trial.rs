@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use egm_findings::Outcome as Judged;
+use egm_guest::findings::Outcome as Judged;
 
 use crate::error::LabError;
 use crate::faults::binaries::{Binaries, Binary};
@@ -154,7 +154,7 @@ pub(super) fn of_scenario(
 
 #[cfg(test)]
 mod tests {
-    use egm_findings::Check;
+    use egm_guest::findings::Check;
 
     use super::*;
 

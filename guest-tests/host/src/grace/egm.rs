@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use egm_findings::Line;
+use egm_guest::findings::Line;
 
 use crate::error::LabError;
 use crate::host_parts::Plan;

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use egm_findings::{Check, Line};
+use egm_guest::findings::{Check, Line};
 
 use crate::error::LabError;
 use crate::host_parts::Plan;

@@ -25,7 +25,7 @@ mod vfio;
 
 use std::time::Duration;
 
-use egm_findings::Check;
+use egm_guest::findings::Check;
 
 use crate::disk::Proof;
 use crate::error::LabError;

@@ -1,6 +1,6 @@
 //! Speed at which copy engines and processors of the GPU move bytes, at every size.
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 use egm_vendor::cuda::{Kind, Memory, Part, Shape, Stream, sum};
 
 use super::each::on_family;

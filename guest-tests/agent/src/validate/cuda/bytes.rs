@@ -1,6 +1,6 @@
 //! Every byte that one side writes is what the other side reads.
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 use egm_vendor::cuda::{Kind, Memory};
 
 use super::each::on_family;

@@ -1,6 +1,6 @@
 //! A kernel streams through more memory than the GPU has.
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 use egm_vendor::cuda::{Kind, Memory, Shape};
 
 use super::each::{Seen, on_family};

@@ -3,7 +3,7 @@
 //! The one rule for machines without usable GPUs is here: no library, no device, and a driver older than what is called
 //! are skipped, by name, because they show nothing about the machine; any other answer of the driver is an error.
 
-use egm_findings::{Figure, Outcome};
+use egm_guest::findings::{Figure, Outcome};
 use egm_vendor::cuda::{CudaError, Device, Driver, Kind};
 
 use super::egm::Pieces;

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use egm_findings::Outcome;
+use egm_guest::findings::Outcome;
 use egm_memory::{Found, Function};
 use egm_vendor::cuda::{Context, CudaError, Kind, Memory};
 

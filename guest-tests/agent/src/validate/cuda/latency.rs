@@ -1,6 +1,6 @@
 //! Time that the GPU waits for a word, by a chain in which each word names the next.
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 use egm_vendor::cuda::{Kind, Memory};
 
 use super::each::on_family;

@@ -1,6 +1,6 @@
 //! Managed memory: pages move to the processor or GPU that touches them. Speed of the moves, and speed after them.
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 use egm_vendor::cuda::{Kind, Memory, Shape, sum};
 
 use super::each::on_family;

@@ -1,6 +1,6 @@
 //! Times by the GPU's clock, and figures of rounds.
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 use egm_vendor::cuda::{Context, Event, Stream};
 
 use super::turns::Turns;

@@ -1,6 +1,6 @@
 //! HOST_NUMA memory is as fast as pinned memory, measured in turns.
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 use egm_vendor::cuda::{Attribute, Kind, Memory};
 
 use super::each::on_family;

@@ -68,7 +68,11 @@ fn import(words: &[String]) -> Result<(), Broken> {
     seen_by_both(&gpu, &memory, seed, "the first process wrote", &mut claim)?;
     gpu.fill(&memory, bytes, !seed)?;
     let finding = claim.finish();
-    if finding.outcome == egm_findings::Outcome::Passed { Ok(()) } else { Err(Broken::Other(finding.reason)) }
+    if finding.outcome == egm_guest::findings::Outcome::Passed {
+        Ok(())
+    } else {
+        Err(Broken::Other(finding.reason))
+    }
 }
 
 /// Memory has a handle for other machines of the fabric.

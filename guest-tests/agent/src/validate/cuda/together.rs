@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 use egm_vendor::cuda::{Attribute, Kind, Memory};
 
 use super::each::devices;

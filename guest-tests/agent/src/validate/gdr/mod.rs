@@ -6,7 +6,7 @@ mod way;
 
 use std::time::Instant;
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 use egm_vendor::cuda::{Kind, Memory, pattern};
 use egm_vendor::gdr::Window;
 
@@ -285,8 +285,8 @@ fn by_any_way(
                 Ok(Claim::default().finish())
             })?;
             match finding.outcome {
-                egm_findings::Outcome::Skipped => reasons.push(finding.reason),
-                egm_findings::Outcome::Passed => claim.seen(format!("by {}", way.name)),
+                egm_guest::findings::Outcome::Skipped => reasons.push(finding.reason),
+                egm_guest::findings::Outcome::Passed => claim.seen(format!("by {}", way.name)),
                 _ => return Ok(finding),
             }
         }

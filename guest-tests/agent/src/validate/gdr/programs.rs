@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::process::{Command, Stdio};
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 use egm_vendor::gdr::gdrcopy::{self, Sanity, Way};
 
 use crate::answer::{LAST_WORDS, first, in_background, last, quoted};
@@ -120,7 +120,7 @@ fn as_ours(program: &str, unit: &str, figure: &gdrcopy::Figure) -> Figure {
 
 #[cfg(test)]
 mod tests {
-    use egm_findings::Outcome;
+    use egm_guest::findings::Outcome;
 
     use super::*;
 

@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 
 use super::place::{self, Place};
 use super::sizes;
@@ -185,7 +185,7 @@ fn pattern_sum(seed: u64, count: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use egm_findings::Outcome;
+    use egm_guest::findings::Outcome;
     use proptest::prelude::*;
 
     use super::*;

@@ -1,7 +1,7 @@
 //! Claims about huge pages: transparent ones come where a program asks for them, those set aside lie on their node; both
 //! keep what is written.
 
-use egm_findings::{Figure, Outcome};
+use egm_guest::findings::{Figure, Outcome};
 
 use super::place::{self, Place};
 use crate::error::Broken;

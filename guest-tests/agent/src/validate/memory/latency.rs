@@ -5,7 +5,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 
 use super::{place, sizes};
 use crate::error::Broken;
@@ -86,7 +86,7 @@ fn follow(bytes: &[u8], mut line: usize, steps: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use egm_findings::Outcome;
+    use egm_guest::findings::Outcome;
     use proptest::prelude::*;
 
     use super::*;

@@ -1,7 +1,7 @@
 //! Places where memory is tried: each node that has some, with the processors next to it.
 
 use egm_address::CpuSet;
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 use rustix::thread::{CpuSet as Affinity, sched_setaffinity};
 
 use super::ROUNDS;

@@ -1,7 +1,7 @@
 //! Memory of nodes without processors, which EGM is, and that of the nearest node with some, in turns: ratios, no
 //! verdict, because the owner decides what is fast enough (`--least`).
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 
 use super::place::{self, Place};
 use super::{bandwidth, latency};

@@ -88,7 +88,7 @@ fn back(
     Ok(())
 }
 
-fn keep(element: &mut Element<'_>, figure: egm_findings::Figure) {
+fn keep(element: &mut Element<'_>, figure: egm_guest::findings::Figure) {
     if element.me() == 0 {
         element.found.figures.push(figure);
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Sender};
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 use egm_vendor::nvshmem::Library;
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,6 @@
 //! Speed of puts and gets, by the GPU's clock.
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 use egm_vendor::cuda::Event;
 use egm_vendor::nvshmem::Range;
 

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use egm_findings::Outcome;
+use egm_guest::findings::Outcome;
 use egm_vendor::cuda::{Kind, Memory};
 use egm_vendor::verbs::Access;
 

@@ -23,7 +23,7 @@ const INSIDE: usize = 512;
 
 /// `found`, and if it failed, whether a packet that begins inside a page shows why.
 pub(super) fn explained(site: &Site<'_>, seed: u64, mut found: Finding) -> Finding {
-    if found.outcome != egm_findings::Outcome::Failed {
+    if found.outcome != egm_guest::findings::Outcome::Failed {
         return found;
     }
     let mut lost = false;

@@ -1,6 +1,6 @@
 //! Speed at which GPUs move bytes to and from each other.
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 use egm_vendor::cuda::{Memory, Part, Shape, Stream, sum};
 
 use super::{on_pairs, pair};

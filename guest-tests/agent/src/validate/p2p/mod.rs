@@ -60,7 +60,7 @@ fn several() -> Result<Result<Vec<Device>, Finding>, Broken> {
 
 /// Does `work` with every two GPUs, in both orders, where the first may reach the second.
 fn on_pairs(
-    work: impl Fn(&Gpu, &Gpu, &mut Claim) -> Result<Vec<egm_findings::Figure>, Broken>,
+    work: impl Fn(&Gpu, &Gpu, &mut Claim) -> Result<Vec<egm_guest::findings::Figure>, Broken>,
 ) -> Result<Finding, Broken> {
     let devices = match several()? {
         Ok(devices) => devices,

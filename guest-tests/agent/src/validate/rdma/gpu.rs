@@ -85,7 +85,7 @@ pub(super) fn host_numa(site: &Site<'_>, setting: &Setting) -> Result<Finding, B
                 }
             })?;
             let said = format!("node {node}: {}", finding.reason);
-            if finding.outcome == egm_findings::Outcome::Passed {
+            if finding.outcome == egm_guest::findings::Outcome::Passed {
                 claim.seen(said)
             } else {
                 claim.untrue(said)
@@ -212,7 +212,7 @@ fn by_address(
 
 #[cfg(test)]
 mod tests {
-    use egm_findings::Outcome;
+    use egm_guest::findings::Outcome;
 
     use super::*;
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 
 use super::super::Setting;
 use super::site::Site;

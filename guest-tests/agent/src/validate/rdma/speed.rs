@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use egm_findings::Figure;
+use egm_guest::findings::Figure;
 use egm_vendor::verbs::{Access, Registered, VerbsError, Work};
 
 use super::super::Setting;

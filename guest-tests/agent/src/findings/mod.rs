@@ -3,7 +3,6 @@
 //!
 //! The line travels over a serial console that the guest's kernel writes to as well, and the guest may be hostile:
 //! [`Line::parse`] accepts only lines that are certainly ours and ignores the rest. No code here does I/O.
-#![forbid(unsafe_code)]
 
 mod chart;
 mod compare;

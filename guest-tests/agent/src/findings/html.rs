@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::matrix::Matrix;
-use crate::plot::{bars, plot};
-use crate::text::{amount, escaped, number, size};
-use crate::{Comparison, Figure, Outcome, Ratio, Run, Verdict};
+use crate::findings::matrix::Matrix;
+use crate::findings::plot::{bars, plot};
+use crate::findings::text::{amount, escaped, number, size};
+use crate::findings::{Comparison, Figure, Outcome, Ratio, Run, Verdict};
 
 const STYLE: &str = include_str!("page.css");
 
@@ -181,7 +181,7 @@ fn baseline(before: &Comparison) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::tests::run;
+    use crate::findings::run::tests::run;
 
     /// Checks that every element is closed by its own name: browsers do not need that, but readers of the source do.
     fn assert_closed(page: &str) {

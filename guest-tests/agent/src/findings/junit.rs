@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use quick_xml::Writer;
 use quick_xml::events::BytesText;
 
-use crate::text::{number, size};
-use crate::{Outcome, Run, Verdict, visible};
+use crate::findings::text::{number, size};
+use crate::findings::{Outcome, Run, Verdict, visible};
 
 /// The document.
 pub fn junit(run: &Run) -> String {
@@ -135,7 +135,7 @@ mod tests {
     use quick_xml::events::Event;
 
     use super::*;
-    use crate::run::tests::run;
+    use crate::findings::run::tests::run;
 
     /// Names of elements that open, in order; fails when the text is not well formed.
     fn elements(xml: &str) -> Vec<String> {

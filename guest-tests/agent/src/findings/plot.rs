@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::Figure;
-use crate::text::{escaped, number, size};
+use crate::findings::Figure;
+use crate::findings::text::{escaped, number, size};
 
 /// Width and height of the drawing, and the margins that its words need.
 const WIDTH: f64 = 760.0;

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::text::{escaped, number, size};
-use crate::{Figure, visible};
+use crate::findings::text::{escaped, number, size};
+use crate::findings::{Figure, visible};
 
 /// Columns of a row's name, and of a cell with the blank before it.
 const NAME: usize = 8;

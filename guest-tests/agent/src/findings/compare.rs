@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::text::{amount, number, shortened, size};
-use crate::{Figure, Outcome, Run, visible};
+use crate::findings::text::{amount, number, shortened, size};
+use crate::findings::{Figure, Outcome, Run, visible};
 
 /// Two runs, the second measured against the first.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -213,7 +213,7 @@ fn figures<'a>(run: &'a Run, rename: Option<(&str, &str)>) -> BTreeMap<Key<'a>, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::tests::run;
+    use crate::findings::run::tests::run;
 
     #[test]
     fn ratios_say_how_good_the_second_is() {

@@ -1,8 +1,8 @@
 //! Bars of figures for a terminal.
 
-use crate::matrix::{Matrix, is_of_pair};
-use crate::text::{number, shortened, size};
-use crate::{Comparison, Figure, Run, visible};
+use crate::findings::matrix::{Matrix, is_of_pair};
+use crate::findings::text::{number, shortened, size};
+use crate::findings::{Comparison, Figure, Run, visible};
 
 /// Cells of the longest bar, at least and at most.
 const CELLS: (usize, usize) = (10, 30);
@@ -52,7 +52,7 @@ pub fn bars(run: &Run, before: Option<&Comparison>, columns: usize) -> String {
 /// One bar a ratio; a full bar is the best one, or 1.
 pub fn comparison_bars(comparison: &Comparison, columns: usize) -> String {
     let most = comparison.ratios.iter().map(|ratio| ratio.ratio).fold(1.0, f64::max);
-    let row = |ratio: &crate::Ratio| Row {
+    let row = |ratio: &crate::findings::Ratio| Row {
         label: visible(&ratio.series),
         at: ratio.bytes.map(size).unwrap_or_default(),
         part: ratio.ratio / most,
@@ -106,7 +106,7 @@ pub(crate) fn largest<'a>(figures: &'a [Figure], unit: &str) -> Vec<&'a Figure> 
 }
 
 fn ratio_of(before: &Comparison, name: &str, figure: &Figure) -> Option<f64> {
-    let is_it = |ratio: &&crate::Ratio| {
+    let is_it = |ratio: &&crate::findings::Ratio| {
         ratio.name == name
             && ratio.series == figure.series
             && ratio.bytes == figure.bytes
@@ -118,7 +118,7 @@ fn ratio_of(before: &Comparison, name: &str, figure: &Figure) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::tests::run;
+    use crate::findings::run::tests::run;
 
     #[test]
     fn the_best_of_a_unit_has_a_full_bar_at_its_largest_size() {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Outcome, Verdict};
+use crate::findings::{Outcome, Verdict};
 
 /// Version of the document that is written.
 pub const RUN_VERSION: u32 = 2;
@@ -255,7 +255,7 @@ impl std::fmt::Display for Totals {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::Figure;
+    use crate::findings::Figure;
 
     /// A run with one verdict of each outcome and figures in the first.
     pub(crate) fn run() -> Run {

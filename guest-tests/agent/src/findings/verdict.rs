@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Figure, Outcome};
+use crate::findings::{Figure, Outcome};
 
 /// Longest document of one validation, in bytes.
 pub const MAX_VERDICT: usize = 4 << 20;
