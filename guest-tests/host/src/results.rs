@@ -2,8 +2,7 @@
 
 use std::fmt::Write as _;
 
-use egm_guest::findings::{Check, Outcome};
-use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
+use egm_guest::findings::{Case, Check, Outcome, Suite, junit_of, visible};
 use serde::{Deserialize, Serialize};
 
 /// Result of one scenario.
@@ -123,31 +122,22 @@ const fn paint(outcome: Outcome) -> (&'static str, &'static str) {
 }
 
 /// The results as JUnit XML, a suite a scenario.
-pub(crate) fn junit(results: &[ScenarioResult]) -> Result<String, quick_junit::SerializeError> {
-    let mut report = Report::new("egm-lab");
-    for result in results {
-        let mut suite = TestSuite::new(&result.scenario);
-        suite.set_time(std::time::Duration::from_millis(result.millis));
-        for case in &result.cases {
-            let mut status = match case.outcome {
-                Outcome::Passed => TestCaseStatus::success(),
-                Outcome::Failed => TestCaseStatus::non_success(NonSuccessKind::Failure),
-                Outcome::Error => TestCaseStatus::non_success(NonSuccessKind::Error),
-                Outcome::Skipped => TestCaseStatus::skipped(),
-            };
-            if case.outcome != Outcome::Passed {
-                status.set_message(case.reason.as_str());
-            }
-            let mut test = TestCase::new(case.name.as_str(), status);
-            test.set_classname(&result.scenario).set_time(std::time::Duration::from_millis(case.millis));
-            if case.value.is_some() {
-                test.set_system_out(format!("{}: {}", figure(case), case.reason));
-            }
-            suite.add_test_case(test);
-        }
-        report.add_test_suite(suite);
-    }
-    report.to_string()
+pub(crate) fn junit(results: &[ScenarioResult]) -> String {
+    let case = |case: &Check| Case {
+        name: case.name.clone(),
+        outcome: case.outcome,
+        reason: case.reason.clone(),
+        millis: case.millis,
+        output: case.value.is_some().then(|| visible(&format!("{}: {}", figure(case), case.reason))),
+    };
+    let suite = |result: &ScenarioResult| Suite {
+        name: result.scenario.clone(),
+        timestamp: None,
+        properties: Vec::new(),
+        millis: result.millis,
+        cases: result.cases.iter().map(case).collect(),
+    };
+    junit_of("egm-lab", &results.iter().map(suite).collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -195,7 +185,7 @@ mod tests {
 
     #[test]
     fn junit_escapes_what_a_guest_wrote() {
-        let xml = junit(&results()).unwrap();
+        let xml = junit(&results());
         assert!(
             xml.contains("tests=\"4\"") && xml.contains("failures=\"1\"") && xml.contains("errors=\"1\""),
             "{xml}"

@@ -416,7 +416,7 @@ pub(crate) mod tests {
         let results = [ScenarioResult { scenario: "demo".into(), cases, init_millis: None, millis: 0 }];
         let table = results::table(&results, false);
         assert!(table.contains("1.5 s until init") && table.contains("start 3 of the guest"), "{table}");
-        let junit = results::junit(&results).unwrap();
+        let junit = results::junit(&results);
         assert!(junit.contains("1.5 s until init: start 3 of the guest"), "{junit}");
     }
 }

@@ -128,9 +128,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
     let results = execute(arguments, &chosen)?;
     let json = keep(&results, &arguments.report)?;
     if let Some(path) = &arguments.junit {
-        let xml = junit(&results)
-            .map_err(|error| LabError::Content { what: "JUnit XML".into(), problem: error.to_string() })?;
-        fs::write(path, xml).map_err(LabError::file("write", path))?;
+        fs::write(path, junit(&results)).map_err(LabError::file("write", path))?;
     }
     if arguments.json {
         println!("{json}");

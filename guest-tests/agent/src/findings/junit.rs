@@ -1,4 +1,4 @@
-//! A run as JUnit XML, as continuous integration reads it: a suite a group, a case a validation.
+//! JUnit XML, as continuous integration reads it: of a run a suite for each group and a case for each validation.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -9,114 +9,84 @@ use quick_xml::events::BytesText;
 use crate::findings::text::{number, size};
 use crate::findings::{Outcome, Run, Verdict, visible};
 
-/// The document.
+/// Cases that belong together.
+#[derive(Debug)]
+pub struct Suite {
+    /// Its name.
+    pub name: String,
+    /// When it began, as ISO 8601 without a zone.
+    pub timestamp: Option<String>,
+    /// Facts of the machine, by name.
+    pub properties: Vec<(&'static str, String)>,
+    /// Its duration in milliseconds.
+    pub millis: u64,
+    /// Its cases, in order.
+    pub cases: Vec<Case>,
+}
+
+/// One case. Its texts may come from a hostile guest.
+#[derive(Debug)]
+pub struct Case {
+    /// Its name.
+    pub name: String,
+    /// Its outcome.
+    pub outcome: Outcome,
+    /// Why it has this outcome; unused when it passed.
+    pub reason: String,
+    /// Its duration in milliseconds.
+    pub millis: u64,
+    /// What else it reports.
+    pub output: Option<String>,
+}
+
+/// The document of `run`.
 pub fn junit(run: &Run) -> String {
+    let mut groups: BTreeMap<&str, Vec<&Verdict>> = BTreeMap::new();
+    for verdict in &run.verdicts {
+        let group = verdict.name.split_once('.').map_or(verdict.name.as_str(), |(group, _)| group);
+        groups.entry(group).or_default().push(verdict);
+    }
+    let suites = groups.into_iter().map(|(group, verdicts)| suite_of(run, group, &verdicts));
+    junit_of("egm-guest validate", &suites.collect::<Vec<_>>())
+}
+
+/// The document of `suites`, all of the program `name`.
+pub fn junit_of(name: &str, suites: &[Suite]) -> String {
     let mut writer = Writer::new_with_indent(Vec::new(), b' ', 2);
     // Writing to memory does not fail.
-    let _ = document(&mut writer, run);
+    let _ = document(&mut writer, name, suites);
     let mut text = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
     text.push_str(&String::from_utf8_lossy(&writer.into_inner()));
     text.push('\n');
     text
 }
 
-fn document<W: Write>(writer: &mut Writer<W>, run: &Run) -> io::Result<()> {
-    let mut groups: BTreeMap<&str, Vec<&Verdict>> = BTreeMap::new();
-    for verdict in &run.verdicts {
-        groups.entry(group(&verdict.name)).or_default().push(verdict);
-    }
-    let totals = counts(&run.verdicts.iter().collect::<Vec<_>>());
-    let mut suites = writer.create_element("testsuites").with_attribute(("name", "egm-guest validate"));
-    for (key, value) in &totals {
-        suites = suites.with_attribute((*key, value.as_str()));
-    }
-    suites.write_inner_content(|writer| {
-        groups.iter().try_for_each(|(group, verdicts)| suite(writer, run, group, verdicts))
-    })?;
-    Ok(())
-}
-
-fn group(name: &str) -> &str {
-    name.split_once('.').map_or(name, |(group, _)| group)
-}
-
-/// The attributes that suites have.
-fn counts(verdicts: &[&Verdict]) -> [(&'static str, String); 5] {
-    let count = |outcome| verdicts.iter().filter(|verdict| verdict.outcome == outcome).count().to_string();
-    [
-        ("tests", verdicts.len().to_string()),
-        ("failures", count(Outcome::Failed)),
-        ("errors", count(Outcome::Error)),
-        ("skipped", count(Outcome::Skipped)),
-        ("time", seconds(verdicts.iter().fold(0, |sum, verdict| sum.saturating_add(verdict.millis)))),
-    ]
-}
-
-fn seconds(millis: u64) -> String {
-    format!("{}.{:03}", millis / 1000, millis % 1000)
-}
-
-fn suite<W: Write>(writer: &mut Writer<W>, run: &Run, group: &str, verdicts: &[&Verdict]) -> io::Result<()> {
-    let timestamp = run.date.trim_end_matches('Z');
-    let mut suite = writer
-        .create_element("testsuite")
-        .with_attribute(("name", visible(group).as_str()))
-        .with_attribute(("timestamp", visible(timestamp).as_str()));
-    for (key, value) in &counts(verdicts) {
-        suite = suite.with_attribute((*key, value.as_str()));
-    }
-    suite.write_inner_content(|writer| {
-        properties(writer, run)?;
-        verdicts.iter().try_for_each(|verdict| case(writer, verdict))
-    })?;
-    Ok(())
-}
-
-fn properties<W: Write>(writer: &mut Writer<W>, run: &Run) -> io::Result<()> {
+fn suite_of(run: &Run, group: &str, verdicts: &[&Verdict]) -> Suite {
     let machine = &run.machine;
-    let facts = [
-        ("seed", run.seed.to_string()),
-        ("program", visible(&run.program)),
-        ("kernel", visible(&machine.kernel)),
-        ("hypervisor", visible(machine.hypervisor.as_deref().unwrap_or("none seen"))),
-        ("driver", visible(machine.driver.as_deref().unwrap_or("none"))),
-    ];
-    writer.create_element("properties").write_inner_content(|writer| {
-        facts.iter().try_for_each(|(name, value)| {
-            let property = writer.create_element("property").with_attribute(("name", *name));
-            property.with_attribute(("value", value.as_str())).write_empty().map(|_| ())
-        })
-    })?;
-    Ok(())
-}
-
-fn case<W: Write>(writer: &mut Writer<W>, verdict: &Verdict) -> io::Result<()> {
-    let (class, name) = (visible(group(&verdict.name)), visible(&verdict.name));
-    let case = writer
-        .create_element("testcase")
-        .with_attribute(("classname", class.as_str()))
-        .with_attribute(("name", name.as_str()))
-        .with_attribute(("time", seconds(verdict.millis).as_str()));
-    case.write_inner_content(|writer| {
-        let reason = visible(&verdict.reason);
-        let element = match verdict.outcome {
-            Outcome::Passed => None,
-            Outcome::Failed => Some("failure"),
-            Outcome::Error => Some("error"),
-            Outcome::Skipped => Some("skipped"),
-        };
-        if let Some(element) = element {
-            let element = writer.create_element(element).with_attribute(("message", reason.as_str()));
-            element.write_text_content(BytesText::new(&reason))?;
-        }
-        writer.create_element("system-out").write_text_content(BytesText::new(&said(verdict)))?;
-        Ok(())
-    })?;
-    Ok(())
+    let case = |verdict: &&Verdict| Case {
+        name: verdict.name.clone(),
+        outcome: verdict.outcome,
+        reason: verdict.reason.clone(),
+        millis: verdict.millis,
+        output: Some(output(verdict)),
+    };
+    Suite {
+        name: group.to_owned(),
+        timestamp: Some(run.date.trim_end_matches('Z').to_owned()),
+        properties: vec![
+            ("seed", run.seed.to_string()),
+            ("program", run.program.clone()),
+            ("kernel", machine.kernel.clone()),
+            ("hypervisor", machine.hypervisor.clone().unwrap_or_else(|| "none seen".to_owned())),
+            ("driver", machine.driver.clone().unwrap_or_else(|| "none".to_owned())),
+        ],
+        millis: verdicts.iter().fold(0, |sum, verdict| sum.saturating_add(verdict.millis)),
+        cases: verdicts.iter().map(case).collect(),
+    }
 }
 
 /// Claim, seed and figures, a line each.
-fn said(verdict: &Verdict) -> String {
+fn output(verdict: &Verdict) -> String {
     let mut text = format!("{}\nseed {}\n", visible(&verdict.claim), verdict.seed);
     if verdict.outcome == Outcome::Passed && !verdict.reason.is_empty() {
         text.push_str(&format!("{}\n", visible(&verdict.reason)));
@@ -127,6 +97,86 @@ fn said(verdict: &Verdict) -> String {
         text.push_str(&format!("{series}{at}: {} {unit}\n", number(figure.value)));
     }
     text
+}
+
+fn document<W: Write>(writer: &mut Writer<W>, name: &str, all: &[Suite]) -> io::Result<()> {
+    let mut suites = writer.create_element("testsuites").with_attribute(("name", name));
+    for (key, value) in &counts(all) {
+        suites = suites.with_attribute((*key, value.as_str()));
+    }
+    suites.write_inner_content(|writer| all.iter().try_for_each(|one| suite(writer, one)))?;
+    Ok(())
+}
+
+/// The attributes that suites have.
+fn counts(suites: &[Suite]) -> [(&'static str, String); 5] {
+    let cases = || suites.iter().flat_map(|suite| &suite.cases);
+    let count = |outcome| cases().filter(|case| case.outcome == outcome).count().to_string();
+    [
+        ("tests", cases().count().to_string()),
+        ("failures", count(Outcome::Failed)),
+        ("errors", count(Outcome::Error)),
+        ("skipped", count(Outcome::Skipped)),
+        ("time", seconds(suites.iter().fold(0, |sum, suite| sum.saturating_add(suite.millis)))),
+    ]
+}
+
+fn seconds(millis: u64) -> String {
+    format!("{}.{:03}", millis / 1000, millis % 1000)
+}
+
+fn suite<W: Write>(writer: &mut Writer<W>, suite: &Suite) -> io::Result<()> {
+    let mut element =
+        writer.create_element("testsuite").with_attribute(("name", visible(&suite.name).as_str()));
+    if let Some(timestamp) = &suite.timestamp {
+        element = element.with_attribute(("timestamp", visible(timestamp).as_str()));
+    }
+    for (key, value) in &counts(std::slice::from_ref(suite)) {
+        element = element.with_attribute((*key, value.as_str()));
+    }
+    element.write_inner_content(|writer| {
+        if !suite.properties.is_empty() {
+            properties(writer, &suite.properties)?;
+        }
+        suite.cases.iter().try_for_each(|one| case(writer, &suite.name, one))
+    })?;
+    Ok(())
+}
+
+fn properties<W: Write>(writer: &mut Writer<W>, facts: &[(&'static str, String)]) -> io::Result<()> {
+    writer.create_element("properties").write_inner_content(|writer| {
+        facts.iter().try_for_each(|(name, value)| {
+            let property = writer.create_element("property").with_attribute(("name", *name));
+            property.with_attribute(("value", visible(value).as_str())).write_empty().map(|_| ())
+        })
+    })?;
+    Ok(())
+}
+
+fn case<W: Write>(writer: &mut Writer<W>, class: &str, case: &Case) -> io::Result<()> {
+    let element = writer
+        .create_element("testcase")
+        .with_attribute(("classname", visible(class).as_str()))
+        .with_attribute(("name", visible(&case.name).as_str()))
+        .with_attribute(("time", seconds(case.millis).as_str()));
+    element.write_inner_content(|writer| {
+        let reason = visible(&case.reason);
+        let element = match case.outcome {
+            Outcome::Passed => None,
+            Outcome::Failed => Some("failure"),
+            Outcome::Error => Some("error"),
+            Outcome::Skipped => Some("skipped"),
+        };
+        if let Some(element) = element {
+            let element = writer.create_element(element).with_attribute(("message", reason.as_str()));
+            element.write_text_content(BytesText::new(&reason))?;
+        }
+        if let Some(output) = &case.output {
+            writer.create_element("system-out").write_text_content(BytesText::new(output))?;
+        }
+        Ok(())
+    })?;
+    Ok(())
 }
 
 #[cfg(test)]

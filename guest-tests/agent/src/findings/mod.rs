@@ -21,7 +21,7 @@ pub use chart::{bars, comparison_bars};
 pub use compare::{Change, Comparison, Ratio};
 pub use figure::Figure;
 pub use html::html;
-pub use junit::junit;
+pub use junit::{Case, Suite, junit, junit_of};
 pub use run::{Gpu, MAX_RUN, Machine, Node, RUN_VERSION, Run, Totals};
 pub use text::{visible, wrapped};
 pub use verdict::{MAX_FIGURES, MAX_VERDICT, Verdict};
