@@ -37,8 +37,10 @@ mod validate;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use egm_address::PciAddress;
+use egm_report::program;
+use egm_report::program::generate::{self, Completions, Man};
 
 use crate::error::Broken;
 
@@ -107,6 +109,8 @@ enum Command {
         #[command(flatten)]
         with: With,
     },
+    Completions(Completions),
+    Man(Man),
     /// Runs one check in this process and prints its line.
     #[command(hide = true)]
     Check {
@@ -154,6 +158,8 @@ fn main() -> ExitCode {
             let line = |check: &checks::Check| format!("{:<14} {}{}\n", check.name, check.claim, note(check));
             output::printed(&checks::ALL.iter().map(line).collect::<String>())
         }
+        Command::Completions(args) => generate::completions(&args, Cli::command()),
+        Command::Man(args) => program::end(generate::man(&args, Cli::command())),
         Command::Run { names, json, with } => run::for_a_person(&names, &with, json),
         Command::Check { name, with } => run::in_this_process(&name, &with),
     }
@@ -161,32 +167,7 @@ fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
-
-    /// The manual as it is read: without what is there for troff.
-    fn manual() -> String {
-        include_str!("../../man/egm-guest.1").replace("\\-", "-").replace("\\(aq", "'")
-    }
-
-    #[test]
-    fn the_manual_has_every_command_and_every_option() {
-        let manual = manual();
-        let program = Cli::command();
-        for command in program.get_subcommands().filter(|command| !command.is_hide_set()) {
-            let name = command.get_name();
-            assert!(manual.contains(&format!("egm-guest {name}")), "no synopsis of {name}");
-            for option in command.get_arguments().filter(|option| !option.is_hide_set()) {
-                if let Some(long) = option.get_long().filter(|long| *long != "help") {
-                    assert!(manual.contains(&format!("--{long}")), "{name} --{long}");
-                }
-            }
-        }
-        for argument in validate::ARGUMENTS {
-            assert!(manual.contains(argument), "--arg {argument}");
-        }
-    }
 
     #[test]
     fn the_command_line_is_sound() {

@@ -1,6 +1,6 @@
 /* EGM memory that this machine has as a PCI function. Link with libegm_memory.a -lpthread -ldl -lm.
  *
- * egm-guest(1) describes the memory, and how CUDA programs register it.
+ * docs/guest-memory.md describes the memory, and how CUDA programs register it.
  */
 #ifndef EGM_MEMORY_H
 #define EGM_MEMORY_H

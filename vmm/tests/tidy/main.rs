@@ -85,7 +85,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("egm-device", &["egm-address", "egm-report", "egm-vfio-wire"]),
     ("egm-export", &["egm-address", "egm-config", "egm-device", "egm-report"]),
     ("egm-fixtures", &["egm-vfio-wire"]),
-    ("egm-guest", &["egm-address", "egm-memory", "egm-vendor"]),
+    ("egm-guest", &["egm-address", "egm-memory", "egm-report", "egm-vendor"]),
     ("egm-lab", &["egm-address", "egm-fixtures", "egm-guest"]),
     ("egm-memory", &["egm-address"]),
     ("egm-report", &["egm-address"]),

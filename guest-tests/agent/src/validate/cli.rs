@@ -23,29 +23,61 @@ const LEAST: u64 = 1 << 20;
 /// The smallest that can be asked for, in bytes: the largest page that a processor's kernel has.
 const LEAST_ASKED: u64 = 64 << 10;
 
-/// Arguments that validations take (`--arg`); another one is refused, as a typing error would go unnoticed.
-pub(crate) const ARGUMENTS: [&str; 17] = [
-    "deadline",
-    "egm.functions",
-    "memory.nodes",
-    "memory.rounds",
-    "memory.threads",
-    "nvshmem.library",
-    "nvshmem.pes",
-    "rdma.device",
-    "rdma.gid",
-    "rdma.listen",
-    "rdma.node",
-    "rdma.patience",
-    "rdma.peer",
-    "rdma.requests",
-    "rdma.rounds",
-    "rdma.rxe",
-    "turns",
+/// Arguments that validations take (`--arg`), each with its meaning and, after a colon, its default. Any other is
+/// refused, as a typing error would go unnoticed.
+const ARGUMENTS: [(&str, &str); 17] = [
+    ("deadline", "seconds that each validation may take: 600"),
+    ("egm.functions", "folder of PCI functions with EGM devices: /sys/bus/pci/devices"),
+    ("memory.nodes", "NUMA nodes to try, for instance 0,2"),
+    ("memory.rounds", "repetitions of each measurement: 5"),
+    ("memory.threads", "threads that write and read"),
+    ("nvshmem.library", "library, or its folder, in place of the loader's choice"),
+    ("nvshmem.pes", "processing elements: one for each GPU"),
+    ("rdma.device", "RDMA device, for instance mlx5_0: the first with an active port"),
+    ("rdma.gid", "index in its GID table"),
+    ("rdma.listen", "ADDRESS:PORT where rdma.pair waits for its peer"),
+    ("rdma.node", "NUMA node of the memory that rdma.pair uses"),
+    ("rdma.patience", "seconds that rdma.pair waits for its peer: 60"),
+    ("rdma.peer", "ADDRESS:PORT of the peer of rdma.pair"),
+    ("rdma.requests", "requests that ib_write_bw sends"),
+    ("rdma.rounds", "repetitions of each measurement: 3"),
+    ("rdma.rxe", "ADDRESS/PREFIX of the first network interface, on which rdma_rxe makes a device"),
+    ("turns", "Unix socket of another program that measures in turn with this one"),
 ];
+
+/// Names of [`ARGUMENTS`].
+fn argument_names() -> impl Iterator<Item = &'static str> {
+    ARGUMENTS.iter().map(|(name, _)| *name)
+}
+
+fn is_argument(key: &str) -> bool {
+    argument_names().any(|name| name == key)
+}
+
+/// Text after the options in the help of `validate`.
+fn help() -> String {
+    let rows: String = ARGUMENTS
+        .iter()
+        .map(|(name, meaning)| {
+            format!(
+                "  {name:<16} {meaning}
+"
+            )
+        })
+        .collect();
+    format!(
+        "Arguments (--arg KEY=VALUE):
+{rows}
+\
+         Outcomes: passed; failed; skipped (this machine cannot decide it); error (the validation broke).
+\
+         Exit codes: 0 nothing failed, 1 something failed or was required and skipped, 2 the command line is wrong."
+    )
+}
 
 /// What a person asks for.
 #[derive(Debug, Args)]
+#[command(after_help = help())]
 pub(crate) struct Options {
     /// Groups, names or patterns (`*`, `?`) of validations, comma separated; `-WORD` takes away. All without one.
     #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
@@ -114,8 +146,11 @@ fn chosen(options: &Options) -> Result<Chosen, String> {
 fn known(args: &[String]) -> Result<(), String> {
     let arguments = Arguments::from_pairs(args).map_err(|broken| broken.to_string())?;
     let keys = args.iter().filter_map(|arg| Some(arg.split_once('=')?.0));
-    if let Some(other) = keys.into_iter().find(|key| !ARGUMENTS.contains(key)) {
-        return Err(format!("unknown --arg {other}; expected one of: {}", ARGUMENTS.join(", ")));
+    if let Some(other) = keys.into_iter().find(|key| !is_argument(key)) {
+        return Err(format!(
+            "unknown --arg {other}; expected one of: {}",
+            argument_names().collect::<Vec<_>>().join(", ")
+        ));
     }
     process::deadline(&arguments).map(drop).map_err(|broken| broken.to_string())
 }
@@ -126,7 +161,7 @@ fn list(chosen: &[&Validation]) -> String {
 
 /// The document of a run that begins now, as it is given, with what it has found.
 pub(super) fn document(given: &Given, verdicts: Vec<Verdict>) -> Run {
-    let key = |arg: &str| arg.split_once('=').is_some_and(|(key, _)| ARGUMENTS.contains(&key));
+    let key = |arg: &str| arg.split_once('=').is_some_and(|(key, _)| is_argument(key));
     Run {
         version: RUN_VERSION,
         date: calendar::now(),
@@ -218,10 +253,10 @@ mod tests {
         keys.retain(|key| !["json", "size", "seed"].contains(&key.as_str()));
         assert!(keys.len() > 10, "{keys:?}");
         for key in &keys {
-            assert!(ARGUMENTS.contains(&key.as_str()), "{key} is asked for, and not in ARGUMENTS");
+            assert!(is_argument(key), "{key} is asked for, and not in ARGUMENTS");
         }
-        for known in ARGUMENTS.iter().filter(|known| !keys.iter().any(|key| key == **known)) {
-            assert_eq!(*known, "deadline", "nothing asks for {known}");
+        for known in argument_names().filter(|known| !keys.iter().any(|key| key == known)) {
+            assert_eq!(known, "deadline", "nothing asks for {known}");
         }
     }
 

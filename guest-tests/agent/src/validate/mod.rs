@@ -21,8 +21,6 @@ mod required;
 mod select;
 mod show;
 
-#[cfg(test)]
-pub(crate) use cli::ARGUMENTS;
 pub(crate) use cli::{Options, main};
 pub(crate) use process::{Given, part_in_this_process, validation_in_this_process};
 pub(crate) use report::{Again, again, read_run};
