@@ -6,6 +6,8 @@
 //!
 //! [`backing::open`] gives the bytes of a [`region::Slice`].
 
+#![deny(clippy::print_stderr)] // notes and warnings are events of `tracing`
+
 mod access_list;
 pub mod audit;
 pub mod backing;
@@ -13,6 +15,7 @@ mod bounded;
 pub mod broker;
 pub mod carve;
 mod claims;
+#[expect(clippy::print_stderr, reason = "a program prints its result")]
 mod cli;
 pub mod close;
 mod crew;

@@ -242,6 +242,12 @@ time (UTC)     event         owner         user region           offset     size
     assert_eq!(run("log --json --event grant --event refusal").0, format!("{old}\n{refusal}\n"));
     assert_eq!(run("log --json --region egm4").0, format!("{old}\n"));
     assert!(run("log --event typo").1.contains("possible values: grant, return"));
+    assert_eq!(run("log --log-level warn").1, "");
+    let note: Value = serde_json::from_str(&run("log --log-format json").1).unwrap();
+    assert_eq!(
+        (&note["level"], &note["message"]),
+        (&"INFO".into(), &"1 lines of the log are cut or damaged".into())
+    );
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! [`backend::Backend`] is a function's registers, memory and interrupts, [`dma::Domain`] the memory that it reaches.
 //! DESIGN.md explains how they become a guest's device.
 
+#![deny(clippy::print_stderr)]
+
 pub mod backend;
 pub mod bind;
 pub mod client;

@@ -11,7 +11,6 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use egm_report::show::note;
 use relay::Relay;
 use rustix::fs::OFlags;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -232,7 +231,7 @@ impl Drop for Console {
         };
         if lost > 0 {
             let why = "the reader was too slow, or the disk is full";
-            note(format_args!("{lost} bytes of console output are lost: {why}"));
+            tracing::info!("{lost} bytes of console output are lost: {why}");
         }
     }
 }

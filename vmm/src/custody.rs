@@ -222,7 +222,7 @@ fn resume(left: Vec<Left>) -> Vec<(String, Lease)> {
     let ledger = match ledger() {
         Ok(ledger) => ledger,
         Err(error) => {
-            eprintln!("warning: {}", Chain(&error));
+            tracing::warn!("{}", Chain(&error));
             return Vec::new();
         }
     };
@@ -231,7 +231,7 @@ fn resume(left: Vec<Left>) -> Vec<(String, Lease)> {
         match Lease::resume(&ledger, region, slice, owner, claim) {
             Ok(lease) => Some((id, lease)),
             Err(error) => {
-                eprintln!("warning: {}", Chain(&error));
+                tracing::warn!("{}", Chain(&error));
                 None
             }
         }
@@ -250,7 +250,7 @@ fn give_back(leases: Vec<(String, Lease)>, blocked: &SigSet, progress: SliceProg
         let told = |step| progress(&id, step);
         let watch = Watch { progress: &told, cancel: &cancel, ..Watch::nobody() };
         if let Err(error) = lease.give_back(&watch) {
-            eprintln!("warning: {}", Chain(&error));
+            tracing::warn!("{}", Chain(&error));
         }
     }
 }

@@ -5,7 +5,10 @@
 //! ```
 //! Nothing before [`Resources`](resources) has side effects; nothing after it makes decisions.
 
+#![deny(clippy::print_stderr)] // notes and warnings are events of `tracing`
+
 pub mod arch;
+#[expect(clippy::print_stderr, reason = "a program prints its result")]
 mod cli;
 pub mod console;
 mod custody;

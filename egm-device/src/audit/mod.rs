@@ -25,7 +25,6 @@ pub use event::{Action, Actor, Event, Finding, Place, Program, Refusal};
 pub use file::FILES;
 pub use line::MAX_LINE;
 
-use egm_report::show::note;
 use file::LogFile;
 use journal::Journal;
 use limit::Limits;
@@ -118,7 +117,7 @@ impl Sinks {
             Ok(()) => self.unsent.store(0, Ordering::Relaxed),
             Err(error) => {
                 if self.unsent.fetch_add(1, Ordering::Relaxed) == 0 {
-                    note(format_args!("cannot send the audit log to the system journal: {error}"));
+                    tracing::info!("cannot send the audit log to the system journal: {error}");
                 }
             }
         }
@@ -130,7 +129,7 @@ impl Sinks {
         if let Err(error) = &appended
             && self.lost.fetch_add(1, Ordering::Relaxed) == 0
         {
-            note(format_args!("cannot write the audit log {}: {error}", file.path().display()));
+            tracing::info!("cannot write the audit log {}: {error}", file.path().display());
         }
         appended.is_ok()
     }

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet};
-use egm_report::show::note;
 use egm_report::{Chain, Report};
 
 use super::idle::IdleScrub;
@@ -126,7 +125,7 @@ impl Held for Leased {
             }
             Err(error) => {
                 let (region, error) = (self.lease.region(), Chain(&error as &dyn Report).one_line());
-                note(format_args!("a returned slice of region {} stays dirty: {error}", region.name));
+                tracing::info!("a returned slice of region {} stays dirty: {error}", region.name);
                 Ok(())
             }
             Ok(()) => Ok(()),
@@ -137,7 +136,7 @@ impl Held for Leased {
 /// Prints a note for operators when the ledger did not record bad pages of `region`.
 fn recorded(retired: Result<(), LedgerError>, region: &Region) {
     if let Err(error) = retired {
-        note(format_args!("bad pages of region {} are not recorded: {error}", region.name));
+        tracing::info!("bad pages of region {} are not recorded: {error}", region.name);
     }
 }
 
@@ -216,7 +215,7 @@ impl LedgerSource {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(error) = error.map(|error| Chain(&error as &dyn Report).one_line()) else { return };
         if failures.get(&region.name) != Some(&error) {
-            note(format_args!("idle memory of region {} stays dirty: {error}", region.name));
+            tracing::info!("idle memory of region {} stays dirty: {error}", region.name);
             failures.insert(region.name.clone(), error);
         }
     }

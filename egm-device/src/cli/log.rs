@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use egm_report::program::Outcome;
-use egm_report::show::{note, print, size, written};
+use egm_report::show::{print, size, written};
 use egm_report::{Blame, Report};
 use rustix::fs::inotify;
 use serde::Deserialize;
@@ -142,7 +142,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         reader.follow(&path, newest, &changes).map_err(error)?;
     }
     if reader.unreadable > 0 {
-        note(format_args!("{} lines of the log are cut or damaged", reader.unreadable));
+        tracing::info!("{} lines of the log are cut or damaged", reader.unreadable);
     }
     Ok(ExitCode::SUCCESS)
 }

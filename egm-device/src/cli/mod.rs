@@ -15,6 +15,7 @@ mod unretire;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use egm_report::program::log::Log;
 use egm_report::program::{Outcome, end, end_on_panic, forbid_core_dumps, generate};
 
 /// Splits host memory into regions and slices for virtual machines, and records their owners
@@ -23,6 +24,8 @@ use egm_report::program::{Outcome, end, end_on_panic, forbid_core_dumps, generat
 struct Cli {
     #[command(subcommand)]
     command: Command,
+    #[command(flatten)]
+    log: Log,
 }
 
 const HELP: &str = "\
@@ -52,7 +55,9 @@ enum Command {
 pub fn main() -> ExitCode {
     forbid_core_dumps();
     end_on_panic(|| ());
-    let outcome: Outcome = match &Cli::parse().command {
+    let cli = Cli::parse();
+    cli.log.start();
+    let outcome: Outcome = match &cli.command {
         Command::Regions(args) => regions::run(args),
         Command::Carve(args) => carve::run(args),
         Command::Broker(args) => broker::run(args),

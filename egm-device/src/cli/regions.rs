@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use egm_report::program::{Outcome, print_json};
-use egm_report::show::{Colour, Style, note, print};
+use egm_report::show::{Colour, Style, print};
 use egm_report::{Chain, Report};
 
 use crate::cli::html::html;
@@ -51,11 +51,11 @@ pub(super) fn run(args: &Args) -> Outcome {
     let mut survey = args.host.survey()?;
     let usages = usages(&args.host, &mut survey).unwrap_or_else(|error| {
         let why = Chain(error.as_ref()).to_string();
-        note(format_args!("granted and dirty are not known: {}", why.trim_start_matches("error: ")));
+        tracing::info!("granted and dirty are not known: {}", why.trim_start_matches("error: "));
         Usages::new()
     });
     if let Some(why) = args.host.no_kvm() {
-        note(format_args!("whether there is guest-memfd is not known: /dev/kvm cannot be opened: {why}"));
+        tracing::info!("whether there is guest-memfd is not known: /dev/kvm cannot be opened: {why}");
     }
     let sockets = sockets(&survey, &usages);
     if args.json {

@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use egm_address::{ByteSize, PciAddress, SpanSet};
-use egm_report::show::{note, print};
+use egm_report::show::print;
 use egm_report::{Blame, Chain, Report};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -177,7 +177,7 @@ fn begin(
                 let begun = devices.len();
                 // First those that listen already: a client may be there, and is not waited for.
                 if let Err(other) = end(devices, offers, Duration::ZERO, watch) {
-                    note(Chain(other.as_ref()));
+                    tracing::info!("{}", Chain(other.as_ref()));
                 }
                 let rest = Arc::into_inner(held).into_iter().chain(left.map(|((_, held), _)| held));
                 give_back(offers.get(begun..).unwrap_or_default(), rest.collect());
@@ -202,7 +202,7 @@ fn sockets(offers: &[Offer], mut passed: Passed) -> Result<Vec<Socket>, SocketEr
 fn give_back(offers: &[Offer], slices: Vec<Held>) {
     for (Offer { name, .. }, held) in offers.iter().zip(slices) {
         if let Err(error) = back(name, held) {
-            note(Chain(&error));
+            tracing::info!("{}", Chain(&error));
         }
     }
 }
@@ -316,7 +316,7 @@ impl Served {
         let bad = self.held.in_slice(&SpanSet::from_iter([event.span]));
         if !bad.is_empty() {
             let (span, name) = (event.span, &self.held.region().name);
-            note(format_args!("bad memory in {name}: {:#x} bytes at {:#x}", span.size(), span.start()));
+            tracing::info!("bad memory in {name}: {:#x} bytes at {:#x}", span.size(), span.start());
             self.held.retire(&bad);
             self.post.function().retire(&bad);
         }
@@ -346,7 +346,7 @@ fn wait(signals: &mut Signals, watch: &mut poison::Watch, devices: &mut [Served]
         }
         if signals.is_asked() {
             devices.iter().for_each(|device| device.post.function().want());
-            note("the guests were asked for their slices");
+            tracing::info!("the guests were asked for their slices");
         }
         let news = watch.news();
         for event in &news.events {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use egm_address::{Address, InRegion, PciAddress, Span, SpanSet};
-use egm_report::show::{first_of, note};
+use egm_report::show::first_of;
 use serde::Serialize;
 
 use super::openers::{OpenGpu, open_gpus};
@@ -122,7 +122,7 @@ impl Drop for GpuLease {
             return;
         }
         if let Err(error) = self.ledger.end_claims(&self.claims) {
-            note(format_args!("GPU claims stay recorded: {error}"));
+            tracing::info!("GPU claims stay recorded: {error}");
         }
     }
 }
@@ -139,7 +139,7 @@ pub(crate) fn claim_named(
     watch: &Watch<'_>,
 ) -> Result<Option<GpuLease>, GrantError> {
     for gpu in functions.iter().filter(|gpu| !regions.iter().any(|region| region.functions.contains(gpu))) {
-        note(format_args!("GPU {gpu} reaches no region of this host and makes none exclusive"));
+        tracing::info!("GPU {gpu} reaches no region of this host and makes none exclusive");
     }
     ledger.claim_gpus(&ledger.memory(), regions, functions, owner, watch)
 }

@@ -7,7 +7,6 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use egm_address::{InRegion, Span, SpanSet};
-use egm_report::show::note;
 use egm_report::{Chain, Report};
 
 use super::{GrantError, Held, Ledger, Memory, Watch, bytes_of, line_of};
@@ -147,7 +146,7 @@ impl Ledger {
         if noted.insert((error.to_string(), bytes.start())) {
             let reasons = std::iter::successors(error.source(), |reason: &&dyn Error| (*reason).source());
             let reasons: Vec<_> = reasons.map(|reason| format!(": {reason}")).collect();
-            note(format_args!("{error}{}", reasons.concat()));
+            tracing::info!("{error}{}", reasons.concat());
         }
     }
 }

@@ -9,7 +9,6 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use egm_report::show::note;
 use egm_vfio_wire::receiver;
 use egm_vfio_wire::serve::{Served, serve, turn_away};
 use egm_vfio_wire::socket::{Broken, Connection, Patience};
@@ -181,7 +180,7 @@ impl Post {
         let count = seat.refused;
         drop(seat);
         if count.is_power_of_two() {
-            note(format_args!("device {}: {refusal} ({count} refused so far)", self.name));
+            tracing::info!("device {}: {refusal} ({count} refused so far)", self.name);
         }
         Err(refusal)
     }
@@ -213,7 +212,7 @@ impl Post {
         if let Some((error, count)) = told {
             let causes = std::iter::successors(error.source(), |cause| <dyn Error>::source(*cause));
             let text = causes.fold(error.to_string(), |all, cause| format!("{all}: {cause}"));
-            note(format_args!("device {}: {text} ({count} clients so far that ended so)", self.name));
+            tracing::info!("device {}: {text} ({count} clients so far that ended so)", self.name);
         }
     }
 

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use egm_address::{InBar, InRegion, SpanSet};
-use egm_report::show::note;
 use egm_report::{Blame, Report};
 
 use super::file::Offer;
@@ -185,7 +184,7 @@ impl Held {
             Self::Loan(loan, _) => loan.retire(&bad).map_err(Into::into),
         };
         if let Err(error) = told {
-            note(format_args!("bad pages of region {} are not recorded: {error}", self.region().name));
+            tracing::info!("bad pages of region {} are not recorded: {error}", self.region().name);
         }
     }
 
@@ -193,7 +192,7 @@ impl Held {
     /// and in the audit log of a ledger of this process's own. A broker logs the findings of its own scrubs.
     pub fn report_mismatch(&self, device: &str, end: &Result<(), ScrubError>) {
         if let Err(ScrubError { cause: cause @ Cause::NotZero { block, .. }, .. }) = end {
-            note(format_args!("cannot scrub {device}: {cause}"));
+            tracing::info!("cannot scrub {device}: {cause}");
             if let Self::Lease(lease, _) = self {
                 lease.log_mismatch(*block, cause);
             }

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use std::thread;
 
 use clap::Parser;
+use egm_report::program::log::Log;
 use egm_vmm::config::{self, Overrides};
 use egm_vmm::error::Chain;
 use egm_vmm::facts::{self, Scope};
@@ -29,13 +30,17 @@ struct Arguments {
     config: PathBuf,
     /// Where questions are asked; made anew.
     socket: PathBuf,
+    #[command(flatten)]
+    log: Log,
 }
 
 /// Longest question.
 const MAX_LINE: u64 = 256;
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
+    let arguments = Arguments::parse();
+    arguments.log.start();
+    match run(&arguments) {
         Ok(code) => code,
         Err(error) => {
             let causes = std::iter::successors(error.source(), |cause| (**cause).source());

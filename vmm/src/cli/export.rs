@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use egm_device::host::Host;
 use egm_export::{Guest, Monitor, Options, Output, export, load};
 use egm_report::program::{Outcome, print_json};
-use egm_report::show::{note, print};
+use egm_report::show::print;
 use serde::Serialize;
 
 /// Writes a machine of egm-vmm for another monitor
@@ -68,7 +68,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         print_json(&Record { command, xml, notes: &export.notes });
         return Ok(ExitCode::SUCCESS);
     }
-    export.notes.iter().for_each(note);
+    export.notes.iter().for_each(|note| tracing::info!("{note}"));
     match &export.output {
         Output::Command(command) => print(command.to_string()),
         Output::Xml(xml) => print(xml),

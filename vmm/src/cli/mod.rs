@@ -12,6 +12,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use egm_report::program::generate::{self, Completions, Man};
+use egm_report::program::log::Log;
 use egm_report::program::{Outcome, end, end_on_panic, forbid_core_dumps};
 
 use crate::console;
@@ -22,6 +23,8 @@ use crate::console;
 struct Cli {
     #[command(subcommand)]
     command: Command,
+    #[command(flatten)]
+    log: Log,
 }
 
 const HELP: &str = "\
@@ -51,7 +54,9 @@ pub fn main() -> ExitCode {
     forbid_core_dumps();
     // Disks are as after a loss of power: what was flushed is there.
     end_on_panic(console::give_back_terminal);
-    let outcome: Outcome = match &Cli::parse().command {
+    let cli = Cli::parse();
+    cli.log.start();
+    let outcome: Outcome = match &cli.command {
         Command::Run(args) => run::run(args),
         Command::Check(args) => check::run(args),
         Command::Bind(args) => bind::run(args),

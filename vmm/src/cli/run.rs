@@ -9,7 +9,6 @@ use egm_address::Printable;
 use egm_device::progress::Bars;
 use egm_device::trust::parse_name;
 use egm_report::progress::Bar;
-use egm_report::show::note;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use super::Outcome;
@@ -174,7 +173,7 @@ fn run_machine(args: &Args, confined: Option<&Confined>) -> Outcome {
         }
     };
     drop(bars);
-    plan.notes.iter().for_each(note);
+    plan.notes.iter().for_each(|note| tracing::info!("{note}"));
     let mut gpus = match &args.broker {
         // The broker claims the GPUs that its client's user may open.
         Some(_) if !geteuid().is_root() => None,
@@ -189,7 +188,7 @@ fn run_machine(args: &Args, confined: Option<&Confined>) -> Outcome {
     let bars = Bars::default();
     let late = leases.give_back(&facts, &|slice, step| bars.told(slice, step));
     drop(bars);
-    late.iter().for_each(|error| eprintln!("warning: {}", Chain(error)));
+    late.iter().for_each(|error| tracing::warn!("{}", Chain(error)));
     outcome
 }
 
@@ -210,7 +209,7 @@ fn launch(
     drop(bar);
     if let Some(present) = &resources.present {
         eprintln!("{}", present.line());
-        present.warning().iter().for_each(|warning| eprintln!("warning: {warning}"));
+        present.warning().iter().for_each(|warning| tracing::warn!("{warning}"));
     }
     if let Some(name) = resources.console.pty_name() {
         eprintln!("console: {name}");
@@ -218,7 +217,7 @@ fn launch(
     let machine = machine::build(plan, resources)?;
     leases.record_process(confined.map_or_else(|| geteuid().as_raw(), |confined| confined.user.uid()))?;
     let notes = leases.close_files(plan, !facts.servers.is_empty(), runs)?;
-    notes.iter().for_each(|note| eprintln!("note: {note}"));
+    notes.iter().for_each(|note| tracing::info!("{note}"));
     confined.map(|confined| confined.enter(leases)).transpose()?;
     let machine::Ended { reason, mut unfinished, counted } = machine.run();
     if let Some(counted) = counted {

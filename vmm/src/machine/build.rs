@@ -93,7 +93,7 @@ fn keep(
     if slots.is_empty() && fixed.is_empty() {
         return Ok(None);
     }
-    let report = Box::new(|event: &Event| eprintln!("{event}"));
+    let report = Box::new(|event: &Event| tracing::info!("{event}"));
     let controller = Controller::new(Arc::clone(root), slots, fixed, maker, report)?;
     Ok(Some(controller.start().map_err(ThreadError::from)?))
 }

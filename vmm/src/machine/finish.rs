@@ -90,7 +90,7 @@ pub(super) fn finish(
         if left.is_zero() && limit == SILENCE {
             limit = PATIENCE;
             let seconds = PATIENCE.as_secs();
-            eprintln!("waiting for {}, at most {seconds} s; one more SIGTERM ends the wait", busy.name);
+            tracing::info!("waiting for {}, at most {seconds} s; one more SIGTERM ends the wait", busy.name);
         } else if left.is_zero() || exit.is_hurried() || !turn(events, left) {
             break;
         }

@@ -69,13 +69,13 @@ impl Passer {
         let function = PassedFunction::new(backend, bars, added, to)?;
         match function.trapped_parts() {
             0 => {}
-            left_out => eprintln!(
-                "note: device \"{id}\": {left_out} parts of its BARs are reached by exits, which is slow: it has too many to map"
+            left_out => tracing::info!(
+                "device \"{id}\": {left_out} parts of its BARs are reached by exits, which is slow: it has too many to map"
             ),
         }
         match function.lend(bars) {
             Err(error @ PassthroughError::Unreachable { .. }) => {
-                eprintln!("note: device \"{id}\": {}", Chain(&error));
+                tracing::info!("device \"{id}\": {}", Chain(&error));
             }
             lent => lent?,
         }
@@ -124,7 +124,7 @@ fn fresh(id: &str, address: PciAddress, backend: &dyn Backend) -> Result<(), Bac
         return backend.reset();
     }
     if let Err(error) = backend.reset_with(&[address]) {
-        eprintln!("note: {}", left_behind(id, backend.name(), &error));
+        tracing::info!("{}", left_behind(id, backend.name(), &error));
     }
     Ok(())
 }

@@ -51,8 +51,8 @@ impl Signals {
         match button {
             Some(_) if egm_address::fault!("power-button-lost") => {}
             Some(interrupt) => interrupt(),
-            None => eprintln!(
-                "note: SIGPWR presses the power button, which only ACPI's tables have: this guest has a device tree; SIGTERM ends it"
+            None => tracing::info!(
+                "SIGPWR presses the power button, which only ACPI's tables have: this guest has a device tree; SIGTERM ends it"
             ),
         }
     }

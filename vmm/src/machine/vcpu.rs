@@ -171,7 +171,7 @@ fn pin(host_cpus: Option<&CpuSet>) {
             affinity.set(cpu);
         }
         if let Err(error) = sched_setaffinity(None, &affinity) {
-            eprintln!("warning: vCPU thread stays unpinned: host CPUs {cpus}: {error}");
+            tracing::warn!("vCPU thread stays unpinned: host CPUs {cpus}: {error}");
         }
     }
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::thread;
 
-use egm_report::show::note;
 use egm_vfio::backend::{Backend, BackendError};
 
 use super::devices::{DeviceError, OpenDevice};
@@ -23,7 +22,7 @@ pub(super) fn reset(devices: &[(Device, OpenDevice)]) -> Result<(), Refused> {
         _ => None,
     });
     let notes = reset_all(&passed.collect::<Vec<_>>())?;
-    notes.iter().for_each(note);
+    notes.iter().for_each(|note| tracing::info!("{note}"));
     Ok(())
 }
 

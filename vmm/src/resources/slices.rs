@@ -103,10 +103,7 @@ fn bad(id: &str, lease: Option<&Arc<Taken>>) -> Box<BadBytes> {
     Box::new(move |bad| {
         let taken = lease.as_ref().map(|taken| taken.retire(&in_region(taken.slice(), bad)));
         if let Some(Err(error)) = taken {
-            eprintln!(
-                "warning: bad pages of \"{id}\" are not kept from later owners: {}",
-                Chain(error.as_ref())
-            );
+            tracing::warn!("bad pages of \"{id}\" are not kept from later owners: {}", Chain(error.as_ref()));
         }
     })
 }
@@ -116,7 +113,7 @@ fn scrubbed(id: &str) -> Box<ScrubEnd> {
     let id = id.to_owned();
     Box::new(move |end| {
         if let Err(ScrubError { cause: cause @ Cause::NotZero { .. }, .. }) = end {
-            eprintln!("warning: cannot scrub slice \"{id}\": {cause}");
+            tracing::warn!("cannot scrub slice \"{id}\": {cause}");
         }
     })
 }

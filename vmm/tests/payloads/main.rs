@@ -342,7 +342,7 @@ fn storage_that_hangs_ends_with_a_second_signal_and_is_named() {
     for act in [Act::Nothing, Act::Reset] {
         let Some((_mounted, mut guest)) = ending_on(Storage::Hangs, act) else { return };
         let waiting = guest.message();
-        assert!(waiting.starts_with("waiting for disk \"data\" ("), "{waiting}");
+        assert!(waiting.starts_with("note: waiting for disk \"data\" ("), "{waiting}");
         guest.terminate();
         let ended = guest.end();
         assert_eq!(ended.code, Some(3), "{ended:?}");

@@ -3,7 +3,7 @@
 mod out;
 pub mod page;
 
-pub use out::{Unwritten, note, print, printable_lines, written};
+pub use out::{Unwritten, print, printable_lines, written};
 
 use std::fmt::Write;
 use std::io::IsTerminal;

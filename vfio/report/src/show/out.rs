@@ -1,6 +1,5 @@
 //! Standard output, which may be a full disk.
 
-use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::sync::{Mutex, PoisonError};
 
@@ -35,11 +34,6 @@ pub fn print(bytes: impl AsRef<[u8]>) {
             FAILURE.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }
     }
-}
-
-/// Prints a note on standard error, its lines printable, and goes on where that is closed.
-pub fn note(text: impl Display) {
-    let _ = writeln!(io::stderr(), "note: {}", printable_lines(&text.to_string()));
 }
 
 /// `text` with its lines, each printable.

@@ -131,12 +131,10 @@ impl Poison {
         events.into_iter().for_each(|event| self.event(&event));
         self.look_again();
         if elsewhere > 0 {
-            eprintln!("warning: bad memory of the VMM itself, {elsewhere} pages: it ends when it reads them");
+            tracing::warn!("bad memory of the VMM itself, {elsewhere} pages: it ends when it reads them");
         }
         if lost > 0 {
-            eprintln!(
-                "warning: {lost} bad pages came too fast to be noted: the slices' next scrub finds them"
-            );
+            tracing::warn!("{lost} bad pages came too fast to be noted: the slices' next scrub finds them");
         }
     }
 
@@ -153,7 +151,7 @@ impl Poison {
             match growth.look(slice.file()) {
                 Ok(new) => events.extend(new),
                 Err(error) => {
-                    eprintln!("warning: no more news of bad pages of \"{}\": {error}", memory.id);
+                    tracing::warn!("no more news of bad pages of \"{}\": {error}", memory.id);
                     memory.growth = None;
                 }
             }
@@ -224,7 +222,7 @@ impl Memory {
             Some(Err(error)) => line.push_str(&format!(", later owners are not: {}", Chain(error.as_ref()))),
             None => {}
         }
-        eprintln!("{line}");
+        tracing::warn!("{line}");
     }
 }
 

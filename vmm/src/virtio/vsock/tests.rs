@@ -498,7 +498,7 @@ fn the_kernel_answers_a_guest_until_the_device_is_reset() {
     let open = || File::options().read(true).write(true).open("/dev/vhost-vsock");
     let file = match open() {
         Ok(file) => file,
-        Err(error) => return eprintln!("skipped: /dev/vhost-vsock: {error}"),
+        Err(error) => return println!("skipped: /dev/vhost-vsock: {error}"),
     };
     let cid = std::process::id().saturating_add(1000);
     let mut device = Vsock::new(cid, Backend::vhost(file).unwrap()).unwrap();

@@ -1,0 +1,149 @@
+//! Notes and warnings of our libraries, which are events of [`tracing`]: lines for people, or JSON for programs.
+
+use std::fmt::{self, Debug};
+use std::io;
+
+use clap::ValueEnum;
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::FmtContext;
+use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
+use tracing_subscriber::registry::LookupSpan;
+
+use crate::show::printable_lines;
+
+/// How a program prints events.
+#[derive(Debug, Clone, Copy, clap::Args)]
+#[command(next_help_heading = "Messages on standard error")]
+pub struct Log {
+    /// Lines of text, or a JSON object a message
+    #[arg(long, global = true, value_name = "FORMAT", default_value = "text", hide_possible_values = true)]
+    log_format: Format,
+    /// Least severe messages that are printed: error, warn, info or debug
+    #[arg(long, global = true, value_name = "LEVEL", default_value = "info", hide_possible_values = true)]
+    log_level: Severity,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Severity {
+    Error,
+    Warn,
+    Info,
+    Debug,
+}
+
+impl Log {
+    /// Prints the events of this process from now on. A second call is without effect.
+    pub fn start(self) {
+        let level = match self.log_level {
+            Severity::Error => LevelFilter::ERROR,
+            Severity::Warn => LevelFilter::WARN,
+            Severity::Info => LevelFilter::INFO,
+            Severity::Debug => LevelFilter::DEBUG,
+        };
+        // Standard error may be closed: then messages are lost, and the program goes on.
+        let events = tracing_subscriber::fmt()
+            .with_writer(io::stderr)
+            .with_max_level(level)
+            .log_internal_errors(false);
+        let _ = match self.log_format {
+            Format::Text => events.event_format(Lines).try_init(),
+            Format::Json => events.json().flatten_event(true).with_current_span(false).try_init(),
+        };
+    }
+}
+
+/// One line an event, after its severity in a word. Texts may quote hostile peers: they are made printable.
+struct Lines;
+
+impl<S: Subscriber + for<'s> LookupSpan<'s>, N: for<'w> FormatFields<'w> + 'static> FormatEvent<S, N>
+    for Lines
+{
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let mut message = Message::default();
+        event.record(&mut message);
+        writeln!(writer, "{}: {}", word(*event.metadata().level()), printable_lines(&message.0))
+    }
+}
+
+fn word(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "error",
+        Level::WARN => "warning",
+        Level::INFO => "note",
+        _ => "debug",
+    }
+}
+
+/// The text of an event; its other fields follow as NAME=VALUE.
+#[derive(Default)]
+struct Message(String);
+
+impl Visit for Message {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if field.name() == "message" {
+            self.0.insert_str(0, &format!("{value:?}"));
+        } else {
+            self.0.push_str(&format!(" {}={value:?}", field.name()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use tracing_subscriber::fmt::MakeWriter;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl MakeWriter<'_> for Kept {
+        type Writer = Self;
+        fn make_writer(&self) -> Self {
+            self.clone()
+        }
+    }
+
+    #[test]
+    fn an_event_is_a_line_with_its_severity_and_cannot_forge_another() {
+        let kept = Kept::default();
+        let events = tracing_subscriber::fmt().with_writer(kept.clone()).with_max_level(Level::DEBUG);
+        tracing::subscriber::with_default(events.event_format(Lines).finish(), || {
+            tracing::warn!("bad page at {:#x}", 4096);
+            tracing::info!(pages = 2, "two\nlines \u{1b}[2J");
+            tracing::debug!("seen");
+        });
+        let text = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[..2], ["warning: bad page at 0x1000", "note: two"]);
+        assert!(
+            lines[2].starts_with("lines ") && lines[2].ends_with("pages=2") && !text.contains('\u{1b}'),
+            "{text:?}"
+        );
+        assert_eq!(lines[3..], ["debug: seen"]);
+    }
+}
