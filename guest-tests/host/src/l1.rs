@@ -9,7 +9,6 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::boot::restarted;
 use crate::cache::Cache;
 use crate::debian::Architecture;
 use crate::emulator::Emulator;
@@ -103,38 +102,20 @@ fn run_in(
     run_under(&host, scenarios, report)
 }
 
-/// Runs `scenarios` under one kernel; a scenario without a result there is broken, with the reason. A host that falls
-/// silent is booted again once, for the remaining scenarios: its console is kept, and the restart is a case.
+/// Runs `scenarios` under one kernel; a scenario without a result there is broken, with the reason.
 fn run_under(
     host: &Host<'_>,
     scenarios: &[Scenario],
     report: &Path,
 ) -> Result<Vec<ScenarioResult>, LabError> {
     let silence = scenarios.iter().map(|s| s.deadline).max().unwrap_or_default() + OVERHEAD;
-    let run = |names: &[&str]| {
-        remove(&report.join(RESULTS))?;
-        let arguments: Vec<_> = ARGUMENTS.iter().chain(names).copied().collect();
-        let ending = boot_under(host, report, &arguments, silence)?;
-        let json = fs::read(report.join(RESULTS)).ok();
-        let done: Option<Vec<ScenarioResult>> = json.and_then(|json| serde_json::from_slice(&json).ok());
-        Ok::<_, LabError>((done.unwrap_or_default(), ending))
-    };
-    let all: Vec<_> = scenarios.iter().map(|s| s.name).collect();
-    let (mut results, mut ending) = run(&all)?;
-    let is_done = |name: &&str| results.iter().any(|result| result.scenario == *name);
-    let left: Vec<_> = all.iter().copied().filter(|name| !is_done(name)).collect();
-    if ending == Ending::Deadline && !left.is_empty() {
-        Stage::note("the emulated host fell silent: booted again for what it left undone");
-        let kept = report.join(format!("discarded-{LOG}"));
-        fs::rename(report.join(LOG), &kept).map_err(LabError::file("rename", LOG))?;
-        let (mut more, end) = run(&left)?;
-        let reason = format!("the emulated host fell silent: {}", kept.display());
-        if let Some(first) = more.first_mut() {
-            first.cases.push(restarted(&reason));
-        }
-        results.append(&mut more);
-        ending = end;
-    }
+    remove(&report.join(RESULTS))?;
+    let names = scenarios.iter().map(|s| s.name);
+    let arguments: Vec<_> = ARGUMENTS.iter().copied().chain(names).collect();
+    let ending = boot_under(host, report, &arguments, silence)?;
+    let json = fs::read(report.join(RESULTS)).ok();
+    let results: Option<Vec<ScenarioResult>> = json.and_then(|json| serde_json::from_slice(&json).ok());
+    let results = results.unwrap_or_default();
     Ok(complete(scenarios, results, ending, &report.join(LOG)))
 }
 

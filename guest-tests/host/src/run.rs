@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use egm_guest::findings::{Check, Line, MAX_LINES};
@@ -33,33 +32,15 @@ use crate::slices;
 use crate::steps::{self, StepsOf};
 use crate::tools::Tools;
 
-/// Restarts of guests that one scenario may have, in the emulated host alone.
-const MOST_RESTARTS: u32 = 1;
-
 /// Names of a guest's logs.
 const CONSOLE: &str = "console.log";
 const VMM_LOG: &str = "vmm.log";
 
-/// The VMM prints the first at the end of a machine after a kernel panic; the guest's kernel prints the second.
+/// The VMM prints this at the end of a machine after a kernel panic.
 pub(crate) const PANICKED: &str = "the guest's kernel panicked";
-const PANIC: &str = "Kernel panic";
-
-/// A kernel prints this for a processor that a task occupies for long, even with `quiet`.
-const LOCKUP: &str = "BUG: soft lockup";
 
 /// The kernel prints this when it starts init; where the kernel is quiet, init prints it.
 pub(crate) const INIT: &str = " as init process";
-
-/// Permitted restarts of guests of `scenario`: none if the scenario counts boots, because a restart would hide the
-/// failure that the count is for.
-fn restarts(scenario: &Scenario, emulated: bool) -> u32 {
-    if emulated && scenario.boots == 1 { MOST_RESTARTS } else { 0 }
-}
-
-/// Whether QEMU emulates this machine's processors.
-fn is_emulated() -> bool {
-    fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("QEMU TCG"))
-}
 
 /// The monitor that runs the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -87,8 +68,6 @@ pub(crate) struct Runner {
     pub(crate) skips: Skips,
     /// Options of the run, which decide on skips.
     pub(crate) options: Vec<String>,
-    /// Restarts of guests in the scenario that runs.
-    pub(crate) restarts: AtomicU32,
 }
 
 /// The files of one scenario's machine.
@@ -106,7 +85,6 @@ impl Runner {
     pub(crate) fn scenario(&self, scenario: &Scenario) -> ScenarioResult {
         let stage = Stage::begin(&format!("{}: {}", scenario.name, scenario.summary));
         let begun = Instant::now();
-        self.restarts.store(0, Ordering::Relaxed);
         let mut result = self
             .boots(scenario)
             .unwrap_or_else(|error| ScenarioResult::broken(scenario.name, &chain(&error)));
@@ -137,8 +115,7 @@ impl Runner {
             }
             let booted = self.boot(scenario, &machine, &report)?;
             let mut cases = judge(scenario.expected, &booted.collected);
-            cases.extend(booted.emulator_case());
-            let Boot { init, signalled, disk, starts, .. } = booted;
+            let Boot { init, signalled, disk, .. } = booted;
             cases.extend(disk.map(|fault| case("disk", fault, 0)));
             cases.extend(scenario.prints.map(|words| case("prints", missing(words, &report), 0)));
             if scenario.terminate_on.is_some() {
@@ -149,7 +126,7 @@ impl Runner {
                 cases.iter_mut().for_each(|case| case.name = format!("{} of boot {boot}", case.name));
             }
             if result.init_millis.is_none() {
-                cases.extend(init.map(|millis| init_case(millis, starts)));
+                cases.extend(init.map(init_case));
                 result.init_millis = init;
             }
             result.cases.extend(cases);
@@ -212,10 +189,7 @@ impl Runner {
         Ok(Some(path))
     }
 
-    /// Boots, and under emulation boots again when the guest's kernel panicked without a message: QEMU's SVM raises an
-    /// interrupt twice. Where that hits the first instruction of a handler instead of user mode, the kernel ends in a
-    /// double fault, and its messages wait for a context that never comes. A panic with messages is a result. Where it
-    /// hits a handler that holds its lock, the processor waits for itself, others for it, and the guest never ends.
+    /// Boots `machine` and watches it to its end.
     pub(crate) fn boot(
         &self,
         scenario: &Scenario,
@@ -225,7 +199,7 @@ impl Runner {
         self.boot_watched(scenario, machine, report, &mut |_| {})
     }
 
-    /// Like [`Self::boot`]; `on_line` receives every line of the guest's console, from each start.
+    /// Like [`Self::boot`]; `on_line` receives every line of the guest's console.
     pub(crate) fn boot_watched(
         &self,
         scenario: &Scenario,
@@ -233,19 +207,7 @@ impl Runner {
         report: &Path,
         on_line: &mut dyn FnMut(&str),
     ) -> Result<Boot, LabError> {
-        let boot = self.boot_by(self.command(machine), scenario, machine, report, &mut *on_line)?;
-        let Some(what) = boot.emulator_did() else { return Ok(boot) };
-        let most = restarts(scenario, is_emulated());
-        if self.restarts.fetch_add(1, Ordering::Relaxed) >= most {
-            return Ok(boot);
-        }
-        for log in [CONSOLE, VMM_LOG] {
-            let (from, to) = (report.join(log), report.join(format!("discarded-{log}")));
-            fs::rename(&from, to).map_err(LabError::file("rename", from))?;
-        }
-        Stage::note(&format!("{}: {what} under emulation: booted again", scenario.name));
-        let again = self.boot_by(self.command(machine), scenario, machine, report, on_line)?;
-        Ok(Boot { starts: 2, ..again })
+        self.boot_by(self.command(machine), scenario, machine, report, on_line)
     }
 
     /// The same by `command`; `on_line` gets every line of the guest's console.
@@ -261,10 +223,8 @@ impl Runner {
         let _parts = HostParts::make(machine.plan.iter().flat_map(Plan::parts), image)?;
         let begun = Instant::now();
         let (mut lines, mut init, mut signalled, mut flushed) = (Vec::new(), None, false, None);
-        let (said, mut panic, mut locked_up) = (report.join(VMM_LOG), false, false);
-        let ending = watch(command, Limit::Total(scenario.deadline), &report.join(CONSOLE), &said, |text| {
-            panic |= text.contains(PANIC);
-            locked_up |= text.contains(LOCKUP);
+        let (console, log) = (report.join(CONSOLE), report.join(VMM_LOG));
+        let ending = watch(command, Limit::Total(scenario.deadline), &console, &log, |text| {
             if init.is_none() && text.contains(INIT) {
                 init = Some(millis(begun));
             }
@@ -285,9 +245,7 @@ impl Runner {
             Some(path) => disk::fault(proof, path, flushed),
             None => Some("the plan has no disk".into()),
         });
-        let panicked = fs::read_to_string(said).is_ok_and(|said| said.contains(PANICKED));
-        let silent_panic = panicked && !panic;
-        Ok(Boot { signalled, disk, silent_panic, locked_up, ..Boot::of(collected, init) })
+        Ok(Boot { signalled, disk, ..Boot::of(collected, init) })
     }
 
     /// The command that starts `machine` with a socket at `socket` for hot-plug requests.
@@ -335,16 +293,11 @@ fn missing(words: &str, report: &Path) -> Option<String> {
     (!said.contains(words)).then(|| format!("the VMM does not print \"{words}\""))
 }
 
-/// A figure, not a claim: how long the guest's kernel took, and how often it was started for that.
-pub(crate) fn init_case(millis: u64, starts: u32) -> Check {
+/// A figure, not a claim: how long the guest's kernel took.
+pub(crate) fn init_case(millis: u64) -> Check {
     #[expect(clippy::cast_precision_loss, reason = "a deadline of hours in milliseconds is far below 2^52")]
     let seconds = millis as f64 / 1000.0;
-    Check {
-        value: Some(seconds),
-        unit: Some("s until init".into()),
-        reason: format!("start {starts} of the guest"),
-        ..case("start", None, millis)
-    }
+    Check { value: Some(seconds), unit: Some("s until init".into()), ..case("start", None, millis) }
 }
 
 /// Milliseconds since `begun`.
@@ -355,22 +308,12 @@ pub(crate) fn millis(begun: Instant) -> u64 {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::results;
-    use crate::scenarios::select;
 
     #[test]
     fn every_init_says_what_a_quiet_kernel_does_not() {
         let says = |text: &str, print: &str| text.lines().any(|l| l.contains(print) && l.contains(INIT));
         assert!(says(include_str!("root-init.sh"), "echo "));
         assert!(says(include_str!("../../agent/src/init.rs"), "println!("));
-    }
-
-    #[test]
-    fn only_under_emulation_and_where_boots_are_not_counted_a_guest_is_restarted_once() {
-        let restarts =
-            |name: &str, emulated| restarts(&select(&[name.into()], false).unwrap().remove(0), emulated);
-        assert_eq!((restarts("boots", true), restarts("boots", false)), (0, 0));
-        assert_eq!((restarts("demo", true), restarts("demo", false)), (1, 0));
     }
 
     /// A runner that has nothing.
@@ -386,37 +329,6 @@ pub(crate) mod tests {
             in_lab: false,
             skips: Skips::read().unwrap(),
             options: Vec::new(),
-            restarts: AtomicU32::new(0),
         }
-    }
-
-    /// Starts a machine with the shell script `script` as VMM: it writes the log and the console.
-    fn start(script: &str) -> Boot {
-        let report = tempfile::tempdir().unwrap();
-        let runner = nowhere();
-        let path = || PathBuf::from("/nonexistent");
-        let machine = Machine { config: path(), initramfs: path(), cmdline: String::new(), plan: None };
-        let scenario = select(&["panic".into()], false).unwrap().remove(0);
-        let mut command = Command::new("sh");
-        command.args(["-c", script]);
-        runner.boot_by(command, &scenario, &machine, report.path(), |_| {}).unwrap()
-    }
-
-    #[test]
-    fn only_a_panic_that_the_console_has_no_word_of_is_laid_to_the_emulator() {
-        let panicked = "echo \"error: the guest's kernel panicked\" >&2; exit 1";
-        assert!(start(panicked).silent_panic);
-        assert!(!start(&format!("echo '[ 1.0] Kernel panic - not syncing: Oops'; {panicked}")).silent_panic);
-        assert!(!start("echo 'error: the guest rebooted' >&2; exit 1").silent_panic);
-    }
-
-    #[test]
-    fn how_often_a_guest_was_started_is_in_table_and_junit() {
-        let cases = vec![init_case(1500, 3)];
-        let results = [ScenarioResult { scenario: "demo".into(), cases, init_millis: None, millis: 0 }];
-        let table = results::table(&results, false);
-        assert!(table.contains("1.5 s until init") && table.contains("start 3 of the guest"), "{table}");
-        let junit = results::junit(&results);
-        assert!(junit.contains("1.5 s until init: start 3 of the guest"), "{junit}");
     }
 }

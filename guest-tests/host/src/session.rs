@@ -5,12 +5,9 @@ use std::fs;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::atomic::AtomicU32;
 
 use clap::Args;
-use egm_guest::findings::Check;
 
-use crate::boot::EMULATOR;
 use crate::cache::Cache;
 use crate::capability::{Host, Where};
 use crate::debian::Architecture;
@@ -31,9 +28,6 @@ use crate::scenarios::{self, Fault, Scenario};
 use crate::shard::Shard;
 use crate::skips::{Site, Skips};
 use crate::tools::Tools;
-
-/// Restarts that one run may have. More are a failure, whatever caused them.
-const MOST_RESTARTS: usize = 3;
 
 /// Default folder for logs and results.
 const REPORT: &str = ".lab";
@@ -125,7 +119,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
     if let Some(shard) = arguments.shard {
         chosen = shard.of(chosen);
     }
-    let results = execute(arguments, &chosen)?;
+    let results = run_each(arguments, &chosen)?;
     let json = keep(&results, &arguments.report)?;
     if let Some(path) = &arguments.junit {
         fs::write(path, junit(&results)).map_err(LabError::file("write", path))?;
@@ -142,17 +136,11 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
 pub(crate) fn demo() -> Result<ExitCode, LabError> {
     let report = PathBuf::from(REPORT);
     let arguments = RunArguments::plain(&report);
-    let results = execute(&arguments, &scenarios::select(&["demo".into()], false)?)?;
+    let results = run_each(&arguments, &scenarios::select(&["demo".into()], false)?)?;
     print!("{}", table(&results, colour()));
     let nodes = results.iter().flat_map(|result| &result.cases).find(|case| case.name == "numa");
     println!("\nthe guest's memory nodes: {}\n", nodes.map_or("not reported", |case| &case.reason));
     Ok(conclude(&results, &report, false))
-}
-
-fn execute(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<ScenarioResult>, LabError> {
-    let mut results = run_each(arguments, chosen)?;
-    results.extend(too_many_restarts(&results));
-    Ok(results)
 }
 
 fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<ScenarioResult>, LabError> {
@@ -214,7 +202,6 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
         in_lab,
         skips: Skips::read()?,
         options,
-        restarts: AtomicU32::new(0),
     };
     for scenario in &here {
         results.push(match scenario.fault {
@@ -248,14 +235,6 @@ fn under_fault(name: &str, fault: Fault, arguments: &RunArguments) -> Result<Sce
     let result = done.and_then(|results| results.into_iter().find(|result| result.scenario == fault.of));
     let result = result.unwrap_or_else(|| ScenarioResult::broken(name, "the scenario left no result"));
     Ok(ScenarioResult { scenario: name.into(), ..result })
-}
-
-/// A failure, where the emulator's faults restarted more guests and hosts than they may in one run.
-fn too_many_restarts(results: &[ScenarioResult]) -> Option<ScenarioResult> {
-    let is_restart = |case: &&Check| case.name.starts_with(EMULATOR);
-    let restarts = results.iter().flat_map(|result| &result.cases).filter(is_restart).count();
-    let reason = format!("{restarts} restarts in one run, and {MOST_RESTARTS} are allowed");
-    (restarts > MOST_RESTARTS).then(|| ScenarioResult::broken("restarts", &reason))
 }
 
 /// Adds the RDMA kit for guests of this processor to `tools`. If that is unavailable, it removes their scenarios from
@@ -326,21 +305,4 @@ fn conclude(results: &[ScenarioResult], report: &Path, json: bool) -> ExitCode {
         println!("{text}{count}");
     }
     ExitCode::from(u8::from(count.failed > 0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::boot::restarted;
-
-    #[test]
-    fn a_fourth_restart_in_one_run_is_a_failure() {
-        let result = |restarts: usize| ScenarioResult {
-            cases: vec![restarted("the reason"); restarts],
-            ..ScenarioResult::skipped("demo", "")
-        };
-        assert_eq!(too_many_restarts(&[result(1), result(2)]), None);
-        let failure = too_many_restarts(&[result(1), result(3)]).unwrap();
-        assert_eq!(Count::of(&[failure]).failed, 1);
-    }
 }

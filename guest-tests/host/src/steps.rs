@@ -95,10 +95,9 @@ impl Steps<'_> {
     /// Judges a boot; `mark` follows the names of its cases.
     pub(crate) fn judge(&mut self, expected: Expected, boot: &Boot, mark: &str) {
         let mut cases = judge(expected, &boot.collected);
-        cases.extend(boot.emulator_case());
         if self.init.is_none() {
             self.init = boot.init;
-            cases.extend(boot.init.map(|millis| init_case(millis, boot.starts)));
+            cases.extend(boot.init.map(init_case));
         }
         cases.iter_mut().for_each(|case| case.name.push_str(mark));
         self.cases.append(&mut cases);
