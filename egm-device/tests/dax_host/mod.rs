@@ -20,8 +20,8 @@ use tempfile::TempDir;
 pub(crate) const MIB: u64 = 1 << 20;
 
 /// Script of the shell that becomes the program.
-const ENTER: &str = "for folder in var/lib var/log run dev sys/bus/dax sys/dev/char; do
-        mount --bind \"$HOST/$folder\" \"/$folder\"
+const ENTER: &str = "for path in var/lib var/log run dev sys/bus/dax sys/dev/char sys/firmware/memmap proc/cmdline proc/iomem; do
+        [ ! -e \"$HOST/$path\" ] || mount --bind \"$HOST/$path\" \"/$path\"
     done
     exec \"$@\"";
 
@@ -54,7 +54,7 @@ impl DaxHost {
             fs::write(device.join("align"), format!("{}\n", 2 * MIB))?;
             symlink("../../drivers/device_dax", device.join("driver"))?;
             symlink("../../../bus/dax", host.path("sys/dev/char/1:5/subsystem"))?;
-            for (name, minor) in [("null", 3), ("zero", 5), ("dax0.0", 5), ("urandom", 9)] {
+            for (name, minor) in [("null", 3), ("zero", 5), ("dax0.0", 5), ("hidden", 5), ("urandom", 9)] {
                 let mode = Mode::from_raw_mode(0o600);
                 mknodat(
                     CWD,
@@ -96,8 +96,13 @@ impl DaxHost {
 
     /// A broker that listens, without an idle scrub.
     pub(crate) fn broker(&self) -> Broker {
+        self.broker_with(&[])
+    }
+
+    /// The same with `more` options.
+    pub(crate) fn broker_with(&self, more: &[&str]) -> Broker {
         let mut command = self.command(env!("CARGO_BIN_EXE_egm-device"));
-        command.args(["broker", "--scrub-rate", "0", "--socket", "/run/broker.sock"]);
+        command.args(["broker", "--scrub-rate", "0", "--socket", "/run/broker.sock"]).args(more);
         let broker = Broker(command.stdin(Stdio::null()).spawn().unwrap());
         let begun = std::time::Instant::now();
         while Client::connect(&self.path("run/broker.sock")).is_err() {
