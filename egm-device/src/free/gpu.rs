@@ -101,6 +101,7 @@ impl Rules<'_> {
             What::InFlight => (may_be_owners, Hold::InFlight),
             What::HiddenRing => (may_be_owners, Hold::CannotLook),
             What::Silent => (may_be_owners || process.uid == 0, Hold::CannotLook),
+            What::RingBuffers => (false, Hold::RingPin),
             What::Mapping(..) => (false, Hold::Mapping),
         };
         has_it.then_some(hold)

@@ -63,6 +63,7 @@ impl Rules<'_> {
                 holds(*path == file.path && !self.has_another_slice(process), Hold::Registered)
             }
             What::HiddenRing => holds(self.may_be_the_last_owners(process), Hold::CannotLook),
+            What::RingBuffers => holds(self.may_be_the_last_owners(process), Hold::RingPin),
             What::Silent => holds(self.may_hide_a_mapping(process), Hold::CannotLook),
             What::InFlight if egm_address::fault!("descriptor-in-flight-overlooked") => None,
             What::InFlight => holds(self.may_be_the_last_owners(process), Hold::InFlight),

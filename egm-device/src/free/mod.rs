@@ -97,6 +97,8 @@ pub enum Hold {
     InFlight,
     /// An io_uring has its file registered.
     Registered,
+    /// An io_uring of the last owner's user has buffers registered, which may be its pages.
+    RingPin,
     /// A process has a VFIO group, device or iommufd that may be the last owner's.
     DmaPin,
     /// The kernel counts another open description of its file, which no process shows.
@@ -114,6 +116,7 @@ impl fmt::Display for Evidence {
             Hold::Descriptor => "a descriptor",
             Hold::InFlight => "a descriptor in flight",
             Hold::Registered => "a file registered with io_uring",
+            Hold::RingPin => "pages that an io_uring may have pinned",
             Hold::DmaPin => "a VFIO group, device or iommufd of the last owner",
             Hold::Description => "an open description",
             Hold::BusyPages => "busy pages: a pipe has them, or I/O that does not end",

@@ -25,6 +25,8 @@ pub(super) enum What {
     Registered(PathBuf),
     /// An io_uring that does not show its files now.
     HiddenRing,
+    /// Buffers registered with an io_uring: pinned pages, of which the kernel does not name the file.
+    RingBuffers,
     /// Descriptors in flight in a Unix socket.
     InFlight,
     /// Unknown objects: the process keeps its readers waiting.

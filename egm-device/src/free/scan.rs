@@ -320,11 +320,18 @@ fn in_flight(info: &Path) -> Option<What> {
     (count > 0).then_some(What::InFlight)
 }
 
-/// Files of an io_uring, by what the kernel prints of it. It prints none while the ring is in a system call.
+/// Files and buffers of an io_uring, by what the kernel prints of it. It prints none while the ring is in a system call.
 fn registered(text: &str) -> Vec<What> {
     let Some((_, rest)) = text.split_once("UserFiles:") else { return vec![What::HiddenRing] };
-    let files = rest.lines().skip(1).map_while(|line| line.trim_start().split_once(": "));
-    files.map(|(_, path)| What::Registered(path.replace("\\040", " ").into())).collect()
+    let (files, buffers) = rest.split_once("UserBufs:").unwrap_or((rest, ""));
+    let files = entries(files).map(|path| What::Registered(path.replace("\\040", " ").into()));
+    let has_buffers = entries(buffers).any(|buffer| buffer != "<none>");
+    files.chain(has_buffers.then_some(What::RingBuffers)).collect()
+}
+
+/// Entries of a table of an io_uring, such as `    0: /dev/egm4`; the text begins in the line with their number.
+fn entries(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().skip(1).map_while(|line| Some(line.trim_start().split_once(": ")?.1))
 }
 
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {

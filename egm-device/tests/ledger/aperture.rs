@@ -88,8 +88,13 @@ fn the_same_slices_and_gpu_are_refused_to_owners_that_no_domain_joins() {
     let folder = tempfile::tempdir().unwrap();
     let ((region, memory), ledger) = (reached(folder.path()), ledger(folder.path()));
     let _slice = ledger.grant_from(&memory, &region, &two_pages(own(None)), &NOBODY).unwrap();
-    let _neighbour = ledger.grant_from(&memory, &region, &two_pages(other(None)), &NOBODY).unwrap();
-    let error = claim(&ledger, &region, &memory, &own(None)).unwrap_err();
+    let neighbour = ledger.grant_from(&memory, &region, &two_pages(other(None)), &NOBODY).unwrap();
+    fill(&neighbour, NEIGHBOUR);
+    let claimed = claim(&ledger, &region, &memory, &own(None));
+    // With the GPU its owner reads what the GPU reaches.
+    let read = claimed.is_ok().then(|| word(&mut double(folder.path()), entry(BASE + 2 * PAGE, BASE)));
+    assert_eq!(read, None, "the GPU reads the slice of a neighbour");
+    let error = claimed.unwrap_err();
     assert!(matches!(error, GrantError::Exclusive(_)), "{error}");
     let refusal = error.to_string();
     for part in [gpu().to_string(), own(None).to_string(), other(None).to_string(), region.name] {

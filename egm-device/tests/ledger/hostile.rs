@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use egm_device::{Backing, Lease, Mapping};
@@ -19,6 +20,8 @@ use crate::in_flight::{receive, send};
 pub(crate) enum Keep {
     Mapped,
     InFlight,
+    /// Standard input is an io_uring that has it pinned.
+    Pinned,
 }
 
 /// Releases all locks of the memory's description, and takes one of another.
@@ -35,8 +38,9 @@ pub(crate) fn forge(lease: &Lease) -> File {
     other
 }
 
-/// Keeps the slice (offset, size, word) of the description that is standard input for longer than its owner may live.
-pub(crate) fn survive(keep: Keep, slice: &str, life: Duration) -> ! {
+/// Keeps the slice (offset, size, word) of `memory`, whose description is standard input, for longer than its owner may
+/// live.
+pub(crate) fn survive(keep: Keep, slice: &str, memory: &Path, life: Duration) -> ! {
     let numbers: Vec<u64> = slice.split(' ').map(|number| number.parse().unwrap()).collect();
     let [offset, size, word] = *numbers else { panic!("{slice}") };
     let file = File::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
@@ -68,6 +72,10 @@ pub(crate) fn survive(keep: Keep, slice: &str, life: Duration) -> ! {
             drop(slice);
             dup2_stdin(File::open("/dev/null").unwrap()).unwrap();
             wait_while(&|| true) && is_full_of(&Window(receive(&far).unwrap().into(), offset, size), word)
+        }
+        Keep::Pinned => {
+            let open = || File::open(memory).unwrap();
+            wait_while(&|| true) && is_full_of(&Window(open(), offset, size), word)
         }
     };
     if !is_well {

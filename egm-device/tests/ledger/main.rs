@@ -10,7 +10,9 @@ mod faults;
 #[path = "../in_flight/mod.rs"]
 mod in_flight;
 mod in_use;
+mod pinned;
 mod retired;
+mod ring;
 mod slice_files;
 mod states;
 mod trust;

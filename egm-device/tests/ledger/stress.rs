@@ -6,7 +6,7 @@
 //!
 //! The memory is one that each slice opens anew, as `/dev/mem`, and one that a process opens once, as an EGM device on
 //! a kernel that lets others open it too. Hostile owners have children that keep a slice after the owner was killed:
-//! mapped, or as a descriptor in flight in a socket. No other owner may get it before they end. Other owners release
+//! mapped, as a descriptor in flight in a socket, or pinned by an io_uring. No other owner may get it before they end. Other owners release
 //! every lock that they can reach, and hold locks of their own.
 //!
 //! Each takes 5 seconds, or `EGM_STRESS_SECONDS`. The long run needs a test runner without a timeout:
@@ -21,9 +21,11 @@ mod common;
 mod hostile;
 #[path = "../in_flight/mod.rs"]
 mod in_flight;
+mod ring;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader, PipeWriter, pipe};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -34,7 +36,7 @@ use std::{env, fs};
 
 use egm_device::ledger::{Memory, Watch};
 use egm_device::region::Region;
-use egm_device::{Backing, Lease};
+use egm_device::{Backing, Lease, Mapping};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, set_parent_process_death_signal};
 
@@ -71,6 +73,13 @@ struct Way {
 /// The user of children that keep a descriptor in flight, and by the record of their owners.
 const TENANT: u32 = 0x4000_0001;
 
+impl Way {
+    /// Whether the ledger must know the owner's user: the kernel does not name what its children keep.
+    fn is_tenant(self) -> bool {
+        matches!(self.children, Some(Keep::InFlight | Keep::Pinned))
+    }
+}
+
 const ANEW: Way = Way {
     test: "processes_that_are_killed_at_any_instruction_never_share_a_byte_nor_see_an_old_one",
     region,
@@ -96,6 +105,13 @@ const PASSED_ON: Way = Way {
     test: "nor_do_they_where_owners_leave_descriptors_in_flight_in_sockets",
     region,
     children: Some(Keep::InFlight),
+    forges: true,
+};
+
+const PINNED: Way = Way {
+    test: "nor_do_they_where_owners_die_with_pages_that_a_ring_of_another_process_keeps_pinned",
+    region,
+    children: Some(Keep::Pinned),
     forges: true,
 };
 
@@ -157,13 +173,20 @@ impl Holding {
 
 fn spawn_survivor(way: Way, lease: &Lease, word: u64) -> Child {
     let mut child = Command::new("/proc/self/exe");
-    if way.children == Some(Keep::InFlight) && geteuid().is_root() {
+    if way.is_tenant() && geteuid().is_root() {
         child.uid(TENANT).gid(TENANT);
     }
+    let kept = if way.children == Some(Keep::Pinned) {
+        let ring = ring::ring().unwrap();
+        ring::pin(&ring, &Mapping::new(lease, 0, lease.size(), 0).unwrap());
+        ring
+    } else {
+        lease.file().try_clone().unwrap().into()
+    };
     child
         .args(["--exact", way.test, "--nocapture"])
         .env(SLICE, format!("{} {} {word}", lease.offset(), lease.size()))
-        .stdin(lease.file().try_clone().unwrap())
+        .stdin(kept)
         .stdout(Stdio::null())
         .spawn()
         .unwrap()
@@ -187,7 +210,7 @@ fn work(folder: &Path, way: Way, mut random: Random) -> ! {
         match random.below(16) {
             0..8 if held.len() < 4 => {
                 let mut wanted = request("worker", 1 + random.below(PAGES / 4));
-                if way.children == Some(Keep::InFlight) {
+                if way.is_tenant() {
                     wanted.owner.uid = TENANT;
                 }
                 if let Ok(lease) = ledger.grant_from(&memory, &region, &wanted, &NOBODY) {
@@ -287,13 +310,15 @@ fn listen(complaints: PipeReader) -> JoinHandle<Vec<String>> {
 fn stress(way: Way) {
     if let Some(folder) = env::var_os(FOLDER) {
         if let Ok(slice) = env::var(SLICE) {
-            survive(way.children.unwrap(), &slice, LIFE);
+            survive(way.children.unwrap(), &slice, &Path::new(&folder).join("memory"), LIFE);
         }
         work(folder.as_ref(), way, Random(env::var(SEED).unwrap().parse().unwrap()));
     }
     let seconds = env::var("EGM_STRESS_SECONDS").map_or(5, |text| text.parse().unwrap());
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let (region, memory) = (way.region)(folder.path(), PAGES);
+    // A child of another user reads the memory while its ring has it pinned.
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let seed = std::process::id().into();
     println!("seed {seed}");
     let (mut random, begun, mut torn) = (Random(seed), Instant::now(), 0u64);
@@ -354,4 +379,11 @@ fn nor_do_they_where_owners_forge_locks_and_die_with_memory_that_others_map() {
 #[test]
 fn nor_do_they_where_owners_leave_descriptors_in_flight_in_sockets() {
     stress(PASSED_ON);
+}
+
+#[test]
+fn nor_do_they_where_owners_die_with_pages_that_a_ring_of_another_process_keeps_pinned() {
+    if ring::ring().is_some() {
+        stress(PINNED);
+    }
 }

@@ -96,6 +96,9 @@ fn descriptors_are_found_in_tables_of_threads_too_and_rings_and_devices_by_what_
         "SqMask:\t0x7\nUserFiles:\t2\n    0: /dev/egm4\n    1: /memfd:egm-vmm\\040(deleted)\nUserBufs:\t0\n";
     let paths = ["/dev/egm4", "/memfd:egm-vmm (deleted)"].map(|path| What::Registered(path.into()));
     assert_eq!(registered(text), paths);
+    let buffers = |table: &str| registered(&format!("UserFiles:\t0\nUserBufs:\t1\n{table}PollList:\n"));
+    assert_eq!(buffers("    0: 0x7f0000000000/8192\n"), [What::RingBuffers]);
+    assert_eq!(buffers("    0: <none>\n"), []);
     assert_eq!(registered("pos:\t0\n"), [What::HiddenRing]);
 }
 
