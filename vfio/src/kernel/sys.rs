@@ -192,8 +192,12 @@ mod tests {
     fn memory_is_mapped_only_where_it_is() {
         let memory: Arc<dyn HostMemory> = Arc::new(Mapping::pages(0x4000, 0).unwrap());
         let start = u64::try_from(memory.address().addr().get()).unwrap();
-        assert_eq!(address(memory.as_ref(), 0x1000, 0x3000).unwrap(), start + 0x1000);
-        for (offset, size) in [(0, 0x4001), (0x4000, 1), (u64::MAX, 2)] {
+        for (offset, size) in [(0, 0x4000), (0x1000, 0x3000), (0x3fff, 1), (0x4000, 0)] {
+            assert_eq!(address(memory.as_ref(), offset, size).unwrap(), start + offset);
+        }
+        for (offset, size) in
+            [(0, 0x4001), (0x3fff, 2), (0x4000, 1), (0x4001, 0), (u64::MAX, 1), (u64::MAX, 2)]
+        {
             assert_eq!(
                 address(memory.as_ref(), offset, size).unwrap_err().kind(),
                 io::ErrorKind::InvalidInput
