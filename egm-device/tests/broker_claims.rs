@@ -5,7 +5,8 @@
 
 mod window;
 
-use std::fs::File;
+use std::fs::{File, Permissions, set_permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -16,11 +17,13 @@ use egm_device::backing::BackingError;
 use egm_device::broker::{Client, LedgerSource, Loan, Server, Take};
 use egm_device::ledger::{Identity, Ledger, Memory, Paths, Watch};
 use egm_device::owner::Owner;
-use egm_device::policy::Policy;
+use egm_device::policy::{Names, parse};
 use egm_device::region::{DaxFiles, Region, RegionKind, Slice};
 use egm_device::retired::Retired;
 use egm_device::scrub::ScrubError;
 
+use rustix::process::Uid;
+use rustix::thread::set_thread_uid;
 use window::Window;
 
 static NEVER: AtomicBool = AtomicBool::new(false);
@@ -71,7 +74,12 @@ fn broker(folder: &Path, slices: u64) -> (PathBuf, Ledger, Region) {
     let ledger = Ledger::open(Paths::below(folder), identity).unwrap();
     let source = LedgerSource::new(ledger.clone(), vec![region.clone()]).reaching(Arc::new(Sparse(memory)));
     let socket = folder.join("socket");
-    let mut server = Server::listen(&socket, Policy::root_only(), Arc::new(source)).unwrap();
+    let group = rustix::process::getgid().as_raw();
+    let rule =
+        serde_json::json!({ "name": "all", "group": group, "regions": ["devdax"], "whole_device": true });
+    let policy = serde_json::json!({ "rules": [rule] }).to_string();
+    let policy = parse(&policy, &Names::default()).unwrap();
+    let mut server = Server::listen(&socket, policy, Arc::new(source)).unwrap();
     std::thread::spawn(move || server.run());
     (socket, ledger, region)
 }
@@ -91,6 +99,68 @@ fn take(socket: &Path) -> Loan {
 /// The most claims that one user may have, one page each and no two adjacent.
 fn most_claims(loan: &Loan) -> SpanSet<InRegion> {
     (0..4096).map(|n| page(loan.slice().offset + n * 8192)).collect()
+}
+
+/// The same as user `uid`, as the kernel reports it to the broker.
+fn take_as(uid: u32, socket: &Path) -> Loan {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            set_thread_uid(Uid::from_raw(uid)).unwrap(); // of this thread alone
+            take(socket)
+        });
+        thread.join().unwrap()
+    })
+}
+
+/// All bytes of a slice, as one claim.
+fn all_of(loan: &Loan) -> SpanSet<InRegion> {
+    SpanSet::from_iter([Span::new(Offset::new(loan.slice().offset), SIZE).unwrap()])
+}
+
+/// The reasons of claims that were refused, in order.
+fn refused_claims(folder: &Path) -> Vec<String> {
+    let log = std::fs::read_to_string(egm_device::audit::Paths::below(folder).file).unwrap();
+    let lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let refused = lines.filter(|line| line["event"] == "claim-refused");
+    let reasons = refused.map(|line| line["reason"].as_str().unwrap().to_owned());
+    reasons.filter(|reason| reason.contains("has more claims")).collect()
+}
+
+#[test]
+fn one_user_claims_256_mib_at_most_whatever_the_number_of_slices() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, ..) = broker(folder.path(), 5);
+    let loans: Vec<_> = (0..5).map(|_| take(&socket)).collect();
+    for loan in &loans {
+        loan.retire(&all_of(loan)).unwrap();
+    }
+    loans.into_iter().for_each(|loan| loan.give_back(&NEVER).unwrap());
+    let refused = refused_claims(folder.path());
+    assert!(matches!(&*refused, [one] if one.ends_with("than 4096 spans or 256 MiB")), "{refused:?}");
+}
+
+#[test]
+fn users_claim_16384_spans_and_1_gib_of_a_region_at_most_together() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root can be another user");
+    }
+    // Four slices a user and all their bytes, or one slice a user and as many claims as one user may have.
+    for (slices, claims) in [(4, all_of as fn(&Loan) -> SpanSet<InRegion>), (1, most_claims)] {
+        let folder = tempfile::tempdir().unwrap();
+        set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+        let (socket, ..) = broker(folder.path(), 4 * slices + 1);
+        let users = (4001..=4004).flat_map(|uid| std::iter::repeat_n(uid, usize::try_from(slices).unwrap()));
+        let loans: Vec<_> = users.map(|uid| take_as(uid, &socket)).collect();
+        for loan in &loans {
+            loan.retire(&claims(loan)).unwrap();
+        }
+        let last = take_as(4005, &socket);
+        last.retire(&SpanSet::from_iter([page(last.slice().offset)])).unwrap();
+        last.give_back(&NEVER).unwrap();
+        let refused = refused_claims(folder.path());
+        let reason = "region dax0.0 has more claims that are not checked yet than 16384 spans or 1 GiB";
+        assert_eq!(refused, [reason], "{slices} slices a user");
+    }
 }
 
 #[test]
