@@ -78,8 +78,16 @@ fn services_keep_few_privileges_and_leave_no_core_dumps() {
 #[test]
 fn no_rule_gives_a_memory_device_to_a_group() {
     let rules = config("udev/70-egm.rules");
-    let mut active = rules.lines().filter(|line| !line.starts_with('#'));
-    assert!(active.all(|line| !line.contains("\"egm\", KERNEL") && !line.contains("\"dax\"")), "{rules}");
+    let active = rules.lines().filter(|line| !line.starts_with('#'));
+    // Rules that set an owner, a group or a mode name one subsystem each, of functions that are assigned by VFIO.
+    let given =
+        active.filter(|line| ["OWNER=", "GROUP=", "MODE=", "RUN"].iter().any(|key| line.contains(key)));
+    let subsystems: Vec<_> = given
+        .map(|line| line.split(", ").find_map(|part| part.strip_prefix("SUBSYSTEM==")).unwrap_or("any"))
+        .collect();
+    assert_eq!(subsystems, ["\"vfio\"", "\"vfio-dev\"", "\"misc\""], "{rules}");
+    let misc = rules.lines().find(|line| line.starts_with("SUBSYSTEM==\"misc\"")).unwrap();
+    assert!(misc.contains("KERNEL==\"iommu\""), "{misc}");
 }
 
 /// A GPU that reaches an EGM region reaches every tenant's bytes. The rules' checks run on functions in a folder.
@@ -126,10 +134,7 @@ fn the_rules_give_a_group_no_function_of_nvidia() {
 #[test]
 fn the_broker_s_unit_lets_it_write_the_audit_log() {
     let unit = config("systemd/egm-broker.service");
-    let values = |key: &str| {
-        let lines = unit.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-        lines.flat_map(|value| value.split(' ')).map(str::to_owned).collect::<Vec<_>>()
-    };
+    let values = |key: &str| values(&unit, key);
     let below =
         |folder: &str, key| values(key).into_iter().map(|name| Path::new(folder).join(name)).collect();
     let writable: [Vec<PathBuf>; 3] = [
@@ -200,6 +205,39 @@ fn our_command_line_takes_what_the_units_say() {
         count += 1;
     }
     assert_eq!(count, 2);
+}
+
+/// The values of `key` in a unit.
+fn values(unit: &str, key: &str) -> Vec<String> {
+    let lines = unit.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    lines.flat_map(|value| value.split(' ')).map(str::to_owned).collect()
+}
+
+/// Whoever connects maps the slice: at first that is the server's user alone.
+#[test]
+fn the_socket_of_a_device_is_its_server_s_alone() {
+    let unit = config("systemd/egm-serve@.socket");
+    assert_eq!(values(&unit, "SocketMode"), ["0600"]);
+    assert_eq!(values(&unit, "SocketUser"), values(&config("systemd/egm-serve@.service"), "User"));
+}
+
+/// A stop asks the guest, waits for it, and scrubs the slice; systemd kills a server that is late, and its slice stays dirty.
+#[test]
+fn a_server_has_time_to_scrub_the_largest_device_of_the_sample() {
+    let unit = config("systemd/egm-serve@.service");
+    let [limit] = &*values(&unit, "TimeoutStopSec") else { panic!("{unit}") };
+    let limit: u64 = limit.strip_suffix("min").unwrap().parse::<u64>().unwrap() * 60;
+    let sample: serde_json::Value = serde_json::from_str(&config("serve/grace.json")).unwrap();
+    let size = |device: &serde_json::Value| -> u64 {
+        device["size"].as_str().unwrap().strip_suffix("GiB").unwrap().parse().unwrap()
+    };
+    let largest = sample["devices"].as_array().unwrap().iter().map(size).max().unwrap();
+    let help = good(Command::new(PROGRAM).args(["serve", "--help"]).output().unwrap());
+    let (_, patience) = help.split_once("--patience").unwrap();
+    let (_, patience) = patience.split_once("[default: ").unwrap();
+    let patience: u64 = patience.split(']').next().unwrap().parse().unwrap();
+    // The unit's comment counts on 1 GiB/s.
+    assert!(limit >= patience + largest, "{limit} s for {patience} s and {largest} GiB");
 }
 
 #[test]

@@ -28,6 +28,16 @@ pub(super) enum Effort {
     Reset,
 }
 
+impl Effort {
+    /// Bytes that it may zero in a second.
+    fn pace(self) -> Option<NonZeroU64> {
+        match self {
+            Self::Doorbell => NonZeroU64::new(PACE),
+            Self::Reset => None,
+        }
+    }
+}
+
 /// A slice's memory by a separate descriptor: the holder of the slice can return it once this is dropped.
 #[derive(Debug)]
 pub(super) struct Memory {
@@ -103,9 +113,8 @@ impl Memory {
         progress: &(dyn Fn(u64) + Sync),
         cancel: &AtomicBool,
     ) -> (SpanSet<InBar>, Result<(), ScrubError>) {
-        let pace = if effort == Effort::Doorbell { NonZeroU64::new(PACE) } else { None };
         let workers = Some(workers(self.near.as_ref()));
-        let work = Work { near: self.near.as_ref(), workers, pace, progress, cancel };
+        let work = Work { near: self.near.as_ref(), workers, pace: effort.pace(), progress, cancel };
         let todo = usable.iter().filter_map(moved::<_, InRegion>).collect();
         let Scrubbed { bad, end, .. } =
             scrub::around_bad(todo, |todo| scrub::zero(&self.window, Offset::new(0), todo, &work));
@@ -176,6 +185,12 @@ mod tests {
 
     fn memory() -> Memory {
         Memory::of(&Anonymous::new("test", SIZE, None).unwrap(), None).unwrap()
+    }
+
+    #[test]
+    fn a_doorbell_that_is_rung_for_ever_has_a_pace_and_a_reset_has_none() {
+        assert_eq!(Effort::Doorbell.pace().map(NonZeroU64::get), Some(PACE));
+        assert_eq!(Effort::Reset.pace(), None);
     }
 
     #[test]

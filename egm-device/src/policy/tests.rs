@@ -160,7 +160,16 @@ fn a_policy_that_somebody_else_could_have_written_does_not_hold() {
 fn the_example_is_a_policy() {
     let text = include_str!("../../../configs/policy/grace-2socket.json");
     let names = Names::new("www-data:x:33:33::/:/bin/sh", "users:x:100:");
-    assert_eq!(parse(text, &names).unwrap().rules().len(), 4);
+    let policy = parse(text, &names).unwrap();
+    assert_eq!(policy.rules().len(), 4);
+    let whole: Vec<_> = policy.rules().iter().filter(|rule| rule.whole_device).collect();
+    assert!(whole.iter().all(|rule| rule.who == Who::User(0)), "{whole:?}");
+    // Kinds that give each slice a file of its own, whatever the host is.
+    let of_users = policy.rules().iter().filter(|rule| rule.who != Who::User(0));
+    for rule in of_users {
+        let regions: Vec<_> = rule.regions.iter().map(String::as_str).collect();
+        assert!(matches!(*regions, ["hugetlb" | "memfd"]), "{rule:?}");
+    }
 }
 
 /// A region and tenants that take and return in it, step by step.
