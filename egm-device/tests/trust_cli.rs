@@ -5,20 +5,24 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::{OpenOptionsExt, chown, symlink};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use egm_address::{InRegion, Offset, PciAddress, SpanSet};
 use egm_device::backing::{BackingError, RetiredListError};
+use egm_device::broker::{Client, ClientError, LedgerSource, Server, Take};
 use egm_device::carve::plan::Request;
 use egm_device::ledger::{Identity, Ledger, Memory, Paths, Watch};
 use egm_device::owner::Owner;
+use egm_device::policy::{Names, parse};
 use egm_device::region::{Region, Slice, Survey};
 use egm_device::retired::Retired;
 use egm_device::scrub::ScrubError;
 use egm_device::{Anonymous, Backing};
+use rustix::process::Uid;
+use rustix::thread::set_thread_uid;
 
 const GPU: &str = "0009:01:00.0";
 
@@ -189,6 +193,55 @@ fn owners_of_one_trust_domain_share_the_region_of_a_gpu() {
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
     assert!(host.ledger().states(&host.egm4()).unwrap().gpus.is_empty());
+}
+
+/// The rule of a user, not its request, decides which domain its slices are in.
+#[test]
+fn a_broker_gives_a_slice_of_an_exclusive_region_to_users_of_its_domain_alone() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root can be another user");
+    }
+    let host = Host::new();
+    fs::set_permissions(host.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    let policy = r#"{"rules": [
+        {"name": "a", "user": 4001, "regions": ["egm"], "whole_device": true, "trust_domain": "a"},
+        {"name": "b", "user": 4002, "regions": ["egm"], "whole_device": true, "trust_domain": "b"},
+        {"name": "none", "user": 4003, "regions": ["egm"], "whole_device": true}
+    ]}"#;
+    let policy = parse(policy, &Names::default()).unwrap();
+    let source = LedgerSource::new(host.ledger(), vec![host.egm4()]).reaching(host.memory());
+    let socket = host.path("broker.sock");
+    let mut server = Server::listen(&socket, policy, Arc::new(source)).unwrap();
+    std::thread::spawn(move || server.run());
+    let take = |uid| {
+        let take = Take {
+            name: "vm2".to_owned(),
+            regions: vec!["egm4".to_owned()],
+            size: 2 << 20,
+            align: 0,
+            class: None,
+            wait: false,
+        };
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                set_thread_uid(Uid::from_raw(uid)).unwrap(); // of this thread alone
+                Client::connect(&socket).unwrap().take(&take, |_| {})
+            });
+            thread.join().unwrap()
+        })
+    };
+    let mut child = holder(&host, " --trust-domain a");
+    for uid in [4002, 4003] {
+        assert!(matches!(take(uid), Err(ClientError::Refused { .. })), "user {uid} has a slice");
+        let log = fs::read_to_string(egm_device::audit::Paths::below(&host.path("")).file).unwrap();
+        let last = log.lines().last().unwrap();
+        assert!(last.contains("refusal") && last.contains("the region is exclusive to vm1"), "{last}");
+    }
+    let loan = take(4001).unwrap();
+    assert_eq!(loan.slice().size.get(), 2 << 20);
+    drop(loan);
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]

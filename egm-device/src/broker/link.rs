@@ -71,7 +71,7 @@ impl Link {
             by: self.by(),
             region: self.asked.as_ref().map(|take| take.regions.join(" ")),
             bytes: self.asked.as_ref().map(|take| take.size),
-            reason: refused.why.clone(),
+            reason: refused.cause.as_ref().unwrap_or(&refused.why).clone(),
         })
     }
 

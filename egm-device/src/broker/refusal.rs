@@ -1,4 +1,4 @@
-//! Refusals that clients get for the host's errors. The whole text names owners and devices: it is for operators.
+//! Refusals that clients get for the host's errors. The whole text names owners and devices: it is for the audit log.
 
 use super::source::NotMade;
 use super::wire::Refused;
@@ -39,9 +39,10 @@ pub(super) fn not_made(peer: &Peer, why: &NotMade) -> Refused {
 }
 
 fn refused(peer: &Peer, error: &str, ordinary: &str) -> Refused {
-    let why = match peer.uid {
-        0 => error.lines().map(str::trim).collect::<Vec<_>>().join("; "),
-        _ => ordinary.to_owned(),
-    };
-    Refused::because(why.chars().take(1024).collect::<String>())
+    let error = error.lines().map(str::trim).collect::<Vec<_>>().join("; ");
+    let error: String = error.chars().take(1024).collect();
+    match peer.uid {
+        0 => Refused::because(error),
+        _ => Refused { cause: Some(error), ..Refused::because(ordinary) },
+    }
 }

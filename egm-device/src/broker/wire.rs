@@ -79,6 +79,9 @@ pub(super) struct Refused {
     pub(super) why: String,
     pub(super) rule: Option<String>,
     pub(super) free: Room,
+    /// The host's error where it is not for the peer, because it names other owners. It stays in this process.
+    #[serde(skip)]
+    pub(super) cause: Option<String>,
 }
 
 /// Free memory for the peer, in bytes.
@@ -101,14 +104,14 @@ impl From<Free> for Room {
 impl From<Refusal> for Refused {
     fn from(mut refusal: Refusal) -> Self {
         refusal.free.regions.truncate(MAX_NAMES);
-        Self { why: refusal.to_string(), rule: refusal.rule, free: refusal.free.into() }
+        Self { why: refusal.to_string(), rule: refusal.rule, free: refusal.free.into(), cause: None }
     }
 }
 
 impl Refused {
     /// A refusal without a rule.
     pub(super) fn because(why: impl Into<String>) -> Self {
-        Self { why: why.into(), rule: None, free: Room::default() }
+        Self { why: why.into(), rule: None, free: Room::default(), cause: None }
     }
 }
 
