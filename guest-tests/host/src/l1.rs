@@ -98,7 +98,8 @@ fn run_in(
     let plugged = scenarios.iter().any(|s| s.plugged);
     let wire = scenarios.iter().any(|s| s.rdma);
     let grace = on_grace.is_some();
-    let host = Host { kernel: &kernel, cache, plugged, grace, wire, clock: Clock::Real };
+    let gigantic = !grace && scenarios.iter().any(|s| s.gigantic);
+    let host = Host { kernel: &kernel, cache, plugged, grace, wire, clock: Clock::Real, gigantic };
     run_under(&host, scenarios, report)
 }
 
@@ -129,7 +130,7 @@ pub(crate) fn boot(
     silence: Duration,
 ) -> Result<Ending, LabError> {
     boot_under(
-        &Host { kernel, cache, plugged: false, grace: false, wire: false, clock },
+        &Host { kernel, cache, plugged: false, grace: false, wire: false, clock, gigantic: false },
         share,
         arguments,
         silence,
@@ -151,6 +152,8 @@ pub(crate) struct Host<'a> {
     pub(crate) wire: bool,
     /// Source of its time.
     pub(crate) clock: Clock,
+    /// Whether it sets a hugetlb page of 1 GiB aside at its boot: later none may be contiguous.
+    pub(crate) gigantic: bool,
 }
 
 /// The time of an emulated host, which is a PC's or a Grace host's.
@@ -192,7 +195,7 @@ fn boot_under(
 
 /// The command that emulates `host`, with additional kernel `words`, and its cards, which must outlive it.
 pub(crate) fn emulate(
-    &Host { kernel, cache, plugged, grace, wire, clock }: &Host<'_>,
+    &Host { kernel, cache, plugged, grace, wire, clock, gigantic }: &Host<'_>,
     share: &Path,
     words: &str,
 ) -> Result<(Command, Cards), LabError> {
@@ -214,7 +217,9 @@ pub(crate) fn emulate(
     };
     // QEMU maps guest memory for cards page by page, at most 65,535 pages: large ones are needed (from Linux 6.13).
     let large = if plugged { "transparent_hugepage_shmem=always" } else { "" };
-    let append = if grace { format!("{large} {words}") } else { format!("{frequency} {large} {words}") };
+    let gigantic = if gigantic { "hugepagesz=1G hugepages=1" } else { "" };
+    let append =
+        if grace { format!("{large} {words}") } else { format!("{frequency} {large} {gigantic} {words}") };
     let machine = L1 {
         kernel: &kernel.image(),
         initramfs: &image,

@@ -54,6 +54,7 @@ pub(crate) fn run(arguments: &RunConfigArguments) -> Result<ExitCode, LabError> 
         grace: false,
         wire: false,
         clock: Clock::Real,
+        gigantic: false,
     };
     let (mut command, _cards) = l1::emulate(&host, share, CONSOLE)?;
     command.args(export(FILES, Path::new("/"), ",readonly=on"));

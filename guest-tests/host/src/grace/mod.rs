@@ -107,7 +107,15 @@ pub(crate) fn run(arguments: &GraceArguments) -> Result<ExitCode, LabError> {
         None => kernel::grace(arguments.kind(), &cache, false)?,
     };
     let plugged = arguments.outside;
-    let host = Host { kernel: &kernel, cache: &cache, plugged, grace: true, wire: false, clock: Clock::Real };
+    let host = Host {
+        kernel: &kernel,
+        cache: &cache,
+        plugged,
+        grace: true,
+        wire: false,
+        clock: Clock::Real,
+        gigantic: false,
+    };
     match &arguments.verb {
         Verb::Shell => {
             l1::remove(&share.join(COMMAND))?;

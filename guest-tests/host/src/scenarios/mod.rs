@@ -58,6 +58,8 @@ pub(crate) struct Scenario {
     pub(crate) slice_alone: bool,
     /// RAM of its guest in hugetlb pages, in place of its file's RAM.
     pub(crate) hugetlb_ram: Option<HugetlbRam>,
+    /// Whether its emulated PC sets a hugetlb page of 1 GiB aside at its boot.
+    pub(crate) gigantic: bool,
     /// Kind of slice scenario.
     pub(crate) slice_test: SliceTest,
     /// The function that runs its steps, when those are more than boots of one machine.
@@ -209,6 +211,7 @@ const PLAIN: Scenario = Scenario {
     region: None,
     slice_alone: false,
     hugetlb_ram: None,
+    gigantic: false,
     slice_test: SliceTest::Owned,
     steps: None,
     generic: false,

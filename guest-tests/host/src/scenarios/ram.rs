@@ -11,6 +11,7 @@ pub(super) const HUGETLB: Scenario = Scenario {
     name: "hugetlb-ram",
     summary: "guest RAM in hugetlb pages of 2 MiB, then of 1 GiB: the plan, the host's pool and the machine's mappings agree",
     steps: Some(ram_pages::run),
+    gigantic: true,
     words: "egm.checks=cpus,memory_map quiet",
     expected: Expected { exit: 0, summary: true, checks: &["cpus", "memory_map"] },
     ..PLAIN
