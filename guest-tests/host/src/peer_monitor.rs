@@ -29,7 +29,7 @@ pub(crate) trait Monitor {
     /// Plugs the spare slice in.
     fn plug(&self) -> io::Result<()>;
 
-    /// Unplugs it.
+    /// Requests the guest to return it. The guest's check shows that it goes; the machine may end right after that.
     fn unplug(&self) -> io::Result<()>;
 
     /// Plugs in a device that has no server.
@@ -70,9 +70,7 @@ impl Monitor for Qemu<'_> {
     }
 
     fn unplug(&self) -> io::Result<()> {
-        let mut monitor = self.ask()?;
-        monitor.execute("device_del", json!({ "id": SPARE }))?;
-        monitor.wait("DEVICE_DELETED")
+        self.ask()?.execute("device_del", json!({ "id": SPARE }))
     }
 
     fn plug_another(&self) -> io::Result<()> {
