@@ -5,6 +5,7 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod circles;
 mod files;
 mod rust;
 mod words;
@@ -298,6 +299,11 @@ fn no_package_is_built_on_one_of_a_higher_floor() {
             assert!(floor(dependency) <= floor(name), "{name} needs {dependency}, of a higher floor");
         }
     }
+}
+
+#[test]
+fn no_files_form_a_circle() {
+    none(&circles::differences(&circles::circles(&files::texts()), circles::LEFT));
 }
 
 #[test]

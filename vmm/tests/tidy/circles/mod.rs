@@ -1,0 +1,155 @@
+//! Circles of files: files of which each needs the next, by `use` declarations and paths in code.
+//!
+//! A file needs the file that defines an item, not one that re-exports it. What a file takes from a module around it
+//! does not count, nor does test code. Names that macros generate count as defined by the module that has them.
+
+mod modules;
+mod source;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use modules::Modules;
+
+/// Circles that are not cut yet: a folder, and files below it. A circle leaves this table when it is cut; none may enter
+/// or grow.
+pub(crate) const LEFT: &[(&str, &str)] = &[
+    (
+        "egm-device/src",
+        "backing/anonymous.rs backing/dax.rs backing/device.rs backing/error.rs backing/fsdax.rs \
+         backing/fsdax/busy.rs backing/guest_memfd.rs backing/mod.rs free/mod.rs lease.rs ledger/error.rs \
+         ledger/gpus.rs ledger/line.rs ledger/memory.rs ledger/mod.rs ledger/record.rs \
+         ledger/slice_device.rs ledger/slice_file.rs ledger/states.rs ledger/store.rs mapping.rs \
+         poison/mod.rs poison/signal.rs prefault.rs region/dax.rs region/discover.rs region/egm.rs \
+         region/facts.rs region/fsdax.rs region/reserved.rs region/usage.rs scrub.rs",
+    ),
+    (
+        "guest-tests/vendor/src/cuda",
+        "attributes.rs context.rs device.rs error.rs functions.rs memory/host.rs memory/mod.rs \
+         memory/vmm.rs words.rs",
+    ),
+    (
+        "guest-tests/host/src",
+        "bad_page.rs broker.rs confined.rs dma_pin.rs grace/again.rs grace/egm.rs grace/gpu.rs \
+         grace/machine.rs grace/mod.rs grace/outside.rs grace/rdma.rs grace/trust.rs granted.rs hand.rs \
+         initramfs.rs iommu.rs kernel.rs kernel_tests.rs l1.rs machine_file.rs own_memory.rs pagemap.rs \
+         passed.rs passed_dma.rs passed_error.rs passed_fault.rs passed_moves.rs passed_net.rs \
+         passed_pair.rs passed_refused.rs passed_reset.rs passed_rounds.rs passed_user.rs peer.rs \
+         peer_guest.rs peer_monitor.rs peer_parts.rs plugged.rs qemu.rs ram_pages.rs rdma.rs rdma_kit.rs \
+         run.rs scenarios/confined.rs scenarios/grace.rs scenarios/kernel.rs scenarios/mod.rs \
+         scenarios/panic.rs scenarios/passed.rs scenarios/peer.rs scenarios/plugged.rs scenarios/ram.rs \
+         scenarios/rdma.rs scenarios/slices.rs scenarios/user.rs scenarios/vfio.rs slice_device.rs \
+         slice_files.rs slice_owners.rs slices.rs steps.rs tools.rs",
+    ),
+    ("guest-tests/vendor/src/verbs", "abi.rs abi/context.rs library.rs"),
+    (
+        "vmm/src",
+        "arch/aarch64/boot.rs arch/aarch64/image.rs arch/aarch64/interrupts.rs arch/aarch64/vcpu.rs \
+         arch/boot.rs arch/x86_64/boot.rs arch/x86_64/boot_tables.rs arch/x86_64/machine_check.rs \
+         arch/x86_64/machine_check/ioctls.rs arch/x86_64/vcpu.rs firmware/acpi/dsdt/mod.rs \
+         firmware/acpi/fadt.rs firmware/acpi/mod.rs firmware/mod.rs kvm/mod.rs kvm/routes.rs \
+         machine/exit.rs machine/platform.rs memory/mod.rs resources/devices.rs resources/mod.rs \
+         resources/passed.rs resources/reset.rs resources/slices.rs",
+    ),
+];
+
+/// Circles in `texts`, each with all its files.
+pub(crate) fn circles(texts: &BTreeMap<String, String>) -> BTreeSet<BTreeSet<String>> {
+    let modules = Modules::of(texts);
+    let needs: Vec<BTreeSet<usize>> = (0..modules.0.len()).map(|module| modules.needed_by(module)).collect();
+    let reached: Vec<BTreeSet<usize>> = (0..needs.len()).map(|module| reached_from(module, &needs)).collect();
+    let circle = |module: usize| {
+        let back = reached[module].iter().filter(|other| reached[**other].contains(&module));
+        back.map(|other| modules.0[*other].file.clone()).collect::<BTreeSet<String>>()
+    };
+    (0..needs.len()).map(circle).filter(|circle| !circle.is_empty()).collect()
+}
+
+/// Differences between the circles found and those of the table `left`.
+pub(crate) fn differences(found: &BTreeSet<BTreeSet<String>>, left: &[(&str, &str)]) -> Vec<String> {
+    let of = |(folder, names): &(&str, &str)| -> BTreeSet<String> {
+        names.split_whitespace().map(|name| format!("{folder}/{name}")).collect()
+    };
+    let left: Vec<BTreeSet<String>> = left.iter().map(of).collect();
+    let names = |files: Vec<&String>| files.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+    let is_new = |circle: &&BTreeSet<String>| !left.iter().any(|known| circle.is_subset(known));
+    let new = found.iter().filter(is_new).map(|circle| {
+        match left.iter().find(|known| !known.is_disjoint(circle)) {
+            Some(known) => {
+                format!("a circle of the table has grown by {}", names(circle.difference(known).collect()))
+            }
+            None => format!("a new circle of files: {}", names(circle.iter().collect())),
+        }
+    });
+    let gone = left.iter().filter_map(|known| {
+        let gone: Vec<&String> =
+            known.iter().filter(|file| !found.iter().any(|circle| circle.contains(*file))).collect();
+        (!gone.is_empty()).then(|| format!("in no circle any more, remove from the table: {}", names(gone)))
+    });
+    new.chain(gone).collect()
+}
+
+fn reached_from(module: usize, needs: &[BTreeSet<usize>]) -> BTreeSet<usize> {
+    let mut reached = BTreeSet::new();
+    let mut next = vec![module];
+    while let Some(module) = next.pop() {
+        next.extend(needs[module].iter().filter(|other| reached.insert(**other)));
+    }
+    reached
+}
+
+mod tests {
+    use super::*;
+
+    fn found(texts: &[(&str, &str)]) -> Vec<String> {
+        let texts = texts.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect();
+        circles(&texts).into_iter().map(|circle| Vec::from_iter(circle).join(" ")).collect()
+    }
+
+    const ROOT: (&str, &str) = ("x/src/lib.rs", "mod a; mod b; pub use b::B;");
+
+    #[test]
+    fn a_circle_is_found_by_imports_paths_and_what_another_file_exports() {
+        let b = ("x/src/b.rs", "use super::a::A; pub struct B(A);");
+        for a in [
+            "use crate::b::B; pub struct A;",
+            "use super::{b::{B as Other}}; pub struct A;",
+            "use crate::B; pub struct A;",
+            "use crate::b; pub struct A; fn f(_: b::B) {}",
+            "pub struct A; fn f() { m!(crate::b::B) }",
+        ] {
+            assert_eq!(found(&[ROOT, ("x/src/a.rs", a), b]), ["x/src/a.rs x/src/b.rs"], "{a}");
+        }
+    }
+
+    #[test]
+    fn tests_exports_and_modules_around_a_file_make_no_circle() {
+        let b = ("x/src/b.rs", "use super::a::A; pub struct B(A);");
+        for a in [
+            "pub struct A; #[cfg(test)] mod tests { use crate::b::B; }",
+            "pub struct A; #[cfg(test)] use crate::b::B;",
+            "pub struct A; pub use crate::b::B;",
+            "pub struct A; // crate::b::B",
+        ] {
+            assert!(found(&[ROOT, ("x/src/a.rs", a), b]).is_empty(), "{a}");
+        }
+        let child = [
+            ("x/src/lib.rs", "mod a; use a::A; pub struct X;"),
+            ("x/src/a.rs", "use super::X; pub struct A;"),
+        ];
+        assert!(found(&child).is_empty());
+    }
+
+    #[test]
+    fn the_table_only_shrinks() {
+        let circle = |names: &[&str]| [names.iter().map(|name| format!("x/{name}")).collect()].into();
+        assert!(differences(&circle(&["a", "b"]), &[("x", "a b")]).is_empty());
+        assert_eq!(differences(&circle(&["a", "b"]), &[]), ["a new circle of files: x/a, x/b"]);
+        assert_eq!(
+            differences(&circle(&["a", "b", "c"]), &[("x", "a b")]),
+            ["a circle of the table has grown by x/c"]
+        );
+        let gone = "in no circle any more, remove from the table:";
+        assert_eq!(differences(&circle(&["a", "b"]), &[("x", "a b c")]), [format!("{gone} x/c")]);
+        assert_eq!(differences(&BTreeSet::new(), &[("x", "a b")]), [format!("{gone} x/a, x/b")]);
+    }
+}
