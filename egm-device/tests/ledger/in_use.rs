@@ -149,7 +149,7 @@ impl Memory for Broken {
 fn leave_in_flight(ledger: &Ledger, region: &Region, memory: &Arc<dyn Memory>) -> Child {
     let me = getuid();
     // Root is trusted with descriptors in flight.
-    let tenant = if me.is_root() { 0x4000_0001 } else { me.as_raw() };
+    let tenant = if me.is_root() { 0x3fff_0002 } else { me.as_raw() };
     let mut wanted = request("a", 2);
     wanted.owner.uid = tenant;
     let lease = ledger.grant_from(memory, region, &wanted, &NOBODY).unwrap();
@@ -195,7 +195,7 @@ fn nor_is_it_forgotten_that_owners_are_unknown() {
     fs::remove_file(folder.path().join("var/lib/egm-device/ledger.json")).unwrap();
     let broken: Arc<dyn Memory> = Arc::new(Broken);
     let mut wanted = request("b", 2);
-    wanted.owner.uid = 0x4000_0002;
+    wanted.owner.uid = 0x3fff_0003;
     ledger.grant_from(&broken, &region, &wanted, &NOBODY).unwrap_err();
     assert_kept(&ledger, &region, &memory, child);
 }

@@ -21,8 +21,8 @@ fn memory_pinned_by_an_io_uring_is_quarantined_until_the_ring_is_gone() {
     let (region, memory) = region(folder.path(), 2);
     let ledger = ledger(folder.path());
     let me = getuid();
-    // Root is trusted with rings.
-    let tenant = if me.is_root() { 0x4000_0001 } else { me.as_raw() };
+    // Root is trusted with rings. No other test has this user, whose descriptors in flight would count as well.
+    let tenant = if me.is_root() { 0x3fff_0001 } else { me.as_raw() };
     let mut wanted = request("a", 2);
     wanted.owner.uid = tenant;
     let lease = ledger.grant_from(&memory, &region, &wanted, &NOBODY).unwrap();
@@ -37,5 +37,7 @@ fn memory_pinned_by_an_io_uring_is_quarantined_until_the_ring_is_gone() {
     assert_eq!((kept.usage, kept.evidence[0].hold), (Use::Quarantined, Hold::RingPin));
     drop(keeper.stdin.take());
     keeper.wait().unwrap();
-    assert!(is_zero(&ledger.grant_from(&memory, &region, &request("c", 2), &NOBODY).unwrap()));
+    // The kernel releases a ring's pages after the process that had it.
+    let grant = |_| ledger.grant_from(&memory, &region, &request("c", 2), &NOBODY).ok();
+    assert!(is_zero(&(0..1000).find_map(grant).unwrap()));
 }
