@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, chown};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use egm_fixtures::payload::Ports;
+use rustix::fs::{major, minor};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -16,12 +16,21 @@ use crate::{kvm, line};
 /// A user that this host has no other process of.
 const UID: u32 = 0x4000_0002;
 
+/// Runs a program as the user, in a mount namespace where every user may open /dev/kvm, as on hosts that distributions
+/// set up. Arguments: an empty folder, the device's major and minor number, the user, the program and its arguments.
+const ENTER: &str = r#"
+mount -t tmpfs -o mode=755 kvm "$1"
+mknod -m 666 "$1/kvm" c "$2" "$3"
+mount --bind "$1/kvm" /dev/kvm
+user=$4
+shift 4
+exec setpriv --reuid="$user" --regid="$user" --clear-groups "$@"
+"#;
+
 /// Where the user may read a machine's files.
 struct Home {
-    _folder: TempDir,
+    folder: TempDir,
     config: PathBuf,
-    /// The group that may use KVM.
-    group: u32,
 }
 
 impl Home {
@@ -35,13 +44,17 @@ impl Home {
         });
         fs::write(&config, machine.to_string()).unwrap();
         fs::write(folder.path().join("kernel"), egm_fixtures::payload::halt(Ports::USUAL)).unwrap();
+        fs::create_dir(folder.path().join("dev")).unwrap();
         chown(folder.path(), Some(UID), None).unwrap();
-        Self { _folder: folder, config, group: fs::metadata("/dev/kvm").unwrap().gid() }
+        Self { folder, config }
     }
 
     fn command(&self, verb: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_egm-vmm"));
-        command.arg(verb).arg(&self.config).uid(UID).gid(self.group).stdin(Stdio::null());
+        let device = fs::metadata("/dev/kvm").unwrap().rdev();
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-ec", ENTER, "sh"]).arg(self.folder.path().join("dev"));
+        command.args([major(device), minor(device), UID].map(|number| number.to_string()));
+        command.arg(env!("CARGO_BIN_EXE_egm-vmm")).arg(verb).arg(&self.config).stdin(Stdio::null());
         command
     }
 
