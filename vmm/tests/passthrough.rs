@@ -185,3 +185,32 @@ fn a_driver_that_the_host_lacks_is_named_with_its_module() {
         "{error}"
     );
 }
+
+/// GPU 0009:01:00.0 reaches all of region egm4, in which another owner has a slice.
+#[test]
+fn check_refuses_a_gpu_that_reaches_another_trust_domains_slice() {
+    let mut facts: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string("../configs/facts/grace.json").unwrap()).unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut check = |trust: serde_json::Value, words: &[&str]| {
+        let span = serde_json::json!({ "start": "0x0", "size": 1 << 28 });
+        facts["regions"][0]["held"] = serde_json::json!([{ "span": span, "owner": "vm9", "trust": trust }]);
+        fs::write(file.path(), facts.to_string()).unwrap();
+        let facts = file.path().to_str().unwrap();
+        egm_vmm(&[&["check", "configs/grace-1gpu-egm.json", "--facts", facts], words].concat())
+    };
+    let domain = || serde_json::json!({ "domain": "a" });
+    for (trust, words) in [
+        ("alone".into(), &[][..]),
+        (domain(), &[]),
+        ("alone".into(), &["--trust-domain", "a"]),
+        (domain(), &["--trust-domain", "b"]),
+    ] {
+        let (code, out, error) = check(trust, words);
+        assert_eq!((code, out.as_str()), (3, ""), "{error}");
+        assert!(error.contains("cannot give GPU 0009:01:00.0, which reaches all of region egm4"), "{error}");
+        assert!(error.contains("--trust-domain"), "{error}");
+    }
+    let (code, out, error) = check(domain(), &["--trust-domain", "a"]);
+    assert!(code != 2 && !error.contains("cannot give"), "{code} {out} {error}");
+}
