@@ -70,13 +70,15 @@ struct Way {
     forges: bool,
 }
 
-/// The user of children that keep a descriptor in flight, and by the record of their owners.
-const TENANT: u32 = 0x4000_0001;
-
 impl Way {
-    /// Whether the ledger must know the owner's user: the kernel does not name what its children keep.
-    fn is_tenant(self) -> bool {
-        matches!(self.children, Some(Keep::InFlight | Keep::Pinned))
+    /// The user of children that the ledger finds only by the recorded user of the last owner, because the kernel does
+    /// not name the file that they keep. Each story has its own, since stories run at the same time.
+    fn tenant(self) -> Option<u32> {
+        match self.children? {
+            Keep::Mapped => None,
+            Keep::InFlight => Some(0x3fff_0011),
+            Keep::Pinned => Some(0x3fff_0012),
+        }
     }
 }
 
@@ -173,8 +175,8 @@ impl Holding {
 
 fn spawn_survivor(way: Way, lease: &Lease, word: u64) -> Child {
     let mut child = Command::new("/proc/self/exe");
-    if way.is_tenant() && geteuid().is_root() {
-        child.uid(TENANT).gid(TENANT);
+    if let Some(tenant) = way.tenant().filter(|_| geteuid().is_root()) {
+        child.uid(tenant).gid(tenant);
     }
     let kept = if way.children == Some(Keep::Pinned) {
         let ring = ring::ring().unwrap();
@@ -210,8 +212,8 @@ fn work(folder: &Path, way: Way, mut random: Random) -> ! {
         match random.below(16) {
             0..8 if held.len() < 4 => {
                 let mut wanted = request("worker", 1 + random.below(PAGES / 4));
-                if way.is_tenant() {
-                    wanted.owner.uid = TENANT;
+                if let Some(tenant) = way.tenant() {
+                    wanted.owner.uid = tenant;
                 }
                 if let Ok(lease) = ledger.grant_from(&memory, &region, &wanted, &NOBODY) {
                     held.push(Holding::new(way, lease, &mut random));
