@@ -98,7 +98,12 @@ fn outcomes(core: &Core, tree: &Path, sample: Option<Shard>) -> Result<Outcomes,
     if let Some(sample) = sample {
         command.args(["--sharding", "round-robin", "--shard", &sample.zero_based()]);
     }
-    let status = command.arg("--").args(&core.tests).status().map_err(not_started)?;
+    // What comes behind "--" is for the run alone, and all of the package's tests would be built.
+    command.args(core.targets.iter().map(|target| format!("--cargo-arg={target}")));
+    if let Some(filter) = &core.filter {
+        command.args(["--", "-E", filter]);
+    }
+    let status = command.status().map_err(not_started)?;
     // 2: a mutant survived, 3: the tests of one ran into the time limit.
     if !matches!(status.code(), Some(0 | 2 | 3)) {
         return Err(failed(&status.to_string(), "its output is above"));

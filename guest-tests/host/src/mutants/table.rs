@@ -26,8 +26,10 @@ pub(crate) struct Core {
     pub(crate) name: String,
     /// Globs of its files, from the root of the checkout.
     pub(crate) files: Vec<String>,
-    /// Arguments of `cargo nextest run` that select its tests.
-    pub(crate) tests: Vec<String>,
+    /// Arguments of `cargo nextest run` that select the programs with its tests, which alone are built.
+    pub(crate) targets: Vec<String>,
+    /// Its tests among those, as nextest's filter; all by default.
+    pub(crate) filter: Option<String>,
 }
 
 /// A mutant that may survive. It covers all mutants of that description in that line.
@@ -206,7 +208,7 @@ mod tests {
 
     fn table() -> Table {
         serde_json::from_str(
-            r#"{"cores": [{"name": "span", "files": ["a.rs"], "tests": ["--lib"]}], "survivors": [{"core": "span",
+            r#"{"cores": [{"name": "span", "files": ["a.rs"], "targets": ["--lib"]}], "survivors": [{"core": "span",
                 "file": "a.rs", "mutant": "replace < with <= in f", "line": "a < b", "reason": "equal"}]}"#,
         )
         .unwrap()
