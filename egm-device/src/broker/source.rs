@@ -220,12 +220,13 @@ impl LedgerSource {
         }
     }
 
-    fn supply(&self, region: &Region) -> Supply {
+    /// The supply of `region`. `reviews`: whether quarantined memory of this look's regions is looked at, once that is known.
+    fn supply(&self, region: &Region, reviews: &mut Option<bool>) -> Supply {
         // Retired pages are free as far as places go: a slice spans them as holes.
         let whole: SpanSet<_> = Span::new(Offset::new(0), region.size.get()).into_iter().collect();
         let mut states = self.ledger.states(region);
         let is_quarantined = |states: &States| states.held.iter().any(|held| held.usage == Use::Quarantined);
-        if states.as_ref().is_ok_and(is_quarantined) && self.may_review() {
+        if states.as_ref().is_ok_and(is_quarantined) && *reviews.get_or_insert_with(|| self.may_review()) {
             states = self.ledger.review(region).and_then(|_| self.ledger.states(region));
         }
         let free = states.map(|states| whole.minus(&busy(&states))).unwrap_or_default();
@@ -254,7 +255,8 @@ impl Source for LedgerSource {
     }
 
     fn supplies(&self) -> Vec<Supply> {
-        self.regions.iter().map(|region| self.supply(region)).collect()
+        let mut reviews = None;
+        self.regions.iter().map(|region| self.supply(region, &mut reviews)).collect()
     }
 
     fn grant(&self, region: &str, request: &Request, cancel: &AtomicBool) -> Result<Box<dyn Held>, NotMade> {
@@ -452,6 +454,25 @@ mod tests {
         assert!(source.grant("r", &request(4), &NEVER).is_err(), "a page of it is mapped");
         drop(left);
         assert!(source.grant("r", &request(4), &NEVER).is_ok());
+    }
+
+    #[test]
+    fn one_look_reviews_the_quarantined_memory_of_every_region() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut source = source(&folder, 4);
+        source.regions.push(Region { name: "s".into(), ..source.regions[0].clone() });
+        let lent = ["r", "s"]
+            .map(|name| source.grant(name, &request(1), &NEVER).unwrap_or_else(|error| panic!("{error}")));
+        let left = Mapping::new(lent[0].backing(), 0, PAGE, 0).unwrap();
+        for lent in lent {
+            drop(lent.give_back(&SpanSet::default()));
+        }
+        let free =
+            |source: &LedgerSource| source.supplies().iter().map(|s| s.free / PAGE).collect::<Vec<_>>();
+        assert_eq!(free(&source), [3, 3]);
+        drop(left);
+        let source = LedgerSource { reviewed: Mutex::default(), ..source };
+        assert_eq!(free(&source), [4, 4]);
     }
 
     #[test]
