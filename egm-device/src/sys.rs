@@ -1,10 +1,11 @@
 //! System calls without a safe interface: the ioctls of EGM devices and of KVM, a thread's scheduling class, the replacement of a
-//! descriptor, leases and blocks of files, and comparison of threads. This is an unsafe module.
+//! descriptor, leases, blocks and handles of files, and comparison of threads. This is an unsafe module.
 //!
 //! Callers may rely on this: no function here lets the kernel write outside the buffer that it is given.
 #![expect(
     unsafe_code,
-    reason = "ioctl (FS_IOC_FIEMAP, too), sched_setscheduler, dup3, F_SETLEASE and kcmp have no safe interface"
+    reason = "ioctl (FS_IOC_FIEMAP, too), sched_setscheduler, dup3, F_SETLEASE, kcmp and file handles have no safe \
+              interface"
 )]
 
 use std::fs::File;
@@ -31,6 +32,25 @@ const LAST: u32 = 1;
 const F_SETSIG: libc::c_int = 10;
 /// `KCMP_FILES`: compares tables of descriptors.
 const KCMP_FILES: libc::c_int = 2;
+
+/// `MAX_HANDLE_SZ`.
+const HANDLE: usize = 128;
+
+/// `struct file_handle`, with room for every handle.
+#[repr(C)]
+struct RawHandle {
+    length: u32,
+    kind: i32,
+    bytes: [u8; HANDLE],
+}
+
+/// The kernel's own name of an inode, which no later inode has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Handle {
+    /// Type of the handle.
+    pub(crate) kind: i32,
+    pub(crate) bytes: Vec<u8>,
+}
 
 /// `struct kvm_create_guest_memfd`.
 #[repr(C)]
@@ -166,6 +186,39 @@ pub(crate) fn share_descriptors(pid: u32, tid: u32) -> bool {
     let [pid, tid] = [pid, tid].map(libc::c_ulong::from);
     // SAFETY: all arguments are numbers, no memory is involved.
     unsafe { libc::syscall(libc::SYS_kcmp, pid, tid, KCMP_FILES, 0, 0) == 0 }
+}
+
+/// The handle of `file`. It has one if its file system can find an inode by it.
+pub(crate) fn handle(file: &File) -> io::Result<Handle> {
+    let length = u32::try_from(HANDLE).map_err(io::Error::other)?;
+    let (mut raw, mut mount) = (RawHandle { length, kind: 0, bytes: [0; HANDLE] }, 0 as libc::c_int);
+    let (this, path, flags) = (file.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH);
+    // SAFETY: the path ends with NUL. The kernel writes a header and `length` bytes at most behind it, all of which `raw` has,
+    // and one `int`.
+    let result = unsafe {
+        libc::syscall(libc::SYS_name_to_handle_at, this, path, &raw mut raw, &raw mut mount, flags)
+    };
+    check(i32::try_from(result).map_err(io::Error::other)?)?;
+    let length = usize::try_from(raw.length).unwrap_or(0);
+    let bytes = raw.bytes.get(..length).ok_or(io::ErrorKind::InvalidData)?;
+    Ok(Handle { kind: raw.kind, bytes: bytes.to_vec() })
+}
+
+/// A name (`O_PATH`) of the file with this `handle` on the file system of `file`; `None` where there is no such file any more.
+pub(crate) fn open_handle(file: &File, handle: &Handle) -> io::Result<Option<OwnedFd>> {
+    let mut raw = RawHandle { length: 0, kind: handle.kind, bytes: [0; HANDLE] };
+    raw.length = u32::try_from(handle.bytes.len()).map_err(io::Error::other)?;
+    let to = raw.bytes.get_mut(..handle.bytes.len()).ok_or(io::ErrorKind::InvalidInput)?;
+    to.copy_from_slice(&handle.bytes);
+    let (on, flags) = (file.as_raw_fd(), libc::O_PATH | libc::O_CLOEXEC);
+    // SAFETY: the kernel reads a header and `length` bytes behind it, all of which `raw` has.
+    let result = unsafe { libc::syscall(libc::SYS_open_by_handle_at, on, &raw const raw, flags) };
+    match check(i32::try_from(result).map_err(io::Error::other)?) {
+        // SAFETY: the kernel has just made this descriptor for us; nothing else owns it.
+        Ok(descriptor) => Ok(Some(unsafe { OwnedFd::from_raw_fd(descriptor) })),
+        Err(error) if error.raw_os_error() == Some(libc::ESTALE) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {

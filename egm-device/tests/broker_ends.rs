@@ -54,7 +54,11 @@ fn a_signal_ends_it_in_order_and_the_next_one_serves() {
         class: None,
         wait: false,
     };
-    for signal in [Signal::TERM, Signal::INT] {
+    let repair = || {
+        let report = command(root, &["ledger", "repair"]).output().unwrap();
+        String::from_utf8(report.stdout).unwrap()
+    };
+    for (signal, is_kept) in [(Signal::TERM, true), (Signal::INT, false)] {
         let mut broker = broker(root);
         let loan = Client::connect(&root.join("broker.sock")).unwrap().take(&take, |_| ()).unwrap();
         let idle = Client::connect(&root.join("broker.sock")).unwrap();
@@ -64,10 +68,16 @@ fn a_signal_ends_it_in_order_and_the_next_one_serves() {
         assert_eq!(poll(&mut [PollFd::new(&loan.connection(), PollFlags::IN)], None), Ok(1));
         assert!(idle.free().is_err(), "its connection is closed");
         assert_eq!(loan.backing().unwrap().size(), 4 << 20, "who has memory keeps it");
-        // The broker had this grant and has ended: the record keeps it until a repair.
-        let told = command(root, &["ledger", "repair"]).output().unwrap();
-        let told = String::from_utf8(told.stdout).unwrap();
-        assert!(told.contains("Forgotten: vm7 (process"), "{told}");
+        // The broker had this grant and has ended: the record keeps it while its client has the memory.
+        if is_kept {
+            assert_eq!(repair(), "The record is sound.\n");
+            let show = command(root, &["ledger", "show"]).output().unwrap();
+            assert!(String::from_utf8(show.stdout).unwrap().contains("quarantined: a descriptor in process"));
+        }
+        drop(loan);
+        let expected = if is_kept { "Out of quarantine: 4 MiB of local" } else { "Forgotten: vm7 (process" };
+        let report = repair();
+        assert!(report.contains(expected), "{report}");
     }
 }
 

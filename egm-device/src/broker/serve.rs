@@ -32,7 +32,7 @@ use super::source::{Held, NotMade, Source};
 use super::threads::{Done, Threads};
 use super::wire::{self, MAX_PACKET, Refused, Reply, Request};
 use crate::carve::plan;
-use crate::policy::{Patience, Policy, Queue, Supply};
+use crate::policy::{Left, Patience, Policy, Queue, Supply};
 
 /// Interval of looks for waiting clients when no event arrives: other processes may have freed memory. Also the pause
 /// before the broker accepts clients again after it ran out of descriptors.
@@ -214,7 +214,7 @@ impl Server {
                 }
                 Done::Made(made) => self.made(key, made),
                 Done::Returned(returned) => self.returned(key, returned),
-                Done::Looked(supplies) => self.looked(&supplies),
+                Done::Looked(supplies, left) => self.looked(&supplies, &left),
                 Done::Tidied => self.tidied(),
             };
             self.apply(effects);
@@ -225,13 +225,20 @@ impl Server {
     fn look(&mut self) {
         if self.looks.begin() {
             let source = self.source.clone();
-            self.threads.start(0, move || Done::Looked(source.supplies()), |_| Done::Looked(Vec::new()));
+            let nothing = || Done::Looked(Vec::new(), Vec::new());
+            // Without the accounts of earlier brokers no request can be decided.
+            let look = move || {
+                let supplies = source.supplies();
+                source.left().map_or_else(nothing, |left| Done::Looked(supplies, left))
+            };
+            self.threads.start(0, look, move |_| nothing());
         }
     }
 
     /// Decides the requests that waited for the look, then serves waiting clients that now have room.
-    fn looked(&mut self, supplies: &[Supply]) -> Vec<Effect> {
+    fn looked(&mut self, supplies: &[Supply], left: &[Left]) -> Vec<Effect> {
         let Some(asks) = self.looks.over() else { return Vec::new() };
+        self.sessions.left(left, supplies);
         for ask in asks {
             let now = self.begun.elapsed();
             let listens =
@@ -370,5 +377,6 @@ impl Server {
 
 fn make(source: &dyn Source, job: &Job, cancel: &AtomicBool) -> Result<Box<dyn Held>, NotMade> {
     let request = plan::Request { align: job.align, ..plan::Request::new(job.size, job.owner.clone()) };
-    source.grant(&job.region, &request, cancel)
+    let held = source.grant(&job.region, &request, cancel)?;
+    held.charge(&job.charge).map(|()| held)
 }

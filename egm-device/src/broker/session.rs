@@ -19,7 +19,7 @@ use super::refusal::{self, NotBack};
 use super::source::NotMade;
 use super::wire::{Refused, Reply, Request, Take};
 use crate::owner::Owner;
-use crate::policy::{Peer, Pick, Queue, Refusal, Supply, Ticket, Why};
+use crate::policy::{Charge, Left, Peer, Pick, Queue, Refusal, Supply, Ticket, Why};
 
 /// Limit of connections per user. A closed connection counts until its slice is back.
 const MAX_OF_USER: usize = 64;
@@ -54,6 +54,7 @@ pub(super) struct Job {
     pub(super) size: u64,
     pub(super) align: u64,
     pub(super) owner: Owner,
+    pub(super) charge: Charge,
 }
 
 #[derive(Debug)]
@@ -211,6 +212,11 @@ impl Sessions {
         effects
     }
 
+    /// Counts slices that clients of earlier brokers may still have.
+    pub(super) fn left(&mut self, left: &[Left], supplies: &[Supply]) {
+        self.queue.set_left(left, supplies);
+    }
+
     /// Starts a slice for each waiting session that the supplies have room for.
     pub(super) fn serve(&mut self, now: Duration, supplies: &[Supply]) -> Vec<Effect> {
         let mut effects = Vec::new();
@@ -231,9 +237,10 @@ impl Sessions {
             let Some((key, wish, session)) = found else { continue };
             let domain = self.queue.policy().rule(pick.tenant).and_then(|rule| rule.trust_domain.clone());
             let owner = session.owner.clone().in_domain(domain);
-            let (region, size) = (pick.region.clone(), pick.size);
+            let (region, size, charge) =
+                (pick.region.clone(), pick.size, self.queue.policy().charge(pick.tenant));
             session.stage = Stage::Making(pick, wish);
-            effects.push(Effect::Make(key, Job { region, size, align: wish.align, owner }));
+            effects.push(Effect::Make(key, Job { region, size, align: wish.align, owner, charge }));
         }
         effects
     }

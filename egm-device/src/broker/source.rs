@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{self, Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet};
@@ -20,7 +20,7 @@ use crate::lease::Lease;
 use crate::ledger::record::Use;
 use crate::ledger::{GpuLease, GrantError, Ledger, LedgerError, Memory, States, Watch};
 use crate::owner::Owner;
-use crate::policy::Supply;
+use crate::policy::{Charge, Left, Supply};
 use crate::region::{Node, Region, RegionKind, Slice};
 
 /// Shortest time between two looks at quarantined memory.
@@ -30,6 +30,12 @@ const REVIEW: Duration = Duration::from_secs(1);
 pub trait Source: Send + Sync {
     /// Supplies of every region, now. A region that cannot be read has none.
     fn supplies(&self) -> Vec<Supply>;
+
+    /// Slices of pools that clients of earlier brokers may still have, after [`Source::supplies`]; `None` if the
+    /// ledger cannot be read.
+    fn left(&self) -> Option<Vec<Left>> {
+        Some(Vec::new())
+    }
 
     /// Grants a slice of `region`. `cancel` is set when the slice is no longer wanted.
     ///
@@ -68,6 +74,14 @@ pub trait Held: Send {
 
     /// Its bytes.
     fn backing(&self) -> &dyn Backing;
+
+    /// Records the account that it is on, for the broker after this one, before [`Held::hand_out`].
+    ///
+    /// # Errors
+    /// [`NotMade`].
+    fn charge(&self, _charge: &Charge) -> Result<(), NotMade> {
+        Ok(())
+    }
 
     /// A description of its memory for its client.
     ///
@@ -108,6 +122,11 @@ impl Held for Leased {
     }
     fn backing(&self) -> &dyn Backing {
         &self.lease
+    }
+
+    fn charge(&self, charge: &Charge) -> Result<(), NotMade> {
+        let failed = |error: LedgerError| NotMade::Failed(Chain(&error as &dyn Report).to_string());
+        self.lease.charge(charge).map_err(failed)
     }
 
     fn hand_out(&self) -> io::Result<File> {
@@ -153,6 +172,8 @@ pub struct LedgerSource {
     reviewed: Mutex<Option<Instant>>,
     /// The last failed scrub of each region's idle memory.
     failures: Mutex<BTreeMap<String, String>>,
+    /// The note that accounts of earlier brokers were lost.
+    lost: sync::Once,
 }
 
 impl LedgerSource {
@@ -170,6 +191,7 @@ impl LedgerSource {
             memory: kept,
             reviewed: Mutex::default(),
             failures: Mutex::default(),
+            lost: sync::Once::new(),
         }
     }
 
@@ -257,6 +279,18 @@ impl Source for LedgerSource {
     fn supplies(&self) -> Vec<Supply> {
         let mut reviews = None;
         self.regions.iter().map(|region| self.supply(region, &mut reviews)).collect()
+    }
+
+    fn left(&self) -> Option<Vec<Left>> {
+        let (left, was_lost) = self.ledger.left_in_pools(&self.regions).ok()?;
+        if was_lost && self.regions.iter().any(|region| region.kind.is_pool()) {
+            self.lost.call_once(|| {
+                tracing::info!(
+                    "a record of this boot was lost: memory of pools that clients of earlier brokers keep may count on no account"
+                );
+            });
+        }
+        Some(left)
     }
 
     fn grant(&self, region: &str, request: &Request, cancel: &AtomicBool) -> Result<Box<dyn Held>, NotMade> {
@@ -376,6 +410,7 @@ mod tests {
             memory: Arc::new(PlainFile(path)),
             reviewed: Mutex::default(),
             failures: Mutex::default(),
+            lost: sync::Once::new(),
         }
     }
 

@@ -10,13 +10,14 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::link::Kept;
 use super::session::Key;
 use super::source::{Held, NotMade};
-use crate::policy::Supply;
+use crate::policy::{Left, Supply};
 
 /// Result of a thread.
 pub(super) enum Done {
     Made(Result<Box<dyn Held>, NotMade>),
     Returned(Result<(), Kept>),
-    Looked(Vec<Supply>),
+    /// The regions' supplies, and what clients of earlier brokers may still have.
+    Looked(Vec<Supply>, Vec<Left>),
     Tidied,
 }
 

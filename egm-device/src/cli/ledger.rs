@@ -156,6 +156,7 @@ fn row(region: &Region, held: &Held) -> Vec<String> {
             Use::Granted if has_whole_device(region, held) => "granted, with the whole device".to_owned(),
             Use::Granted => "granted".to_owned(),
             Use::Scrubbing => "scrubbing".to_owned(),
+            Use::Quarantined if held.evidence.is_empty() => "quarantined, not checked yet".to_owned(),
             Use::Quarantined => format!("quarantined: {}", reasons(&held.evidence)),
         },
     ]

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  sole.rs   memory that is a file of its own: the kernel counts its open descriptions
+//!  nameless.rs  the same of a file that an earlier process had: the kernel finds it as long as it exists
 //!  scan.rs   what `/proc` shows of every process ──► Found ──judge.rs──► Verdict     (pure)
 //!                                                          ──gpu.rs────► processes that have a GPU
 //!  readers.rs  one process after another, none for long
@@ -12,6 +13,7 @@
 
 mod gpu;
 mod judge;
+mod nameless;
 mod readers;
 mod scan;
 mod sole;
@@ -32,6 +34,8 @@ use crate::backing::Backing;
 use crate::owner::Owner;
 
 pub(crate) use gpu::{GpuQuestion, users_of_gpu};
+pub use nameless::MemoryFile;
+pub(crate) use nameless::look_at_nameless;
 pub(crate) use scan::own_devices;
 pub(crate) use sole::reopen;
 

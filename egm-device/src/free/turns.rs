@@ -40,6 +40,11 @@ pub(super) fn look(question: &Question) -> Verdict {
     TURNS.look(question)
 }
 
+/// Looks at all processes once, for the answers to all `questions`.
+pub(super) fn look_at_all(questions: &[Question]) -> Vec<Verdict> {
+    TURNS.look_at_all(questions)
+}
+
 type Scan = dyn Fn(&BTreeSet<FileName>) -> Found + Send + Sync;
 
 /// A scan serves all requests that came before it began, so more requests do not make this process read `/proc` more often. It has
@@ -75,9 +80,19 @@ impl Turns {
     }
 
     fn look(self: &Arc<Self>, question: &Question) -> Verdict {
-        let Some(found) = self.wait(std::slice::from_ref(&question.file)) else {
-            return Verdict::unknown(&question.bytes);
-        };
+        let found = self.wait(std::slice::from_ref(&question.file));
+        self.answer(question, found.as_deref())
+    }
+
+    fn look_at_all(self: &Arc<Self>, questions: &[Question]) -> Vec<Verdict> {
+        let files: Vec<FileName> = questions.iter().map(|question| question.file.clone()).collect();
+        let found = self.wait(&files);
+        questions.iter().map(|question| self.answer(question, found.as_deref())).collect()
+    }
+
+    /// The answer to `question`, by what a scan found.
+    fn answer(&self, question: &Question, found: Option<&OnceLock<Found>>) -> Verdict {
+        let Some(found) = found else { return Verdict::unknown(&question.bytes) };
         let state = self.state();
         let seen = question.last.iter().filter_map(|owner| state.devices.get(&owner.pid));
         let devices = seen.flatten().chain(&question.devices).cloned().collect();

@@ -22,6 +22,8 @@ mod line;
 mod memory;
 pub mod openers;
 mod owners;
+mod pool_slice;
+mod pools;
 mod quarantine;
 pub mod record;
 mod retire;
@@ -44,6 +46,7 @@ use egm_address::{InRegion, Offset, Span, SpanSet};
 pub use error::{GrantError, LedgerError};
 pub use gpus::{GpuLease, HeldGpu};
 pub use memory::{HostMemory, Memory, Progress, Watch};
+pub use pool_slice::PoolSlice;
 pub use record::Identity;
 pub use retire::{UnretireError, Unretired};
 pub use states::{Held, States};
@@ -200,6 +203,7 @@ impl Ledger {
                 earlier,
                 devices,
                 small_pages: 0,
+                pool: None,
             });
             let (owner, by) = (request.owner.clone(), Actor::of(&request.owner));
             Ok(Taken {

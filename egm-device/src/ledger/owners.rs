@@ -98,6 +98,7 @@ mod tests {
             earlier,
             devices: std::collections::BTreeSet::new(),
             small_pages: 0,
+            pool: None,
         }
     }
 

@@ -114,6 +114,9 @@ impl Ledger {
         due: &dyn Fn(&Entry) -> bool,
         watch: &Watch<'_>,
     ) -> Result<Vec<Entry>, LedgerError> {
+        if region.kind.is_pool() {
+            return self.look_at_left(region);
+        }
         let line = line_of(region)?;
         let here = |entry: &Entry| entry.line == line.name && due(entry) && line.whole.overlaps(entry.span);
         let (record, _) = self.look()?;
@@ -171,7 +174,7 @@ impl Ledger {
 
 impl Ledger {
     /// Logs the end of a quarantine.
-    fn log_release(&self, region: &Region, line: &Line, entry: &Entry) {
+    pub(super) fn log_release(&self, region: &Region, line: &Line, entry: &Entry) {
         if let Some(bytes) = line.offset(entry.span) {
             let since = Duration::from_secs(now().saturating_sub(entry.since));
             let action = Action::new(Actor::of(&entry.owner), audit::Place::of(&region.name, bytes), since);
@@ -271,7 +274,7 @@ impl Taken {
         if bytes == 0 { Ok(()) } else { self.change_entry(|entry| entry.small_pages = bytes) }
     }
 
-    fn change_entry(&self, step: impl Fn(&mut Entry)) -> Result<(), LedgerError> {
+    pub(super) fn change_entry(&self, step: impl Fn(&mut Entry)) -> Result<(), LedgerError> {
         self.ledger.change(|record| {
             let is_it = |entry: &&mut Entry| entry.line == self.line.name && entry.span == self.place;
             record.grants.iter_mut().filter(is_it).for_each(step);
@@ -348,6 +351,7 @@ impl Taken {
                 earlier: earlier.clone(),
                 devices: devices.clone(),
                 small_pages: 0,
+                pool: None,
             }));
             for entry in &self.before {
                 let left = SpanSet::from_iter([entry.span]).minus(used);

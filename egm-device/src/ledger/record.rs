@@ -13,10 +13,11 @@ use egm_address::{Address, PciAddress, Span, SpanSet, align_down, align_up};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::pool_slice::PoolSlice;
 use crate::free::Evidence;
 use crate::owner::Owner;
 
-/// Maximum size of a record in bytes, for its writer and its reader alike: 16 MiB are some 60,000 grants.
+/// Maximum size of a record in bytes, for its writer and its reader alike: 16 MiB are some 60,000 grants, fewer of pools.
 pub const LIMIT: usize = 16 << 20;
 
 /// Maximum number of retired spans of a line. Beyond it, neighbours are joined to blocks with the sound bytes between
@@ -97,6 +98,9 @@ pub struct Entry {
     /// Bytes that no page of 2 MiB can map, because of where the blocks of the slice's file lie.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub small_pages: u64,
+    /// Of a pool's slice that a broker granted: what a later broker needs to count it, until it is in no process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<PoolSlice>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -419,6 +423,7 @@ mod tests {
             earlier: Vec::new(),
             devices: BTreeSet::new(),
             small_pages: 0,
+            pool: None,
         });
         record
     }

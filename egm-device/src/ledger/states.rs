@@ -110,9 +110,10 @@ impl Ledger {
         let error = |source| self.lock_error(line, source);
         let locked = claim::held(file, line.whole).map_err(error)?;
         let inode = inode(file).map_err(error)?;
+        let is_left = |entry: &Entry| entry.is_left_in_pool(&locked);
         let lives = |entry: &&Entry| {
             entry.line == line.name
-                && if entry.is_quarantined() {
+                && if entry.is_quarantined() || is_left(entry) {
                     true
                 } else if entry.lock == inode {
                     SpanSet::from_iter(entry.span.intersection(line.whole)).minus(&locked).is_empty()
@@ -128,7 +129,8 @@ impl Ledger {
             Some(Held { span: line.offset(span)?, owner, usage: Use::Granted, since: 0, evidence })
         });
         let known = known.iter().filter_map(|entry| {
-            let (owner, usage, since) = (entry.owner(), entry.usage, entry.since);
+            let (owner, since) = (entry.owner(), entry.since);
+            let usage = if is_left(entry) { Use::Quarantined } else { entry.usage };
             Some(Held {
                 span: line.offset(entry.span)?,
                 owner,

@@ -12,6 +12,8 @@ const FRACTION: u32 = 16;
 #[derive(Debug, Clone, Default)]
 pub struct Accounts {
     held: BTreeMap<(Tenant, String), u64>,
+    /// Bytes that clients of earlier brokers may still have.
+    left: BTreeMap<(Tenant, String), u64>,
     served: BTreeMap<Tenant, u128>,
     clock: Duration,
 }
@@ -104,8 +106,17 @@ impl Accounts {
         }
     }
 
+    /// From now on, `left` bytes are on their tenants' accounts beside what these hold.
+    pub(super) fn set_left(&mut self, left: impl Iterator<Item = (Tenant, String, u64)>) {
+        self.left.clear();
+        for (tenant, region, bytes) in left {
+            let sum = self.left.entry((tenant, region)).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+    }
+
     fn sum(&self, of: impl Fn(&(Tenant, String)) -> bool) -> u64 {
-        let held = self.held.iter().filter(|(key, _)| of(key));
+        let held = self.held.iter().chain(&self.left).filter(|(key, _)| of(key));
         held.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 }

@@ -20,7 +20,7 @@ pub use decide::{Ask, Decision, Free, Refusal, Why};
 pub(crate) use file::is_word;
 pub use file::{Names, PolicyError, load, parse};
 pub use queue::{Patience, Pick, Queue, Ticket, Waiter};
-pub use rules::{Peer, Policy, Rule, RuleId, Supply, Tenant, Who};
+pub use rules::{Charge, Left, Peer, Policy, Rule, RuleId, Supply, Tenant, Who};
 
 #[cfg(test)]
 mod boundaries;

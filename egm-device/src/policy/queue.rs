@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::accounts::Accounts;
-use super::rules::{Policy, Supply, Tenant};
+use super::rules::{Left, Policy, Supply, Tenant};
 
 /// How many grants may precede a waiting request before it is overdue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,6 +136,16 @@ impl Queue {
         let before = self.waiting.len();
         self.waiting.retain(|w| w.ticket != ticket);
         self.waiting.len() < before
+    }
+
+    /// Counts slices that clients of earlier brokers may still have, as far as a rule still covers them, in place of those of
+    /// the last call.
+    pub fn set_left(&mut self, left: &[Left], supplies: &[Supply]) {
+        let on_account = |left: &Left| {
+            let supply = supplies.iter().find(|supply| supply.region == left.region)?;
+            Some((self.policy.tenant_of(left, supply)?, left.region.clone(), left.bytes))
+        };
+        self.accounts.set_left(left.iter().filter_map(on_account));
     }
 
     /// A slice of a [`Pick`] came back, or could not be made.

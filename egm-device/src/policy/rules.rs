@@ -2,6 +2,8 @@
 
 use std::num::NonZeroU32;
 
+use serde::{Deserialize, Serialize};
+
 /// Identity of a process, as the kernel reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
@@ -40,6 +42,31 @@ pub struct Tenant {
     pub rule: RuleId,
     /// The user.
     pub uid: u32,
+}
+
+/// An account without its user, in terms that outlive the broker and its policy.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Charge {
+    /// The group that the rule names, if it names one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gid: Option<u32>,
+    /// The VM class that the rule is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
+}
+
+/// A slice of a pool that a client of an earlier broker may still have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Left {
+    /// The region.
+    pub region: String,
+    /// The client's user.
+    pub uid: u32,
+    /// The rest of its account.
+    pub charge: Charge,
+    /// Bytes.
+    pub bytes: u64,
 }
 
 /// What one rule allows. Sizes in bytes.
@@ -156,6 +183,23 @@ impl Policy {
         let fits =
             |rule: &Rule| rule.who.names(peer) && rule.class.as_deref() == class && rule.covers(supply);
         self.rules.iter().position(fits).map(|at| Tenant { rule: RuleId(at), uid: peer.uid })
+    }
+
+    /// The charge of slices on the account of `tenant`.
+    #[must_use]
+    pub fn charge(&self, tenant: Tenant) -> Charge {
+        let rule = self.of(tenant.rule);
+        let gid = rule.and_then(|rule| match rule.who {
+            Who::Group(gid) => Some(gid),
+            Who::User(_) => None,
+        });
+        Charge { gid, class: rule.and_then(|rule| rule.class.clone()) }
+    }
+
+    /// The account that `left` is on: that of the same request today, if a rule still allows it.
+    pub(super) fn tenant_of(&self, left: &Left, supply: &Supply) -> Option<Tenant> {
+        let peer = Peer { uid: left.uid, gids: left.charge.gid.into_iter().collect() };
+        self.tenant(&peer, left.charge.class.as_deref(), supply)
     }
 
     /// Whether any rule names `peer`: the broker may ignore a peer that no rule names.

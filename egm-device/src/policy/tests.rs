@@ -88,6 +88,65 @@ fn a_class_is_for_those_whom_its_rule_names() {
 }
 
 #[test]
+fn a_slice_left_by_a_client_of_an_earlier_broker_is_on_the_account_of_its_rule_today() {
+    let text = r#"{"rules": [
+        {"name": "alice", "user": "alice", "regions": ["memfd"], "quota": "1GiB"},
+        {"name": "train", "group": "gpu", "class": "train", "regions": ["memfd"], "quota": "4GiB"}
+    ]}"#;
+    let all = [supply("local", "memfd", 8 * G, 8 * G), supply("egm4", "egm", 8 * G, 8 * G)];
+    let policy = parse(text, &names()).unwrap();
+    // As the session has it, for the record.
+    let left = |uid, gids: &[u32], class, bytes| {
+        let tenant = policy.tenant(&peer(uid, gids), class, &all[0]).unwrap();
+        Left { region: "local".into(), uid, charge: policy.charge(tenant), bytes }
+    };
+    let all_left = [
+        left(1000, &[100, 500], None, G / 2),
+        left(1000, &[100, 500], Some("train"), G),
+        left(1001, &[500], Some("train"), 2 * G),
+    ];
+    let held = |policy: &Policy, left: &[Left]| {
+        let mut queue = Queue::new(policy.clone(), Patience::default());
+        queue.set_left(&[Left { bytes: 7 * G, ..all_left[0].clone() }], &all);
+        queue.set_left(left, &all);
+        let of = |name| policy.rules().iter().position(|rule| rule.name == name).map(RuleId);
+        ["alice", "train"].map(|name| of(name).map(|rule| queue.accounts().held_by_rule(rule)))
+    };
+    assert_eq!(held(&policy, &all_left), [Some(G / 2), Some(3 * G)]);
+    assert_eq!(held(&policy, &[]), [Some(0), Some(0)], "the last call counts");
+    let elsewhere = Left { region: "gone".into(), ..all_left[0].clone() };
+    assert_eq!(held(&policy, &[elsewhere]), [Some(0), Some(0)]);
+    // Rules that an operator renamed or put in another order are those of the same requests, and removed ones of none.
+    let renamed = text.replace("\"train\", \"group\"", "\"other\", \"group\"");
+    assert_eq!(held(&parse(&renamed, &names()).unwrap(), &all_left), [Some(G / 2), None]);
+    let mut rules = policy.rules().to_vec();
+    rules.reverse();
+    assert_eq!(held(&Policy::new(rules.clone()), &all_left), [Some(G / 2), Some(3 * G)]);
+    rules.retain(|rule| rule.name != "train");
+    assert_eq!(held(&Policy::new(rules), &all_left), [Some(G / 2), None]);
+}
+
+#[test]
+fn what_is_left_counts_against_a_quota_beside_what_is_held() {
+    let mut limited = rule("limited", 1000);
+    (limited.quota, limited.reservation) = (Some(4 * G), 4 * G);
+    let all = [supply("egm4", "egm", 8 * G, 8 * G)];
+    let mut queue = Queue::new(Policy::new(vec![limited]), Patience::default());
+    let charge = Charge::default();
+    queue.set_left(&[Left { region: "egm4".into(), uid: 1000, charge, bytes: G }], &all);
+    let tenant = queue.policy().tenant(&peer(1000, &[]), None, &all[0]).unwrap();
+    let unused = |queue: &Queue| queue.accounts().unused_reservation(queue.policy(), tenant.rule, "egm4");
+    assert_eq!(unused(&queue), 3 * G);
+    for size in [2 * G, G + 1, G] {
+        queue.arrive(Duration::ZERO, size, vec![("egm4".into(), tenant)]);
+    }
+    let served = std::iter::from_fn(|| Some(queue.next(Duration::ZERO, &all)?.size)).collect::<Vec<_>>();
+    assert_eq!((served, unused(&queue)), (vec![2 * G, G], 0));
+    queue.set_left(&[], &all);
+    assert_eq!(queue.accounts().held(tenant), 3 * G);
+}
+
+#[test]
 fn the_first_rule_that_fits_decides() {
     let mut rules = vec![rule("small", 1000), rule("large", 1000)];
     rules[0].quota = Some(G);

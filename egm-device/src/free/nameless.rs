@@ -1,0 +1,209 @@
+//! Memory files without a name, found again by a process that has no descriptor of them.
+//!
+//! A memfd has a file handle: the kernel opens it as long as the inode exists, whatever refers to it, and no later inode has
+//! the same one. hugetlbfs has no handles: there the scan of `/proc` decides, by the inode's number.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde::{Deserialize, Serialize};
+
+use super::{FileName, Hold, Question, Verdict, turns};
+use crate::owner::Owner;
+use crate::sys::{self, Handle};
+
+/// Device and inode of no file. In `/proc/PID/maps`, zeroes are those of memory without one.
+const NO_FILE: (u32, u32, u64) = (u32::MAX, u32::MAX, u64::MAX);
+
+/// A memory file, as a record keeps it for a later process of the same boot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryFile {
+    /// Device (major, minor) and inode.
+    inode: (u32, u32, u64),
+    /// Its path, as the kernel prints it.
+    path: String,
+    /// Bytes.
+    size: u64,
+    /// Its handle, where the file system has one: type and bytes, in hexadecimal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    handle: Option<(i32, String)>,
+}
+
+/// State of a file that this process has no descriptor of, by the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Existence {
+    /// Something refers to it.
+    Exists,
+    /// Nothing does, so it was freed.
+    Gone,
+    /// The kernel cannot find it without a descriptor.
+    Unknown,
+}
+
+impl MemoryFile {
+    /// The memory file of `file`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn of(file: &File) -> io::Result<Self> {
+        let name = FileName::of(file)?;
+        let hex = |handle: Handle| {
+            let digits = handle.bytes.iter().map(|byte| format!("{byte:02x}"));
+            (handle.kind, digits.collect::<String>())
+        };
+        // Without a handle it is found by a scan.
+        let handle = sys::handle(file).ok().map(hex);
+        let path = name.path.to_string_lossy().into_owned();
+        Ok(Self { inode: name.inode, path, size: file.metadata()?.len(), handle })
+    }
+
+    /// What a scan looks for.
+    fn name(&self) -> FileName {
+        FileName { inode: self.inode, device: None, path: PathBuf::from(&self.path) }
+    }
+
+    fn handle(&self) -> Option<Handle> {
+        let (kind, digits) = self.handle.as_ref()?;
+        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        let bytes = digits.as_bytes().chunks(2).map(byte).collect::<Option<_>>()?;
+        Some(Handle { kind: *kind, bytes })
+    }
+
+    /// Whether the file exists, on the file system of `memfd`.
+    fn existence(&self, memfd: &File) -> Existence {
+        let find = || {
+            let handle = self.handle()?;
+            let (this, other) = (self.inode, FileName::of(memfd).ok()?.inode);
+            ((this.0, this.1) == (other.0, other.1)).then(|| sys::open_handle(memfd, &handle).ok()).flatten()
+        };
+        match find() {
+            Some(Some(_)) => Existence::Exists,
+            Some(None) => Existence::Gone,
+            None => Existence::Unknown,
+        }
+    }
+}
+
+/// Whether each of `files`, which its owner had, is free. One scan serves all of them.
+pub(crate) fn look_at_nameless(files: &[(MemoryFile, Owner)]) -> Vec<Verdict> {
+    // All memfds are on one file system, which any of them names.
+    let any = memfd_create(c"any", MemfdFlags::CLOEXEC).map(File::from);
+    let existence = |file: &MemoryFile| any.as_ref().map_or(Existence::Unknown, |any| file.existence(any));
+    let asked: Vec<_> = files.iter().map(|(file, owner)| question(file, owner, existence(file))).collect();
+    let questions: Vec<Question> = asked.iter().map(|(_, question)| question.clone()).collect();
+    let verdicts = turns::look_at_all(&questions).into_iter().zip(&asked);
+    let with_kernels = |(verdict, (existence, question)): (Verdict, &(Existence, Question))| match verdict {
+        Verdict::Free if *existence == Existence::Exists => {
+            Verdict::held_by(Hold::Description, &question.bytes)
+        }
+        verdict => verdict,
+    };
+    verdicts.map(with_kernels).collect()
+}
+
+/// The question of a scan for `file` after `owner`.
+fn question(file: &MemoryFile, owner: &Owner, existence: Existence) -> (Existence, Question) {
+    let bytes: Range<u64> = 0..file.size;
+    let mut name = file.name();
+    if existence == Existence::Gone {
+        // Its pages may be pinned. A mapping is of another file with its number.
+        (name.inode, name.path) = (NO_FILE, PathBuf::new());
+    }
+    // Where the kernel does not count, the owner can have sent a descriptor to any user.
+    let was_lost = existence == Existence::Unknown;
+    let (devices, others) = (BTreeSet::new(), Vec::new());
+    (existence, Question { file: name, bytes, last: vec![owner.clone()], devices, was_lost, others })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backing::{Anonymous, Backing};
+    use crate::free::reopen;
+    use crate::mapping::Mapping;
+
+    fn holds(file: &MemoryFile) -> Vec<Hold> {
+        // The owner is no user of this host: whatever other tests keep in flight is not its own.
+        let owner = Owner { uid: 4_000_000, pid: 0, started: 0, ..Owner::this("vm") };
+        match look_at_nameless(&[(file.clone(), owner)]).remove(0) {
+            Verdict::Free => Vec::new(),
+            Verdict::InUse { evidence, .. } => evidence.into_iter().map(|evidence| evidence.hold).collect(),
+        }
+    }
+
+    fn existence(file: &MemoryFile) -> Existence {
+        file.existence(&memfd_create(c"any", MemfdFlags::CLOEXEC).unwrap().into())
+    }
+
+    /// A socket pair with `file` in flight.
+    fn in_flight(file: &File) -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
+        use std::os::fd::AsFd;
+
+        use rustix::net::{
+            AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+            sendmsg, socketpair,
+        };
+        let (near, far) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let descriptors = [file.as_fd()];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        sendmsg(&near, &[io::IoSlice::new(b".")], &mut control, SendFlags::empty()).unwrap();
+        (near, far)
+    }
+
+    /// Whether this user may open files by their handles.
+    fn is_root() -> bool {
+        let is_root = rustix::process::geteuid().is_root();
+        if !is_root {
+            println!("skipped: only root opens files by their handles");
+        }
+        is_root
+    }
+
+    #[test]
+    fn a_memfd_exists_as_long_as_anything_refers_to_it() {
+        if !is_root() {
+            return;
+        }
+        let memory = Anonymous::new("test", 1 << 20, None).unwrap();
+        let file = MemoryFile::of(memory.file()).unwrap();
+        let mapping = Mapping::new(&memory, 0, memory.size(), 0).unwrap();
+        let given = reopen(memory.file()).unwrap();
+        drop(memory);
+        assert_eq!(holds(&file), [Hold::Mapping]);
+        drop(mapping);
+        let sockets = in_flight(&given);
+        drop(given);
+        assert_eq!((existence(&file), holds(&file)), (Existence::Exists, vec![Hold::Description]));
+        drop(sockets);
+        assert_eq!((existence(&file), holds(&file)), (Existence::Gone, vec![]));
+    }
+
+    #[test]
+    fn a_record_s_handle_that_is_none_decides_nothing() {
+        if !is_root() {
+            return;
+        }
+        let memory = Anonymous::new("test", 1 << 20, None).unwrap();
+        let file = MemoryFile::of(memory.file()).unwrap();
+        let kind = file.handle.as_ref().unwrap().0;
+        for digits in ["", "x", "0x", "é", &"00".repeat(200)] {
+            let wrong = MemoryFile { handle: Some((kind, digits.to_owned())), ..file.clone() };
+            assert_eq!(existence(&wrong), Existence::Unknown, "{digits}");
+        }
+        let elsewhere = MemoryFile { inode: (0xfff, 1, 2), ..file.clone() };
+        assert_eq!(existence(&elsewhere), Existence::Unknown, "a file system without memfds");
+        let mapping = Mapping::new(&memory, 0, memory.size(), 0).unwrap();
+        let nameless = MemoryFile { handle: None, ..file };
+        assert_eq!(existence(&nameless), Existence::Unknown);
+        assert!(holds(&nameless).contains(&Hold::Mapping), "the scan decides");
+        drop(mapping);
+    }
+}

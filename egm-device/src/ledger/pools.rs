@@ -1,0 +1,195 @@
+//! Memory of pools that clients of an earlier broker may still have: on its owner's account until it is in no process.
+//!
+//! A pool's slice is a file of its own. The broker that granted it has the only descriptor that shows whether the file is in
+//! use, so its record names the file, durably before the slice leaves. An entry that no lock keeps any more was left
+//! behind. It is kept from every grant, and removed when the kernel shows that the file is gone.
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use egm_address::SpanSet;
+
+use super::pool_slice::PoolSlice;
+use super::record::{Entry, OnLine, Use};
+use super::{Ledger, LedgerError, Line, claim, line_of};
+use crate::audit::{Actor, Event, Finding, Place};
+use crate::free::{self, Evidence, MemoryFile, Verdict};
+use crate::lease::Lease;
+use crate::policy::{Charge, Left};
+use crate::region::Region;
+
+impl Entry {
+    /// Whether this is a slice of a pool whose broker has ended, or whose lock file was removed. `locked` bytes of its line
+    /// have a holder.
+    pub(super) fn is_left_in_pool(&self, locked: &SpanSet<OnLine>) -> bool {
+        let is_unlocked = || SpanSet::from_iter([self.span]).minus(locked).size() == self.span.size();
+        self.pool.is_some() && (self.is_quarantined() || is_unlocked())
+    }
+}
+
+impl Lease {
+    /// Records the file of a pool's slice and its account, for the broker after this one.
+    ///
+    /// # Errors
+    /// [`LedgerError`]; the slice must not leave this process.
+    pub(crate) fn charge(&self, charge: &Charge) -> Result<(), LedgerError> {
+        if self.region().kind.keeps_bytes() || egm_address::fault!("pool-account-forgotten") {
+            return Ok(());
+        }
+        let error = |source| LedgerError::Record { step: "find the memory file for", source };
+        let file = MemoryFile::of(crate::backing::Backing::file(self)).map_err(error)?;
+        let pool = PoolSlice { file, charge: charge.clone() };
+        self.taken.change_entry(|entry| entry.pool = Some(pool.clone()))
+    }
+}
+
+impl Ledger {
+    /// Slices of pools among `regions` that clients of ended brokers may still have, and whether there may be others, because a
+    /// record of this boot was lost.
+    ///
+    /// # Errors
+    /// [`LedgerError`].
+    pub(crate) fn left_in_pools(&self, regions: &[Region]) -> Result<(Vec<Left>, bool), LedgerError> {
+        let (record, _) = self.look()?;
+        let mut left = Vec::new();
+        for region in regions.iter().filter(|region| region.kind.is_pool()) {
+            left.extend(self.left(&record.grants, &line_of(region)?)?.into_iter().filter_map(|entry| {
+                let (region, uid, bytes) = (region.name.clone(), entry.owner.uid, entry.span.size());
+                Some(Left { region, uid, charge: entry.pool?.charge, bytes })
+            }));
+        }
+        Ok((left, record.was_lost))
+    }
+
+    /// Entries of `line` that were left behind.
+    fn left(&self, grants: &[Entry], line: &Line) -> Result<Vec<Entry>, LedgerError> {
+        let here = grants.iter().filter(|entry| entry.line == line.name && entry.pool.is_some());
+        let (file, error) = (self.line_file(line)?, |source| self.lock_error(line, source));
+        let mut left = Vec::new();
+        for entry in here {
+            // By itself: the region may be smaller than it was.
+            let locked = claim::held(&file, entry.span).map_err(error)?;
+            left.extend(entry.is_left_in_pool(&locked).then(|| entry.clone()));
+        }
+        Ok(left)
+    }
+
+    /// Looks at the slices of the pool `region` that were left behind; returns the entries of memory that is in no process now.
+    pub(super) fn look_at_left(&self, region: &Region) -> Result<Vec<Entry>, LedgerError> {
+        let line = line_of(region)?;
+        let left = self.left(&self.look()?.0.grants, &line)?;
+        let file = |entry: &Entry| Some((entry.pool.as_ref()?.file.clone(), entry.owner.clone()));
+        let files: Vec<_> = left.iter().filter_map(file).collect();
+        if files.is_empty() {
+            return Ok(Vec::new());
+        }
+        let verdicts = free::look_at_nameless(&files);
+        let start = |entry: &Entry| entry.span.start();
+        let answers = left.iter().zip(&verdicts);
+        let answers: BTreeMap<_, _> = answers.map(|answer| (start(answer.0), answer)).collect();
+        self.change(|record| {
+            // Another process may have looked at the same time.
+            let still: BTreeSet<_> = self.left(&record.grants, &line)?.iter().map(start).collect();
+            let verdict = |entry: &Entry| {
+                let (was, verdict) = answers.get(&start(entry))?;
+                (*was == entry && still.contains(&start(entry))).then_some(*verdict)
+            };
+            record.grants.retain(|entry| verdict(entry) != Some(&Verdict::Free));
+            for entry in &mut record.grants {
+                if let Some(Verdict::InUse { evidence, .. }) = verdict(entry) {
+                    (entry.usage, entry.lock) = (Use::Quarantined, 0);
+                    entry.evidence.clone_from(evidence);
+                }
+            }
+            Ok::<_, LedgerError>(())
+        })?;
+        let mut freed = Vec::new();
+        for (entry, verdict) in left.into_iter().zip(verdicts) {
+            match verdict {
+                Verdict::InUse { evidence, .. } if entry.usage != Use::Quarantined => {
+                    self.log_left(region, &line, &entry, &evidence);
+                }
+                Verdict::InUse { .. } => {}
+                Verdict::Free => {
+                    if entry.usage == Use::Quarantined {
+                        self.log_release(region, &line, &entry);
+                    }
+                    freed.push(entry);
+                }
+            }
+        }
+        Ok(freed)
+    }
+
+    /// Logs that a slice is in use although its broker has ended.
+    fn log_left(&self, region: &Region, line: &Line, entry: &Entry, evidence: &[Evidence]) {
+        if let Some(bytes) = line.offset(entry.span) {
+            let reason = evidence.iter().map(Evidence::to_string).collect::<Vec<_>>().join(", ");
+            let place = Place::of(&region.name, bytes);
+            let finding = Finding::new(Actor::of(&entry.owner), place, &reason);
+            self.audit().write(&Event::Quarantine(finding));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use egm_address::ByteSize;
+
+    use super::*;
+    use crate::backing::tests::region;
+    use crate::carve::plan::Request;
+    use crate::ledger::{Identity, Paths, Watch};
+    use crate::owner::Owner;
+    use crate::region::RegionKind;
+
+    const PAGE: u64 = 4096;
+
+    /// A slice that was charged and handed out, whose broker has ended; its memory.
+    fn leave(ledger: &Ledger, region: &Region, pages: u64) -> std::fs::File {
+        // The owner is no user of this host: whatever other tests keep in flight is not its own.
+        let owner = Owner { uid: 4_000_000, pid: 0, started: 0, ..Owner::this("vm") };
+        let request = Request::new(pages * PAGE, owner);
+        let lease = ledger.grant_from(&ledger.memory(), region, &request, &Watch::nobody()).unwrap();
+        let charge = Charge { gid: Some(7), class: Some("train".to_owned()) };
+        assert!(left(ledger, region).is_empty());
+        lease.charge(&charge).unwrap();
+        assert!(left(ledger, region).is_empty(), "this process has it locked");
+        lease.hand_out().unwrap()
+    }
+
+    fn left(ledger: &Ledger, region: &Region) -> Vec<Left> {
+        ledger.left_in_pools(std::slice::from_ref(region)).unwrap().0
+    }
+
+    #[test]
+    fn a_slice_of_an_ended_broker_is_left_as_long_as_its_memory_exists() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: only root opens files by their handles");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let identity = Identity { machine: Some("host".into()), boot: "boot".into() };
+        let ledger = Ledger::open(Paths::below(folder.path()), identity.clone()).unwrap();
+        let pool = region(RegionKind::Memfd, 4 * PAGE, PAGE);
+        let memory = leave(&ledger, &pool, 3);
+        let charge = Charge { gid: Some(7), class: Some("train".to_owned()) };
+        let expected = [Left { region: "r".into(), uid: 4_000_000, charge, bytes: 3 * PAGE }];
+        assert_eq!(left(&ledger, &pool), expected);
+        assert_eq!(ledger.states(&pool).unwrap().held[0].usage, Use::Quarantined, "kept from others");
+        // It counts in a smaller pool, too, and where the folder of locks was removed.
+        let smaller = Region { size: ByteSize::new(PAGE), ..pool.clone() };
+        assert_eq!(left(&ledger, &smaller), expected);
+        std::fs::remove_dir_all(folder.path().join("run")).unwrap();
+        let ledger = Ledger::open(Paths::below(folder.path()), identity).unwrap();
+        assert_eq!(left(&ledger, &pool), expected);
+        for _ in 0..2 {
+            assert!(ledger.review(&pool).unwrap().is_empty());
+            assert_eq!(left(&ledger, &pool), expected);
+        }
+        drop(memory);
+        assert_eq!(ledger.review(&pool).unwrap().len(), 1);
+        assert!(left(&ledger, &pool).is_empty() && ledger.states(&pool).unwrap().held.is_empty());
+        let request = Request::new(4 * PAGE, Owner::this("next"));
+        assert!(ledger.grant_from(&ledger.memory(), &pool, &request, &Watch::nobody()).is_ok());
+    }
+}
