@@ -5,7 +5,7 @@
 //!  nameless.rs  the same of a file that an earlier process had: the kernel finds it as long as it exists
 //!  scan.rs   what `/proc` shows of every process ──► Found ──judge.rs──► Verdict     (pure)
 //!                                                          ──gpu.rs────► processes that have a GPU
-//!  readers.rs  one process after another, none for long
+//!  readers.rs  one process after another, none for long ── patience.rs what "long" is
 //!  turns.rs  one scan at a time, for all waiting requests
 //! ```
 //! A lock proves nothing about memory that left this process: the lock of an open file description belongs to every process
@@ -14,6 +14,7 @@
 mod gpu;
 mod judge;
 mod nameless;
+mod patience;
 mod readers;
 mod scan;
 mod sole;

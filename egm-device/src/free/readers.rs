@@ -2,14 +2,18 @@
 //! while it holds what a reader of the mappings needs.
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use rustix::thread::{Pid, gettid};
+
+use super::patience::{Observed, Patience, Progress, observe};
 
 /// Major and minor number of a file's device, and its inode.
 pub(super) type Inode = (u32, u32, u64);
@@ -41,11 +45,18 @@ const MAX_STUCK: usize = 256;
 /// Findings of a look at a process, and whether they are complete.
 pub(super) type Looked = (Vec<What>, io::Result<()>);
 
-type Look = Box<dyn FnOnce() -> Looked + Send>;
+/// A look at a process.
+pub(super) type Reading = Box<dyn FnOnce() -> Looked + Send>;
 
-/// A thread that looks at one process after another. One that waits too long is left behind, and another takes its place.
+/// Looks that a reader takes in their order. One that is left behind takes no more of them.
+type Looks = Arc<Mutex<VecDeque<(Subject, Reading)>>>;
+
+/// A thread that looks at one process after another. One that is kept waiting for too long is left behind, and another
+/// takes its place.
 pub(super) struct Readers {
+    /// For one look.
     patience: Duration,
+    progress: Arc<Progress>,
     /// Users with a process that a thread left behind waits for.
     stuck: Arc<Stuck>,
     reader: Option<Reader>,
@@ -70,8 +81,11 @@ impl Subject {
 }
 
 struct Reader {
-    looks: Sender<(Subject, Look)>,
-    looked: Receiver<Looked>,
+    looks: Sender<Looks>,
+    /// In the order of the looks.
+    results: Receiver<Result<Looked, NotLooked>>,
+    /// Its thread, once that runs.
+    thread: Arc<OnceLock<Pid>>,
 }
 
 /// Reason that a process was not looked at.
@@ -85,53 +99,86 @@ pub(super) enum NotLooked {
 
 impl Stuck {
     fn users(&self) -> MutexGuard<'_, BTreeMap<Subject, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
+    }
+
+    /// Why nothing looks at `subject` now.
+    fn refusal(&self, subject: Subject) -> Option<NotLooked> {
+        let users = self.users();
+        if users.contains_key(&subject) {
+            return Some(NotLooked::Silent);
+        }
+        (users.values().sum::<usize>() >= MAX_STUCK).then_some(NotLooked::NoThread)
     }
 }
 
 impl Readers {
-    /// Readers that wait for each process for `patience` at most.
-    pub(super) fn new(patience: Duration) -> Self {
-        Self { patience, stuck: Arc::default(), reader: None }
+    /// Readers that each process keeps waiting for `patience` at most.
+    pub(super) fn new(patience: Duration, progress: Arc<Progress>) -> Self {
+        Self { patience, progress, stuck: Arc::default(), reader: None }
     }
 
-    /// The result of `look` at `subject`, which costs one wait until it answers.
-    pub(super) fn look(
-        &mut self,
-        subject: Subject,
-        look: impl FnOnce() -> Looked + Send + 'static,
-    ) -> Result<Looked, NotLooked> {
-        let users = self.stuck.users();
-        if users.contains_key(&subject) {
-            return Err(NotLooked::Silent);
-        }
-        if users.values().sum::<usize>() >= MAX_STUCK {
-            return Err(NotLooked::NoThread);
-        }
-        drop(users);
-        let reader = match self.reader.take() {
-            Some(reader) => reader,
-            None => Reader::start(&self.stuck).map_err(|_| NotLooked::NoThread)?,
-        };
-        reader.looks.send((subject, Box::new(look))).map_err(|_| NotLooked::NoThread)?;
-        match reader.looked.recv_timeout(self.patience) {
-            Ok(looked) => {
+    /// The results of `looks`, in their order. A subject that does not answer costs one wait, until it does.
+    pub(super) fn look(&mut self, looks: Vec<(Subject, Reading)>) -> Vec<Result<Looked, NotLooked>> {
+        let subjects: Vec<Subject> = looks.iter().map(|(subject, _)| *subject).collect();
+        let looks = Arc::new(Mutex::new(VecDeque::from(looks)));
+        let mut results = Vec::with_capacity(subjects.len());
+        while results.len() < subjects.len() {
+            let reader = self.reader.take().map_or_else(|| Reader::start(&self.stuck), Ok);
+            let Ok(reader) = reader else { break };
+            if reader.looks.send(Arc::clone(&looks)).is_ok() && self.receive(&reader, &subjects, &mut results)
+            {
                 self.reader = Some(reader);
-                Ok(looked)
             }
-            Err(RecvTimeoutError::Disconnected) => Err(NotLooked::NoThread),
-            Err(RecvTimeoutError::Timeout) => {
+        }
+        results.resize_with(subjects.len(), || Err(NotLooked::NoThread));
+        results
+    }
+
+    /// Adds the results of `reader` for those of `subjects` that have none; false if it is left behind.
+    fn receive(
+        &self,
+        reader: &Reader,
+        subjects: &[Subject],
+        results: &mut Vec<Result<Looked, NotLooked>>,
+    ) -> bool {
+        while let Some(subject) = subjects.get(results.len()) {
+            match self.result(reader, *subject) {
+                Ok(result) => results.push(result),
+                Err(lost) => {
+                    results.push(Err(lost));
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// The next result of `reader`, which is of a look at `subject`.
+    ///
+    /// # Errors
+    /// The reader is left behind.
+    fn result(&self, reader: &Reader, subject: Subject) -> Result<Result<Looked, NotLooked>, NotLooked> {
+        let mut patience = Patience::of(self.patience);
+        loop {
+            let begun = Instant::now();
+            match reader.results.recv_timeout(patience.next_check()) {
+                Ok(result) => {
+                    self.progress.step(Duration::ZERO);
+                    return Ok(result);
+                }
+                Err(RecvTimeoutError::Disconnected) => return Err(NotLooked::NoThread),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.progress.step(patience.check(begun.elapsed(), reader.observe()));
+            if patience.is_over() {
                 // The thread sends under this lock, so it is either done by now or finds itself left behind.
                 let mut users = self.stuck.users();
-                if let Ok(looked) = reader.looked.try_recv() {
-                    drop(users);
-                    self.reader = Some(reader);
-                    return Ok(looked);
-                }
-                let count = users.entry(subject).or_default();
-                *count = count.saturating_add(1);
-                drop(reader);
-                Err(NotLooked::Silent)
+                return reader.results.try_recv().map_err(|_| {
+                    let count = users.entry(subject).or_default();
+                    *count = count.saturating_add(1);
+                    NotLooked::Silent
+                });
             }
         }
     }
@@ -139,33 +186,52 @@ impl Readers {
 
 impl Reader {
     fn start(stuck: &Arc<Stuck>) -> io::Result<Self> {
-        let (looks, asked) = channel::<(Subject, Look)>();
-        let (answers, looked) = channel();
-        let stuck = Arc::clone(stuck);
+        let (looks, asked) = channel::<Looks>();
+        let (answers, results) = channel();
+        let thread = Arc::new(OnceLock::new());
+        let (stuck, this) = (Arc::clone(stuck), Arc::clone(&thread));
         let run = move || {
-            for (subject, look) in asked {
-                let looked = look();
-                let mut users = stuck.users();
-                if answers.send(looked).is_err() {
-                    // It was left behind: its user is read again from now on.
-                    let left = users.get(&subject).map_or(0, |count| count.saturating_sub(1));
-                    if left == 0 {
-                        users.remove(&subject)
-                    } else {
-                        users.insert(subject, left)
-                    };
-                    return;
+            let _ = this.set(gettid()); // once: this is its only thread
+            for looks in asked {
+                let next = || lock(&looks).pop_front();
+                while let Some((subject, look)) = next() {
+                    let result = stuck.refusal(subject).map_or_else(|| Ok(look()), Err);
+                    let mut users = stuck.users();
+                    if answers.send(result).is_err() {
+                        // It was left behind: its user is read again from now on.
+                        let left = users.get(&subject).map_or(0, |count| count.saturating_sub(1));
+                        if left == 0 {
+                            users.remove(&subject)
+                        } else {
+                            users.insert(subject, left)
+                        };
+                        return;
+                    }
                 }
             }
         };
         thread::Builder::new().name("scan-process".to_owned()).spawn(run)?;
-        Ok(Self { looks, looked })
+        Ok(Self { looks, results, thread })
     }
+
+    /// Its thread, as the kernel shows it.
+    fn observe(&self) -> Option<Observed> {
+        self.thread.get().map_or(Some(Observed::NOT_RUN), |thread| observe(*thread))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
     use super::*;
+    use crate::sys;
 
     const NOTHING: Looked = (Vec::new(), Ok(()));
 
@@ -173,39 +239,81 @@ mod tests {
         Subject::new(uid, pid, true)
     }
 
+    fn nothing(subject: Subject) -> (Subject, Reading) {
+        (subject, Box::new(|| NOTHING))
+    }
+
+    /// Results of `looks`, without what they found.
+    fn results(readers: &mut Readers, looks: Vec<(Subject, Reading)>) -> Vec<Result<(), NotLooked>> {
+        readers.look(looks).into_iter().map(|result| result.map(drop)).collect()
+    }
+
     #[test]
     fn a_process_that_does_not_answer_costs_its_user_alone() {
-        let mut readers = Readers::new(Duration::from_millis(1));
+        let mut readers = Readers::new(Duration::from_millis(200), Arc::default());
         let (go, wait) = channel::<()>();
         let silent = move || {
             let _ = wait.recv();
             NOTHING
         };
-        assert_eq!(readers.look(mappings(1000, 1), silent).unwrap_err(), NotLooked::Silent);
-        assert_eq!(readers.look(mappings(1000, 2), || NOTHING).unwrap_err(), NotLooked::Silent);
-        readers.patience = Duration::MAX;
-        assert!(readers.look(Subject::new(1000, 2, false), || NOTHING).is_ok(), "descriptors");
-        assert!(readers.look(mappings(1001, 3), || NOTHING).is_ok());
+        let looks = vec![
+            nothing(mappings(1001, 1)),
+            (mappings(1000, 2), Box::new(silent)),
+            nothing(mappings(1000, 3)),
+            nothing(Subject::new(1000, 3, false)),
+            nothing(mappings(1001, 4)),
+        ];
+        let silent = Err(NotLooked::Silent);
+        assert_eq!(results(&mut readers, looks), [Ok(()), silent, Err(NotLooked::Silent), Ok(()), Ok(())]);
+        assert_eq!(results(&mut readers, vec![nothing(mappings(1000, 2))]), [Err(NotLooked::Silent)]);
         drop(go);
-        while readers.look(mappings(1000, 1), || NOTHING).is_err() {
+        while results(&mut readers, vec![nothing(mappings(1000, 2))]) != [Ok(())] {
             thread::yield_now();
         }
     }
 
     #[test]
     fn root_s_processes_are_looked_at_one_by_one_and_too_many_silent_ones_are_said() {
-        let mut readers = Readers::new(Duration::ZERO);
-        let (go, wait) = channel::<()>();
-        let wait = Arc::new(Mutex::new(wait));
-        for pid in 0..u32::try_from(MAX_STUCK).unwrap() {
-            let wait = Arc::clone(&wait);
-            let silent = move || {
-                let _ = wait.lock().unwrap().recv();
+        let mut readers = Readers::new(Duration::MAX, Arc::default());
+        let stuck = Arc::clone(&readers.stuck);
+        for pid in 1..u32::try_from(MAX_STUCK).unwrap() {
+            stuck.users().insert(mappings(0, pid), 1);
+        }
+        let looks = || vec![nothing(mappings(0, 1)), nothing(mappings(0, 1 << 20))];
+        assert_eq!(results(&mut readers, looks()), [Err(NotLooked::Silent), Ok(())]);
+        stuck.users().insert(mappings(1000, 7), 1);
+        assert_eq!(results(&mut readers, looks()), [Err(NotLooked::Silent), Err(NotLooked::NoThread)]);
+    }
+
+    /// The first processor that this thread may use.
+    fn processor() -> CpuSet {
+        let allowed = sched_getaffinity(None).unwrap();
+        let mut first = CpuSet::new();
+        first.set((0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap());
+        first
+    }
+
+    /// The reader runs where another thread leaves no processor idle, at the lowest priority: this takes seconds.
+    #[test]
+    fn a_reader_that_gets_hardly_any_processor_time_is_not_left_behind() {
+        let (processor, is_over) = (processor(), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                sched_setaffinity(None, &processor).unwrap();
+                while !is_over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let starved = move || {
+                sched_setaffinity(None, &processor).unwrap();
+                sys::run_when_idle();
+                (0..1_000_000).for_each(|n| assert!(std::hint::black_box(n) >= 0));
                 NOTHING
             };
-            assert_eq!(readers.look(mappings(0, pid), silent).unwrap_err(), NotLooked::Silent);
-        }
-        assert_eq!(readers.look(mappings(0, 1 << 20), || NOTHING).unwrap_err(), NotLooked::NoThread);
-        drop(go);
+            let mut readers = Readers::new(Duration::from_millis(200), Arc::default());
+            let result = results(&mut readers, vec![(mappings(1000, 1), Box::new(starved))]);
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(result, [Ok(())]);
+        });
     }
 }

@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
 use super::FileName;
-use super::readers::{Inode, Looked, NotLooked, Readers, Subject, What};
+use super::readers::{Inode, Looked, NotLooked, Readers, Reading, Subject, What};
 use crate::sys;
 
 /// A VFIO object that the kernel shows without a name: a device (before Linux 6.17), a mapping of one, an iommufd.
@@ -23,6 +23,9 @@ const COMMON: [u32; 3] = [1, 5, 136];
 
 /// Most looks for processes that have begun since the one before.
 const MAX_LOOKS: usize = 16;
+
+/// Processes whose looks are handed to a reader together: each hand-over makes two threads wait for a processor.
+const AT_ONCE: usize = 64;
 
 /// Ancestors of a process that are looked at.
 const MAX_PARENTS: usize = 16;
@@ -64,6 +67,22 @@ impl Found {
         };
         self.sightings.iter().filter_map(device).collect()
     }
+
+    /// Findings of a look at process `pid`; notes what it could not read.
+    fn whats(&mut self, pid: u32, result: Result<Looked, NotLooked>) -> Vec<What> {
+        let (seen, outcome) = match result {
+            Ok(looked) => looked,
+            Err(NotLooked::Silent) => return vec![What::Silent],
+            Err(NotLooked::NoThread) => (Vec::new(), Err(io::ErrorKind::Other.into())),
+        };
+        match outcome {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                self.hidden.insert(pid);
+            }
+            looked => self.is_partial |= looked.is_err_and(|error| !has_ended(&error)),
+        }
+        seen
+    }
 }
 
 /// Looks for `asked` files in all processes.
@@ -100,6 +119,13 @@ struct Scan<'a> {
 impl Scan<'_> {
     /// Looks at processes that are not among `seen`, and adds them; returns them, too.
     fn look_at_others(&mut self, seen: &mut BTreeSet<u32>, found: &mut Found) -> Vec<u32> {
+        let new = self.others(seen, found);
+        new.chunks(AT_ONCE).for_each(|some| self.look_at(some, found));
+        new
+    }
+
+    /// Adds processes that are not among `seen`; returns them, too.
+    fn others(&self, seen: &mut BTreeSet<u32>, found: &mut Found) -> Vec<u32> {
         let mut new = Vec::new();
         let Ok(entries) = fs::read_dir(self.proc) else {
             found.is_partial = true;
@@ -111,44 +137,37 @@ impl Scan<'_> {
                 continue;
             };
             if let Some(pid) = number(&entry.file_name()).filter(|pid| seen.insert(*pid)) {
-                self.look_at(pid, found);
                 new.push(pid);
             }
         }
         new
     }
 
-    /// Looks at one process: at descriptors first, because their readers do not wait for the mappings' owner.
-    fn look_at(&mut self, pid: u32, found: &mut Found) {
-        let folder = self.proc.join(pid.to_string());
-        let status = fs::read_to_string(folder.join("status")).unwrap_or_default();
-        let uid = uid(&status);
-        let mut whats = Vec::new();
-        for is_at_mappings in [false, true] {
-            let (folder, asked) = (folder.clone(), Arc::clone(&self.asked));
-            let of_process = move || -> Looked {
-                let mut seen = Look { folder, asked: &asked, seen: Vec::new() };
-                let outcome = if is_at_mappings { seen.at_mappings() } else { seen.at_descriptors(pid) };
-                (seen.seen, outcome)
-            };
-            match self.readers.look(Subject::new(uid, pid, is_at_mappings), of_process) {
-                Err(NotLooked::Silent) => whats.push(What::Silent),
-                Err(NotLooked::NoThread) => found.is_partial = true,
-                Ok((seen, outcome)) => {
-                    whats.extend(seen);
-                    match outcome {
-                        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                            found.hidden.insert(pid);
-                        }
-                        looked => found.is_partial |= looked.is_err_and(|error| !has_ended(&error)),
-                    }
-                }
+    /// Looks at the processes `pids`: at descriptors first, because their readers do not wait for the mappings' owner.
+    fn look_at(&mut self, pids: &[u32], found: &mut Found) {
+        let mut looks: Vec<(Subject, Reading)> = Vec::new();
+        for pid in pids.iter().copied() {
+            let folder = self.proc.join(pid.to_string());
+            let uid = uid(&fs::read_to_string(folder.join("status")).unwrap_or_default());
+            for is_at_mappings in [false, true] {
+                let (folder, asked) = (folder.clone(), Arc::clone(&self.asked));
+                let look = move || -> Looked {
+                    let mut seen = Look { folder, asked: &asked, seen: Vec::new() };
+                    let outcome = if is_at_mappings { seen.at_mappings() } else { seen.at_descriptors(pid) };
+                    (seen.seen, outcome)
+                };
+                looks.push((Subject::new(uid, pid, is_at_mappings), Box::new(look)));
             }
         }
-        if !whats.is_empty() {
-            let process = process(self.proc, pid);
-            let sighting = |what| Sighting { process: process.clone(), what };
-            found.sightings.extend(whats.into_iter().map(sighting));
+        let mut results = self.readers.look(looks).into_iter();
+        for pid in pids.iter().copied() {
+            let whats = results.by_ref().take(2).flat_map(|result| found.whats(pid, result));
+            let whats: Vec<What> = whats.collect();
+            if !whats.is_empty() {
+                let process = process(self.proc, pid);
+                let sighting = |what| Sighting { process: process.clone(), what };
+                found.sightings.extend(whats.into_iter().map(sighting));
+            }
         }
     }
 }

@@ -7,24 +7,26 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::judge::judge;
+use super::patience::{Patience, Progress};
 use super::readers::Readers;
 use super::scan::{Found, UNNAMED, scan};
 use super::{FileName, Question, Verdict};
 
 /// The scans of this process: requests about different memory share them.
 static TURNS: LazyLock<Arc<Turns>> = LazyLock::new(|| {
-    let readers = Mutex::new(Readers::new(OF_PROCESS));
+    let progress = Arc::<Progress>::default();
+    let readers = Mutex::new(Readers::new(OF_PROCESS, Arc::clone(&progress)));
     let scan = move |asked: &_| {
         scan(Path::new("/proc"), asked, &mut readers.lock().unwrap_or_else(PoisonError::into_inner))
     };
-    Turns::new(PATIENCE, scan)
+    Turns::new(PATIENCE, progress, scan)
 });
 
-/// Longest wait for a verdict.
+/// Longest time that processes may keep a verdict waiting.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Longest wait for one process. A process can keep a reader of its mappings waiting for as long as it likes, by a file system
-/// of its own behind one of them.
+/// Longest time that one process may keep a verdict waiting. A process can keep a reader of its mappings waiting for as long
+/// as it likes, by a file system of its own behind one of them.
 const OF_PROCESS: Duration = Duration::from_secs(1);
 
 /// Most processes of which VFIO devices are remembered.
@@ -51,6 +53,8 @@ type Scan = dyn Fn(&BTreeSet<FileName>) -> Found + Send + Sync;
 /// a thread of its own, because it may never end.
 struct Turns {
     patience: Duration,
+    /// Of the scans.
+    progress: Arc<Progress>,
     scan: Box<Scan>,
     state: Mutex<State>,
     over: Condvar,
@@ -70,9 +74,11 @@ struct State {
 impl Turns {
     fn new(
         patience: Duration,
+        progress: Arc<Progress>,
         scan: impl Fn(&BTreeSet<FileName>) -> Found + Send + Sync + 'static,
     ) -> Arc<Self> {
-        Arc::new(Self { patience, scan: Box::new(scan), state: Mutex::default(), over: Condvar::new() })
+        let (state, over) = (Mutex::default(), Condvar::new());
+        Arc::new(Self { patience, progress, scan: Box::new(scan), state, over })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -102,7 +108,7 @@ impl Turns {
 
     /// The result of a scan that began after this call; `None` when it takes too long.
     fn wait(self: &Arc<Self>, files: &[FileName]) -> Option<Arc<OnceLock<Found>>> {
-        let begun = Instant::now();
+        let mut patience = Patience::of(self.patience);
         let mut state = self.state();
         state.asked.extend(files.iter().cloned());
         let next = Arc::clone(&state.next);
@@ -122,11 +128,13 @@ impl Turns {
                 state = self.state();
                 continue;
             }
-            let left = self.patience.saturating_sub(begun.elapsed());
-            if left.is_zero() {
+            if patience.is_over() {
                 return None;
             }
-            (state, _) = self.over.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            let (begun, before) = (Instant::now(), self.progress.now());
+            (state, _) =
+                self.over.wait_timeout(state, patience.next_check()).unwrap_or_else(PoisonError::into_inner);
+            patience.spend(before.cost(self.progress.now(), begun.elapsed()));
         }
     }
 
@@ -166,7 +174,7 @@ mod tests {
         let (begins, begun) = mpsc::channel();
         let (go, wait) = mpsc::channel();
         let wait = Mutex::new(wait);
-        let turns = Turns::new(Duration::MAX, move |asked| {
+        let turns = Turns::new(Duration::MAX, Arc::default(), move |asked| {
             begins.send(asked.len()).unwrap();
             wait.lock().unwrap().recv().unwrap()
         });
@@ -194,7 +202,7 @@ mod tests {
     fn a_process_that_keeps_the_scan_waiting_keeps_no_request_and_nothing_counts_as_free() {
         let (go, wait) = mpsc::channel::<()>();
         let wait = Mutex::new(wait);
-        let turns = Turns::new(Duration::ZERO, move |_| {
+        let turns = Turns::new(Duration::ZERO, Arc::default(), move |_| {
             let _ = wait.lock().unwrap().recv();
             Found::default()
         });

@@ -8,7 +8,7 @@ use crate::free::tests::EGM;
 
 /// A scan that waits for each process as long as it takes.
 fn scan(proc: &Path, asked: &BTreeSet<FileName>) -> Found {
-    super::scan(proc, asked, &mut Readers::new(Duration::MAX))
+    super::scan(proc, asked, &mut Readers::new(Duration::MAX, Arc::default()))
 }
 
 /// A process maps `bytes` of `files`.

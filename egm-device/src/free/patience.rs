@@ -1,0 +1,198 @@
+//! How long a scan may be kept waiting. Pure, but for what [`observe`] reads.
+//!
+//! Time that passes is the wrong measure: where other programs keep the processors busy, a reader is slow although no
+//! process keeps it waiting. So a wait costs patience while the reader is blocked, and while it uses a processor, but
+//! not while it waits for one. A check that comes late costs no more than one in time, because the thread that makes
+//! it waits for a processor, too.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::param::clock_ticks_per_second;
+use rustix::thread::Pid;
+
+/// Interval between checks of a thread that has not answered.
+pub(super) const CHECK: Duration = Duration::from_millis(20);
+
+/// A thread, as the kernel shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Observed {
+    /// It waits for something other than a processor.
+    is_blocked: bool,
+    /// Processor time that it has used.
+    used: Duration,
+}
+
+impl Observed {
+    /// A thread that has not run yet.
+    pub(super) const NOT_RUN: Self = Self { is_blocked: false, used: Duration::ZERO };
+}
+
+/// Thread `tid` of this process; `None` where `/proc` does not show it.
+pub(super) fn observe(tid: Pid) -> Option<Observed> {
+    let stat = fs::read_to_string(format!("/proc/self/task/{tid}/stat")).ok()?;
+    observed(&stat, clock_ticks_per_second())
+}
+
+/// The thread of a line of `/proc/PID/stat` (proc_pid_stat(5)), whose times are in `ticks` of a second.
+fn observed(stat: &str, ticks: u64) -> Option<Observed> {
+    let (_, fields) = stat.rsplit_once(')')?; // its name may have spaces and parentheses
+    let mut fields = fields.split_ascii_whitespace();
+    let is_blocked = fields.next()? != "R";
+    let (user, system) = (fields.nth(10)?.parse::<u64>().ok()?, fields.next()?.parse::<u64>().ok()?);
+    let millis = user.checked_add(system)?.checked_mul(1000)?.checked_div(ticks)?;
+    Some(Observed { is_blocked, used: Duration::from_millis(millis) })
+}
+
+/// The rest of a patience.
+#[derive(Debug)]
+pub(super) struct Patience {
+    left: Duration,
+    /// Processor time that the other thread had used at the check before.
+    used: Option<Duration>,
+}
+
+impl Patience {
+    pub(super) const fn of(left: Duration) -> Self {
+        Self { left, used: None }
+    }
+
+    pub(super) const fn is_over(&self) -> bool {
+        self.left.is_zero()
+    }
+
+    /// Until the next check.
+    pub(super) fn next_check(&self) -> Duration {
+        self.left.min(CHECK)
+    }
+
+    /// Spends `time`.
+    pub(super) const fn spend(&mut self, time: Duration) {
+        self.left = self.left.saturating_sub(time);
+    }
+
+    /// Spends the cost of a check that came after `waited` and found the other thread as `observed`; returns that cost.
+    pub(super) fn check(&mut self, waited: Duration, observed: Option<Observed>) -> Duration {
+        let cost = match observed {
+            Some(Observed { is_blocked: false, used }) => {
+                // Before the first check it has used less than it waited.
+                let before = self.used.replace(used);
+                before.map_or(Duration::ZERO, |before| used.saturating_sub(before))
+            }
+            _ => waited.min(CHECK),
+        };
+        self.spend(cost);
+        cost
+    }
+}
+
+/// Progress of the scans of this process.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    steps: AtomicU64,
+    kept_waiting: AtomicU64,
+}
+
+/// Progress until a moment.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moment {
+    steps: u64,
+    kept_waiting: Duration,
+}
+
+impl Progress {
+    /// A look at a process ended, or a check found that it lasts; processes kept the scan waiting for `kept_waiting`.
+    pub(super) fn step(&self, kept_waiting: Duration) {
+        let nanoseconds = u64::try_from(kept_waiting.as_nanos()).unwrap_or(u64::MAX);
+        self.kept_waiting.fetch_add(nanoseconds, Ordering::Relaxed);
+        self.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn now(&self) -> Moment {
+        Moment {
+            steps: self.steps.load(Ordering::Relaxed),
+            kept_waiting: Duration::from_nanos(self.kept_waiting.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+impl Moment {
+    /// The cost of a check `now` that came after `waited`: a scan that makes progress costs what processes kept it
+    /// waiting, and one that makes none costs the wait.
+    pub(super) fn cost(self, now: Self, waited: Duration) -> Duration {
+        if now.steps == self.steps {
+            waited.min(CHECK)
+        } else {
+            now.kept_waiting.saturating_sub(self.kept_waiting)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LATE: Duration = Duration::from_secs(60);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn runs(millis: u64) -> Option<Observed> {
+        Some(Observed { is_blocked: false, used: Duration::from_millis(millis) })
+    }
+
+    fn blocked() -> Option<Observed> {
+        Some(Observed { is_blocked: true, used: Duration::ZERO })
+    }
+
+    /// Number of checks until the patience is over.
+    fn checks(mut observed: impl FnMut(u64) -> Option<Observed>) -> u64 {
+        let mut patience = Patience::of(SECOND);
+        let ends = |n: &u64| {
+            patience.check(LATE, observed(*n));
+            patience.is_over()
+        };
+        (1..1000).find(ends).unwrap_or(u64::MAX)
+    }
+
+    #[test]
+    fn a_reader_that_waits_for_a_processor_is_waited_for() {
+        assert_eq!(checks(|_| runs(3)), u64::MAX);
+    }
+
+    #[test]
+    fn a_blocked_reader_costs_each_check_once_however_late_the_check_comes() {
+        assert_eq!(checks(|_| blocked()), 50);
+        assert_eq!(checks(|_| None), 50, "a thread that is not shown counts as blocked");
+        let mut patience = Patience::of(SECOND);
+        assert_eq!(patience.check(Duration::from_millis(1), blocked()), Duration::from_millis(1));
+    }
+
+    #[test]
+    fn a_reader_that_a_process_keeps_busy_costs_the_processor_time_that_it_uses() {
+        assert_eq!(checks(|n| runs(5000 + 10 * n)), 101);
+        assert_eq!(checks(|n| if n % 2 == 0 { runs(n) } else { blocked() }), 91, "both kinds add up");
+    }
+
+    #[test]
+    fn a_scan_costs_what_processes_keep_it_waiting_and_one_without_progress_the_checks() {
+        let progress = Progress::default();
+        let begun = progress.now();
+        assert_eq!(begun.cost(progress.now(), LATE), CHECK);
+        progress.step(Duration::ZERO);
+        assert_eq!(begun.cost(progress.now(), LATE), Duration::ZERO);
+        progress.step(SECOND);
+        assert_eq!(begun.cost(progress.now(), LATE), SECOND);
+    }
+
+    #[test]
+    fn a_thread_is_blocked_unless_it_runs_or_waits_for_a_processor() {
+        let line = |state| format!("7 (a) S (b)) {state} 1 7 7 0 -1 4194560 98 0 0 0 250 50 0 0 20 0 1 0 74");
+        let thread = |is_blocked| Some(Observed { is_blocked, used: Duration::from_secs(3) });
+        assert_eq!(["R", "S", "D"].map(|state| observed(&line(state), 100)), [false, true, true].map(thread));
+        assert_eq!(observed("7 (a) R 1 7", 100), None);
+        assert_eq!(observed("", 100), None);
+        let own = observe(rustix::thread::gettid()).unwrap();
+        assert!(!own.is_blocked, "this thread runs");
+    }
+}
