@@ -2,11 +2,13 @@
 
 use std::fmt::{self, Debug};
 use std::io;
+use std::sync::OnceLock;
 
 use clap::ValueEnum;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
-use tracing::{Event, Level, Subscriber};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 use tracing_subscriber::fmt::FmtContext;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
@@ -48,15 +50,65 @@ impl Log {
             Severity::Info => LevelFilter::INFO,
             Severity::Debug => LevelFilter::DEBUG,
         };
-        // Standard error may be closed: then messages are lost, and the program goes on.
-        let events = tracing_subscriber::fmt()
-            .with_writer(io::stderr)
-            .with_max_level(level)
-            .log_internal_errors(false);
-        let _ = match self.log_format {
-            Format::Text => events.event_format(Lines).try_init(),
-            Format::Json => events.json().flatten_event(true).with_current_span(false).try_init(),
-        };
+        let printer = Printer { level, format: self.log_format, made: OnceLock::new() };
+        let _ = tracing::subscriber::set_global_default(printer);
+    }
+}
+
+/// Prints events. What prints them is made when the first one comes: it has tables for a thousand spans, which no program of
+/// ours has, and most starts print nothing.
+struct Printer {
+    level: LevelFilter,
+    format: Format,
+    made: OnceLock<Dispatch>,
+}
+
+impl Printer {
+    fn made(&self) -> &Dispatch {
+        self.made.get_or_init(|| {
+            // Standard error may be closed: then messages are lost, and the program goes on.
+            let events = tracing_subscriber::fmt()
+                .with_writer(io::stderr)
+                .with_max_level(self.level)
+                .log_internal_errors(false);
+            match self.format {
+                Format::Text => events.event_format(Lines).into(),
+                Format::Json => events.json().flatten_event(true).with_current_span(false).into(),
+            }
+        })
+    }
+}
+
+impl Subscriber for Printer {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= self.level
+    }
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(self.level)
+    }
+    fn event(&self, event: &Event<'_>) {
+        self.made().event(event);
+    }
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        self.made().new_span(span)
+    }
+    fn record(&self, span: &Id, values: &Record<'_>) {
+        self.made().record(span, values);
+    }
+    fn record_follows_from(&self, span: &Id, follows: &Id) {
+        self.made().record_follows_from(span, follows);
+    }
+    fn enter(&self, span: &Id) {
+        self.made().enter(span);
+    }
+    fn exit(&self, span: &Id) {
+        self.made().exit(span);
+    }
+    fn clone_span(&self, span: &Id) -> Id {
+        self.made().clone_span(span)
+    }
+    fn try_close(&self, span: Id) -> bool {
+        self.made().try_close(span)
     }
 }
 
@@ -126,6 +178,18 @@ mod tests {
         fn make_writer(&self) -> Self {
             self.clone()
         }
+    }
+
+    #[test]
+    fn what_prints_events_is_made_when_the_first_one_comes() {
+        let (level, format) = (LevelFilter::INFO, Format::Text);
+        let printer = Arc::new(Printer { level, format, made: OnceLock::new() });
+        tracing::subscriber::with_default(Arc::clone(&printer), || {
+            tracing::debug!("below the level");
+            assert!(printer.made.get().is_none());
+            tracing::info!("printed");
+            assert!(printer.made.get().is_some());
+        });
     }
 
     #[test]
