@@ -8,6 +8,7 @@ mod plan;
 mod run;
 mod schema;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -49,12 +50,41 @@ enum Command {
     Man(Man),
 }
 
+/// The command line of `run`, without the other commands. They have most of the options, and to describe them all costs a
+/// start more than everything else between the program's start and its configuration.
+#[derive(Debug, Parser)]
+#[command(name = "egm-vmm", version)]
+struct RunLine {
+    #[command(subcommand)]
+    command: RunAlone,
+    #[command(flatten)]
+    log: Log,
+}
+
+#[derive(Debug, Subcommand)]
+enum RunAlone {
+    Run(run::Args),
+}
+
+impl Cli {
+    /// The command line of this process. Ends the process with a message where it is wrong, and after `--help`.
+    fn of_process() -> Self {
+        Self::run_of(std::env::args_os()).unwrap_or_else(Self::parse)
+    }
+
+    /// `line`, if it is a right one of `run`; all messages are the whole description's.
+    fn run_of(line: impl Iterator<Item = OsString>) -> Option<Self> {
+        let RunLine { command: RunAlone::Run(args), log } = RunLine::try_parse_from(line).ok()?;
+        Some(Self { command: Command::Run(args), log })
+    }
+}
+
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     forbid_core_dumps();
     // Disks are as after a loss of power: what was flushed is there.
     end_on_panic(console::give_back_terminal);
-    let cli = Cli::parse();
+    let cli = Cli::of_process();
     cli.log.start();
     let outcome: Outcome = match &cli.command {
         Command::Run(args) => run::run(args),
@@ -81,6 +111,41 @@ mod tests {
 
     use super::*;
     use crate::config;
+
+    /// The line as `run` alone reads it, and as the whole description does.
+    fn both(line: &str) -> (Option<String>, Option<String>) {
+        let words = || line.split(' ').map(OsString::from);
+        let (alone, whole) = (Cli::run_of(words()), Cli::try_parse_from(words()).ok());
+        (alone.map(|cli| format!("{cli:?}")), whole.map(|cli| format!("{cli:?}")))
+    }
+
+    #[test]
+    fn run_reads_its_line_as_the_whole_description_does() {
+        for line in [
+            "egm-vmm run vm.json",
+            "egm-vmm --log-format json run vm.json --log-level debug",
+            "egm-vmm run --kernel k --initramfs i --append a vm.json --trust-domain t",
+            "egm-vmm run vm.json --broker s --class c --wait",
+            "egm-vmm run -- --odd.json",
+        ] {
+            let (alone, whole) = both(line);
+            assert!(alone.is_some() && alone == whole, "{line}: {alone:?} {whole:?}");
+        }
+        for line in [
+            "egm-vmm",
+            "egm-vmm --help",
+            "egm-vmm --version",
+            "egm-vmm run",
+            "egm-vmm run --help",
+            "egm-vmm help run",
+            "egm-vmm run vm.json --wait",
+            "egm-vmm run vm.json --user u --broker b",
+            "egm-vmm plan run",
+            "egm-vmm plan vm.json",
+        ] {
+            assert_eq!(both(line).0, None, "{line}");
+        }
+    }
 
     /// Set in the process that panics.
     const PANICS: &str = "EGM_VMM_TEST_PANICS";
