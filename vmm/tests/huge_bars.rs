@@ -29,7 +29,7 @@ mod tests {
     fn host() -> Result<Facts, String> {
         let kvm = fs::File::options().read(true).write(true).open("/dev/kvm");
         kvm.map_err(|error| format!("/dev/kvm: {error}"))?;
-        let scope = Scope::Only { functions: Vec::new(), regions: false, huge_files: false };
+        let scope = Scope::Only { functions: Vec::new(), regions: false, huge_files: false, assigns: true };
         let facts = facts::of_host(&scope).map_err(|error| error.to_string())?;
         if facts.address_bits < ADDRESS_BITS {
             return Err(format!(

@@ -16,12 +16,13 @@ pub(super) struct HugePages {
     pub page: ByteSize,
     /// The setting for memory of files, empty when unknown.
     pub shmem: String,
-    /// The setting for anonymous memory, empty when unknown.
+    /// The setting for anonymous memory, empty when unknown or not asked for.
     pub anonymous: String,
 }
 
 impl HugePages {
-    pub(super) fn of(root: &Path) -> Self {
+    /// Those of the host in `root`; the setting for anonymous memory if the plan depends on it.
+    pub(super) fn of(root: &Path, anonymous: bool) -> Self {
         let folder = root.join(FOLDER);
         let bytes = text(&folder.join("hpage_pmd_size")).unwrap_or_default().parse().ok();
         let page = ByteSize::new(bytes.filter(|bytes: &u64| bytes.is_power_of_two()).unwrap_or(2 << 20));
@@ -29,7 +30,7 @@ impl HugePages {
         Self {
             page,
             shmem: setting(&folder, &own, "shmem_enabled"),
-            anonymous: setting(&folder, &own, "enabled"),
+            anonymous: if anonymous { setting(&folder, &own, "enabled") } else { String::new() },
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Memory and NUMA nodes from `/proc/meminfo` and `/sys/devices/system/node`.
 
-use std::fs;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use egm_address::{ByteSize, CpuSet};
@@ -8,10 +9,18 @@ use egm_address::{ByteSize, CpuSet};
 use crate::config::PageSize;
 use crate::facts::{FactsError, HostMemory, HostNode, Pool};
 
-/// The text of a file of the kernel, without the newline.
+/// Bytes that most files of the kernel have at most.
+const USUAL: usize = 4 << 10;
+
+/// The text of a file of the kernel, without the newline. It is read in one piece: the kernel makes the text anew for each
+/// read from its begin, and reports no size that would help.
 pub(super) fn text(path: &Path) -> Result<String, FactsError> {
-    let text =
-        fs::read_to_string(path).map_err(|source| FactsError::Read { path: path.to_owned(), source })?;
+    let read = || {
+        let mut bytes = Vec::with_capacity(USUAL);
+        File::open(path)?.take(u64::MAX).read_to_end(&mut bytes)?; // a file alone would be asked for its size
+        String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    };
+    let text = read().map_err(|source| FactsError::Read { path: path.to_owned(), source })?;
     Ok(text.trim().to_owned())
 }
 
@@ -31,12 +40,13 @@ fn number(path: &Path) -> Result<u64, FactsError> {
 
 /// Bytes of the line `name` of a `meminfo` file: `MemTotal:  24684096 kB`, in a node's after `Node 0 `.
 fn meminfo(text: &str, name: &str) -> Option<u64> {
-    let mut lines = text.lines().filter_map(|line| {
-        let mut words = line.split_whitespace().skip_while(|word| word.strip_suffix(':') != Some(name));
-        words.next()?;
-        words.next()?.parse::<u64>().ok()?.checked_mul(1024)
-    });
-    lines.next()
+    let value = |line: &str| {
+        let (label, value) = line.split_once(':')?;
+        let before = label.strip_suffix(name)?;
+        let is_it = before.is_empty() || before.ends_with(' ');
+        is_it.then(|| value.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024))?
+    };
+    text.lines().find_map(value)
 }
 
 fn memory(path: &Path) -> Result<HostMemory, FactsError> {
@@ -66,7 +76,11 @@ pub(super) fn host(root: &Path) -> Result<HostMemory, FactsError> {
 /// Every node that is online; a kernel without NUMA has one, node 0, with everything.
 pub(super) fn all(root: &Path) -> Result<Vec<HostNode>, FactsError> {
     let folder = root.join("sys/devices/system/node");
-    if !folder.join("online").exists() {
+    let online = match set(&folder.join("online")) {
+        Err(FactsError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
+        online => Some(online?),
+    };
+    let Some(online) = online else {
         return Ok(vec![HostNode {
             id: 0,
             cpus: set(&root.join("sys/devices/system/cpu/online"))?,
@@ -74,8 +88,8 @@ pub(super) fn all(root: &Path) -> Result<Vec<HostNode>, FactsError> {
             distances: vec![10],
             pools: pools(&root.join("sys/kernel/mm/hugepages"))?,
         }]);
-    }
-    set(&folder.join("online"))?.iter().map(|id| node(&folder.join(format!("node{id}")), id)).collect()
+    };
+    online.iter().map(|id| node(&folder.join(format!("node{id}")), id)).collect()
 }
 
 fn node(folder: &Path, id: u32) -> Result<HostNode, FactsError> {
@@ -100,12 +114,12 @@ fn node(folder: &Path, id: u32) -> Result<HostNode, FactsError> {
 fn pools(folder: &Path) -> Result<Vec<Pool>, FactsError> {
     let pool = |page_size: PageSize| {
         let folder: PathBuf = folder.join(format!("hugepages-{}kB", page_size.bytes() >> 10));
-        let read = || {
-            let (total, free) =
-                (number(&folder.join("nr_hugepages"))?, number(&folder.join("free_hugepages"))?);
-            Ok(Pool { page_size, total, free })
+        let total = match number(&folder.join("nr_hugepages")) {
+            Err(FactsError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => return None,
+            total => total,
         };
-        folder.exists().then(read)
+        let free = |total| if total == 0 { Ok(0) } else { number(&folder.join("free_hugepages")) };
+        Some(total.and_then(|total| Ok(Pool { page_size, total, free: free(total)? })))
     };
     [PageSize::Size2M, PageSize::Size1G].into_iter().filter_map(pool).collect()
 }

@@ -22,6 +22,9 @@ use crate::plan::may_mount;
 /// Largest file of facts: those of a host with ten thousand functions.
 const MAX_FILE: u64 = 16 << 20;
 
+/// Why a probe of a host's facts is absent although the host may have it.
+const NOT_ASKED: &str = "not asked for";
+
 /// Largest description of a processor in `/proc/cpuinfo`; x86 has 4 KiB.
 const MAX_PROCESSOR: u64 = 64 << 10;
 
@@ -36,8 +39,10 @@ pub enum Scope {
         functions: Vec<PciAddress>,
         /// Whether carve-outs of memory are asked for.
         regions: bool,
-        /// Whether the plan depends on what this user may mount.
+        /// Whether the plan depends on what this user may mount, and on huge pages of anonymous memory.
         huge_files: bool,
+        /// Whether host functions are assigned, now or later: the plan depends on IOMMU and kernel.
+        assigns: bool,
     },
 }
 
@@ -48,8 +53,10 @@ impl Scope {
             DeviceKind::Vfio { function, .. } => Some(*function),
             _ => None,
         };
+        let functions: Vec<_> = spec.devices.iter().filter_map(|device| function(&device.kind)).collect();
         Self::Only {
-            functions: spec.devices.iter().filter_map(|device| function(&device.kind)).collect(),
+            assigns: !functions.is_empty() || spec.pcie.spare.is_some(),
+            functions,
             regions: spec.egm.iter().flat_map(|slice| &slice.regions).any(|region| region != LOCAL),
             huge_files: may_mount(spec),
         }
@@ -118,12 +125,15 @@ pub fn load(path: &Path) -> Result<Facts, FactsError> {
 fn gather(root: &Path, scope: &Scope, probed: Probed) -> Result<Facts, FactsError> {
     let arch = architecture(root)?;
     let cpuinfo = first_processor(&root.join("proc/cpuinfo"))?;
-    let huge_pages = HugePages::of(root);
-    let kernel = text(&root.join("proc/sys/kernel/osrelease"))?;
-    let host_name = text(&root.join("proc/sys/kernel/hostname")).unwrap_or_default();
+    let (is_all, huge_files, assigns) = match scope {
+        Scope::All => (true, true, true),
+        Scope::Only { huge_files, assigns, .. } => (false, *huge_files, *assigns),
+    };
+    let huge_pages = HugePages::of(root, huge_files);
+    let host_name = || text(&root.join("proc/sys/kernel/hostname")).unwrap_or_default();
     Ok(Facts {
         version: FACTS_VERSION,
-        description: format!("recorded on {host_name}"),
+        description: if is_all { format!("recorded on {}", host_name()) } else { String::new() },
         arch,
         cpu_vendor: cpuinfo_value(&cpuinfo, "vendor_id").unwrap_or_default().to_owned(),
         address_bits: probed.address_bits.unwrap_or_else(|| address_bits(arch, &cpuinfo)),
@@ -132,9 +142,9 @@ fn gather(root: &Path, scope: &Scope, probed: Probed) -> Result<Facts, FactsErro
         shmem_huge_pages: huge_pages.shmem,
         anonymous_huge_pages: huge_pages.anonymous,
         huge_page: huge_pages.page,
-        huge_files: Probe::Absent("not asked for".to_owned()),
+        huge_files: Probe::Absent(NOT_ASKED.to_owned()),
         nodes: nodes::all(root)?,
-        iommu: iommu(root),
+        iommu: if assigns { iommu(root) } else { Probe::Absent(NOT_ASKED.to_owned()) },
         regions: match scope {
             Scope::All | Scope::Only { regions: true, .. } => regions::of(root)?,
             // A GPU may reach a region that the machine has no slice of.
@@ -148,7 +158,7 @@ fn gather(root: &Path, scope: &Scope, probed: Probed) -> Result<Facts, FactsErro
             Scope::Only { functions: wanted, .. } => host::around(root, wanted)?,
         },
         servers: Vec::new(),
-        kernel,
+        kernel: if assigns { text(&root.join("proc/sys/kernel/osrelease"))? } else { String::new() },
     })
 }
 
@@ -302,6 +312,7 @@ mod tests {
                 functions: vec!["0000:01:00.0".parse().unwrap()],
                 regions: false,
                 huge_files: false,
+                assigns: false,
             },
         )
         .unwrap();

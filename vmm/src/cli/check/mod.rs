@@ -75,8 +75,10 @@ pub(super) fn run(args: &Args) -> Outcome {
             // The first that is no function is an error with the form of one.
             let wanted = texts.iter().map(|text| text.parse()).collect::<Result<Vec<PciAddress>, _>>();
             let wanted = wanted.map_err(model::NotOne)?;
-            let facts =
-                read(args, &Scope::Only { functions: wanted.clone(), regions: false, huge_files: false })?;
+            let facts = read(
+                args,
+                &Scope::Only { functions: wanted.clone(), regions: false, huge_files: false, assigns: true },
+            )?;
             judge(args, &facts, &wanted, None)
         }
     };
