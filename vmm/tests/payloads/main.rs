@@ -6,6 +6,7 @@
 mod pages;
 mod pool;
 mod programs;
+mod start;
 mod storage;
 mod unprivileged;
 mod users;
