@@ -1,4 +1,4 @@
-//! Monitors of other projects that the user provides: `--peer NAME=PATH`. The lab neither fetches nor builds them.
+//! Monitors that the user provides: `--peer NAME=PATH`. The lab neither fetches nor builds them.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -12,6 +12,8 @@ pub(crate) enum PeerName {
     CloudHypervisor,
     /// <https://github.com/firecracker-microvm/firecracker>
     Firecracker,
+    /// Another build of this project's monitor, for comparison.
+    EgmVmm,
 }
 
 impl PeerName {
@@ -20,6 +22,7 @@ impl PeerName {
         match self {
             Self::CloudHypervisor => "cloud-hypervisor",
             Self::Firecracker => "firecracker",
+            Self::EgmVmm => "egm-vmm",
         }
     }
 
@@ -54,7 +57,7 @@ impl FromStr for PeerProgram {
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, path) = text.split_once('=').ok_or("expected NAME=PATH")?;
         let name = PeerName::from_str(name, false)
-            .map_err(|_| format!("no peer \"{name}\": expected cloud-hypervisor or firecracker"))?;
+            .map_err(|_| format!("no peer \"{name}\": expected cloud-hypervisor, firecracker or egm-vmm"))?;
         let path = PathBuf::from(path);
         if path.is_file() {
             Ok(Self { name, path })
@@ -78,6 +81,8 @@ mod tests {
         let peer: PeerProgram = "cloud-hypervisor=/bin/sh".parse().unwrap();
         assert_eq!(find(std::slice::from_ref(&peer), PeerName::CloudHypervisor), Some("/bin/sh".into()));
         assert_eq!(find(&[peer], PeerName::Firecracker), None);
+        let other: PeerProgram = "egm-vmm=/bin/sh".parse().unwrap();
+        assert_eq!(find(&[other], PeerName::EgmVmm), Some("/bin/sh".into()));
         for (text, why) in [("/bin/sh", "NAME=PATH"), ("qemu=/bin/sh", "qemu"), ("firecracker=/x/y", "/x/y")]
         {
             assert!(text.parse::<PeerProgram>().unwrap_err().contains(why), "{text}");

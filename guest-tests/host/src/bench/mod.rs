@@ -61,8 +61,8 @@ pub(crate) struct BenchArguments {
     /// There: QEMU's turn.
     #[arg(long, hide = true)]
     qemu: bool,
-    /// A monitor that you provide, measured in the sections start, memory and prefault: cloud-hypervisor=PATH or
-    /// firecracker=PATH.
+    /// A monitor that you provide, measured in the sections start, memory and prefault: cloud-hypervisor=PATH,
+    /// firecracker=PATH, or egm-vmm=PATH for another build of egm-vmm.
     #[arg(long = "peer", value_name = "NAME=PATH")]
     peers: Vec<PeerProgram>,
 }

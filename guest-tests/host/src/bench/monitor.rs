@@ -17,6 +17,8 @@ const QEMU_CPU: &str = "max,-arch-capabilities";
 pub(super) enum Monitor {
     /// The program under test.
     Egm(PathBuf),
+    /// Another build of it, which the user provides.
+    OtherEgm(PathBuf),
     /// QEMU's usual machine.
     Q35,
     /// QEMU's smallest, with its smallest firmware.
@@ -64,6 +66,7 @@ impl Monitor {
     pub(super) const fn name(&self) -> &'static str {
         match self {
             Self::Egm(_) => "egm-vmm",
+            Self::OtherEgm(_) => "egm-vmm, another build",
             Self::Q35 => "QEMU q35",
             Self::Microvm => "QEMU microvm, qboot",
             Self::CloudHypervisor(_) => "cloud-hypervisor",
@@ -74,7 +77,7 @@ impl Monitor {
     /// The mappings that are the memory of a guest with `mib`.
     pub(super) const fn guest_memory(&self, mib: u64) -> GuestMemory {
         match self {
-            Self::Egm(_) => GuestMemory::Named("egm-vmm (deleted)"),
+            Self::Egm(_) | Self::OtherEgm(_) => GuestMemory::Named("egm-vmm (deleted)"),
             Self::Q35 | Self::Microvm => GuestMemory::Named("memfd:memory-backend-memfd"),
             // Private anonymous memory has no name.
             Self::CloudHypervisor(_) | Self::Firecracker(_) => GuestMemory::AtLeast { kib: mib << 10 },
@@ -85,7 +88,7 @@ impl Monitor {
     pub(super) fn command(&self, payload: &Payload) -> Result<Option<Command>, LabError> {
         let Payload { kernel, mib, prefault } = payload;
         Ok(Some(match self {
-            Self::Egm(program) => {
+            Self::Egm(program) | Self::OtherEgm(program) => {
                 let config = payload.configure("json", &egm(payload))?;
                 let mut command = Command::new(program);
                 command.arg("run").arg(config);
@@ -147,7 +150,8 @@ fn qemu(machine: &str, payload: &Payload) -> Command {
 pub(super) fn provided(peers: &[PeerProgram]) -> Vec<Monitor> {
     let cloud_hypervisor = find(peers, PeerName::CloudHypervisor).map(Monitor::CloudHypervisor);
     let firecracker = find(peers, PeerName::Firecracker).map(Monitor::Firecracker);
-    cloud_hypervisor.into_iter().chain(firecracker).collect()
+    let other = find(peers, PeerName::EgmVmm).map(Monitor::OtherEgm);
+    [other, cloud_hypervisor, firecracker].into_iter().flatten().collect()
 }
 
 /// QEMU where it is installed, and the monitors that the user provides.
@@ -191,5 +195,7 @@ mod tests {
         assert_eq!(names(&[]), [""; 0]);
         let both = peers(&["firecracker=/bin/sh", "cloud-hypervisor=/bin/sh"]);
         assert_eq!(names(&both), ["cloud-hypervisor", "Firecracker"]);
+        assert_eq!(names(&peers(&["egm-vmm=/bin/sh"])), ["egm-vmm, another build"]);
+        assert_eq!(words(&Monitor::OtherEgm("/e".into()), false), words(&Monitor::Egm("/e".into()), false));
     }
 }
