@@ -52,36 +52,64 @@ pub(super) struct Placed {
     pub(super) at: u64,
 }
 
-/// `VFIO_DEVICE_GET_REGION_INFO`, on a host with pages of `page` bytes.
-pub(super) fn region(answer: &Message, page: u64) -> Option<Placed> {
-    let flags = answer.get(offset_of!(vfio::vfio_region_info, flags))?;
-    let size = answer.get_long(offset_of!(vfio::vfio_region_info, size))?;
-    let has = |flag: u32| flags & flag != 0;
-    let mut region = Region {
-        size,
-        readable: has(vfio::VFIO_REGION_INFO_FLAG_READ),
-        writable: has(vfio::VFIO_REGION_INFO_FLAG_WRITE),
-        ..Region::default()
-    };
-    let mut areas = vec![(0, size)];
-    if has(vfio::VFIO_REGION_INFO_FLAG_CAPS) {
+/// What the kernel reports of a region: `VFIO_DEVICE_GET_REGION_INFO`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct RegionInfo {
+    pub(super) flags: u32,
+    pub(super) size: u64,
+    /// Where the region starts in the function's file.
+    pub(super) at: u64,
+    /// Areas that can be mapped (offset, bytes), if only these can.
+    pub(super) areas: Option<Vec<(u64, u64)>>,
+    pub(super) msix_mappable: bool,
+}
+
+impl RegionInfo {
+    /// Reads an answer; `None` if it ends too early.
+    pub(super) fn read(answer: &Message) -> Option<Self> {
+        let mut info = Self {
+            flags: answer.get(offset_of!(vfio::vfio_region_info, flags))?,
+            size: answer.get_long(offset_of!(vfio::vfio_region_info, size))?,
+            at: answer.get_long(offset_of!(vfio::vfio_region_info, offset))?,
+            ..Self::default()
+        };
+        if info.flags & vfio::VFIO_REGION_INFO_FLAG_CAPS == 0 {
+            return Some(info);
+        }
         let first = answer.get(offset_of!(vfio::vfio_region_info, cap_offset))?;
         for Capability { id, at } in capabilities(answer, first) {
             match id {
                 vfio::VFIO_REGION_INFO_CAP_SPARSE_MMAP => {
                     type Sparse = vfio::vfio_region_info_cap_sparse_mmap;
                     let count = answer.get(at.checked_add(offset_of!(Sparse, nr_areas))?)?;
-                    areas = pairs(answer, at.checked_add(size_of::<Sparse>())?, count).collect();
+                    let areas = pairs(answer, at.checked_add(size_of::<Sparse>())?, count);
+                    info.areas = Some(areas.collect());
                 }
-                vfio::VFIO_REGION_INFO_CAP_MSIX_MAPPABLE => region.msix_mappable = true,
+                vfio::VFIO_REGION_INFO_CAP_MSIX_MAPPABLE => info.msix_mappable = true,
                 _ => {}
             }
         }
+        Some(info)
     }
-    if has(vfio::VFIO_REGION_INFO_FLAG_MMAP) {
-        region.mappable = mappable(&areas, size, page);
+
+    /// The region, on a host with pages of `page` bytes.
+    pub(super) fn placed(&self, page: u64) -> Placed {
+        let has = |flag: u32| self.flags & flag != 0;
+        let whole = [(0, self.size)];
+        let areas = self.areas.as_deref().unwrap_or(&whole);
+        let region = Region {
+            size: self.size,
+            readable: has(vfio::VFIO_REGION_INFO_FLAG_READ),
+            writable: has(vfio::VFIO_REGION_INFO_FLAG_WRITE),
+            mappable: if has(vfio::VFIO_REGION_INFO_FLAG_MMAP) {
+                mappable(areas, self.size, page)
+            } else {
+                Vec::new()
+            },
+            msix_mappable: self.msix_mappable,
+        };
+        Placed { region, at: self.at }
     }
-    Some(Placed { region, at: answer.get_long(offset_of!(vfio::vfio_region_info, offset))? })
 }
 
 /// The whole pages of `areas` (offset, bytes) inside `size` bytes, ascending and disjoint.
@@ -97,15 +125,19 @@ fn mappable(areas: &[(u64, u64)], size: u64, page: u64) -> Vec<Span<InBar>> {
     set.iter().collect()
 }
 
-/// `VFIO_DEVICE_GET_IRQ_INFO`.
+/// What the kernel reports of interrupts: `VFIO_DEVICE_GET_IRQ_INFO`. `None` if the answer ends too early.
 pub(super) fn interrupts(answer: &Message) -> Option<Interrupts> {
     let flags = answer.get(offset_of!(vfio::vfio_irq_info, flags))?;
-    let count = answer.get(offset_of!(vfio::vfio_irq_info, count))?;
+    Some(interrupts_of(flags, answer.get(offset_of!(vfio::vfio_irq_info, count))?))
+}
+
+/// `count` interrupts with the flags `VFIO_IRQ_INFO_*`.
+pub(super) fn interrupts_of(flags: u32, count: u32) -> Interrupts {
     let connectable = flags & vfio::VFIO_IRQ_INFO_EVENTFD != 0;
-    Some(Interrupts {
+    Interrupts {
         count: if connectable { count } else { 0 },
         dynamic: flags & vfio::VFIO_IRQ_INFO_NORESIZE == 0,
-    })
+    }
 }
 
 /// `VFIO_IOMMU_GET_INFO` of type1.
@@ -182,6 +214,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn region(answer: &Message, page: u64) -> Option<Placed> {
+        RegionInfo::read(answer).map(|info| info.placed(page))
+    }
 
     const MMAP: u32 = vfio::VFIO_REGION_INFO_FLAG_MMAP | vfio::VFIO_REGION_INFO_FLAG_READ;
     const CAPS: u32 = vfio::VFIO_REGION_INFO_FLAG_CAPS;

@@ -11,26 +11,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use egm_address::{InBar, PciAddress, Span};
 use vfio_bindings::bindings::vfio;
 
-use super::answer::{self, Placed};
+use super::answer::Placed;
 use super::container::Group;
 use super::error::{self, OpenError};
 use super::interrupts::{self, Connected};
 use super::message::Message;
-use super::sys::{self, Request};
+use super::query;
+use super::sys;
 use super::{Iommufd, KernelDomain};
 use crate::backend::{Backend, BackendError, InterruptKind, Interrupts, Region, RegionIndex};
 use crate::mapping::{MadeOf, Mapping};
 use crate::memory::HostMemory;
-
-/// Number of queried regions of vfio-pci: BARs, ROM and configuration are 0 to 7; VGA (8) is not queried.
-const REGIONS: u32 = 8;
-const INTERRUPTS: [InterruptKind; 5] = [
-    InterruptKind::Intx,
-    InterruptKind::Msi,
-    InterruptKind::Msix,
-    InterruptKind::Error,
-    InterruptKind::Request,
-];
 
 /// Object that keeps the function assigned to this process.
 pub(super) enum Hold {
@@ -82,9 +73,9 @@ impl KernelFunction {
                 (file, Hold::Attached(Arc::clone(iommufd)))
             }
         };
-        let can_reset = can_reset(file.as_fd()).map_err(refused("ask for what it is:"))?;
-        let regions = regions(file.as_fd()).map_err(refused("read the regions of"))?;
-        let interrupts = interrupts_of(file.as_fd()).map_err(refused("read the interrupts of"))?;
+        let can_reset = query::can_reset(file.as_fd()).map_err(refused("ask for what it is:"))?;
+        let regions = query::regions(file.as_fd()).map_err(refused("read the regions of"))?;
+        let interrupts = query::interrupts(file.as_fd()).map_err(refused("read the interrupts of"))?;
         let (name, connected) = (address.to_string(), Mutex::default());
         Ok(Self { file, hold, address, name, can_reset, regions, interrupts, connected })
     }
@@ -163,49 +154,6 @@ fn attach_error(path: &Path, function: PciAddress, source: io::Error) -> OpenErr
         Some(libc::EBUSY | libc::EPERM | libc::EINVAL) => OpenError::busy(path, &function.to_string()),
         _ => OpenError::refused(format!("give {function} to iommufd"))(source),
     }
-}
-
-fn can_reset(function: BorrowedFd<'_>) -> io::Result<bool> {
-    type Info = vfio::vfio_device_info;
-    let mut answer = Message::of::<Info>(0);
-    sys::exchange(function, Request::DEVICE_GET_INFO, &mut answer)?;
-    let flags = answer.get(offset_of!(Info, flags)).unwrap_or(0);
-    if flags & vfio::VFIO_DEVICE_FLAGS_PCI == 0 {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "VFIO lends it, and it is not a PCI function",
-        ));
-    }
-    Ok(flags & vfio::VFIO_DEVICE_FLAGS_RESET != 0)
-}
-
-fn regions(function: BorrowedFd<'_>) -> io::Result<Vec<Placed>> {
-    let page = u64::try_from(rustix::param::page_size()).unwrap_or(4096);
-    let region = |index| {
-        let question =
-            Message::of::<vfio::vfio_region_info>(0).with(offset_of!(vfio::vfio_region_info, index), index);
-        let answer = sys::exchange_all(function, Request::DEVICE_GET_REGION_INFO, question)?;
-        answer::region(&answer, page).ok_or_else(|| malformed("a region"))
-    };
-    (0..REGIONS).map(region).collect()
-}
-
-fn interrupts_of(function: BorrowedFd<'_>) -> io::Result<Vec<Interrupts>> {
-    let interrupts = |kind: InterruptKind| {
-        let mut message =
-            Message::of::<vfio::vfio_irq_info>(0).with(offset_of!(vfio::vfio_irq_info, index), kind.number());
-        match sys::exchange(function, Request::DEVICE_GET_IRQ_INFO, &mut message) {
-            // A conventional PCI function has no error interrupt: the kernel returns EINVAL for it.
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(Interrupts::default()),
-            Err(error) => Err(error),
-            Ok(_) => answer::interrupts(&message).ok_or_else(|| malformed("an interrupt")),
-        }
-    };
-    INTERRUPTS.into_iter().map(interrupts).collect()
-}
-
-pub(super) fn malformed(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("the kernel's answer about {what} ends too early"))
 }
 
 impl Drop for KernelFunction {

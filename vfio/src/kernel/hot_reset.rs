@@ -9,8 +9,9 @@ use egm_address::PciAddress;
 use vfio_bindings::bindings::vfio;
 
 use super::answer::{self, Dependent};
-use super::device::{Hold, KernelFunction, malformed};
+use super::device::{Hold, KernelFunction};
 use super::message::Message;
+use super::query::malformed;
 use super::sys::{self, Request};
 use crate::backend::{Backend, BackendError};
 

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  device.rs     KernelFunction: regions, interrupts, reset of one function      (Backend)
+//!  query.rs      what the kernel reports of an open function
 //!  interrupts.rs which descriptor a vector writes
 //!  hot_reset.rs  bus reset: the affected functions, and the reset itself
 //!  container.rs  Container: groups and type1v2 maps, by address                  (Domain)
@@ -21,6 +22,7 @@ pub mod iommufd;
 mod answer;
 mod interrupts;
 mod message;
+mod query;
 mod sys;
 
 use std::io;
