@@ -1,40 +1,39 @@
 //! One PCI function that the kernel assigns to this process through VFIO.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
-use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use egm_address::{InBar, PciAddress, Span};
-use vfio_bindings::bindings::vfio;
 
 use super::answer::Placed;
+use super::cdev::Cdev;
 use super::container::Group;
 use super::error::{self, OpenError};
 use super::interrupts::{self, Connected};
-use super::message::Message;
-use super::query;
-use super::sys;
-use super::{Iommufd, KernelDomain};
+use super::query::{self, IDENTIFY};
+use super::{KernelDomain, sys};
 use crate::backend::{Backend, BackendError, InterruptKind, Interrupts, Region, RegionIndex};
 use crate::mapping::{MadeOf, Mapping};
 use crate::memory::HostMemory;
 
-/// Object that keeps the function assigned to this process.
+/// The function's open file, and what keeps the function assigned to this process.
 pub(super) enum Hold {
     /// Its group, in a container.
-    Group(Arc<Group>),
+    Group {
+        /// Closed first: the kernel then stops its DMA and resets it, if no mapping of a BAR is left.
+        file: File,
+        group: Arc<Group>,
+    },
     /// The address space that it is attached to.
-    Attached(Arc<Iommufd>),
+    Attached(Cdev),
 }
 
 /// A function of the host.
 pub struct KernelFunction {
-    /// Closed first: the kernel then stops its DMA and resets it, if no mapping of a BAR is left.
-    pub(super) file: File,
     pub(super) hold: Hold,
     pub(super) address: PciAddress,
     name: String,
@@ -60,29 +59,40 @@ impl KernelFunction {
     pub fn open(address: PciAddress, domain: &KernelDomain) -> Result<Self, OpenError> {
         let root = Path::new("/");
         let group = error::group(root, address)?;
-        let refused = |what: &str| OpenError::refused(format!("{what} {address}"));
-        let (file, hold) = match domain {
+        let hold = match domain {
             KernelDomain::Legacy(container) => {
                 let group = container.group(group, address)?;
-                let file = group.function(address).map_err(refused("open"))?;
-                (File::from(file), Hold::Group(group))
+                let file = group.function(address).map_err(OpenError::refused(format!("open {address}")))?;
+                Hold::Group { file: File::from(file), group }
             }
-            KernelDomain::Iommufd(iommufd) => {
-                let (path, file) = open_cdev(root, address)?;
-                iommufd.attach(&file).map_err(|source| attach_error(&path, address, source))?;
-                (file, Hold::Attached(Arc::clone(iommufd)))
-            }
+            KernelDomain::Iommufd(iommufd) => Hold::Attached(Cdev::open(address, iommufd)?),
         };
-        let can_reset = query::can_reset(file.as_fd()).map_err(refused("ask for what it is:"))?;
-        let regions = query::regions(file.as_fd()).map_err(refused("read the regions of"))?;
-        let interrupts = query::interrupts(file.as_fd()).map_err(refused("read the interrupts of"))?;
+        Self::described(address, hold)
+    }
+
+    /// Completes a function that is open with what the kernel reports of it.
+    pub(super) fn described(address: PciAddress, hold: Hold) -> Result<Self, OpenError> {
+        let refused = |what: &str| OpenError::refused(format!("{what} {address}"));
+        let file = hold.file().as_fd();
+        let can_reset = query::can_reset(file).map_err(refused(IDENTIFY))?;
+        let (regions, interrupts) = match &hold {
+            Hold::Group { .. } => (query::regions(file), query::interrupts(file)),
+            Hold::Attached(cdev) => (cdev.regions(), cdev.interrupts()),
+        };
+        let regions = regions.map_err(refused("read the regions of"))?;
+        let interrupts = interrupts.map_err(refused("read the interrupts of"))?;
         let (name, connected) = (address.to_string(), Mutex::default());
-        Ok(Self { file, hold, address, name, can_reset, regions, interrupts, connected })
+        Ok(Self { hold, address, name, can_reset, regions, interrupts, connected })
     }
 
     /// Address on the host.
     pub fn address(&self) -> PciAddress {
         self.address
+    }
+
+    /// The open file of the function.
+    pub(super) fn file(&self) -> &File {
+        self.hold.file()
     }
 
     pub(super) fn refused(&self, what: impl Into<String>) -> impl FnOnce(io::Error) -> BackendError {
@@ -115,51 +125,18 @@ impl KernelFunction {
 
     /// Exports part of a BAR as a dma-buf. `None` if the kernel cannot, or without iommufd, which alone uses it.
     fn dma_buf(&self, region: RegionIndex, part: Span<InBar>) -> Option<OwnedFd> {
-        type Feature = vfio::vfio_device_feature;
-        type Export = vfio::vfio_device_feature_dma_buf;
-        let Hold::Attached(_) = &self.hold else { return None };
-        let (export, range) = (size_of::<Feature>(), size_of::<Feature>().checked_add(size_of::<Export>())?);
-        let flags = vfio::VFIO_DEVICE_FEATURE_GET | vfio::VFIO_DEVICE_FEATURE_DMA_BUF;
-        let open = u32::try_from(libc::O_RDWR | libc::O_CLOEXEC).ok()?;
-        let message = Message::of::<Feature>(size_of::<Export>().checked_add(16)?)
-            .with(offset_of!(Feature, flags), flags)
-            .with(export.checked_add(offset_of!(Export, region_index))?, region.number())
-            .with(export.checked_add(offset_of!(Export, open_flags))?, open)
-            .with(export.checked_add(offset_of!(Export, nr_ranges))?, 1)
-            .with_long(range, part.start().get())
-            .with_long(range.checked_add(8)?, part.size());
-        sys::feature_file(self.file.as_fd(), message).ok()
+        match &self.hold {
+            Hold::Group { .. } => None,
+            Hold::Attached(cdev) => cdev.dma_buf(region, part),
+        }
     }
 }
 
-/// Opens the function's own character device, which `vfio-dev/vfioN` in its sysfs folder names.
-fn open_cdev(root: &Path, address: PciAddress) -> Result<(PathBuf, File), OpenError> {
-    let folder = root.join(format!("sys/bus/pci/devices/{address}/vfio-dev"));
-    let rule =
-        "the kernel has no character devices of VFIO (CONFIG_VFIO_DEVICE_CDEV); set \"backend\": \"legacy\"";
-    let name = fs::read_dir(&folder).and_then(|mut entries| {
-        entries.next().ok_or(io::ErrorKind::NotFound)?.map(|entry| entry.file_name())
-    });
-    let name = name.map_err(OpenError::file(&folder, &address.to_string(), rule))?;
-    let path = root.join("dev/vfio/devices").join(name);
-    let file = File::options().read(true).write(true).open(&path);
-    let file = file.map_err(OpenError::file(&path, &address.to_string(), rule))?;
-    Ok((path, file))
-}
-
-/// Error for a function, with its cdev at `path`, that iommufd did not accept.
-fn attach_error(path: &Path, function: PciAddress, source: io::Error) -> OpenError {
-    match source.raw_os_error() {
-        // The kernel returns EINVAL to the second descriptor of an open function.
-        Some(libc::EBUSY | libc::EPERM | libc::EINVAL) => OpenError::busy(path, &function.to_string()),
-        _ => OpenError::refused(format!("give {function} to iommufd"))(source),
-    }
-}
-
-impl Drop for KernelFunction {
-    fn drop(&mut self) {
-        if let Hold::Attached(iommufd) = &self.hold {
-            let _ = iommufd.tell(self.file.as_fd(), false); // KVM holds the file too: it would stay open
+impl Hold {
+    fn file(&self) -> &File {
+        match self {
+            Self::Group { file, .. } => file,
+            Self::Attached(cdev) => cdev.file(),
         }
     }
 }
@@ -181,7 +158,7 @@ impl Backend for KernelFunction {
     fn read(&self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), BackendError> {
         let place = self.place(region, offset, data.len());
         let read = place.and_then(|place| {
-            let read = self.file.read_exact_at(data, place);
+            let read = self.file().read_exact_at(data, place);
             read.map_err(self.refused(format!("read byte {offset:#x} of {region:?}")))
         });
         read.inspect_err(|_| data.fill(0xff))
@@ -189,7 +166,7 @@ impl Backend for KernelFunction {
 
     fn write(&self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), BackendError> {
         let place = self.place(region, offset, data.len())?;
-        let written = self.file.write_all_at(data, place);
+        let written = self.file().write_all_at(data, place);
         written.map_err(self.refused(format!("write byte {offset:#x} of {region:?}")))
     }
 
@@ -206,7 +183,7 @@ impl Backend for KernelFunction {
         }
         let place = self.place(region, part.start().get(), 0)?;
         let made_of = MadeOf::Bar(self.dma_buf(region, part));
-        let mapping = Mapping::of(self.file.as_fd(), place, part.size(), congruent_to, made_of);
+        let mapping = Mapping::of(self.file().as_fd(), place, part.size(), congruent_to, made_of);
         Ok(Arc::new(mapping.map_err(self.refused(format!("map {part} of {region:?}")))?))
     }
 
@@ -223,21 +200,21 @@ impl Backend for KernelFunction {
             return Err(BackendError::Absent { function: self.name.clone(), what });
         }
         let mut connected = self.connected();
-        let done = connected.connect(self.file.as_fd(), kind, interrupts, (first, triggers));
+        let done = connected.connect(self.file().as_fd(), kind, interrupts, (first, triggers));
         done.map_err(self.refused(format!("connect {kind:?} from vector {first}")))
     }
 
     fn connect_resample(&self, resample: BorrowedFd<'_>) -> Result<(), BackendError> {
-        interrupts::connect_resample(self.file.as_fd(), resample)
+        interrupts::connect_resample(self.file().as_fd(), resample)
             .map_err(self.refused("connect what unmasks INTx"))
     }
 
     fn mask_intx(&self, masked: bool) -> Result<(), BackendError> {
-        interrupts::mask_intx(self.file.as_fd(), masked).map_err(self.refused("mask or unmask INTx"))
+        interrupts::mask_intx(self.file().as_fd(), masked).map_err(self.refused("mask or unmask INTx"))
     }
 
     fn disable(&self, kind: InterruptKind) -> Result<(), BackendError> {
-        self.connected().disable(self.file.as_fd(), kind).map_err(self.refused(format!("disable {kind:?}")))
+        self.connected().disable(self.file().as_fd(), kind).map_err(self.refused(format!("disable {kind:?}")))
     }
 
     fn can_reset(&self) -> bool {
@@ -245,7 +222,7 @@ impl Backend for KernelFunction {
     }
 
     fn reset(&self) -> Result<(), BackendError> {
-        sys::reset(self.file.as_fd()).map_err(self.refused("reset"))
+        sys::reset(self.file().as_fd()).map_err(self.refused("reset"))
     }
 
     fn reset_bus(&self) -> Result<Vec<PciAddress>, BackendError> {

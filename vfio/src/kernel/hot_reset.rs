@@ -33,7 +33,7 @@ impl KernelFunction {
         let (dependents, by_device) = self.dependents()?;
         let numbers: BTreeSet<u32> = dependents.iter().map(|dependent| dependent.id).collect();
         let groups: BTreeSet<u32> = match &self.hold {
-            Hold::Group(group) if !by_device => {
+            Hold::Group { group, .. } if !by_device => {
                 group.held(&numbers).iter().map(|group| group.number()).collect()
             }
             _ => BTreeSet::new(),
@@ -63,14 +63,14 @@ impl KernelFunction {
         }
         let groups = match &self.hold {
             // The kernel requires the descriptors of all affected groups, as proof.
-            Hold::Group(group) => {
+            Hold::Group { group, .. } => {
                 let (dependents, _) = self.dependents()?;
                 group.held(&dependents.iter().map(|dependent| dependent.id).collect())
             }
             Hold::Attached(_) => Vec::new(), // iommufd checks ownership itself
         };
         let proofs: Vec<i32> = groups.iter().map(|group| group.proof().as_raw_fd()).collect();
-        sys::exchange(self.file.as_fd(), Request::DEVICE_PCI_HOT_RESET, &mut request(&proofs))
+        sys::exchange(self.file().as_fd(), Request::DEVICE_PCI_HOT_RESET, &mut request(&proofs))
             .map(drop)
             .map_err(self.refused("hot reset"))
     }
@@ -92,7 +92,7 @@ impl KernelFunction {
         type Info = vfio::vfio_pci_hot_reset_info;
         const ENTRY: usize = size_of::<vfio::vfio_pci_dependent_device>();
         let ask = |message: &mut Message| {
-            sys::exchange(self.file.as_fd(), Request::DEVICE_GET_PCI_HOT_RESET_INFO, message)
+            sys::exchange(self.file().as_fd(), Request::DEVICE_GET_PCI_HOT_RESET_INFO, message)
         };
         let mut message = Message::of::<Info>(0);
         match ask(&mut message) {

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,12 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use egm_address::{Io, Iova, Span};
 use iommufd_bindings::iommufd as bindings;
 use iommufd_ioctls::{IommuFd, IommufdError, IommufdIoas};
-use vfio_bindings::bindings::vfio;
+use vfio_ioctls::{VfioError, VfioIommufd};
 
 use super::error::OpenError;
-use super::message::Message;
-use super::sys::{self, Request};
-use super::{Track, answer};
+use super::{Track, answer, sys};
 use crate::dma::{Access, DmaError, Domain, Limits};
 use crate::memory::{Behind, HostMemory};
 
@@ -29,10 +26,10 @@ type Maps = BTreeMap<Iova, (Span<Io>, Arc<dyn HostMemory>)>;
 
 /// An I/O address space of iommufd. Functions attach to it and keep it; it outlives them.
 pub struct Iommufd {
-    /// Declared before `maps`: it is destroyed, with every map, before that memory is released.
-    space: IommufdIoas,
-    iommufd: Arc<IommuFd>,
-    /// The same file, for ioctls that the crate lacks.
+    /// Declared before `maps`: it is destroyed, with every map, before that memory is released. Functions that share it
+    /// keep this address space, too.
+    space: Arc<VfioIommufd>,
+    /// The same file, for ioctls that the crates lack.
     file: File,
     track: Option<Track>,
     /// The kernel is older than 6.13: files are mapped by address.
@@ -60,13 +57,20 @@ impl Iommufd {
         let path = Path::new(IOMMU);
         let rule = "the kernel has no iommufd; set \"backend\": \"legacy\" on the function";
         let file = File::options().read(true).write(true).open(path);
-        let file = file.map_err(OpenError::file(path, IOMMU, rule))?;
+        Self::of(file.map_err(OpenError::file(path, IOMMU, rule))?, track)
+    }
+
+    /// Creates an empty I/O address space in an open `/dev/iommu`.
+    pub(super) fn of(file: File, track: Option<Track>) -> Result<Arc<Self>, OpenError> {
         let copy = file.try_clone().map_err(OpenError::refused("copy a descriptor"))?;
-        let iommufd = Arc::new(IommuFd::new_from_fd(copy));
-        let space = IommufdIoas::new(Arc::clone(&iommufd)).map_err(reason);
+        // Without KVM: the crate does not withdraw a function that it could not bind, and unwraps in its `Drop`.
+        let space = VfioIommufd::new(Arc::new(IommuFd::new_from_fd(copy)), None, None);
+        let space = space.map_err(|error| match error {
+            VfioError::NewVfioIommufd(error) => reason(error),
+            other => io::Error::other(other),
+        });
         Ok(Arc::new(Self {
-            space: space.map_err(OpenError::refused("make an I/O address space"))?,
-            iommufd,
+            space: Arc::new(space.map_err(OpenError::refused("make an I/O address space"))?),
             file,
             track,
             without_files: AtomicBool::new(false),
@@ -74,29 +78,13 @@ impl Iommufd {
         }))
     }
 
-    /// Attaches a function by its newly opened cdev: until that is closed, the function reaches everything mapped here.
-    pub(super) fn attach(&self, function: &File) -> io::Result<()> {
-        self.tell(function.as_fd(), true)?;
-        let bound = self.bind(function);
-        if bound.is_err() {
-            let _ = self.tell(function.as_fd(), false);
-        }
-        bound
+    /// The address space as vfio-ioctls has it.
+    pub(super) fn space(&self) -> &Arc<VfioIommufd> {
+        &self.space
     }
 
-    fn bind(&self, function: &File) -> io::Result<()> {
-        type Bind = vfio::vfio_device_bind_iommufd;
-        type Attach = vfio::vfio_device_attach_iommufd_pt;
-        let iommufd = u32::try_from(self.file.as_raw_fd()).map_err(io::Error::other)?;
-        // Older kernels know the structures up to `token_uuid_ptr` and `pasid`; newer kernels accept these sizes too.
-        let mut bind = Message::of::<Bind>(0)
-            .resized(offset_of!(Bind, token_uuid_ptr))
-            .with(offset_of!(Bind, iommufd), iommufd);
-        sys::exchange(function.as_fd(), Request::DEVICE_BIND_IOMMUFD, &mut bind)?;
-        let mut attach = Message::of::<Attach>(0)
-            .resized(offset_of!(Attach, pasid))
-            .with(offset_of!(Attach, pt_id), self.space.id());
-        sys::exchange(function.as_fd(), Request::DEVICE_ATTACH_IOMMUFD_PT, &mut attach).map(drop)
+    fn ioas(&self) -> &IommufdIoas {
+        self.space.ioas()
     }
 
     /// Reports to KVM that a function was added, or is about to be removed.
@@ -120,7 +108,7 @@ impl Iommufd {
             return None;
         }
         let writable = access == Access::ReadWrite;
-        let mapped = self.space.map_file(file.as_raw_fd(), start, iova.size(), iova.start().get(), writable);
+        let mapped = self.ioas().map_file(file.as_raw_fd(), start, iova.size(), iova.start().get(), writable);
         match mapped.map_err(reason) {
             Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
                 self.without_files.store(true, Ordering::Relaxed);
@@ -146,19 +134,19 @@ impl Iommufd {
             flags: write
                 | bindings::iommufd_ioas_map_flags_IOMMU_IOAS_MAP_READABLE
                 | bindings::iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA,
-            ioas_id: self.space.id(),
+            ioas_id: self.ioas().id(),
             user_va: sys::address(memory, offset, iova.size())?,
             length: iova.size(),
             iova: iova.start().get(),
             ..Default::default()
         };
-        self.iommufd.map_iommu_ioas(&map).map_err(reason)
+        self.space.iommufd().map_iommu_ioas(&map).map_err(reason)
     }
 }
 
 impl Domain for Iommufd {
     fn limits(&self) -> Limits {
-        let asked = sys::iova_ranges(self.file.as_fd(), self.space.id());
+        let asked = sys::iova_ranges(self.file.as_fd(), self.ioas().id());
         asked.map_or_else(
             |_| Limits::default(),
             |(ranges, page_size)| Limits {
@@ -204,7 +192,7 @@ impl Domain for Iommufd {
         if self.maps().get(&iova.start()).is_none_or(|(mapped, _)| *mapped != iova) {
             return Err(refused(io::ErrorKind::NotFound.into()));
         }
-        self.space.unmap(iova.start().get(), iova.size()).map_err(|e| refused(reason(e)))?;
+        self.ioas().unmap(iova.start().get(), iova.size()).map_err(|e| refused(reason(e)))?;
         self.maps().remove(&iova.start());
         Ok(())
     }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  device.rs     KernelFunction: regions, interrupts, reset of one function      (Backend)
+//!  cdev.rs       a function of iommufd, by vfio-ioctls: open, bind, attach, describe, export, detach
 //!  query.rs      what the kernel reports of an open function
 //!  interrupts.rs which descriptor a vector writes
 //!  hot_reset.rs  bus reset: the affected functions, and the reset itself
@@ -20,10 +21,13 @@ pub mod hot_reset;
 pub mod iommufd;
 
 mod answer;
+mod cdev;
 mod interrupts;
 mod message;
 mod query;
 mod sys;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::os::fd::BorrowedFd;

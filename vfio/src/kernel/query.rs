@@ -12,9 +12,11 @@ use super::sys::{self, Request};
 use crate::backend::{InterruptKind, Interrupts};
 
 /// Number of queried regions of vfio-pci: BARs, ROM and configuration are 0 to 7; VGA (8) is not queried.
-const REGIONS: u32 = 8;
+pub(super) const REGIONS: u32 = 8;
+/// First words of the error of a function that does not report its kind.
+pub(super) const IDENTIFY: &str = "ask for what it is:";
 /// Kinds of interrupts, by number.
-const INTERRUPTS: [InterruptKind; 5] = [
+pub(super) const INTERRUPTS: [InterruptKind; 5] = [
     InterruptKind::Intx,
     InterruptKind::Msi,
     InterruptKind::Msix,
@@ -35,7 +37,7 @@ pub(super) fn can_reset(function: BorrowedFd<'_>) -> io::Result<bool> {
 }
 
 /// Error for a function of another kind.
-fn not_pci() -> io::Error {
+pub(super) fn not_pci() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "VFIO lends it, and it is not a PCI function")
 }
 
@@ -45,12 +47,12 @@ pub(super) fn regions(function: BorrowedFd<'_>) -> io::Result<Vec<Placed>> {
 }
 
 /// Bytes of a page of this host.
-fn page() -> u64 {
+pub(super) fn page() -> u64 {
     u64::try_from(rustix::param::page_size()).unwrap_or(4096)
 }
 
 /// Queries region `index` of a function.
-fn region(function: BorrowedFd<'_>, index: u32) -> io::Result<RegionInfo> {
+pub(super) fn region(function: BorrowedFd<'_>, index: u32) -> io::Result<RegionInfo> {
     let question =
         Message::of::<vfio::vfio_region_info>(0).with(offset_of!(vfio::vfio_region_info, index), index);
     let answer = sys::exchange_all(function, Request::DEVICE_GET_REGION_INFO, question)?;

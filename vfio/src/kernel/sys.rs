@@ -14,6 +14,7 @@ use iommufd_bindings::iommufd::{iommu_ioas_iova_ranges, iommu_iova_range};
 use vfio_bindings::bindings::vfio::{
     VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, vfio_iommu_type1_dma_map as DmaMap,
 };
+use vfio_ioctls::VfioDevice;
 
 use super::message::Message;
 use crate::dma::Access;
@@ -32,9 +33,6 @@ impl Request {
     pub(super) const DEVICE_SET_IRQS: Self = Self(10);
     pub(super) const DEVICE_GET_PCI_HOT_RESET_INFO: Self = Self(12);
     pub(super) const DEVICE_PCI_HOT_RESET: Self = Self(13);
-    pub(super) const DEVICE_FEATURE: Self = Self(17);
-    pub(super) const DEVICE_BIND_IOMMUFD: Self = Self(18);
-    pub(super) const DEVICE_ATTACH_IOMMUFD_PT: Self = Self(19);
     pub(super) const IOMMU_GET_INFO: Self = Self(12);
     pub(super) const IOMMU_UNMAP_DMA: Self = Self(14);
 }
@@ -123,13 +121,18 @@ pub(super) fn function(group: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd
     Ok(owned(file))
 }
 
-/// Sends `VFIO_DEVICE_FEATURE` and returns the descriptor that it creates.
-pub(super) fn feature_file(function: BorrowedFd<'_>, mut message: Message) -> io::Result<OwnedFd> {
-    exchange(function, Request::DEVICE_FEATURE, &mut message).map(owned)
+/// Closes the file of `function` without the `Drop` of vfio-ioctls, which panics if the kernel refuses to detach the
+/// function. The rest of `function` leaks: its table of regions, and a share of the address space.
+pub(super) fn close_attached(function: VfioDevice) {
+    let file = function.as_raw_fd();
+    std::mem::forget(function);
+    drop(owned(file));
 }
 
+/// Takes ownership of `file`. Callers pass a descriptor that the kernel has just created for them, or the one of a value
+/// that they have forgotten.
 fn owned(file: RawFd) -> OwnedFd {
-    // SAFETY: the kernel has just created this descriptor for us; no other code owns it.
+    // SAFETY: `function` and `close_attached` are the only callers, and in both no other code owns the descriptor.
     unsafe { OwnedFd::from_raw_fd(file) }
 }
 
@@ -218,6 +221,6 @@ mod tests {
     #[test]
     fn numbers_are_those_of_the_kernel() {
         assert_eq!(Request::DEVICE_GET_INFO.number(), 0x3b6b);
-        assert_eq!(Request::DEVICE_BIND_IOMMUFD.number(), 0x3b76);
+        assert_eq!(Request::DEVICE_PCI_HOT_RESET.number(), 0x3b71);
     }
 }
