@@ -311,6 +311,7 @@ pub(crate) const ALL: &[Scenario] = &[
     boots::SCENARIO,
     debian_root::SCENARIO,
     plugged::PULLED,
+    plugged::PULLED_IOMMUFD,
 ];
 
 /// Separates the names of a scenario and of the fault that is planted in it.

@@ -36,3 +36,12 @@ pub(super) const PULLED: Scenario = Scenario {
     steps: Some(plugged::pulled),
     ..REQUEST
 };
+
+/// The same drive through iommufd, in a host of its own.
+pub(super) const PULLED_IOMMUFD: Scenario = Scenario {
+    name: "vfio-surprise-iommufd",
+    summary: "the same through iommufd: what the kernel refuses of a drive that is gone does not end the machine",
+    iommufd: true,
+    long: true,
+    ..PULLED
+};
