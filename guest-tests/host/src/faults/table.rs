@@ -10,6 +10,9 @@ use crate::scenarios::WITH_FAULT;
 /// The variable that chooses a fault.
 pub(crate) const VARIABLE: &str = "EGM_FAULT";
 
+/// The variable with the file in which a process reports that it reached its fault.
+pub(super) const REACHED: &str = "EGM_FAULT_REACHED";
+
 /// Within the program, as the table of skips.
 const TABLE: &str = include_str!("../../../faults.json");
 
@@ -85,10 +88,10 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
     }
 
-    /// Path and text of every Rust file of the packages that may have faults.
+    /// Path and text of every Rust file of the packages.
     fn sources() -> Vec<(String, String)> {
         let root = root();
-        let folders = ["vmm", "vfio", "egm-device", "guest-tests/host"].map(|folder| root.join(folder));
+        let folders = ["vmm", "vfio", "egm-device", "guest-tests"].map(|folder| root.join(folder));
         let rust = folders
             .iter()
             .flat_map(|folder| files(folder))
@@ -100,8 +103,10 @@ mod tests {
     /// The name and the file of every planted fault.
     fn planted(sources: &[(String, String)]) -> Vec<(String, String)> {
         let names = |text: &str| -> Vec<String> {
-            let ends = text.split(concat!("fault!", "(\"")).skip(1);
-            ends.filter_map(|rest| Some(rest.split_once("\")")?.0.to_owned())).collect()
+            let arguments = text.split(concat!("fault!", "(")).skip(1);
+            // The name is on a line of its own where the first one is full.
+            let quoted = arguments.filter_map(|rest| rest.trim_start().strip_prefix('"')?.split_once('"'));
+            quoted.map(|(name, _)| name.to_owned()).collect()
         };
         sources
             .iter()

@@ -1,6 +1,8 @@
 //! One fault, planted: does its check turn red for it?
 
-use std::fs;
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -9,8 +11,7 @@ use egm_guest::findings::Outcome as Judged;
 
 use crate::error::LabError;
 use crate::faults::binaries::{Binaries, Binary};
-use crate::faults::table::VARIABLE;
-use crate::faults::table::{Finder, Row};
+use crate::faults::table::{Finder, REACHED, Row, VARIABLE};
 use crate::faults::{Outcome, Verdict, files};
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::results::ScenarioResult;
@@ -84,7 +85,11 @@ fn start(binary: &Binary<'_>, test: &str, fault: Option<&str>, folder: &Path) ->
         .env_remove(VARIABLE)
         // Proptest must not keep seeds of planted failures.
         .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
-    command.envs(fault.map(|fault| (VARIABLE, fault)));
+    let reports = std::path::absolute(folder.join("reached")).map_err(LabError::file("find", folder))?;
+    if let Some(fault) = fault {
+        make_for_all(&reports).map_err(LabError::file("make", &reports))?;
+        command.env(VARIABLE, fault).env(REACHED, &reports);
+    }
     let mark = if fault.is_some() { "faulty" } else { "clean" };
     let (out, errors) = (folder.join(format!("{mark}.out")), folder.join(format!("{mark}.err")));
     let ending = watch(command, Limit::Silence(SILENCE), &out, &errors, |_| Reaction::Go)?;
@@ -94,13 +99,19 @@ fn start(binary: &Binary<'_>, test: &str, fault: Option<&str>, folder: &Path) ->
             .map_err(LabError::file("read", path))
     };
     let (out, errors) = (said(&out)?, said(&errors)?);
+    let reports = if fault.is_some() { said(&reports)? } else { String::new() };
     let skipped = out.lines().chain(errors.lines()).find_map(|line| line.strip_prefix("skipped: "));
     Ok(Run {
         ending,
         is_one: out.lines().any(|line| line == "running 1 test"),
         skipped: skipped.map(str::to_owned),
-        reached: fault.is_some_and(|fault| errors.contains(&reached(fault))),
+        reached: fault.is_some_and(|fault| (reports + &errors).contains(&reached(fault))),
     })
+}
+
+/// Makes `file`, empty, and lets processes of all users write it: some tests start such.
+fn make_for_all(file: &Path) -> io::Result<()> {
+    File::create(file)?.set_permissions(Permissions::from_mode(0o666))
 }
 
 /// The line that a program prints when it reaches its fault.
