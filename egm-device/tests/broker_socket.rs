@@ -12,16 +12,20 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use broker_world::{Broker, G, Kept, take};
 use egm_address::{Offset, Span};
 use egm_device::broker::{Client, ClientError, MAX_PACKET, Server, ServerError, Take};
 use egm_device::policy::{Names, Policy, parse};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType,
 };
 
+/// Time enough for any machine.
+const LIMIT: Duration = Duration::from_secs(20);
 /// No wait is cancelled.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
@@ -30,6 +34,7 @@ fn raw(path: &Path) -> OwnedFd {
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .unwrap();
     rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    set_socket_timeout(&socket, Timeout::Recv, Some(LIMIT)).unwrap();
     socket
 }
 

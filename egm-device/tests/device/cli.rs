@@ -11,8 +11,8 @@ use egm_device::device::registers::{Event, MAGIC, Register};
 use egm_vfio_wire::client::Client;
 use egm_vfio_wire::message::{ByFile, DmaMap, DmaUnmap, IrqData, SetIrqs};
 use egm_vfio_wire::socket::{Connection, Patience};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use tempfile::TempDir;
 
 use crate::small_host;
@@ -69,7 +69,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         // Ended already, where the test went well.
         let _ = self.0.kill();
-        let _ = self.0.wait();
+        self.code_in_time();
     }
 }
 
@@ -91,15 +91,21 @@ impl Server {
 
     /// As [`Server::end`], but of a server that may hang: the wait ends after [`LIMIT`].
     pub(crate) fn end_in_time(mut self) -> Option<i32> {
-        let pid = Pid::from_child(&self.0);
-        let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
-        kill_process(pid, Signal::TERM).unwrap();
-        let limit = rustix::event::Timespec::try_from(LIMIT).unwrap();
-        let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)).unwrap();
-        // A server that hangs in the kernel is not waited for.
-        let code = if ended > 0 { self.0.wait().unwrap().code() } else { None };
+        kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
+        let code = self.code_in_time();
         std::mem::forget(self);
         code
+    }
+
+    /// Its exit code. A server that hangs in the kernel, beyond SIGKILL, has none in time.
+    fn code_in_time(&mut self) -> Option<i32> {
+        if let Ok(Some(ended)) = self.0.try_wait() {
+            return ended.code();
+        }
+        let process = pidfd_open(Pid::from_child(&self.0), PidfdFlags::empty()).ok()?;
+        let limit = Timespec::try_from(LIMIT).ok()?;
+        let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)).ok()?;
+        if ended > 0 { self.0.wait().ok()?.code() } else { None }
     }
 
     /// Descriptors, and KiB of memory in use.
