@@ -91,21 +91,34 @@ fn no_recorded_text_reaches_the_terminal_as_a_command() {
     assert!(shown > 20, "{shown} showed the text");
 }
 
+/// Each text in a configuration of its own: the first one that is refused hides the others.
 #[test]
-fn a_configuration_s_texts_reach_the_terminal_as_text() {
+fn control_characters_of_a_configuration_are_refused_and_reach_the_terminal_as_text() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("vm.json");
-    let text = json!({
-        "description": ESCAPE,
-        "boot": { "kernel": format!("/k{ESCAPE}"), "cmdline": ESCAPE },
-        "memory": { "size": "1GiB" },
-        "devices": [{ "type": "virtio-blk", "path": format!("/disk{ESCAPE}") }],
-    });
-    fs::write(&file, text.to_string()).unwrap();
-    for form in [&[][..], &["--html"]] {
-        let words = [&["plan", file.to_str().unwrap()], form].concat();
-        let (_, out, error) = egm_vmm(&words, &recorded("x86-server"));
-        assert!(is_plain(&out) && is_plain(&error), "{form:?}: {out:?} {error:?}");
+    let machine = json!({ "boot": { "kernel": "/k" }, "memory": { "size": "1GiB" } });
+    let escaped = |text: &str| format!("{text}{ESCAPE}");
+    let texts = [
+        json!({ "description": ESCAPE }),
+        json!({ "boot": { "kernel": escaped("/k") } }),
+        json!({ "boot": { "kernel": "/k", "cmdline": ESCAPE } }),
+        json!({ "devices": [{ "type": "virtio-blk", "path": escaped("/disk") }] }),
+        json!({ "console": { "type": "file", "path": escaped("/console") } }),
+        json!({ "name": escaped("vm") }),
+        json!({ "egm": [{ "region": escaped("egm"), "size": "2MiB", "node": 1 }] }),
+        json!({ escaped("key"): 1 }),
+    ];
+    for text in &texts {
+        let mut machine = machine.clone();
+        machine.as_object_mut().unwrap().extend(text.as_object().unwrap().clone());
+        fs::write(&file, machine.to_string()).unwrap();
+        for form in [&[][..], &["--html"]] {
+            let words = [&["plan", file.to_str().unwrap()], form].concat();
+            let (code, out, error) = egm_vmm(&words, &recorded("x86-server"));
+            // What prints a plan escapes such a text once more, so the refusal is a check of its own.
+            assert_eq!(code, Some(2), "{text} {form:?}: {error:?}");
+            assert!(is_plain(&out) && is_plain(&error), "{text} {form:?}: {out:?} {error:?}");
+        }
     }
 }
 
@@ -160,6 +173,17 @@ fn a_function_behind_more_bridges_than_there_are_buses_is_refused() {
         let (code, _, error) = egm_vmm(words, &facts);
         assert_eq!(code, Some(2), "{words:?}: {error}");
         assert!(error.contains("0000:18:00.0 is behind 100000 bridges"), "{error}");
+    }
+}
+
+#[test]
+fn address_bits_that_no_processor_has_are_refused() {
+    let mut facts = recorded("x86-server");
+    for bits in [0, 31, 53, 64, 255] {
+        facts["address_bits"] = json!(bits);
+        let (code, _, error) = egm_vmm(&["plan", "configs/smoke.json"], &facts);
+        assert_eq!(code, Some(2), "{bits}: {error}");
+        assert!(error.contains(&format!("{bits} guest physical address bits")), "{error}");
     }
 }
 

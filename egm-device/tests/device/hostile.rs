@@ -6,6 +6,9 @@ use egm_device::device::registers::Register;
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
+use crate::cli::Host;
+use crate::raw::{self, COMMAND, Raw};
+use crate::strangers::serves_and_ends;
 use crate::talk::talk;
 use crate::world::{BAR0, BAR2, CONFIG, SIZE, World, register};
 
@@ -65,4 +68,16 @@ fn whatever_clients_send_replies_are_right_and_the_next_finds_the_device_as_it_i
     let mut client = world.client();
     let facts = [Register::Size, Register::Spans, Register::RetiredBytes, Register::Generation];
     assert_eq!(facts.map(|fact| register(&mut client, fact)), [SIZE, 1, 0x3000, 0]);
+}
+
+/// All of its bytes come, so that its length is the one rule that it breaks.
+#[test]
+fn a_message_longer_than_agreed_ends_its_connection_and_no_other() {
+    const RESET: u16 = 13;
+    let host = Host::new();
+    let server = host.serve("serve --region local --size 2MiB --socket vm.sock --patience 0");
+    let mut hostile = Raw::greeted(&host.path("vm.sock")).0;
+    hostile.say(&raw::message(2, RESET, COMMAND, &vec![0; 4 << 20]));
+    assert!(hostile.hear().is_none(), "the server took it");
+    assert_eq!(serves_and_ends(server, &host), Some(0));
 }

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use egm_vfio_wire::client::{CallError, Client};
-use egm_vfio_wire::frame::{Frame, Header, Kind, split};
+use egm_vfio_wire::frame::{Frame, Header, Kind, Malformed, split};
 use egm_vfio_wire::message::{
     Access, ByFile, Command, DeviceInfo, DmaMap, DmaUnmap, IrqAction, IrqData, Request, SetIrqs,
 };
@@ -223,9 +223,21 @@ fn a_server_that_is_silent_gone_or_wrong_is_lost_at_once_for_every_later_call() 
         let command = [&[0, 0, 13, 0, 16], &[0; 11][..]].concat();
         while raw.write_all(&command).is_ok() {}
     });
-    for (what, after) in
-        [("silent", silent), ("gone", gone), ("other", other), ("short", short), ("chatter", chatter)]
-    {
+    // The right answer, but for what follows its four bytes.
+    let long: After = Box::new(|raw, request| {
+        let body = [&request[16..], &[0; 4], &vec![0; 4 << 20][..]].concat();
+        let size = u32::try_from(16 + body.len()).unwrap();
+        let head = [&request[..4], &size.to_le_bytes(), &[1, 0, 0, 0, 0, 0, 0, 0]].concat();
+        let _ = raw.write_all(&[head, body].concat());
+    });
+    for (what, after) in [
+        ("silent", silent),
+        ("gone", gone),
+        ("other", other),
+        ("short", short),
+        ("chatter", chatter),
+        ("long", long),
+    ] {
         // Only a server that never answers may exceed it: a slow machine must not.
         let limit = if matches!(what, "silent" | "chatter") { Duration::from_millis(200) } else { LIMIT };
         let mut client = rogue(limit, after);
@@ -235,6 +247,7 @@ fn a_server_that_is_silent_gone_or_wrong_is_lost_at_once_for_every_later_call() 
             "gone" => matches!(first, CallError::Lost(Broken::End)),
             "other" => matches!(first, CallError::Fault(_)),
             "short" => matches!(first, CallError::Wrong { .. }),
+            "long" => matches!(first, CallError::Lost(Broken::Malformed(Malformed::TooLong { .. }))),
             _ => !first.stands(),
         };
         assert!(expected, "{what}: {first:?}");
