@@ -24,7 +24,7 @@ pub(crate) struct Job<'a, T> {
 impl<T> Job<'_, T> {
     fn on_a_thread_of_its_own(&self) -> T {
         pin(self.near);
-        if self.idle {
+        if self.idle && !egm_address::fault!("scrub-on-busy-processors") {
             sys::run_when_idle();
         }
         (self.work)()

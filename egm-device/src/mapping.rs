@@ -52,9 +52,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `size` bytes of `backing` from `offset`, at an address congruent to `congruent_to` (the guest physical
-    /// address) modulo the largest page that fits: only so can the kernel use 2 MiB and 1 GiB pages in both
-    /// the host's and the guest's second-stage page tables.
+    /// Maps `size` bytes of `backing` from `offset`, congruent to `congruent_to` (the guest physical address) modulo the
+    /// largest page that fits: only so does the kernel use 2 MiB and 1 GiB pages in the page tables of host and guest.
     ///
     /// The bytes may start and end inside pages of the backing: the kernel maps whole pages, so the neighbours in the first and
     /// the last page are mapped too, outside of what the mapping gives access to. A core file leaves all of them out.
@@ -83,7 +82,8 @@ impl Mapping {
         // SAFETY: the whole pages lie inside the range that `mapping` reserved, so MAP_FIXED replaces only our own reservation.
         unsafe { mm::mmap(whole.as_ptr().cast(), length, access, flags, backing.file().as_fd(), at) }
             .map_err(|e| error("map")(e.into()))?;
-        mapping.advise_always("keep from core files", Advice::LinuxDontDump)?;
+        let kept = if egm_address::fault!("slice-dumped") { Advice::Normal } else { Advice::LinuxDontDump };
+        mapping.advise_always("keep from core files", kept)?;
         Ok(mapping)
     }
 

@@ -19,7 +19,8 @@ pub(crate) struct NotRoots {
 /// the content belong together.
 pub(crate) fn check(metadata: &Metadata) -> Result<(), NotRoots> {
     let (uid, mode) = (metadata.uid(), metadata.mode() & 0o7777);
-    if uid == 0 && mode & WRITABLE == 0 { Ok(()) } else { Err(NotRoots { uid, mode }) }
+    let counts = (uid == 0 && mode & WRITABLE == 0) || egm_address::fault!("host-file-of-others-trusted");
+    if counts { Ok(()) } else { Err(NotRoots { uid, mode }) }
 }
 
 /// Whether the files below `root` are those of this host, and not a copy of another one's.

@@ -112,7 +112,9 @@ impl Node {
     /// # Errors
     /// The kernel's.
     pub(super) fn at(path: &Path) -> io::Result<Self> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let is_opened = egm_address::fault!("device-opened-before-its-check");
+        let access = if is_opened { OFlags::RDWR | OFlags::NONBLOCK } else { OFlags::PATH };
+        let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(Self(rustix::fs::open(path, flags, Mode::empty())?.into()))
     }
 

@@ -226,7 +226,9 @@ impl SliceFolder {
             return Err(self.failed("empty", file)(io::ErrorKind::TimedOut.into()));
         }
         let opened = self.reclaim(file)?;
-        busy::empty(&opened).map_err(self.failed("empty", file))?;
+        if !egm_address::fault!("slice-file-not-emptied") {
+            busy::empty(&opened).map_err(self.failed("empty", file))?;
+        }
         unlinkat(&self.folder, &file.name, AtFlags::empty())
             .map_err(|error| self.failed("delete", file)(error.into()))
     }
@@ -341,6 +343,9 @@ fn allocate(file: &File, size: u64) -> io::Result<()> {
 
 /// Makes `file` of `size` bytes immutable. A file system that truncates it all the same is refused.
 fn seal(file: &File, size: u64) -> io::Result<()> {
+    if egm_address::fault!("slice-file-mutable") {
+        return Ok(());
+    }
     ioctl_setflags(file, ioctl_getflags(file)?.union(IFlags::IMMUTABLE))?;
     match file.set_len(size) {
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => Ok(()),

@@ -204,7 +204,7 @@ impl Core {
 
     fn ring(&mut self, word: u32) -> Effect {
         match Doorbell::decode(word) {
-            Some(Doorbell::Scrub) if !self.is_scrubbing() => {
+            Some(Doorbell::Scrub) if !self.is_scrubbing() || egm_address::fault!("scrubs-at-once") => {
                 self.begin_scrub();
                 return Effect::Scrub;
             }

@@ -126,7 +126,8 @@ impl Memory {
 fn workers(near: Option<&CpuSet>) -> NonZeroUsize {
     let processors = near.map(CpuSet::len).filter(|processors| *processors > 0);
     let processors = processors.or_else(|| thread::available_parallelism().ok().map(NonZeroUsize::get));
-    NonZeroUsize::new(processors.unwrap_or(1) / SHARE).unwrap_or(NonZeroUsize::MIN)
+    let share = if egm_address::fault!("scrub-on-all-processors") { 1 } else { SHARE };
+    NonZeroUsize::new(processors.unwrap_or(1) / share).unwrap_or(NonZeroUsize::MIN)
 }
 
 /// Bytes that mappings of it keep to: invisible memory is mapped by host pages, whatever its region's slices keep to.

@@ -163,7 +163,7 @@ pub struct HostMemory {
 impl HostMemory {
     /// The memory of the host with its `/etc`, `/proc` and `/sys` below `root`: with devices where that is `/`.
     pub(super) fn below(root: &Path) -> Self {
-        Self { opens_devices: trusted::is_this_host(root) }
+        Self { opens_devices: trusted::is_this_host(root) || egm_address::fault!("devices-of-a-copy-opened") }
     }
 
     /// Pools only.

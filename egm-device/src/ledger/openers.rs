@@ -79,7 +79,7 @@ pub(super) fn open_gpus(root: &Path, function: PciAddress, policy: &Policy) -> V
         };
         OpenGpu { node: node.clone(), opener, domain: domain.map(str::to_owned) }
     };
-    let nodes = nodes(root, function).into_iter();
+    let nodes = nodes(root, function).into_iter().filter(|_| !egm_address::fault!("gpu-openers-overlooked"));
     nodes.flat_map(|node| openers(&node).into_iter().map(move |opener| open(&node, opener))).collect()
 }
 

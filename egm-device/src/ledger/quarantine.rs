@@ -227,9 +227,13 @@ impl Taken {
         let verdict = if kind.has_slice_files() {
             // The kernel counts descriptions and waits for references to pages, so no process is suspect for what it
             // may have.
-            free::look_at_file(backing.file(), 0..backing.size(), Vec::new())
+            let is_suspect = egm_address::fault!("owner-suspect-of-any-file");
+            let suspects = is_suspect.then(|| self.owner.clone()).into_iter().collect();
+            free::look_at_file(backing.file(), 0..backing.size(), suspects)
         } else if kind.keeps_bytes() {
             self.verdict(memory, backing, Last::only(self.owner.clone()))?
+        } else if egm_address::fault!("pool-in-use-overlooked") {
+            Verdict::Free
         } else {
             free::look_at_own_file(backing, &self.owner)
         };

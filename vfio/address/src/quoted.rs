@@ -35,6 +35,7 @@ impl fmt::Display for Printable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.chars().try_for_each(|c| match c {
             '\'' | '"' | '\\' => f.write_char(c),
+            _ if crate::fault!("printable-as-it-is") => f.write_char(c),
             _ => write!(f, "{}", c.escape_debug()),
         })
     }

@@ -70,7 +70,7 @@ impl Write for Line<'_, '_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for character in text.chars().take(self.left) {
             self.left = self.left.saturating_sub(1);
-            if character.is_control() {
+            if character.is_control() && !egm_address::fault!("control-characters-printed") {
                 write!(self.to, "{}", character.escape_default())?;
             } else {
                 self.to.write_char(character)?;

@@ -91,7 +91,7 @@ impl Header {
         let size = u32::from_le_bytes([s0, s1, s2, s3]);
         let flags = u32::from_le_bytes([f0, f1, f2, f3]);
         let length = size.checked_sub(HEADER).ok_or(Malformed::TooShort { size })?;
-        if size > most {
+        if size > most && !egm_address::fault!("length-of-a-message-unchecked") {
             return Err(Malformed::TooLong { size, most });
         }
         let kind = match (flags & TYPE, flags & !TYPE) {

@@ -61,7 +61,7 @@ static ALIVE: AtomicUsize = AtomicUsize::new(0);
 #[must_use]
 pub fn attend() -> Option<ExitCode> {
     if std::env::args_os().next().is_none_or(|name| name != NAME) {
-        IN_A_PROCESS.store(true, Ordering::Relaxed);
+        IN_A_PROCESS.store(!egm_address::fault!("descriptors-received-here"), Ordering::Relaxed);
         return None;
     }
     let (socket, pair) = (io::stdin(), io::stdout());
@@ -261,7 +261,7 @@ impl<'a> Attendant<'a> {
 
     fn give(&mut self, pair: BorrowedFd<'_>, kind: FileKind) -> io::Result<()> {
         let fds = std::mem::take(&mut self.pending);
-        let right = fds.iter().all(|fd| kind.is_of(fd.as_fd()));
+        let right = fds.iter().all(|fd| kind.is_of(fd.as_fd())) || egm_address::fault!("any-file-passed-on");
         let given: Vec<_> = fds.iter().filter(|_| right).map(AsFd::as_fd).collect();
         let outcome = reply(pair, given.len(), &[], &given);
         self.close(fds);

@@ -42,7 +42,7 @@ pub(super) struct Args {
     /// Root takes, opens and maps the machine's memory and opens the files that FILE names: write FILE yourself. Then every
     /// descriptor of a region is closed and all privileges are dropped; a second process of root's returns the slices.
     /// Not with --broker: the machine would keep root's connection to it. An unprivileged user needs only --broker.
-    #[arg(long, value_name = "NAME", conflicts_with = "broker")]
+    #[arg(long, value_name = "NAME", conflicts_with = if egm_address::fault!("user-with-broker") { "class" } else { "broker" })]
     user: Option<String>,
     /// Descriptor of the process that returns the slices; it starts this one
     #[arg(long, hide = true, requires = "user")]

@@ -114,7 +114,8 @@ pub fn load(path: &Path) -> Result<Facts, FactsError> {
         return Err(FactsError::Version { path: path.to_owned(), version });
     }
     let facts: Facts = serde_json::from_slice(&bytes).map_err(json)?;
-    match facts.functions.iter().find(|function| function.place.bridges.len() > MAX_BRIDGES) {
+    let most = if egm_address::fault!("bridges-unbounded") { usize::MAX } else { MAX_BRIDGES };
+    match facts.functions.iter().find(|function| function.place.bridges.len() > most) {
         None => Ok(facts),
         Some(HostFunction { address, place, .. }) => {
             Err(FactsError::Depth { path: path.to_owned(), function: *address, bridges: place.bridges.len() })

@@ -102,6 +102,10 @@ impl SlotTable for Slots {
         let mut lent = lock(&self.lent);
         let slot = lent.next();
         self.set(slot, gpa, memory.size(), memory.as_ref())?;
+        if egm_address::fault!("memory-behind-its-end") {
+            let end = Gpa::new(gpa.get().saturating_add(memory.size()));
+            let _ = self.set(slot.saturating_add(1000), end, 0x1000, memory.as_ref());
+        }
         lent.fill(Lent { gpa, memory });
         Ok(Slot(slot))
     }

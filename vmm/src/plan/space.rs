@@ -47,7 +47,7 @@ pub(super) struct Space {
 impl Space {
     pub(super) fn new(spec: &Spec, facts: &Facts, layout: &'static Layout) -> Result<Self, PlanError> {
         let bits = facts.address_bits;
-        if !(32..=52).contains(&bits) {
+        if !(32..=52).contains(&bits) && !egm_address::fault!("address-bits-unchecked") {
             return Err(PlanError::AddressBits { bits });
         }
         let translated = passed(spec, facts).filter_map(|host| host.iova_bits).min();

@@ -46,7 +46,11 @@ impl Holder {
         command.args(["carve", "hold"]).stdin(read).stdout(Stdio::null()).stderr(Stdio::null());
         // A signal of the terminal is for the command.
         let process = command.process_group(0).spawn()?;
-        drop(inherited);
+        if egm_address::fault!("held-descriptors-inherited") {
+            inherited.into_iter().for_each(std::mem::forget);
+        } else {
+            drop(inherited);
+        }
         fcntl_setfd(&write, FdFlags::empty())?;
         Ok(Self { process, _alive: write })
     }

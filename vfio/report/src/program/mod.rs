@@ -18,7 +18,9 @@ pub type Outcome = Result<ExitCode, Box<dyn Report>>;
 /// `/proc/self` is then root's, so an unprivileged process can write no file there, `uid_map` for instance. A program that
 /// this one executes starts without the restriction.
 pub fn forbid_core_dumps() {
-    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable); // mappings are out of core files all the same
+    let is_dumped = egm_address::fault!("core-file-of-a-program");
+    let behavior = if is_dumped { DumpableBehavior::Dumpable } else { DumpableBehavior::NotDumpable };
+    let _ = set_dumpable_behavior(behavior); // mappings are out of core files all the same
 }
 
 /// From now on a panic on any thread ends the process with the exit code of an internal error, as other ends have

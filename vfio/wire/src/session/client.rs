@@ -163,7 +163,7 @@ impl Client {
             Command::RegionIoFds => usize::MAX,
             _ => 0,
         };
-        if fds > allowed {
+        if fds > allowed && !egm_address::fault!("surplus-descriptors-accepted") {
             return Err(Fault::Descriptors { command, fds });
         }
         if asked != Command::Version {

@@ -103,7 +103,8 @@ impl DiskSpan {
     /// `bytes` from `sector` on, on a disk of `sectors`; `None` when that is not on the disk.
     pub(super) fn new(sectors: u64, sector: u64, bytes: u64) -> Option<Self> {
         let end = sector.checked_add(bytes / SECTOR)?;
-        let valid = bytes != 0 && bytes.is_multiple_of(SECTOR) && end <= sectors;
+        let ends = end <= sectors || egm_address::fault!("disk-end-ignored");
+        let valid = bytes != 0 && bytes.is_multiple_of(SECTOR) && ends;
         valid.then_some(Self { offset: sector.checked_mul(SECTOR)?, length: bytes })
     }
 

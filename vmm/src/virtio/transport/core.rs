@@ -108,6 +108,9 @@ impl Core {
     /// Counts a thing that the driver did against the specification.
     pub(super) fn mistake(&mut self) {
         self.mistakes = self.mistakes.saturating_add(1);
+        if egm_address::fault!("mistakes-in-the-log") {
+            tracing::info!("mistake {} of a driver", self.mistakes);
+        }
     }
 
     /// Whether the device has yet to come to rest after a reset.

@@ -151,7 +151,7 @@ impl Muxer {
     fn insert(&mut self, stream: UnixStream, phase: Phase) -> Option<usize> {
         let number = match self.slots.iter().position(Option::is_none) {
             Some(number) => number,
-            None if self.slots.len() < MAX_CONNECTIONS => {
+            None if self.slots.len() < MAX_CONNECTIONS || egm_address::fault!("vsock-slots-unbounded") => {
                 self.slots.push(None);
                 self.slots.len().saturating_sub(1)
             }
