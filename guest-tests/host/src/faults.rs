@@ -19,8 +19,8 @@ use crate::progress::Stage;
 use crate::results::ScenarioResult;
 use crate::session;
 
-/// Folder for logs of faults.
-const REPORT: &str = "target/faults";
+/// Folder for logs of faults. Cargo has a folder with the name of each profile, and one is called `faults`.
+const REPORT: &str = "target/fault-logs";
 
 /// Which planted faults are run.
 #[derive(Debug, Args)]
