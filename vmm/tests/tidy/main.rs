@@ -8,6 +8,7 @@
 mod circles;
 mod files;
 mod rust;
+mod threats;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -252,6 +253,11 @@ fn every_test_that_a_page_names_exists() {
     let sources = || texts.iter().filter(|(path, _)| path.ends_with(".rs")).map(|(_, text)| text);
     let gone = named.iter().filter(|name| !sources().any(|text| text.contains(&format!("fn {name}("))));
     none(&gone.map(|name| format!("docs/ names the test {name}, which does not exist")).collect::<Vec<_>>());
+}
+
+#[test]
+fn every_attack_of_the_security_page_has_a_planted_fault() {
+    none(&threats::deviations(&files::texts(), threats::WITHOUT_FAULT));
 }
 
 #[test]
