@@ -226,6 +226,22 @@ fn free_memory_is_that_of_regions_that_the_peer_may_take_from() {
     assert_eq!(names, [("a", 20), ("b", 20), ("c", 90), ("d", 90)]);
 }
 
+#[test]
+fn free_memory_is_no_more_than_the_quotas_leave() {
+    let regions = vec!["a".into(), "b".into()];
+    let mine = Rule { regions, quota: Some(30), quota_each: Some(16), ..rule("mine", 1) };
+    let policy = Policy::new(vec![mine]);
+    let all = [supply("a", 12), supply("b", 50)];
+    let free = |accounts: &Accounts| policy.free_for(&peer(1), accounts, &all);
+    let mut accounts = Accounts::default();
+    assert_eq!(free(&accounts), Free { total: 16, largest: 16, regions: Vec::new() });
+    let tenant = Tenant { uid: 1, rule: RuleId(0) };
+    accounts.take(tenant, "a", 6);
+    assert_eq!(free(&accounts), Free { total: 10, largest: 10, regions: Vec::new() });
+    accounts.take(Tenant { uid: 2, ..tenant }, "b", 22);
+    assert_eq!(free(&accounts), Free { total: 2, largest: 2, regions: Vec::new() });
+}
+
 fn parsed(rule: &str) -> Result<Policy, String> {
     let text = format!(r#"{{"rules": [{{"name": "rule", "user": 1{rule}}}]}}"#);
     parse(&text, &Names::default()).map_err(|error| error.to_string())

@@ -1,5 +1,6 @@
 //! Decision on one request, by the rules and all current holdings.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use egm_address::ByteSize;
@@ -178,16 +179,30 @@ impl Policy {
             .or_else(|| over(accounts.held_by_rule(tenant.rule), rule.quota))
     }
 
+    /// Bytes that the quotas of `tenant` let it hold beside what it holds.
+    fn room(&self, tenant: Tenant, accounts: &Accounts) -> u64 {
+        let Some(rule) = self.of(tenant.rule) else { return u64::MAX };
+        let room = |quota: Option<u64>, held: u64| quota.map_or(u64::MAX, |quota| quota.saturating_sub(held));
+        let each = room(rule.quota_each, accounts.held(tenant));
+        each.min(room(rule.quota, accounts.held_by_rule(tenant.rule)))
+    }
+
     /// Memory that `peer` could take now, whatever its class.
     #[must_use]
     pub fn free_for(&self, peer: &Peer, accounts: &Accounts, all: &[Supply]) -> Free {
         let mut free = Free::default();
+        // A quota is for all regions of its rule together.
+        let mut rooms = BTreeMap::new();
         for supply in all {
             let mut rules = self.rules().iter().enumerate();
             let named = rules.find(|(_, rule)| rule.who.names(peer) && rule.covers(supply));
             let Some((at, _)) = named.filter(|(_, rule)| rule.may_hold(peer.uid, supply)) else { continue };
-            let bytes = accounts.free_for(self, RuleId(at), supply);
-            free.total = free.total.saturating_add(bytes);
+            let tenant = Tenant { uid: peer.uid, rule: RuleId(at) };
+            let room = self.room(tenant, accounts);
+            let bytes = accounts.free_for(self, tenant.rule, supply).min(room);
+            let left = rooms.entry(at).or_insert(room);
+            free.total = free.total.saturating_add(bytes.min(*left));
+            *left = left.saturating_sub(bytes);
             free.largest = free.largest.max(bytes.min(supply.largest));
             if peer.uid == 0 {
                 free.regions.push((supply.region.clone(), bytes));
