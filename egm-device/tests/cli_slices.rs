@@ -276,13 +276,13 @@ fn a_record_that_is_not_believed_is_told_and_put_aside() {
     let record = host.path("var/lib/egm-device/ledger.json");
     fs::write(&record, "{").unwrap();
     let shown = host.says("ledger show");
-    assert!(shown.contains("The record was not believed: it is broken."), "{shown}");
+    assert!(shown.contains("The record is not used: it is broken."), "{shown}");
     assert_eq!(host.json("ledger repair"), json!({ "doubt": "broken", "forgotten": [], "freed": [] }));
     assert_eq!(fs::read(record.with_extension("json.aside")).unwrap(), b"{");
     assert_eq!(host.says("ledger repair"), "The record is sound.\n");
     fs::remove_file(&record).unwrap();
     let told = host.says("ledger repair");
-    assert_eq!(told, "The record was not believed: it is gone. A new one is begun.\n");
+    assert_eq!(told, "The record is not used: it is gone. A new one is begun.\n");
 }
 
 #[test]

@@ -129,9 +129,8 @@ fn text(all: &[(&Region, States)], colour: Colour) -> String {
         slices.write(&mut out, colour);
     }
     if let Some(doubt) = all.iter().find_map(|(_, states)| states.doubt) {
-        let note = format!(
-            "The record was not believed: {doubt}. All that is free is scrubbed before it is granted."
-        );
+        let note =
+            format!("The record is not used: {doubt}. All that is free is scrubbed before it is granted.");
         out.push_str(&format!("\n{}\n", colour.paint(Style::Yellow, &note)));
     }
     out
@@ -182,9 +181,9 @@ fn told(repair: &Repair) -> String {
     let mut out = repair.doubt.map_or_else(
         || "The record is sound.\n".to_owned(),
         |doubt| match doubt {
-            Doubt::Missing => format!("The record was not believed: {doubt}. A new one is begun.\n"),
+            Doubt::Missing => format!("The record is not used: {doubt}. A new one is begun.\n"),
             _ => format!(
-                "The record was not believed: {doubt}. It is kept as ledger.json.aside, a new one is begun.\n"
+                "The record is not used: {doubt}. It is kept as ledger.json.aside, a new one is begun.\n"
             ),
         },
     );

@@ -35,7 +35,8 @@ pub(super) struct Args {
 
 fn offset(text: &str) -> Result<u64, String> {
     match text.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16).map_err(|error| error.to_string()),
+        Some(digits) => u64::from_str_radix(digits, 16)
+            .map_err(|_| "expected an offset in bytes, for instance 0x40000000 or 1GiB".to_owned()),
         None => text.parse::<ByteSize>().map(ByteSize::get).map_err(|error| error.to_string()),
     }
 }
