@@ -221,4 +221,11 @@ mod tests {
         assert_eq!(lacks(kind("dax0.0", std::slice::from_ref(&host))), lacks(kind("devdax", &[])));
         assert_eq!(lacks(kind("egm", &[host])), "nothing is lost");
     }
+
+    #[test]
+    fn every_kind_of_memory_lacks_something_of_its_own() {
+        let kinds = ["egm", "reserved", "devdax", "fsdax", "hugetlb", GUEST_MEMFD, "memfd"];
+        let distinct: std::collections::BTreeSet<&str> = kinds.into_iter().map(lacks).collect();
+        assert_eq!(distinct.len(), kinds.len());
+    }
 }

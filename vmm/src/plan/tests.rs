@@ -13,11 +13,16 @@ use proptest::strategy::ValueTree;
 
 mod arm;
 mod data_direct;
+mod functions;
+mod limits;
+mod page;
 mod pages;
 mod passed;
 mod served;
 mod slices;
+mod sources;
 mod topology;
+mod windows;
 
 pub(crate) use arm::egm_first;
 

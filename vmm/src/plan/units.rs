@@ -19,3 +19,15 @@ pub(super) fn with_spare(needed: u64) -> u64 {
     let roomy = needed.saturating_add(needed / 4).checked_next_power_of_two();
     roomy.unwrap_or(1 << 63).max(LEAST_WINDOW64)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_has_room_for_a_quarter_more_in_the_next_power_of_two() {
+        let gib = |needed: u64| with_spare(needed << 30) >> 30;
+        assert_eq!([0, 51, 52, 100, 103].map(gib), [64, 64, 128, 128, 256]);
+        assert_eq!([1 << 63, u64::MAX].map(with_spare), [1 << 63; 2]);
+    }
+}

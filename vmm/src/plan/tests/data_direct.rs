@@ -128,3 +128,41 @@ fn guest_memory_over_the_host_s_address_is_refused_with_less_memory_as_remedy() 
         "{error}: {help}"
     );
 }
+
+#[test]
+fn a_gpu_that_shares_switches_or_a_group_with_the_function_is_reached_by_it() {
+    let has_its_place = |change: &dyn Fn(&mut HostFunction)| {
+        let (spec, mut facts) = machine();
+        change(host(&mut facts, "0008:06:00.0"));
+        bar(&plan(&spec, &facts).unwrap(), 2) == 0x6800_0000_0000
+    };
+    assert!(has_its_place(&|gpu| gpu.iommu_group = Some(99)), "one switch");
+    assert!(
+        has_its_place(&|gpu| {
+            gpu.iommu_group = Some(99);
+            gpu.place
+                .bridges
+                .extend(["0008:04:00.0", "0008:05:00.0"].map(|port| port.parse::<PciAddress>().unwrap()));
+        }),
+        "a switch below that switch"
+    );
+    assert!(has_its_place(&|gpu| gpu.place.bridges = vec!["0000:00:01.0".parse().unwrap()]), "one group");
+}
+
+#[test]
+fn another_device_at_the_gpu_s_address_is_to_be_moved() {
+    // Before the GPU's BAR and in it: either device may be the first of the two.
+    for address in [0x67ff_ff00_0000, 0x6800_0100_0000] {
+        let (mut spec, mut facts) = machine();
+        pass(&mut spec, &mut facts, big_gpu(0x40), true);
+        let fixed = config::FixedBar { index: 0, place: config::BarPlace::At(Gpa::new(address)) };
+        let DeviceKind::Vfio { bars, .. } = &mut spec.devices[3].kind else { panic!() };
+        *bars = BarPlaces::Each(vec![fixed]);
+        let (error, help) = refused(&spec, &facts);
+        assert!(error.ends_with("has BARs there"), "{error}");
+        assert!(
+            help.starts_with("move the other device's BAR, or leave the Data Direct functions"),
+            "{help}"
+        );
+    }
+}

@@ -109,3 +109,67 @@ fn spans_are_aligned_to_the_hosts_huge_pages_and_facts_that_are_wrong_change_not
     assert!(usual.iter().any(|remainder| *remainder > 0));
     assert_eq!([0, 3, 1 << 40].map(place), [usual.clone(), usual.clone(), usual]);
 }
+
+#[test]
+fn a_machine_of_512_mib_is_worth_a_mount_whichever_memory_makes_it_so() {
+    let facts = host("never", "madvise", MOUNTS);
+    let least = spec(vec![node(0, 512 * MIB, "0")]);
+    assert!(may_mount(&least));
+    assert_eq!(pages(&least, &facts).0.allocation, Allocation::HugeFile);
+    // Memory of chosen pages is never mounted, so it does not make a small rest worth one.
+    let mut fixed = spec(vec![node(0, GIB, "0")]);
+    fixed.memory.page_size = PageSize::Size4K;
+    assert!(!may_mount(&fixed));
+    fixed.egm = vec![slice(1, 256 * MIB)];
+    let of_slice = plan(&fixed, &facts).unwrap().backings[1].pages.clone().unwrap();
+    assert_eq!((may_mount(&fixed), of_slice.allocation), (false, Allocation::Memfd));
+    assert!(of_slice.why_not_larger.unwrap().ends_with("the machine has less than 512 MiB"));
+}
+
+#[test]
+fn memory_of_a_region_or_of_the_machine_itself_has_the_pages_that_it_has() {
+    let mut spec = spec(vec![node(0, GIB, "0")]);
+    spec.egm = vec![slice(1, GIB), slice(2, GIB)];
+    for (slice, region) in spec.egm.iter_mut().zip(["egm4", "guest-memfd"]) {
+        slice.regions = vec![region.to_owned()];
+    }
+    let mut facts = facts();
+    facts.regions[0].region.kind = RegionKind::GuestMemfd;
+    let chosen = plan(&spec, &facts).unwrap().backings;
+    assert_eq!(
+        chosen.iter().map(|backing| backing.pages.is_some()).collect::<Vec<_>>(),
+        [true, false, false]
+    );
+}
+
+#[test]
+fn memory_smaller_than_a_huge_page_of_the_host_has_base_pages_and_says_why() {
+    let mut spec = spec(vec![node(0, 600 * MIB, "0"), node(1, 512 * MIB, "1"), node(2, 256 * MIB, "2")]);
+    spec.cpus.count = 3;
+    let facts = Facts { huge_page: ByteSize::new(512 * MIB), ..host("advise", "madvise", MOUNTS) };
+    let plan = plan(&spec, &facts).unwrap();
+    let pages: Vec<_> = plan.backings.iter().filter_map(|backing| backing.pages.as_ref()).collect();
+    assert_eq!(pages.iter().map(|p| p.size.get()).collect::<Vec<_>>(), [512 * MIB, 512 * MIB, 4 << 10]);
+    let why = pages[2].why_not_larger.as_deref();
+    assert_eq!(why, Some("a huge page of the host has 512 MiB"));
+    assert!(pages[..2].iter().all(|p| p.why_not_larger.is_none()));
+}
+
+#[test]
+fn a_huge_page_is_a_power_of_two_from_2_mib_to_1_gib() {
+    let spec = spec(vec![node(0, 2 * GIB, "0")]);
+    let size = |huge_page: u64| {
+        let facts = Facts { huge_page: ByteSize::new(huge_page), ..host("advise", "madvise", MOUNTS) };
+        pages(&spec, &facts).0.size.get()
+    };
+    assert_eq!([2 * MIB, 32 * MIB, GIB].map(size), [2 * MIB, 32 * MIB, GIB]);
+    assert_eq!([0, 4096, 3 * MIB, 2 * GIB, 1 << 40].map(size), [2 * MIB; 5]);
+}
+
+#[test]
+fn a_kernel_without_a_setting_of_private_huge_pages_is_not_asked_to_change_it() {
+    let spec = spec(vec![node(0, GIB, "0")]);
+    let (pages, _) = pages(&spec, &host("never", "", refused()));
+    let why = pages.why_not_larger.unwrap();
+    assert!(why.ends_with("Operation not permitted") && !why.contains("transparent_hugepage"), "{why}");
+}

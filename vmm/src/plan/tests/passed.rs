@@ -20,7 +20,7 @@ fn bridge(address: &str, above: &[&str], port: Port) -> HostFunction {
     bridge
 }
 
-fn place(above: &[&str], port: Port) -> Place {
+pub(super) fn place(above: &[&str], port: Port) -> Place {
     Place {
         bridges: above.iter().map(|address| address.parse().unwrap()).collect(),
         link: Some(Link { speed: 2500, width: 8, max_speed: 32_000, max_width: 16 }),
@@ -31,7 +31,7 @@ fn place(above: &[&str], port: Port) -> Place {
 }
 
 /// A machine with three GPUs: the first two behind one switch of the host, the third behind a root port.
-fn three_gpus() -> (Spec, Facts) {
+pub(super) fn three_gpus() -> (Spec, Facts) {
     let (mut spec, mut facts) = (spec(vec![node(0, 4 * GIB, "0-3")]), facts());
     let chains: [&[&str]; 3] = [
         &["0000:10:01.0", "0000:11:00.0", "0000:12:00.0"],
@@ -52,18 +52,21 @@ fn three_gpus() -> (Spec, Facts) {
 }
 
 /// Backend, clique, places and peer-to-peer of a device.
-fn wishes(spec: &mut Spec, device: usize) -> (&mut VfioBackend, &mut Clique, &mut BarPlaces, &mut bool) {
+pub(super) fn wishes(
+    spec: &mut Spec,
+    device: usize,
+) -> (&mut VfioBackend, &mut Clique, &mut BarPlaces, &mut bool) {
     let DeviceKind::Vfio { backend, clique, bars, p2p, .. } = &mut spec.devices[device].kind else {
         panic!()
     };
     (backend, clique, bars, p2p)
 }
 
-fn made(spec: &Spec, facts: &Facts) -> Plan {
+pub(super) fn made(spec: &Spec, facts: &Facts) -> Plan {
     plan(spec, facts).unwrap()
 }
 
-fn roles(plan: &Plan) -> Vec<String> {
+pub(super) fn roles(plan: &Plan) -> Vec<String> {
     let name = |role: &FunctionRole| match role {
         FunctionRole::HostBridge => "host".to_owned(),
         FunctionRole::RootPort { bridge, .. } => format!("root {}-{}", bridge.secondary, bridge.subordinate),
@@ -74,7 +77,7 @@ fn roles(plan: &Plan) -> Vec<String> {
     plan.pci.iter().map(|f| format!("{} {}", &f.address.to_string()[5..], name(&f.role))).collect()
 }
 
-fn of<'a>(plan: &'a Plan, device: &str) -> (&'a FunctionPlan, &'a PassedPlan) {
+pub(super) fn of<'a>(plan: &'a Plan, device: &str) -> (&'a FunctionPlan, &'a PassedPlan) {
     let found = plan.pci.iter().find_map(|f| match &f.role {
         FunctionRole::Endpoint { device: d, passed: Some(passed) } if d.id == device => Some((f, passed)),
         _ => None,
@@ -82,7 +85,7 @@ fn of<'a>(plan: &'a Plan, device: &str) -> (&'a FunctionPlan, &'a PassedPlan) {
     found.unwrap()
 }
 
-fn bar(plan: &Plan, device: &str, index: u8) -> u64 {
+pub(super) fn bar(plan: &Plan, device: &str, index: u8) -> u64 {
     of(plan, device).0.bars.iter().find(|bar| bar.index == index).unwrap().span.start().get()
 }
 
