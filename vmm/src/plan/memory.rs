@@ -167,7 +167,8 @@ impl Ram {
         no_place(index, slice, largest, space)
     }
 
-    /// Spans for `size` bytes, with the offset of each; `start - offset` is a multiple of `unit` for all of them.
+    /// Spans for `size` bytes, which are whole pages, with the offset of each; `start - offset` is a multiple of `unit` for
+    /// all of them.
     ///
     /// # Errors
     /// The number of bytes that found no address.
@@ -183,7 +184,7 @@ impl Ram {
             let Some(usable) = start.and_then(|start| Span::between(Gpa::new(start), gap.end())) else {
                 continue;
             };
-            let bytes = if usable.size() < left { align_down(usable.size(), self.page) } else { left };
+            let bytes = align_down(usable.size().min(left), self.page);
             let Ok(span) = Span::new(usable.start(), bytes) else { continue };
             pieces.push((span, offset));
             offset += bytes;
