@@ -228,8 +228,16 @@ pub(crate) fn look_at_file(own: &File, bytes: Range<u64>, last: Vec<Owner>) -> V
 
 #[cfg(test)]
 mod tests {
+    use std::io::IoSlice;
+    use std::mem::MaybeUninit;
+    use std::os::fd::{BorrowedFd, OwnedFd};
     use std::sync::LazyLock;
     use std::sync::atomic::AtomicBool;
+
+    use rustix::net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+        sendmsg, socketpair,
+    };
 
     use super::*;
     use crate::backing::tests::{region, slice};
@@ -247,6 +255,18 @@ mod tests {
     pub(super) fn question(bytes: Range<u64>) -> Question {
         let (last, devices, others) = (Vec::new(), BTreeSet::new(), Vec::new());
         Question { file: EGM.clone(), bytes, last, devices, was_lost: false, others }
+    }
+
+    /// A socket pair with a descriptor of `file` in flight.
+    pub(super) fn in_flight(file: BorrowedFd<'_>) -> (OwnedFd, OwnedFd) {
+        let (near, far) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let descriptors = [file];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        sendmsg(&near, &[IoSlice::new(b".")], &mut control, SendFlags::empty()).unwrap();
+        (near, far)
     }
 
     #[test]

@@ -122,9 +122,12 @@ fn question(file: &MemoryFile, owner: &Owner, existence: Existence) -> (Existenc
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
     use crate::backing::{Anonymous, Backing};
     use crate::free::reopen;
+    use crate::free::tests::in_flight;
     use crate::mapping::Mapping;
 
     fn holds(file: &MemoryFile) -> Vec<Hold> {
@@ -138,24 +141,6 @@ mod tests {
 
     fn existence(file: &MemoryFile) -> Existence {
         file.existence(&memfd_create(c"any", MemfdFlags::CLOEXEC).unwrap().into())
-    }
-
-    /// A socket pair with `file` in flight.
-    fn in_flight(file: &File) -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
-        use std::os::fd::AsFd;
-
-        use rustix::net::{
-            AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-            sendmsg, socketpair,
-        };
-        let (near, far) =
-            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-        let descriptors = [file.as_fd()];
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-        sendmsg(&near, &[io::IoSlice::new(b".")], &mut control, SendFlags::empty()).unwrap();
-        (near, far)
     }
 
     /// Whether this user may open files by their handles.
@@ -179,7 +164,7 @@ mod tests {
         drop(memory);
         assert_eq!(holds(&file), [Hold::Mapping]);
         drop(mapping);
-        let sockets = in_flight(&given);
+        let sockets = in_flight(given.as_fd());
         drop(given);
         assert_eq!((existence(&file), holds(&file)), (Existence::Exists, vec![Hold::Description]));
         drop(sockets);

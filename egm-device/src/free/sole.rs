@@ -55,19 +55,14 @@ pub(super) fn lease(file: &File) -> io::Result<Lease> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::IoSlice;
-    use std::mem::MaybeUninit;
     use std::os::fd::AsFd;
 
     use rustix::fs::{MemfdFlags, memfd_create};
-    use rustix::net::{
-        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-        sendmsg, socketpair,
-    };
 
     use super::*;
     use crate::backing::tests::{region, slice};
     use crate::backing::{self, Anonymous, Backing};
+    use crate::free::tests::in_flight;
     use crate::free::{Hold, Verdict, look_at_own_file};
     use crate::mapping::Mapping;
     use crate::owner::Owner;
@@ -89,24 +84,13 @@ mod tests {
         has
     }
 
-    fn in_flight(file: &File) -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
-        let (near, far) =
-            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-        let descriptors = [file.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-        sendmsg(&near, &[IoSlice::new(b".")], &mut control, SendFlags::empty()).unwrap();
-        (near, far)
-    }
-
     /// Each way to keep memory that was handed out, and its end.
     fn every_way_is_counted(memory: &Anonymous) {
         let file = memory.file();
         assert!(is_sole(file), "the description that is kept here is not counted");
         let given = reopen(file).unwrap();
         assert!(!is_sole(file));
-        let sockets = in_flight(&given);
+        let sockets = in_flight(given.as_fd());
         drop(given);
         assert!(!is_sole(file), "a descriptor in flight");
         drop(sockets);

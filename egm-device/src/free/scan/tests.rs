@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::*;
-use crate::free::tests::EGM;
+use crate::free::tests::{EGM, in_flight};
 
 /// A scan that waits for each process as long as it takes.
 fn scan(proc: &Path, asked: &BTreeSet<FileName>) -> Found {
@@ -194,23 +194,10 @@ fn processes_that_begin_faster_than_a_scan_count_for_their_user_alone() {
 /// The kernel's own words: a child that has a descriptor, and one that a socket has in flight.
 #[test]
 fn the_kernel_shows_a_descriptor_and_one_in_flight_like_that() {
-    use std::io::IoSlice;
-    use std::mem::MaybeUninit;
     use std::os::fd::AsFd;
 
-    use rustix::net::{
-        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-        sendmsg, socketpair,
-    };
-
     let memory = tempfile::NamedTempFile::new().unwrap();
-    let (near, far) =
-        socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-    let descriptors = [memory.as_file().as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-    sendmsg(&near, &[IoSlice::new(b".")], &mut control, SendFlags::empty()).unwrap();
+    let (_near, far) = in_flight(memory.as_file().as_fd());
     let mut child = Command::new("/bin/cat")
         .stdin(Stdio::piped())
         .stdout(memory.reopen().unwrap())
