@@ -44,7 +44,7 @@ struct RawHandle {
     bytes: [u8; HANDLE],
 }
 
-/// The kernel's own name of an inode, which no later inode has.
+/// Name that the kernel gives an inode, and no later inode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Handle {
     /// Type of the handle.
@@ -188,7 +188,7 @@ pub(crate) fn share_descriptors(pid: u32, tid: u32) -> bool {
     unsafe { libc::syscall(libc::SYS_kcmp, pid, tid, KCMP_FILES, 0, 0) == 0 }
 }
 
-/// The handle of `file`. It has one if its file system can find an inode by it.
+/// The handle of `file`; an error if its file system has no handles.
 pub(crate) fn handle(file: &File) -> io::Result<Handle> {
     let length = u32::try_from(HANDLE).map_err(io::Error::other)?;
     let (mut raw, mut mount) = (RawHandle { length, kind: 0, bytes: [0; HANDLE] }, 0 as libc::c_int);
@@ -204,7 +204,7 @@ pub(crate) fn handle(file: &File) -> io::Result<Handle> {
     Ok(Handle { kind: raw.kind, bytes: bytes.to_vec() })
 }
 
-/// A name (`O_PATH`) of the file with this `handle` on the file system of `file`; `None` where there is no such file any more.
+/// An `O_PATH` descriptor of the file with this `handle` on the file system of `file`; `None` if that file is gone.
 pub(crate) fn open_handle(file: &File, handle: &Handle) -> io::Result<Option<OwnedFd>> {
     let mut raw = RawHandle { length: 0, kind: handle.kind, bytes: [0; HANDLE] };
     raw.length = u32::try_from(handle.bytes.len()).map_err(io::Error::other)?;

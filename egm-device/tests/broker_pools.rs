@@ -256,7 +256,7 @@ fn a_memfd_that_is_mapped_stays_on_the_account_of_its_owner_when_brokers_are_sto
     outlives_brokers(test, "local", Signal::TERM);
 }
 
-/// A record that is broken or of an earlier boot names no memory: the broker starts, and reports a loss.
+/// A record that is broken or of an earlier boot names no memory. The broker starts, and prints whether accounts are lost.
 fn is_on_no_account(test: &'static str, change: impl FnOnce(&Path), is_lost: bool) {
     let Some(mut world) = world(test, "local") else { return };
     let _keeper = world.keep();

@@ -226,7 +226,7 @@ impl Server {
         if self.looks.begin() {
             let source = self.source.clone();
             let nothing = || Done::Looked(Vec::new(), Vec::new());
-            // Without the accounts of earlier brokers no request can be decided.
+            // Without the accounts of earlier brokers, no supply: a quota could be exceeded.
             let look = move || {
                 let supplies = source.supplies();
                 source.left().map_or_else(nothing, |left| Done::Looked(supplies, left))

@@ -31,8 +31,8 @@ pub trait Source: Send + Sync {
     /// Supplies of every region, now. A region that cannot be read has none.
     fn supplies(&self) -> Vec<Supply>;
 
-    /// Slices of pools that clients of earlier brokers may still have, after [`Source::supplies`]; `None` if the
-    /// ledger cannot be read.
+    /// Slices of pools that clients of earlier brokers may still have; `None` if the ledger cannot be read. The review of
+    /// quarantined memory in [`Source::supplies`] comes first.
     fn left(&self) -> Option<Vec<Left>> {
         Some(Vec::new())
     }
@@ -75,7 +75,7 @@ pub trait Held: Send {
     /// Its bytes.
     fn backing(&self) -> &dyn Backing;
 
-    /// Records the account that it is on, for the broker after this one, before [`Held::hand_out`].
+    /// Records the account of the slice for the next broker, before [`Held::hand_out`].
     ///
     /// # Errors
     /// [`NotMade`].
@@ -172,7 +172,7 @@ pub struct LedgerSource {
     reviewed: Mutex<Option<Instant>>,
     /// The last failed scrub of each region's idle memory.
     failures: Mutex<BTreeMap<String, String>>,
-    /// The note that accounts of earlier brokers were lost.
+    /// Prints once that accounts of earlier brokers were lost.
     lost: sync::Once,
 }
 
@@ -242,7 +242,8 @@ impl LedgerSource {
         }
     }
 
-    /// The supply of `region`. `reviews`: whether quarantined memory of this look's regions is looked at, once that is known.
+    /// The supply of `region`. The first region with quarantined memory decides whether this look reviews all of it, and
+    /// keeps the decision in `reviews`.
     fn supply(&self, region: &Region, reviews: &mut Option<bool>) -> Supply {
         // Retired pages are free as far as places go: a slice spans them as holes.
         let whole: SpanSet<_> = Span::new(Offset::new(0), region.size.get()).into_iter().collect();
@@ -496,11 +497,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut source = source(&folder, 4);
         source.regions.push(Region { name: "s".into(), ..source.regions[0].clone() });
-        let lent = ["r", "s"]
+        let slices = ["r", "s"]
             .map(|name| source.grant(name, &request(1), &NEVER).unwrap_or_else(|error| panic!("{error}")));
-        let left = Mapping::new(lent[0].backing(), 0, PAGE, 0).unwrap();
-        for lent in lent {
-            drop(lent.give_back(&SpanSet::default()));
+        let left = Mapping::new(slices[0].backing(), 0, PAGE, 0).unwrap();
+        for slice in slices {
+            drop(slice.give_back(&SpanSet::default()));
         }
         let free =
             |source: &LedgerSource| source.supplies().iter().map(|s| s.free / PAGE).collect::<Vec<_>>();

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!  sole.rs   memory that is a file of its own: the kernel counts its open descriptions
-//!  nameless.rs  the same of a file that an earlier process had: the kernel finds it as long as it exists
+//!  nameless.rs  a memory file of an earlier process: the kernel finds it as long as it exists
 //!  scan.rs   what `/proc` shows of every process ──► Found ──judge.rs──► Verdict     (pure)
 //!                                                          ──gpu.rs────► processes that have a GPU
-//!  readers.rs  one process after another, none for long ── patience.rs what "long" is
+//!  readers.rs  one process after another, none for long ── patience.rs what counts as long
 //!  turns.rs  one scan at a time, for all waiting requests
 //! ```
 //! A lock proves nothing about memory that left this process: the lock of an open file description belongs to every process

@@ -1,7 +1,7 @@
 //! Memory files without a name, found again by a process that has no descriptor of them.
 //!
-//! A memfd has a file handle: the kernel opens it as long as the inode exists, whatever refers to it, and no later inode has
-//! the same one. hugetlbfs has no handles: there the scan of `/proc` decides, by the inode's number.
+//! A memfd has a file handle. The kernel opens it as long as anything refers to the inode, and no later inode gets the same
+//! handle. hugetlbfs has no handles: there the scan of `/proc` decides, by the inode's number.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -27,7 +27,7 @@ pub struct MemoryFile {
     inode: (u32, u32, u64),
     /// Its path, as the kernel prints it.
     path: String,
-    /// Bytes.
+    /// Size in bytes.
     size: u64,
     /// Its handle, where the file system has one: type and bytes, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -56,7 +56,7 @@ impl MemoryFile {
             let digits = handle.bytes.iter().map(|byte| format!("{byte:02x}"));
             (handle.kind, digits.collect::<String>())
         };
-        // Without a handle it is found by a scan.
+        // Where this fails, the scan decides.
         let handle = sys::handle(file).ok().map(hex);
         let path = name.path.to_string_lossy().into_owned();
         Ok(Self { inode: name.inode, path, size: file.metadata()?.len(), handle })
@@ -89,9 +89,9 @@ impl MemoryFile {
     }
 }
 
-/// Whether each of `files`, which its owner had, is free. One scan serves all of them.
+/// Verdicts on `files`, each with its last owner, in that order. One scan serves all of them.
 pub(crate) fn look_at_nameless(files: &[(MemoryFile, Owner)]) -> Vec<Verdict> {
-    // All memfds are on one file system, which any of them names.
+    // All memfds are on one file system, so any of them selects it.
     let any = memfd_create(c"any", MemfdFlags::CLOEXEC).map(File::from);
     let existence = |file: &MemoryFile| any.as_ref().map_or(Existence::Unknown, |any| file.existence(any));
     let asked: Vec<_> = files.iter().map(|(file, owner)| question(file, owner, existence(file))).collect();
@@ -106,15 +106,15 @@ pub(crate) fn look_at_nameless(files: &[(MemoryFile, Owner)]) -> Vec<Verdict> {
     verdicts.map(with_kernels).collect()
 }
 
-/// The question of a scan for `file` after `owner`.
+/// Existence of `file`, and the question of a scan for what `owner` left of it.
 fn question(file: &MemoryFile, owner: &Owner, existence: Existence) -> (Existence, Question) {
     let bytes: Range<u64> = 0..file.size;
     let mut name = file.name();
     if existence == Existence::Gone {
-        // Its pages may be pinned. A mapping is of another file with its number.
+        // Its pages may still be pinned. A mapping with its inode's number is of a later file.
         (name.inode, name.path) = (NO_FILE, PathBuf::new());
     }
-    // Where the kernel does not count, the owner can have sent a descriptor to any user.
+    // Where the kernel does not find the file, any user may have a descriptor of it in flight.
     let was_lost = existence == Existence::Unknown;
     let (devices, others) = (BTreeSet::new(), Vec::new());
     (existence, Question { file: name, bytes, last: vec![owner.clone()], devices, was_lost, others })

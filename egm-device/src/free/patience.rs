@@ -1,9 +1,8 @@
-//! How long a scan may be kept waiting. Pure, but for what [`observe`] reads.
+//! Limits for the time that processes may keep a scan waiting. Pure, except for [`observe`], which reads `/proc`.
 //!
-//! Time that passes is the wrong measure: where other programs keep the processors busy, a reader is slow although no
-//! process keeps it waiting. So a wait costs patience while the reader is blocked, and while it uses a processor, but
-//! not while it waits for one. A check that comes late costs no more than one in time, because the thread that makes
-//! it waits for a processor, too.
+//! The limit is not one of the wall clock: on busy processors a reader is slow although no process keeps it waiting.
+//! Time counts while the reader is blocked or uses a processor, and not while it waits for a processor. A late check
+//! costs no more than a punctual one, because the thread that makes the check waits for a processor as well.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -19,7 +18,7 @@ pub(super) const CHECK: Duration = Duration::from_millis(20);
 /// A thread, as the kernel shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Observed {
-    /// It waits for something other than a processor.
+    /// Whether it waits for something other than a processor.
     is_blocked: bool,
     /// Processor time that it has used.
     used: Duration,
@@ -36,7 +35,7 @@ pub(super) fn observe(tid: Pid) -> Option<Observed> {
     observed(&stat, clock_ticks_per_second())
 }
 
-/// The thread of a line of `/proc/PID/stat` (proc_pid_stat(5)), whose times are in `ticks` of a second.
+/// Parses a line of `/proc/PID/stat` (proc_pid_stat(5)), whose times have `ticks` per second.
 fn observed(stat: &str, ticks: u64) -> Option<Observed> {
     let (_, fields) = stat.rsplit_once(')')?; // its name may have spaces and parentheses
     let mut fields = fields.split_ascii_whitespace();
@@ -46,11 +45,11 @@ fn observed(stat: &str, ticks: u64) -> Option<Observed> {
     Some(Observed { is_blocked, used: Duration::from_millis(millis) })
 }
 
-/// The rest of a patience.
+/// The time that is left of a limit.
 #[derive(Debug)]
 pub(super) struct Patience {
     left: Duration,
-    /// Processor time that the other thread had used at the check before.
+    /// Processor time that the reader had used at the check before.
     used: Option<Duration>,
 }
 
@@ -63,21 +62,20 @@ impl Patience {
         self.left.is_zero()
     }
 
-    /// Until the next check.
+    /// Time until the next check.
     pub(super) fn next_check(&self) -> Duration {
         self.left.min(CHECK)
     }
 
-    /// Spends `time`.
     pub(super) const fn spend(&mut self, time: Duration) {
         self.left = self.left.saturating_sub(time);
     }
 
-    /// Spends the cost of a check that came after `waited` and found the other thread as `observed`; returns that cost.
+    /// Spends, and returns, the cost of a check after a wait of `waited` that found the reader as `observed`.
     pub(super) fn check(&mut self, waited: Duration, observed: Option<Observed>) -> Duration {
         let cost = match observed {
             Some(Observed { is_blocked: false, used }) => {
-                // Before the first check it has used less than it waited.
+                // The first check has nothing to compare with: it costs nothing.
                 let before = self.used.replace(used);
                 before.map_or(Duration::ZERO, |before| used.saturating_sub(before))
             }
@@ -103,7 +101,7 @@ pub(super) struct Moment {
 }
 
 impl Progress {
-    /// A look at a process ended, or a check found that it lasts; processes kept the scan waiting for `kept_waiting`.
+    /// Counts a look that ended, or a check of one that goes on. Processes kept the scan waiting for `kept_waiting`.
     pub(super) fn step(&self, kept_waiting: Duration) {
         let nanoseconds = u64::try_from(kept_waiting.as_nanos()).unwrap_or(u64::MAX);
         self.kept_waiting.fetch_add(nanoseconds, Ordering::Relaxed);
@@ -119,8 +117,8 @@ impl Progress {
 }
 
 impl Moment {
-    /// The cost of a check `now` that came after `waited`: a scan that makes progress costs what processes kept it
-    /// waiting, and one that makes none costs the wait.
+    /// Cost of a check `now` after a wait of `waited`: without progress the wait, otherwise the time that processes kept
+    /// the scan waiting.
     pub(super) fn cost(self, now: Self, waited: Duration) -> Duration {
         if now.steps == self.steps {
             waited.min(CHECK)

@@ -48,7 +48,7 @@ pub(super) type Looked = (Vec<What>, io::Result<()>);
 /// A look at a process.
 pub(super) type Reading = Box<dyn FnOnce() -> Looked + Send>;
 
-/// Looks that a reader takes in their order. One that is left behind takes no more of them.
+/// Looks, which a reader takes in order. A reader that is left behind takes no further ones.
 type Looks = Arc<Mutex<VecDeque<(Subject, Reading)>>>;
 
 /// A thread that looks at one process after another. One that is kept waiting for too long is left behind, and another
@@ -84,7 +84,7 @@ struct Reader {
     looks: Sender<Looks>,
     /// In the order of the looks.
     results: Receiver<Result<Looked, NotLooked>>,
-    /// Its thread, once that runs.
+    /// Id of its thread, once that runs.
     thread: Arc<OnceLock<Pid>>,
 }
 
@@ -135,7 +135,7 @@ impl Readers {
         results
     }
 
-    /// Adds the results of `reader` for those of `subjects` that have none; false if it is left behind.
+    /// Adds the results of `reader` for `subjects` without one; false if the reader is left behind.
     fn receive(
         &self,
         reader: &Reader,
@@ -293,7 +293,7 @@ mod tests {
         first
     }
 
-    /// The reader runs where another thread leaves no processor idle, at the lowest priority: this takes seconds.
+    /// The reader runs at the lowest priority, on a processor that another thread keeps busy: this takes seconds.
     #[test]
     fn a_reader_that_gets_hardly_any_processor_time_is_not_left_behind() {
         let (processor, is_over) = (processor(), AtomicBool::new(false));

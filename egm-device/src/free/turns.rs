@@ -53,7 +53,7 @@ type Scan = dyn Fn(&BTreeSet<FileName>) -> Found + Send + Sync;
 /// a thread of its own, because it may never end.
 struct Turns {
     patience: Duration,
-    /// Of the scans.
+    /// Progress of the scans: a wait costs less while they make some.
     progress: Arc<Progress>,
     scan: Box<Scan>,
     state: Mutex<State>,

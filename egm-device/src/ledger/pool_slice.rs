@@ -10,8 +10,8 @@ use crate::policy::Charge;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolSlice {
-    /// Its file.
+    /// The memory file, for a broker that has no descriptor of it.
     pub file: MemoryFile,
-    /// The account, with the owner's user.
+    /// The account, together with the entry's owner.
     pub charge: Charge,
 }

@@ -1,8 +1,8 @@
 //! Memory of pools that clients of an earlier broker may still have: on its owner's account until it is in no process.
 //!
-//! A pool's slice is a file of its own. The broker that granted it has the only descriptor that shows whether the file is in
-//! use, so its record names the file, durably before the slice leaves. An entry that no lock keeps any more was left
-//! behind. It is kept from every grant, and removed when the kernel shows that the file is gone.
+//! A pool's slice is a file of its own. Only the broker that granted it has a descriptor that shows whether the file is in
+//! use. So the record names the file before the slice leaves the broker. An entry without a lock was left behind by a
+//! broker that has ended: it keeps its part of the pool until the kernel shows that the file is gone.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,7 +67,7 @@ impl Ledger {
         let (file, error) = (self.line_file(line)?, |source| self.lock_error(line, source));
         let mut left = Vec::new();
         for entry in here {
-            // By itself: the region may be smaller than it was.
+            // Entry by entry: the region may be smaller than before.
             let locked = claim::held(&file, entry.span).map_err(error)?;
             left.extend(entry.is_left_in_pool(&locked).then(|| entry.clone()));
         }

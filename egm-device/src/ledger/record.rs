@@ -17,7 +17,7 @@ use super::pool_slice::PoolSlice;
 use crate::free::Evidence;
 use crate::owner::Owner;
 
-/// Maximum size of a record in bytes, for its writer and its reader alike: 16 MiB are some 60,000 grants, fewer of pools.
+/// Maximum size of a record in bytes, for its writer and its reader alike: 16 MiB are some 60,000 grants, or fewer of pools.
 pub const LIMIT: usize = 16 << 20;
 
 /// Maximum number of retired spans of a line. Beyond it, neighbours are joined to blocks with the sound bytes between
@@ -98,7 +98,7 @@ pub struct Entry {
     /// Bytes that no page of 2 MiB can map, because of where the blocks of the slice's file lie.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub small_pages: u64,
-    /// Of a pool's slice that a broker granted: what a later broker needs to count it, until it is in no process.
+    /// File and account of a pool's slice that a broker granted, with which a later broker counts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<PoolSlice>,
 }

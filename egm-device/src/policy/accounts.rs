@@ -106,7 +106,7 @@ impl Accounts {
         }
     }
 
-    /// From now on, `left` bytes are on their tenants' accounts beside what these hold.
+    /// Replaces the bytes that clients of earlier brokers may still have.
     pub(super) fn set_left(&mut self, left: impl Iterator<Item = (Tenant, String, u64)>) {
         self.left.clear();
         for (tenant, region, bytes) in left {

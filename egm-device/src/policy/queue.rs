@@ -138,8 +138,8 @@ impl Queue {
         self.waiting.len() < before
     }
 
-    /// Counts slices that clients of earlier brokers may still have, as far as a rule still covers them, in place of those of
-    /// the last call.
+    /// Replaces the slices that clients of earlier brokers may still have. Those that no rule covers any more are on no
+    /// account.
     pub fn set_left(&mut self, left: &[Left], supplies: &[Supply]) {
         let on_account = |left: &Left| {
             let supply = supplies.iter().find(|supply| supply.region == left.region)?;

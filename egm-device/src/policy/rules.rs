@@ -44,14 +44,14 @@ pub struct Tenant {
     pub uid: u32,
 }
 
-/// An account without its user, in terms that outlive the broker and its policy.
+/// An account without its user, by names that are still valid after the broker has ended and its policy has changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Charge {
     /// The group that the rule names, if it names one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gid: Option<u32>,
-    /// The VM class that the rule is for.
+    /// The VM class that the rule names, if it names one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
 }
@@ -59,13 +59,13 @@ pub struct Charge {
 /// A slice of a pool that a client of an earlier broker may still have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Left {
-    /// The region.
+    /// Name of the region.
     pub region: String,
-    /// The client's user.
+    /// User id of the client.
     pub uid: u32,
-    /// The rest of its account.
+    /// The account, together with `uid`.
     pub charge: Charge,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
@@ -185,7 +185,7 @@ impl Policy {
         self.rules.iter().position(fits).map(|at| Tenant { rule: RuleId(at), uid: peer.uid })
     }
 
-    /// The charge of slices on the account of `tenant`.
+    /// The account of `tenant`, for the record.
     #[must_use]
     pub fn charge(&self, tenant: Tenant) -> Charge {
         let rule = self.of(tenant.rule);
@@ -196,7 +196,7 @@ impl Policy {
         Charge { gid, class: rule.and_then(|rule| rule.class.clone()) }
     }
 
-    /// The account that `left` is on: that of the same request today, if a rule still allows it.
+    /// The account of `left`: that of the same request under today's policy, if a rule still allows it.
     pub(super) fn tenant_of(&self, left: &Left, supply: &Supply) -> Option<Tenant> {
         let peer = Peer { uid: left.uid, gids: left.charge.gid.into_iter().collect() };
         self.tenant(&peer, left.charge.class.as_deref(), supply)

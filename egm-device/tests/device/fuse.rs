@@ -1,8 +1,8 @@
 //! A FUSE file system with a server that stops answering: a hostile user can mount, open and send it.
 //!
-//! The server is a process of its own, in a mount namespace of its own. A process that is killed while it has files of
-//! the file system waits, in the kernel, for the server to answer their close: a server that is a thread of the same
-//! process ends before it could, and a debugger, a time limit or a kill leaves a process that nothing ends.
+//! The server is a process of its own, in a mount namespace of its own. The kernel closes the files of a killed process,
+//! and waits for the server to answer. If the server were a thread of that process, it would be gone by then, and the
+//! process would wait for ever.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -47,8 +47,8 @@ const SILENCE: &str = "silence";
 /// Served until it is dropped, which fails all requests that wait.
 pub(crate) struct Fuse {
     server: Child,
-    /// Locked. The kernel unlocks it when this process ends, before it closes a file of the file system: it closes files in
-    /// the order of their numbers.
+    /// A locked file. When this process ends, the kernel closes its files in the order of their numbers, and so unlocks this
+    /// one before it closes a file of the file system.
     lock: File,
     /// Closed after the server's end: until then a close may wait for ever.
     files: Vec<File>,
@@ -70,7 +70,7 @@ impl Fuse {
                 .stdin(lock.try_clone().unwrap())
                 .spawn()
                 .unwrap();
-        // Not before: a process that closes any descriptor of a file loses its locks of it.
+        // After the spawn, which closes a descriptor of this file: a process that does so loses its locks of the file.
         fcntl_lock(&lock, FlockOperation::LockExclusive).unwrap();
         let answer = answer(&mut server);
         let Some(folder) = answer.strip_prefix("mounted ") else {
@@ -141,7 +141,7 @@ fn run_server() {
     }
 }
 
-/// A kill of a process that has its files ends that process.
+/// A process that is killed while it has files of the file system ends.
 #[test]
 fn a_killed_process_that_has_its_files_ends() {
     match std::env::var(PART).as_deref() {
@@ -182,7 +182,7 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Ends this process when the client, which has its lock before it looks for a file, has ended.
+/// Ends this process once its client, which takes the lock before it opens a file, has ended.
 fn wait_for_lock() {
     fcntl_lock(io::stdin(), FlockOperation::LockExclusive).unwrap();
     std::process::exit(0);
