@@ -1,5 +1,5 @@
-//! A function by its character device, attached to iommufd. vfio-ioctls opens, binds, attaches and describes it; its
-//! errors become ours here, and its `Drop` runs only where it cannot panic.
+//! A function that is opened by its character device and attached to iommufd. vfio-ioctls opens, binds, attaches and
+//! describes it. This module converts the crate's errors, and runs the crate's `Drop` only where that cannot panic.
 
 use std::fs::{self, File};
 use std::io;
@@ -17,7 +17,7 @@ use super::query::{self, IDENTIFY, INTERRUPTS, REGIONS};
 use super::{Iommufd, sys};
 use crate::backend::{InterruptKind, Interrupts, RegionIndex};
 
-/// The host whose functions the crate opens.
+/// Root folder of the host, as the crate assumes it.
 const ROOT: &str = "/";
 
 const CONFIG: u32 = RegionIndex::Config.number();
@@ -29,10 +29,10 @@ const BUS_MASTER: u16 = 1 << 2;
 pub(super) struct Cdev {
     /// `None` only during its drop.
     device: Option<VfioDevice>,
-    /// The same open file, for ioctls that the crate lacks, and for KVM: the crate closes its own when it fails.
+    /// A duplicate of its descriptor, for ioctls that the crate lacks, and for KVM: the crate closes its own on failure.
     file: File,
     iommufd: Arc<Iommufd>,
-    /// Where configuration space starts in the file, by a request of our own.
+    /// Offset of configuration space in the file, by a request of our own.
     config: Option<u64>,
 }
 
@@ -48,7 +48,7 @@ impl Cdev {
     pub(super) fn attach(file: File, address: PciAddress, iommufd: &Arc<Iommufd>) -> Result<Self, OpenError> {
         let refused = |source| not_attached(Path::new(ROOT), address, source);
         let copy = file.try_clone().map_err(refused)?;
-        iommufd.tell(copy.as_fd(), true).map_err(refused)?;
+        iommufd.notify_kvm(copy.as_fd(), true).map_err(refused)?;
         match VfioDevice::new_from_fd(file, Arc::clone(iommufd.space()), true) {
             Ok(device) => {
                 let (device, iommufd) = (Some(device), Arc::clone(iommufd));
@@ -56,7 +56,7 @@ impl Cdev {
                 Ok(Self { device, file: copy, iommufd, config })
             }
             Err(error) => {
-                let _ = iommufd.tell(copy.as_fd(), false); // KVM holds the file too: it would stay open
+                let _ = iommufd.notify_kvm(copy.as_fd(), false); // KVM holds the file too: it would stay open
                 Err(not_described(Path::new(ROOT), address, error))
             }
         }
@@ -74,7 +74,7 @@ impl Cdev {
     /// The regions, by number.
     pub(super) fn regions(&self) -> io::Result<Vec<Placed>> {
         let device = self.device()?;
-        // The crate leaves out a region that the kernel does not describe, and the numbers of all later ones shift.
+        // The crate leaves out a region whose query fails, and the numbers of all later regions shift.
         if self.config != Some(device.get_region_offset(CONFIG)) {
             return Err(incomplete());
         }
@@ -115,10 +115,10 @@ impl Cdev {
 impl Drop for Cdev {
     fn drop(&mut self) {
         let _ = self.stop_dma(); // a function that was pulled out refuses, and does no DMA
-        let _ = self.iommufd.tell(self.file.as_fd(), false); // KVM holds the file too: it would stay open
+        let _ = self.iommufd.notify_kvm(self.file.as_fd(), false); // KVM holds the file too: it would stay open
         let Some(device) = self.device.take() else { return };
         // The crate's `Drop` detaches again, which the kernel accepts from a function that is detached, and panics if it
-        // is refused. To close the file detaches the function, too.
+        // is refused. Closing the file detaches the function as well.
         match device.detach_hwpt() {
             Ok(()) => drop(device),
             Err(_) => sys::close_attached(device),
@@ -145,7 +145,7 @@ fn region(device: &VfioDevice, index: u32) -> RegionInfo {
     info
 }
 
-/// Error for a function that the kernel describes in part.
+/// Error for a function that the kernel describes only in part.
 fn incomplete() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the kernel does not describe all of them")
 }
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(what, "cannot give 0000:41:00.0 to iommufd");
         assert_eq!(why, io::Error::from_raw_os_error(libc::ENOMEM).to_string());
         let (what, why) = chain(VfioError::VfioDeviceGetInfo(Number::new(libc::EIO)));
-        assert_eq!(what, "cannot ask for what it is: 0000:41:00.0");
+        assert_eq!(what, "cannot identify 0000:41:00.0");
         assert_eq!(why, io::Error::from_raw_os_error(libc::EIO).to_string());
         assert_eq!(chain(VfioError::VfioDeviceGetInfoOther).1, query::not_pci().to_string());
         assert!(chain(VfioError::VfioDeviceGetInfoPCI).1.contains("too few regions"));

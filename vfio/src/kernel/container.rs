@@ -103,7 +103,7 @@ impl Container {
             ))?;
             lock(&self.maps).values().try_for_each(|mapped| self.map_now(mapped))?;
         }
-        group.tell(true).map_err(OpenError::refused(format!("tell KVM of IOMMU group {number}")))?;
+        group.notify_kvm(true).map_err(OpenError::refused(format!("add IOMMU group {number} to KVM")))?;
         groups.insert(number, Arc::downgrade(&group));
         Ok(group)
     }
@@ -211,13 +211,13 @@ impl Group {
         self.file.as_fd()
     }
 
-    fn tell(&self, added: bool) -> io::Result<()> {
+    fn notify_kvm(&self, added: bool) -> io::Result<()> {
         self.container.track.as_ref().map_or(Ok(()), |track| track(self.file.as_fd(), added))
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let _ = self.tell(false); // KVM holds the group's file too: without this the group would stay busy
+        let _ = self.notify_kvm(false); // KVM holds the group's file too: without this the group would stay busy
     }
 }

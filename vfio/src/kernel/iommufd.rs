@@ -26,8 +26,8 @@ type Maps = BTreeMap<Iova, (Span<Io>, Arc<dyn HostMemory>)>;
 
 /// An I/O address space of iommufd. Functions attach to it and keep it; it outlives them.
 pub struct Iommufd {
-    /// Declared before `maps`: it is destroyed, with every map, before that memory is released. Functions that share it
-    /// keep this address space, too.
+    /// Declared before `maps`: it is destroyed, with every map, before that memory is released. Each function that has a
+    /// share of it also keeps this `Iommufd`.
     space: Arc<VfioIommufd>,
     /// The same file, for ioctls that the crates lack.
     file: File,
@@ -78,7 +78,7 @@ impl Iommufd {
         }))
     }
 
-    /// The address space as vfio-ioctls has it.
+    /// The address space, in the form that vfio-ioctls takes.
     pub(super) fn space(&self) -> &Arc<VfioIommufd> {
         &self.space
     }
@@ -88,7 +88,7 @@ impl Iommufd {
     }
 
     /// Reports to KVM that a function was added, or is about to be removed.
-    pub(super) fn tell(&self, function: BorrowedFd<'_>, added: bool) -> io::Result<()> {
+    pub(super) fn notify_kvm(&self, function: BorrowedFd<'_>, added: bool) -> io::Result<()> {
         self.track.as_ref().map_or(Ok(()), |track| track(function, added))
     }
 

@@ -13,8 +13,8 @@ use crate::backend::{InterruptKind, Interrupts};
 
 /// Number of queried regions of vfio-pci: BARs, ROM and configuration are 0 to 7; VGA (8) is not queried.
 pub(super) const REGIONS: u32 = 8;
-/// First words of the error of a function that does not report its kind.
-pub(super) const IDENTIFY: &str = "ask for what it is:";
+/// Action of the error for a function that does not report its kind.
+pub(super) const IDENTIFY: &str = "identify";
 /// Kinds of interrupts, by number.
 pub(super) const INTERRUPTS: [InterruptKind; 5] = [
     InterruptKind::Intx,
@@ -38,7 +38,7 @@ pub(super) fn can_reset(function: BorrowedFd<'_>) -> io::Result<bool> {
 
 /// Error for a function of another kind.
 pub(super) fn not_pci() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "VFIO lends it, and it is not a PCI function")
+    io::Error::new(io::ErrorKind::InvalidData, "it is not a PCI function")
 }
 
 /// The regions of a function, by number.
@@ -46,7 +46,7 @@ pub(super) fn regions(function: BorrowedFd<'_>) -> io::Result<Vec<Placed>> {
     (0..REGIONS).map(|index| Ok(region(function, index)?.placed(page()))).collect()
 }
 
-/// Bytes of a page of this host.
+/// Page size of this host, in bytes.
 pub(super) fn page() -> u64 {
     u64::try_from(rustix::param::page_size()).unwrap_or(4096)
 }

@@ -1,8 +1,8 @@
-//! The ioctls of VFIO and iommufd. This is an unsafe module, the only one in `kernel`.
+//! The ioctls of VFIO and iommufd, and descriptors of functions. This is an unsafe module, the only one in `kernel`.
 //!
 //! Callers can rely on this: the kernel writes only to the messages and buffers passed here, and maps for devices only
 //! memory that a [`HostMemory`] vouches for. The caller keeps that memory until it is unmapped.
-#![expect(unsafe_code, reason = "ioctl has no safe interface")]
+#![expect(unsafe_code, reason = "ioctl and raw descriptors have no safe interface")]
 
 use std::ffi::CStr;
 use std::io;
@@ -122,7 +122,7 @@ pub(super) fn function(group: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd
 }
 
 /// Closes the file of `function` without the `Drop` of vfio-ioctls, which panics if the kernel refuses to detach the
-/// function. The rest of `function` leaks: its table of regions, and a share of the address space.
+/// function. The function's table of regions and its share of the address space leak.
 pub(super) fn close_attached(function: VfioDevice) {
     let file = function.as_raw_fd();
     std::mem::forget(function);

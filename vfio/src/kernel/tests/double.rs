@@ -1,5 +1,5 @@
-//! A double of the kernel: this program's `ioctl`, which answers for the files of doubles and leaves all others to the
-//! kernel. What a crate does with its descriptor is thus tested without a device.
+//! A double of the kernel: an `ioctl` of this program that answers requests to the files of doubles and passes all others
+//! to the kernel. So the requests of vfio-ioctls are tested without a device.
 #![expect(unsafe_code, reason = "a function that replaces libc's, and messages behind raw pointers")]
 
 use std::collections::BTreeMap;
@@ -49,7 +49,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A file that answers as `double` says, with `name` in this process's list of descriptors.
+/// A file that answers by `double`, with `name` in this process's list of descriptors.
 pub(super) fn file(name: &str, double: Double) -> (File, Arc<Mutex<Double>>) {
     let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC).unwrap());
     file.set_len(16 << 40).unwrap();

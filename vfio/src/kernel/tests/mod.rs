@@ -17,11 +17,12 @@ use double::{ATTACH, BIND, DETACH, Double, FEATURE, GET_INFO, lock};
 
 const READ_WRITE: u32 = vfio::VFIO_REGION_INFO_FLAG_READ | vfio::VFIO_REGION_INFO_FLAG_WRITE;
 const MAPPED: u32 = READ_WRITE | vfio::VFIO_REGION_INFO_FLAG_MMAP;
-/// Requests for a dma-buf: whether there are any, and one.
+/// Requests for a dma-buf: the probe for the feature, and the export.
 const PROBE: &str = "feature 0x5000b";
 const EXPORT: &str = "feature 0x1000b";
 
-/// A drive as vfio-pci presents it: BAR 0 with a hole for MSI-X, no ROM, no VGA, all interrupts but INTx's growth.
+/// A drive as vfio-pci presents it: BAR 0 with a hole for MSI-X, neither ROM nor VGA; INTx, 33 vectors of MSI-X and a
+/// request interrupt.
 fn drive() -> Double {
     let none: double::Region = Ok((0, 0, &[]));
     let bar: double::Region = Ok((MAPPED, 0x4000, &[(0, 0x2000), (0x3000, 0x1000)]));
@@ -56,7 +57,7 @@ impl Bench {
         let (iommu_file, iommu) = double::file(&format!("{name}-iommu"), Double::default());
         let log = Arc::clone(&function);
         let track: Track = Arc::new(move |_, added| {
-            lock(&log).log.push(if added { "KVM has it" } else { "KVM has it not" }.to_owned());
+            lock(&log).log.push(if added { "added to KVM" } else { "removed from KVM" }.to_owned());
             Ok(())
         });
         let iommufd = Some(Iommufd::of(iommu_file, Some(track)).unwrap());
@@ -130,11 +131,11 @@ fn registers_are_those_of_the_function_s_file() {
 fn kvm_has_a_function_from_before_it_is_bound_until_it_leaves_without_dma() {
     let mut bench = Bench::new("kvm", drive());
     let function = bench.open().unwrap();
-    assert_eq!(bench.log(), ["KVM has it", "bind", "attach to 7"]);
+    assert_eq!(bench.log(), ["added to KVM", "bind", "attach to 7"]);
     drop(function);
     let left = bench.log();
     // The crate's `Drop` detaches once more.
-    assert_eq!(left, ["KVM has it not", "detach with command 0x402", "detach with command 0x402"]);
+    assert_eq!(left, ["removed from KVM", "detach with command 0x402", "detach with command 0x402"]);
     assert!(bench.is_closed());
 }
 
@@ -143,7 +144,7 @@ fn a_function_that_is_refused_is_withdrawn_from_kvm_and_closed() {
     for (request, what) in [
         (BIND, "cannot give 0000:41:00.0 to iommufd"),
         (ATTACH, "cannot give 0000:41:00.0 to iommufd"),
-        (GET_INFO, "cannot ask for what it is: 0000:41:00.0"),
+        (GET_INFO, "cannot identify 0000:41:00.0"),
     ] {
         let mut bench = Bench::new(&format!("refused-{request:x}"), drive());
         lock(&bench.function).refuses.insert(request, libc::EIO);
@@ -152,7 +153,7 @@ fn a_function_that_is_refused_is_withdrawn_from_kvm_and_closed() {
         let log = bench.log();
         assert_eq!(
             (log.first().unwrap().as_str(), log.last().unwrap().as_str()),
-            ("KVM has it", "KVM has it not")
+            ("added to KVM", "removed from KVM")
         );
         assert!(bench.is_closed(), "{request:#x}");
     }
@@ -165,7 +166,7 @@ fn a_function_that_was_pulled_out_and_cannot_be_detached_is_closed_all_the_same(
     let function = bench.open().unwrap();
     lock(&bench.function).refuses.insert(DETACH, libc::EIO);
     drop(function);
-    assert_eq!(bench.log()[3..], ["KVM has it not", "detach with command 0x402"]);
+    assert_eq!(bench.log()[3..], ["removed from KVM", "detach with command 0x402"]);
     assert_eq!(double::open("pulled"), 0);
 }
 
