@@ -48,8 +48,8 @@ impl<'a> Mapping<'a> {
     }
 }
 
-/// Mappings that no process has written to: the instructions around `address`, and what lies at the begin of the same file,
-/// which are its headers, relocations and constants. Other mappings that only read now have had relocations written to them.
+/// Mappings that were never written: the instructions around `address`, and the start of the same file, with its headers,
+/// relocations and constants. The loader wrote relocations to the file's other read-only mappings before it protected them.
 fn unwritten(maps: &str, address: usize) -> Vec<Range<usize>> {
     let all = || maps.lines().filter_map(Mapping::of);
     let instructions = all().find(|mapping| mapping.is_executable && mapping.range.contains(&address));

@@ -19,7 +19,7 @@ use crate::progress::Stage;
 use crate::results::ScenarioResult;
 use crate::session;
 
-/// Folder for logs of faults. Cargo has a folder with the name of each profile, and one is called `faults`.
+/// Folder for logs of faults. Not `target/faults`: that is cargo's folder for the profile `faults`.
 const REPORT: &str = "target/fault-logs";
 
 /// Which planted faults are run.

@@ -98,7 +98,7 @@ fn outcomes(core: &Core, tree: &Path, sample: Option<Shard>) -> Result<Outcomes,
     if let Some(sample) = sample {
         command.args(["--sharding", "round-robin", "--shard", &sample.zero_based()]);
     }
-    // What comes behind "--" is for the run alone, and all of the package's tests would be built.
+    // Not after "--": those arguments do not apply to the build, which would then build all tests of the package.
     command.args(core.targets.iter().map(|target| format!("--cargo-arg={target}")));
     if let Some(filter) = &core.filter {
         command.args(["--", "-E", filter]);

@@ -50,8 +50,8 @@ enum Command {
     Man(Man),
 }
 
-/// The command line of `run`, without the other commands. They have most of the options, and to describe them all costs a
-/// start more than everything else between the program's start and its configuration.
+/// The command line of `run`, without the other commands. Those have most of the options, and describing them would take
+/// most of the time between the program's start and the read of its configuration.
 #[derive(Debug, Parser)]
 #[command(name = "egm-vmm", version)]
 struct RunLine {
@@ -72,7 +72,7 @@ impl Cli {
         Self::run_of(std::env::args_os()).unwrap_or_else(Self::parse)
     }
 
-    /// `line`, if it is a right one of `run`; all messages are the whole description's.
+    /// Parses `line` if it is a valid one of `run`. Messages come from the whole description alone.
     fn run_of(line: impl Iterator<Item = OsString>) -> Option<Self> {
         let RunLine { command: RunAlone::Run(args), log } = RunLine::try_parse_from(line).ok()?;
         Some(Self { command: Command::Run(args), log })

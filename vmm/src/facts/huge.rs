@@ -21,7 +21,7 @@ pub(super) struct HugePages {
 }
 
 impl HugePages {
-    /// Those of the host in `root`; the setting for anonymous memory if the plan depends on it.
+    /// Huge pages of the host in `root`. `anonymous`: whether the plan depends on the setting for anonymous memory.
     pub(super) fn of(root: &Path, anonymous: bool) -> Self {
         let folder = root.join(FOLDER);
         let bytes = text(&folder.join("hpage_pmd_size")).unwrap_or_default().parse().ok();

@@ -9,15 +9,15 @@ use egm_address::{ByteSize, CpuSet};
 use crate::config::PageSize;
 use crate::facts::{FactsError, HostMemory, HostNode, Pool};
 
-/// Bytes that most files of the kernel have at most.
+/// Size that most files of the kernel do not exceed, in bytes.
 const USUAL: usize = 4 << 10;
 
-/// The text of a file of the kernel, without the newline. It is read in one piece: the kernel makes the text anew for each
-/// read from its begin, and reports no size that would help.
+/// The text of a file of the kernel, without the newline. One read gets all of it where it can: the kernel may make the text
+/// anew for each read, and reports no useful size.
 pub(super) fn text(path: &Path) -> Result<String, FactsError> {
     let read = || {
         let mut bytes = Vec::with_capacity(USUAL);
-        File::open(path)?.take(u64::MAX).read_to_end(&mut bytes)?; // a file alone would be asked for its size
+        File::open(path)?.take(u64::MAX).read_to_end(&mut bytes)?; // a plain `File` would be queried for its size
         String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     };
     let text = read().map_err(|source| FactsError::Read { path: path.to_owned(), source })?;

@@ -22,7 +22,7 @@ use crate::plan::may_mount;
 /// Largest file of facts: those of a host with ten thousand functions.
 const MAX_FILE: u64 = 16 << 20;
 
-/// Why a probe of a host's facts is absent although the host may have it.
+/// Reason for the absence of a probe that the plan does not need.
 const NOT_ASKED: &str = "not asked for";
 
 /// Largest description of a processor in `/proc/cpuinfo`; x86 has 4 KiB.
@@ -39,9 +39,9 @@ pub enum Scope {
         functions: Vec<PciAddress>,
         /// Whether carve-outs of memory are asked for.
         regions: bool,
-        /// Whether the plan depends on what this user may mount, and on huge pages of anonymous memory.
+        /// Whether the plan depends on what this user may mount, and on the setting for huge pages of anonymous memory.
         huge_files: bool,
-        /// Whether host functions are assigned, now or later: the plan depends on IOMMU and kernel.
+        /// Whether host functions are assigned, at the start or by hot-plug: then the plan depends on IOMMU and kernel.
         assigns: bool,
     },
 }

@@ -7,9 +7,9 @@ use egm_fixtures::payload::{Ports, halt};
 
 use crate::{kvm, line, small};
 
-/// Most read(2) calls of a start on a host with one node: each file takes two.
+/// Maximum of read(2) calls of a start on a host with one node. Each file takes two.
 const READS: u64 = 60;
-/// Those of each further node.
+/// Further read(2) calls for each further node.
 const READS_OF_NODE: u64 = 16;
 /// The event loop, the console's output, the vCPU.
 const THREADS: [&str; 3] = ["console", "egm-vmm", "vcpu0"];

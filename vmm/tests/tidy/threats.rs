@@ -32,7 +32,7 @@ struct Fault {
     place: String,
     /// The scenario that finds it.
     scenario: Option<String>,
-    /// The test that finds it: begin of its file's path, and its name.
+    /// The test that finds it: how its file's path starts, and its name.
     test: Option<(String, String)>,
 }
 

@@ -109,7 +109,7 @@ fn start(binary: &Binary<'_>, test: &str, fault: Option<&str>, folder: &Path) ->
     })
 }
 
-/// Makes `file`, empty, and lets processes of all users write it: some tests start such.
+/// Makes an empty `file` that all users may write: some tests start processes of other users.
 fn make_for_all(file: &Path) -> io::Result<()> {
     File::create(file)?.set_permissions(Permissions::from_mode(0o666))
 }

@@ -55,7 +55,7 @@ impl Log {
     }
 }
 
-/// Prints events. What prints them is made when the first one comes: it has tables for a thousand spans, which no program of
+/// Prints events. It makes its subscriber when the first event comes: that allocates tables for spans, which no program of
 /// ours has, and most starts print nothing.
 struct Printer {
     level: LevelFilter,
