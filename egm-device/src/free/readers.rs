@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
@@ -86,6 +87,8 @@ struct Reader {
     results: Receiver<Result<Looked, NotLooked>>,
     /// Id of its thread, once that runs.
     thread: Arc<OnceLock<Pid>>,
+    /// Whether it is left behind. Guarded by the lock of the stuck readers.
+    is_left: Arc<AtomicBool>,
 }
 
 /// Reason that a process was not looked at.
@@ -175,6 +178,7 @@ impl Readers {
                 // The thread sends under this lock, so it is either done by now or finds itself left behind.
                 let mut users = self.stuck.users();
                 return reader.results.try_recv().map_err(|_| {
+                    reader.is_left.store(true, Ordering::Relaxed);
                     let count = users.entry(subject).or_default();
                     *count = count.saturating_add(1);
                     NotLooked::Silent
@@ -190,6 +194,8 @@ impl Reader {
         let (answers, results) = channel();
         let thread = Arc::new(OnceLock::new());
         let (stuck, this) = (Arc::clone(stuck), Arc::clone(&thread));
+        let is_left = Arc::<AtomicBool>::default();
+        let left_behind = Arc::clone(&is_left);
         let run = move || {
             let _ = this.set(gettid()); // once: this is its only thread
             for looks in asked {
@@ -197,7 +203,7 @@ impl Reader {
                 while let Some((subject, look)) = next() {
                     let result = stuck.refusal(subject).map_or_else(|| Ok(look()), Err);
                     let mut users = stuck.users();
-                    if answers.send(result).is_err() {
+                    if left_behind.load(Ordering::Relaxed) || answers.send(result).is_err() {
                         // It was left behind: its user is read again from now on.
                         let left = users.get(&subject).map_or(0, |count| count.saturating_sub(1));
                         if left == 0 {
@@ -211,7 +217,7 @@ impl Reader {
             }
         };
         thread::Builder::new().name("scan-process".to_owned()).spawn(run)?;
-        Ok(Self { looks, results, thread })
+        Ok(Self { looks, results, thread, is_left })
     }
 
     /// Its thread, as the kernel shows it.
@@ -226,10 +232,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+    use super::super::patience::CHECK;
     use super::*;
     use crate::sys;
 
@@ -270,6 +275,27 @@ mod tests {
         while results(&mut readers, vec![nothing(mappings(1000, 2))]) != [Ok(())] {
             thread::yield_now();
         }
+    }
+
+    /// Else its result is lost, and those of later looks count for the processes before.
+    #[test]
+    fn a_reader_that_is_left_behind_takes_no_further_look() {
+        let readers = Readers::new(CHECK, Arc::default());
+        let reader = Reader::start(&readers.stuck).unwrap();
+        let (go, wait) = channel::<()>();
+        let silent = move || {
+            let _ = wait.recv();
+            NOTHING
+        };
+        let subject = mappings(1000, 1);
+        let looks = [(subject, Box::new(silent) as Reading), nothing(mappings(1001, 2))];
+        let looks = Arc::new(Mutex::new(VecDeque::from(looks)));
+        reader.looks.send(Arc::clone(&looks)).unwrap();
+        assert!(matches!(readers.result(&reader, subject), Err(NotLooked::Silent)));
+        // It answers before the end that it sends to is gone.
+        drop(go);
+        assert!(reader.results.recv().is_err(), "a result that belongs to no look");
+        assert_eq!((lock(&looks).len(), readers.stuck.users().len()), (1, 0));
     }
 
     #[test]
