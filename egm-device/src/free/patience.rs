@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::param::clock_ticks_per_second;
 use rustix::thread::Pid;
@@ -43,6 +43,33 @@ fn observed(stat: &str, ticks: u64) -> Option<Observed> {
     let (user, system) = (fields.nth(10)?.parse::<u64>().ok()?, fields.next()?.parse::<u64>().ok()?);
     let millis = user.checked_add(system)?.checked_mul(1000)?.checked_div(ticks)?;
     Some(Observed { is_blocked, used: Duration::from_millis(millis) })
+}
+
+/// A point in the life of a thread.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reached {
+    at: Instant,
+    /// Time that the thread has waited for a processor, as far as the kernel counts it.
+    starved: Duration,
+}
+
+impl Reached {
+    /// Of this thread.
+    pub(super) fn now() -> Self {
+        let schedstat = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+        Self { at: Instant::now(), starved: starved(&schedstat).unwrap_or_default() }
+    }
+
+    /// Time until `later` in which the thread was blocked or used a processor.
+    pub(super) fn cost(self, later: Self) -> Duration {
+        let starved = later.starved.saturating_sub(self.starved);
+        later.at.saturating_duration_since(self.at).saturating_sub(starved)
+    }
+}
+
+/// The second figure of `/proc/PID/schedstat` (Documentation/scheduler/sched-stats.rst).
+fn starved(schedstat: &str) -> Option<Duration> {
+    schedstat.split_ascii_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
 }
 
 /// The time that is left of a limit.
@@ -181,6 +208,16 @@ mod tests {
         assert_eq!(begun.cost(progress.now(), LATE), Duration::ZERO);
         progress.step(SECOND);
         assert_eq!(begun.cost(progress.now(), LATE), SECOND);
+    }
+
+    #[test]
+    fn a_thread_s_wait_for_a_processor_costs_nothing() {
+        let at = Instant::now();
+        let reached = |seconds, starved| Reached { at: at + seconds * SECOND, starved: starved * SECOND };
+        assert_eq!(reached(0, 4).cost(reached(5, 6)), 3 * SECOND);
+        assert_eq!(reached(0, 0).cost(reached(5, 6)), Duration::ZERO);
+        assert_eq!(starved("12 3000000000 7\n"), Some(3 * SECOND));
+        assert_eq!(["", "12", "12 x 7"].map(starved), [None; 3], "the whole wait counts");
     }
 
     #[test]

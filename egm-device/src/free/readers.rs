@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{Pid, gettid};
 
-use super::patience::{Observed, Patience, Progress, observe};
+use super::patience::{Observed, Patience, Progress, Reached, observe};
 
 /// Major and minor number of a file's device, and its inode.
 pub(super) type Inode = (u32, u32, u64);
@@ -83,8 +83,8 @@ impl Subject {
 
 struct Reader {
     looks: Sender<Looks>,
-    /// In the order of the looks.
-    results: Receiver<Result<Looked, NotLooked>>,
+    /// In the order of the looks, with what each cost.
+    results: Receiver<(Result<Looked, NotLooked>, Duration)>,
     /// Id of its thread, once that runs.
     thread: Arc<OnceLock<Pid>>,
     /// Whether it is left behind. Guarded by the lock of the stuck readers.
@@ -162,22 +162,25 @@ impl Readers {
     /// # Errors
     /// The reader is left behind.
     fn result(&self, reader: &Reader, subject: Subject) -> Result<Result<Looked, NotLooked>, NotLooked> {
-        let mut patience = Patience::of(self.patience);
+        let (mut patience, mut counted) = (Patience::of(self.patience), Duration::ZERO);
         loop {
             let begun = Instant::now();
             match reader.results.recv_timeout(patience.next_check()) {
-                Ok(result) => {
-                    self.progress.step(Duration::ZERO);
+                Ok((result, cost)) => {
+                    // Processes whose looks end before a check add up.
+                    self.progress.step(cost.saturating_sub(counted));
                     return Ok(result);
                 }
                 Err(RecvTimeoutError::Disconnected) => return Err(NotLooked::NoThread),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            self.progress.step(patience.check(begun.elapsed(), reader.observe()));
+            let cost = patience.check(begun.elapsed(), reader.observe());
+            counted = counted.saturating_add(cost);
+            self.progress.step(cost);
             if patience.is_over() {
                 // The thread sends under this lock, so it is either done by now or finds itself left behind.
                 let mut users = self.stuck.users();
-                return reader.results.try_recv().map_err(|_| {
+                return reader.results.try_recv().map(|(result, _)| result).map_err(|_| {
                     reader.is_left.store(true, Ordering::Relaxed);
                     let count = users.entry(subject).or_default();
                     *count = count.saturating_add(1);
@@ -200,10 +203,15 @@ impl Reader {
             let _ = this.set(gettid()); // once: this is its only thread
             for looks in asked {
                 let next = || lock(&looks).pop_front();
+                let mut reached = Reached::now();
                 while let Some((subject, look)) = next() {
                     let result = stuck.refusal(subject).map_or_else(|| Ok(look()), Err);
+                    let (before, now) = (reached, Reached::now());
+                    reached = now;
                     let mut users = stuck.users();
-                    if left_behind.load(Ordering::Relaxed) || answers.send(result).is_err() {
+                    if left_behind.load(Ordering::Relaxed)
+                        || answers.send((result, before.cost(now))).is_err()
+                    {
                         // It was left behind: its user is read again from now on.
                         let left = users.get(&subject).map_or(0, |count| count.saturating_sub(1));
                         if left == 0 {
@@ -233,6 +241,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    use rustix::time::{ClockId, clock_gettime};
 
     use super::super::patience::CHECK;
     use super::*;
@@ -309,6 +318,25 @@ mod tests {
         assert_eq!(results(&mut readers, looks()), [Err(NotLooked::Silent), Ok(())]);
         stuck.users().insert(mappings(1000, 7), 1);
         assert_eq!(results(&mut readers, looks()), [Err(NotLooked::Silent), Err(NotLooked::NoThread)]);
+    }
+
+    /// A user can have any number of processes.
+    #[test]
+    fn short_looks_cost_together_what_they_take() {
+        let progress = Arc::<Progress>::default();
+        let mut readers = Readers::new(Duration::MAX, Arc::clone(&progress));
+        let spin = || {
+            let used = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
+            let end = used() + CHECK / 4;
+            while used() < end {
+                std::hint::spin_loop();
+            }
+            NOTHING
+        };
+        let begun = progress.now();
+        readers.look((0..16).map(|pid| (mappings(1000, pid), Box::new(spin) as Reading)).collect());
+        let cost = begun.cost(progress.now(), Duration::ZERO);
+        assert!(cost >= 2 * CHECK, "{cost:?} of {:?}", 4 * CHECK);
     }
 
     /// The first processor that this thread may use.
