@@ -150,7 +150,7 @@ impl Link {
                     what: what.to_string(),
                     source: io::Error::other(source),
                 },
-                lost => BackendError::Gone { function, why: chain(&lost) },
+                lost => BackendError::Gone { function, why: lost.in_one_line() },
             }
         })
     }
@@ -163,10 +163,4 @@ impl Link {
         };
         fd.as_fd().try_clone_to_owned().map_err(refused)
     }
-}
-
-/// An error and its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |all, cause| format!("{all}: {cause}"))
 }

@@ -3,6 +3,7 @@
 //! A server that refuses is an error of that call. One that breaks the protocol, takes longer than it was given, or goes
 //! away ends the connection: that call and every later one fail at once. No call takes longer than twice the limit.
 
+use std::error::Error;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
@@ -64,8 +65,11 @@ pub enum CallError {
     #[error("the server is lost")]
     Lost(#[from] Broken),
     /// It was lost in an earlier call.
-    #[error("the server was lost before")]
-    Gone,
+    #[error("the server was lost before: {why}")]
+    Gone {
+        /// That call's error, in one line.
+        why: String,
+    },
 }
 
 impl CallError {
@@ -73,6 +77,13 @@ impl CallError {
     #[must_use]
     pub fn stands(&self) -> bool {
         matches!(self, Self::Refused { .. } | Self::Unsendable { .. })
+    }
+
+    /// The error and its causes in one line.
+    #[must_use]
+    pub fn in_one_line(&self) -> String {
+        let causes = std::iter::successors(self.source(), |cause| (*cause).source());
+        causes.fold(self.to_string(), |all, cause| format!("{all}: {cause}"))
     }
 }
 
@@ -83,6 +94,8 @@ pub struct Client {
     session: Session,
     limits: Limits,
     out: Vec<u8>,
+    /// The error that ended the connection, in one line.
+    lost: Option<String>,
 }
 
 /// Capabilities that this client announces.
@@ -116,7 +129,7 @@ impl Client {
         match session.take(connection.frame(), connection.fds())? {
             Heard::Greeted(version) => {
                 let limits = version.capabilities.limits().map_err(Fault::Handshake)?;
-                Ok(Self { connection, session, limits, out: Vec::new() })
+                Ok(Self { connection, session, limits, out: Vec::new(), lost: None })
             }
             _ => Err(CallError::Fault(Fault::NotGreeted { command: connection.frame().header.command })),
         }
@@ -280,8 +293,8 @@ impl Client {
         read: impl FnOnce(&[u8]) -> Result<T, Wrong>,
     ) -> Result<T, CallError> {
         let command = request.command();
-        if self.session.limits().is_none() {
-            return Err(CallError::Gone);
+        if let Some(why) = &self.lost {
+            return Err(CallError::Gone { why: why.clone() });
         }
         let header = self.session.ask(request, fds.len(), false);
         let header = header.map_err(|source| CallError::Unsendable { command, source })?;
@@ -324,6 +337,7 @@ impl Client {
     }
 
     fn lose(&mut self, error: CallError) -> CallError {
+        self.lost = Some(error.in_one_line());
         self.session.close();
         if let Ok(closer) = self.connection.closer() {
             closer.close();

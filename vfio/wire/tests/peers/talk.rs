@@ -251,7 +251,8 @@ fn a_server_that_is_silent_gone_or_wrong_is_lost_at_once_for_every_later_call() 
             _ => !first.stands(),
         };
         assert!(expected, "{what}: {first:?}");
-        assert!(matches!(client.reset(), Err(CallError::Gone)), "{what}");
+        let later = client.reset().unwrap_err();
+        assert!(matches!(&later, CallError::Gone { why } if *why == first.in_one_line()), "{what}: {later:?}");
     }
 }
 
