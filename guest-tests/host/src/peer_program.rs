@@ -1,6 +1,6 @@
 //! Monitors that the user provides: `--peer NAME=PATH`. The lab neither fetches nor builds them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::ValueEnum;
@@ -48,6 +48,14 @@ impl PeerProgram {
     /// Its name.
     pub(crate) const fn name(&self) -> PeerName {
         self.name
+    }
+
+    /// The same monitor, its program where `copy` puts it.
+    ///
+    /// # Errors
+    /// Those of `copy`.
+    pub(crate) fn copied<E>(&self, copy: impl FnOnce(&Path) -> Result<PathBuf, E>) -> Result<Self, E> {
+        Ok(Self { name: self.name, path: copy(&self.path)? })
     }
 }
 

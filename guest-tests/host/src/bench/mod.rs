@@ -17,6 +17,7 @@ mod smaps;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -124,8 +125,11 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
         within(*section, tools, &directory, arguments.qemu)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let egm_vmm = crate::tools::beside("egm-vmm")?;
-    let peers = &arguments.peers;
+    let programs = directory.join("programs");
+    let egm_vmm = copied(&crate::tools::beside("egm-vmm")?, &programs.join("tested"))?;
+    let copied = |peer: &PeerProgram| peer.copied(|path| copied(path, &programs.join(peer.name().name())));
+    let peers = arguments.peers.iter().map(copied);
+    let peers = &peers.collect::<Result<Vec<_>, _>>()?;
     let mut report = Report { host: host(), ..Report::default() };
     let chosen = |s: &&Section| arguments.sections.is_empty() || arguments.sections.contains(s);
     if WITH_PEERS.iter().any(|section| chosen(&section)) {
@@ -155,6 +159,18 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
         println!("{}\nas JSON: {}", report.table(), path.display());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Copies `program` into `folder`: how a file lies in the page cache depends on who wrote it, and changes a start by up to
+/// a tenth.
+fn copied(program: &Path, folder: &Path) -> Result<PathBuf, LabError> {
+    let copy = folder.join(program.file_name().unwrap_or(program.as_os_str()));
+    fs::create_dir_all(folder).map_err(LabError::file("make", folder))?;
+    // A file that is written anew may keep pages of the last one.
+    match fs::remove_file(&copy) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(LabError::file("remove", &copy)(error)),
+        _ => fs::copy(program, &copy).map(|_| copy.clone()).map_err(LabError::file("copy", program)),
+    }
 }
 
 /// Notes the monitors that are not among `peers`, with their figures from elsewhere.
