@@ -252,7 +252,10 @@ fn a_server_that_is_silent_gone_or_wrong_is_lost_at_once_for_every_later_call() 
         };
         assert!(expected, "{what}: {first:?}");
         let later = client.reset().unwrap_err();
-        assert!(matches!(&later, CallError::Gone { why } if *why == first.in_one_line()), "{what}: {later:?}");
+        assert!(
+            matches!(&later, CallError::Gone { why } if *why == first.in_one_line()),
+            "{what}: {later:?}"
+        );
     }
 }
 
