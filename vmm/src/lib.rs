@@ -1,9 +1,12 @@
 //! A Linux virtual machine monitor for guests that use Extended GPU Memory.
 //!
 //! ```text
-//! File ─► Spec ─► Plan ─► Resources ─► Machine ─► ExitReason
+//! File ─► Spec ─► Reserved ─► Opened ─► Built ─► Ended
+//!         rules   Plan,       Resources Machine  ExitReason
+//!                 slices
 //! ```
-//! Nothing before [`Resources`](resources) has side effects; nothing after it makes decisions.
+//! Side effects start in `Reserved`, and drop undoes them; nothing after its [plan](plan) makes decisions. `launch` has the
+//! phases.
 
 #![deny(clippy::print_stderr)] // notes and warnings are events of `tracing`
 
@@ -17,6 +20,7 @@ pub mod facts;
 pub mod firmware;
 pub mod hotplug;
 pub mod kvm;
+mod launch;
 mod listener;
 mod lock;
 pub mod machine;

@@ -1,6 +1,5 @@
 //! `egm-vmm run`: from a configuration file to a guest that has ended.
 
-use std::cell::Cell;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -8,18 +7,16 @@ use std::sync::Arc;
 use egm_address::Printable;
 use egm_device::progress::Bars;
 use egm_device::trust::parse_name;
-use egm_report::progress::Bar;
-use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
 use crate::config::{self, Overrides};
-use crate::custody::{self, Keeper};
+use crate::custody;
 use crate::error::{Blame, Chain, Report};
-use crate::facts::{self, Facts, Scope};
+use crate::launch::{Confined, Reserved};
 use crate::machine::{self, ExitReason};
-use crate::plan::Plan;
-use crate::resources::{self, Broker, Leases, Resources, Runs, Servers};
-use crate::user::{self, User};
+use crate::resources::Broker;
+use crate::user::User;
 
 /// Starts the virtual machine of a configuration file and waits for its end
 #[derive(Debug, clap::Args)]
@@ -59,6 +56,22 @@ pub(super) struct Args {
     /// Wait until the broker has enough free memory
     #[arg(long, requires = "broker")]
     wait: bool,
+}
+
+impl Args {
+    fn overrides(&self) -> Overrides {
+        Overrides {
+            kernel: self.kernel.clone(),
+            initramfs: self.initramfs.clone(),
+            append: self.append.clone(),
+            trust_domain: self.trust_domain.clone(),
+        }
+    }
+
+    fn broker(&self) -> Option<Broker> {
+        let socket = self.broker.clone()?;
+        Some(Broker { socket, class: self.class.clone(), wait: self.wait })
+    }
 }
 
 const EXAMPLE: &str = "\
@@ -110,24 +123,6 @@ fn raise_open_files() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// How a machine becomes an unprivileged user's.
-struct Confined {
-    user: User,
-    keeper: Keeper,
-    /// Whether the keeper has the locks of the machine's slices.
-    is_left: Cell<bool>,
-}
-
-impl Confined {
-    /// Leaves the slices of `leases` to the keeper and drops all privileges.
-    fn enter(&self, leases: &Leases) -> Result<(), Box<dyn Report>> {
-        self.keeper.hand_over(&leases.own(), self.user.uid())?;
-        self.is_left.set(true);
-        leases.close_locks()?;
-        Ok(self.user.become_this(self.keeper.process())?)
-    }
-}
-
 pub(super) fn run(args: &Args) -> Outcome {
     let confined = match (&args.user, args.keeper) {
         (Some(name), None) => {
@@ -135,91 +130,31 @@ pub(super) fn run(args: &Args) -> Outcome {
             let bars = Bars::default();
             return custody::keep("--keeper", &|slice, step| bars.told(slice, step));
         }
-        (Some(name), Some(number)) => {
-            user::gain_nothing()?;
-            let (user, keeper) = (User::find(name)?, Keeper::connect(number)?);
-            Some(Confined { user, keeper, is_left: Cell::new(false) })
-        }
+        (Some(name), Some(number)) => Some(Confined::new(name, number)?),
         (None, _) => None,
-    };
-    run_machine(args, confined.as_ref())
-}
-
-fn run_machine(args: &Args, confined: Option<&Confined>) -> Outcome {
-    let overrides = Overrides {
-        kernel: args.kernel.clone(),
-        initramfs: args.initramfs.clone(),
-        append: args.append.clone(),
-        trust_domain: args.trust_domain.clone(),
     };
     raise_open_files();
     // Until there is a guest, its power button does nothing; an unhandled signal would end this process.
     let _ = signal_hook::flag::register(libc::SIGPWR, Arc::default());
-    let spec = config::load_with(&args.file, &overrides)?;
-    let servers = resources::connect_servers(&spec.devices)?;
-    let scope = Scope::of(&spec);
-    if let Scope::Only { regions: true, .. } = scope {
-        resources::check_boot(&spec.boot)?; // before minutes of scrubbing; the others open it once, a moment later
-    }
-    let bars = Bars::default();
-    let look = || facts::of_host(&scope).map(|facts| Facts { servers: servers.facts(), ..facts });
-    let (facts, plan, leases) = match &args.broker {
-        None => Leases::take(&spec, look, &|slice, step| bars.told(slice, step))?,
-        Some(socket) => {
-            let broker = Broker { socket: socket.clone(), class: args.class.clone(), wait: args.wait };
-            Leases::borrow(&spec, look, &broker, &|slice, why| {
-                eprintln!("{slice} waits: {}", Printable(why))
-            })?
-        }
-    };
-    drop(bars);
-    plan.notes.iter().for_each(|note| tracing::info!("{note}"));
-    let mut gpus = match &args.broker {
-        // The broker claims the GPUs that its client's user may open.
-        Some(_) if !geteuid().is_root() => None,
-        _ => resources::claim_gpus(&plan, spec.trust_domain.as_deref())?,
-    };
-    if let Some(confined) = confined {
-        gpus.take().map(|gpus| gpus.leave(confined.user.uid())).transpose()?;
-    }
-    let outcome = launch(&plan, &facts, &leases, servers, confined);
-    drop(gpus); // before the slices: what a GPU may still write is not recorded clean
-    let leases = if confined.is_some_and(|c| c.is_left.get()) { leases.leave_own() } else { leases };
-    let bars = Bars::default();
-    let late = leases.give_back(&facts, &|slice, step| bars.told(slice, step));
-    drop(bars);
-    late.iter().for_each(|error| tracing::warn!("{}", Chain(error)));
-    outcome
-}
-
-/// Runs the machine of `plan`; nothing of it is left afterwards.
-fn launch(
-    plan: &Plan,
-    facts: &Facts,
-    leases: &Leases,
-    servers: Servers,
-    confined: Option<&Confined>,
-) -> Outcome {
-    let runs = if confined.is_some() { Runs::Confined } else { Runs::AsIs };
-    if runs == Runs::Confined {
-        leases.check_confinable(plan)?;
-    }
-    let bar = Bar::new("memory present");
-    let resources = Resources::open(plan, facts, leases, servers, &|done, total| bar.told(done, total))?;
-    drop(bar);
-    if let Some(present) = &resources.present {
+    let spec = config::load_with(&args.file, &args.overrides())?;
+    let waiting = |slice: &str, why: &str| eprintln!("{slice} waits: {}", Printable(why));
+    let opened = Reserved::of(&spec, args.broker().as_ref(), confined, &waiting)?.open()?;
+    if let Some(present) = opened.present() {
         eprintln!("{}", present.line());
         present.warning().iter().for_each(|warning| tracing::warn!("{warning}"));
     }
-    if let Some(name) = resources.console.pty_name() {
+    if let Some(name) = opened.pty_name() {
         eprintln!("console: {name}");
     }
-    let machine = machine::build(plan, resources)?;
-    leases.record_process(confined.map_or_else(|| geteuid().as_raw(), |confined| confined.user.uid()))?;
-    let notes = leases.close_files(plan, !facts.servers.is_empty(), runs)?;
-    notes.iter().for_each(|note| tracing::info!("{note}"));
-    confined.map(|confined| confined.enter(leases)).transpose()?;
-    let machine::Ended { reason, mut unfinished, counted } = machine.run();
+    let (ended, reservation) = opened.build()?.run();
+    let outcome = report(ended);
+    drop(reservation);
+    outcome
+}
+
+/// Prints how the machine ended.
+fn report(ended: machine::Ended) -> Outcome {
+    let machine::Ended { reason, mut unfinished, counted } = ended;
     if let Some(counted) = counted {
         eprintln!("counted: {counted}");
     }

@@ -1,6 +1,6 @@
 //! Opens every descriptor that the plan names: the last stage that can fail with "not permitted".
 //!
-//! Nothing before it has side effects, nothing after it makes decisions.
+//! Only slices, GPUs and connections to vfio-user servers are reserved before it; nothing after it makes decisions.
 
 mod close;
 mod devices;

@@ -1,0 +1,162 @@
+//! The start of a machine, phase by phase: each phase is a type that consumes the one before it.
+//!
+//! ```text
+//!            ┌─ again, when a planned slice is taken ─┐
+//!  Spec ─► Facts ─► Plan ─► Leases ───────────────────┴─► Reserved ─► Opened ─► Built ─► Ended
+//!          host             scrubbed                      GPUs,       Resources Machine  ExitReason
+//!                                                         servers
+//! ```
+//! Side effects start in [`Reserved`]. Whatever ends the start, and the machine, drops what it reserved: that releases
+//! its GPUs, then scrubs and returns its slices. After the plan no phase decides anything.
+
+mod confined;
+mod reservation;
+
+use egm_device::progress::Bars;
+use egm_report::progress::Bar;
+use rustix::process::geteuid;
+
+pub(crate) use self::confined::Confined;
+pub(crate) use self::reservation::Reservation;
+use crate::config::Spec;
+use crate::error::Report;
+use crate::facts::{self, Facts, Scope};
+use crate::machine::{self, Machine};
+use crate::memory::Present;
+use crate::plan::Plan;
+use crate::resources::{self, Broker, Leases, Resources, Runs, Servers};
+
+type Outcome<T> = Result<T, Box<dyn Report>>;
+
+/// A machine's plan, and what the host has reserved for it.
+pub(crate) struct Reserved {
+    plan: Plan,
+    servers: Servers,
+    confined: Option<Confined>,
+    held: Reservation,
+}
+
+impl Reserved {
+    /// Plans the machine of `spec` and reserves its slices, its GPUs and its vfio-user servers. `waiting` is called with a
+    /// slice that the broker does not grant yet, and the reason.
+    ///
+    /// # Errors
+    /// Anything that the host lacks; nothing stays reserved.
+    pub(crate) fn of(
+        spec: &Spec,
+        broker: Option<&Broker>,
+        confined: Option<Confined>,
+        waiting: &dyn Fn(&str, &str),
+    ) -> Outcome<Self> {
+        let servers = resources::connect_servers(&spec.devices)?;
+        let scope = Scope::of(spec);
+        if let Scope::Only { regions: true, .. } = scope {
+            resources::check_boot(&spec.boot)?; // before minutes of scrubbing; the others open it once, a moment later
+        }
+        let look = || facts::of_host(&scope).map(|facts| Facts { servers: servers.facts(), ..facts });
+        let bars = Bars::default();
+        let (facts, plan, leases) = match broker {
+            None => Leases::take(spec, look, &|slice, step| bars.told(slice, step))?,
+            Some(broker) => Leases::borrow(spec, look, broker, waiting)?,
+        };
+        drop(bars);
+        plan.notes.iter().for_each(|note| tracing::info!("{note}"));
+        let mut held = Reservation::new(facts, leases);
+        // The broker claims the GPUs that its client's user may open.
+        if broker.is_none() || geteuid().is_root() {
+            held.claim_gpus(&plan, spec.trust_domain.as_deref(), confined.as_ref())?;
+        }
+        Ok(Self { plan, servers, confined, held })
+    }
+
+    /// Opens every descriptor that the plan names, and makes memory present where devices reach it.
+    ///
+    /// # Errors
+    /// [`resources::ResourceError`], and [`resources::CloseError`] for a machine that cannot run as its user.
+    pub(crate) fn open(self) -> Outcome<Opened> {
+        let Self { plan, servers, confined, held } = self;
+        if confined.is_some() {
+            held.leases().check_confinable(&plan)?;
+        }
+        let bar = Bar::new("memory present");
+        let progress = |done, total| bar.told(done, total);
+        let resources = Resources::open(&plan, held.facts(), held.leases(), servers, &progress)?;
+        Ok(Opened { plan, resources, confined, held })
+    }
+}
+
+/// A machine's open resources.
+pub(crate) struct Opened {
+    plan: Plan,
+    // Closed before the slices are returned.
+    resources: Resources,
+    confined: Option<Confined>,
+    held: Reservation,
+}
+
+impl Opened {
+    /// Guest memory that is touched already; `None` where nothing is.
+    pub(crate) fn present(&self) -> Option<&Present> {
+        self.resources.present.as_ref()
+    }
+
+    /// Path of the console's terminal, if it is a pseudo-terminal.
+    pub(crate) fn pty_name(&self) -> Option<String> {
+        self.resources.console.pty_name()
+    }
+
+    /// Builds the machine. Afterwards this process has no file of a region that it does not need, and the privileges that
+    /// the machine's user has.
+    ///
+    /// # Errors
+    /// [`machine::BuildError`], and what the kernel refuses.
+    pub(crate) fn build(self) -> Outcome<Built> {
+        let Self { plan, resources, confined, mut held } = self;
+        let machine = machine::build(&plan, resources)?;
+        let uid = confined.as_ref().map_or_else(|| geteuid().as_raw(), Confined::uid);
+        held.leases().record_process(uid)?;
+        let runs = if confined.is_some() { Runs::Confined } else { Runs::AsIs };
+        let notes = held.leases().close_files(&plan, !held.facts().servers.is_empty(), runs)?;
+        notes.iter().for_each(|note| tracing::info!("{note}"));
+        if let Some(confined) = &confined {
+            held.enter(confined)?;
+        }
+        Ok(Built { machine, held })
+    }
+}
+
+/// A machine that is ready to run.
+pub(crate) struct Built {
+    machine: Machine,
+    held: Reservation,
+}
+
+impl Built {
+    /// Runs the guest to its end. The machine's reservation ends when the second value is dropped.
+    pub(crate) fn run(self) -> (machine::Ended, Reservation) {
+        (self.machine.run(), self.held)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name<T>() -> &'static str {
+        std::any::type_name::<T>().rsplit("::").next().unwrap()
+    }
+
+    #[test]
+    fn the_picture_of_the_program_names_each_phase_in_its_order() {
+        // Compiles only while each phase is made from the one before it.
+        let _: fn(&Spec, Option<&Broker>, Option<Confined>, &dyn Fn(&str, &str)) -> Outcome<Reserved> =
+            Reserved::of;
+        let _: fn(Reserved) -> Outcome<Opened> = Reserved::open;
+        let _: fn(Opened) -> Outcome<Built> = Opened::build;
+        let _: fn(Built) -> (machine::Ended, Reservation) = Built::run;
+        let phases =
+            [name::<Spec>(), name::<Reserved>(), name::<Opened>(), name::<Built>(), name::<machine::Ended>()];
+        let picture = format!("File ─► {}", phases.join(" ─► "));
+        assert!(include_str!("../lib.rs").contains(&picture), "{picture}");
+    }
+}

@@ -1,0 +1,76 @@
+//! What a machine has of the host, from before it is opened until after it has ended.
+
+use egm_device::ledger::GpuLease;
+use egm_device::progress::Bars;
+
+use super::Confined;
+use crate::error::{Chain, Report};
+use crate::facts::Facts;
+use crate::plan::Plan;
+use crate::resources::{self, Leases};
+
+/// Slices and GPUs of a machine. Drop releases the GPUs, then scrubs and returns the slices.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    /// The host as the plan was made for it.
+    facts: Facts,
+    leases: Leases,
+    gpus: Option<GpuLease>,
+    /// Whether a keeper has the locks of the slices, and returns them.
+    is_left: bool,
+}
+
+impl Reservation {
+    pub(super) fn new(facts: Facts, leases: Leases) -> Self {
+        Self { facts, leases, gpus: None, is_left: false }
+    }
+
+    pub(super) fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    pub(super) fn leases(&self) -> &Leases {
+        &self.leases
+    }
+
+    /// Claims the GPUs of `plan` that reach a region, for a machine of the trust domain `domain`. The claims of a confined
+    /// machine end with its process.
+    ///
+    /// # Errors
+    /// [`resources::LeaseError`].
+    pub(super) fn claim_gpus(
+        &mut self,
+        plan: &Plan,
+        domain: Option<&str>,
+        confined: Option<&Confined>,
+    ) -> Result<(), Box<dyn Report>> {
+        self.gpus = resources::claim_gpus(plan, domain)?;
+        if let Some(confined) = confined {
+            self.gpus.take().map(|gpus| gpus.leave(confined.uid())).transpose()?;
+        }
+        Ok(())
+    }
+
+    /// Leaves the slices to the keeper of `confined` and drops all privileges.
+    ///
+    /// # Errors
+    /// The keeper has ended, or the kernel refuses.
+    pub(super) fn enter(&mut self, confined: &Confined) -> Result<(), Box<dyn Report>> {
+        confined.hand_over(&self.leases)?;
+        self.is_left = true;
+        self.leases.close_locks()?;
+        confined.drop_privileges()
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        drop(self.gpus.take()); // before the slices: what a GPU may still write is not recorded clean
+        let leases = std::mem::take(&mut self.leases);
+        let leases = if self.is_left { leases.leave_own() } else { leases };
+        let bars = Bars::default();
+        let late = leases.give_back(&self.facts, &|slice, step| bars.told(slice, step));
+        drop(bars);
+        late.iter().for_each(|error| tracing::warn!("{}", Chain(error)));
+    }
+}
