@@ -16,6 +16,7 @@ mod cli;
 pub mod console;
 mod custody;
 pub mod error;
+pub mod export;
 pub mod facts;
 pub mod firmware;
 pub mod hotplug;

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::export::{Guest, Monitor, Options, Output, export, load};
 use egm_device::host::Host;
-use egm_export::{Guest, Monitor, Options, Output, export, load};
 use egm_report::program::{Outcome, print_json};
 use egm_report::show::print;
 use serde::Serialize;

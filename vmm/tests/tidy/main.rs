@@ -85,7 +85,6 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("egm-address", &[]),
     ("egm-config", &["egm-address", "egm-report"]),
     ("egm-device", &["egm-address", "egm-report", "egm-vfio-wire"]),
-    ("egm-export", &["egm-address", "egm-config", "egm-device", "egm-report"]),
     ("egm-fixtures", &["egm-vfio-wire"]),
     ("egm-guest", &["egm-address", "egm-memory", "egm-report", "egm-vendor"]),
     ("egm-lab", &["egm-address", "egm-fixtures", "egm-guest"]),
@@ -94,7 +93,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("egm-vendor", &["egm-address", "egm-memory"]),
     ("egm-vfio", &["egm-address", "egm-vfio-wire"]),
     ("egm-vfio-wire", &["egm-address"]),
-    ("egm-vmm", &["egm-address", "egm-config", "egm-device", "egm-export", "egm-report", "egm-vfio"]),
+    ("egm-vmm", &["egm-address", "egm-config", "egm-device", "egm-report", "egm-vfio"]),
 ];
 
 /// Every Rust file with its facts, and whether all of it is test code.

@@ -3,8 +3,8 @@
 use egm_address::CpuSet;
 
 use super::{Qemu, value};
-use crate::figures::{Figure, figures};
-use crate::guest::{Guest, Memory, NumaNode, Source};
+use crate::export::figures::{Figure, figures};
+use crate::export::guest::{Guest, Memory, NumaNode, Source};
 
 const MIB: u64 = 1 << 20;
 

@@ -142,8 +142,9 @@ impl Libvirt<'_> {
     /// Memory that NVIDIA's libvirt has an element for.
     fn is_egm(&self, memory: &Memory) -> bool {
         let file = matches!(memory.source, Source::File { .. });
-        let near =
-            |placed: &crate::guest::Placed| placed.near == Some(memory.node) && placed.initiators.is_some();
+        let near = |placed: &crate::export::guest::Placed| {
+            placed.near == Some(memory.node) && placed.initiators.is_some()
+        };
         file && self.options.nvidia && self.guest.devices.iter().any(near)
     }
 

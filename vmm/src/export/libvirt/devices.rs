@@ -6,8 +6,8 @@ use std::path::Path;
 use egm_config::{Architecture, Console, DeviceKind, VfioBackend};
 
 use super::{Libvirt, Xml, empty, text};
-use crate::guest::{Memory, Placed, Source};
-use crate::words;
+use crate::export::guest::{Memory, Placed, Source};
+use crate::export::words;
 
 const MIB: u64 = 1 << 20;
 /// As in QEMU's own tree: expander bridges are counted down from here.

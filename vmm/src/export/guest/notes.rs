@@ -3,8 +3,8 @@
 use egm_config::{BarPlaces, Clique, Device, DeviceKind, EgmSlice, PciTopology, Spec};
 
 use super::{Guest, function};
-use crate::command::quoted;
-use crate::words::text;
+use crate::export::command::quoted;
+use crate::export::words::text;
 
 /// The VFIO variant driver of coherent GPUs, which alone gives a guest their memory.
 const COHERENT: &str = "nvgrace_gpu_vfio_pci";

@@ -5,8 +5,8 @@ use std::path::Path;
 use egm_config::{Architecture, DeviceKind};
 
 use super::{NVIDIA_BUILD, Qemu, id, value};
-use crate::guest::Placed;
-use crate::words::{self, text};
+use crate::export::guest::Placed;
+use crate::export::words::{self, text};
 
 /// Buses are counted down from here for expander bridges, two for each: its own and the one behind its root port.
 /// The firmware counts up from 0 for all other buses.

@@ -5,7 +5,9 @@
 //!                                           ├─guest─► Guest ──┬─► qemu, cloud_hypervisor   a command line
 //!  this host, or a recorded one ──► Survey ─┘                 └─► libvirt                  XML
 //! ```
-//! Nothing is opened but the configuration. A setting that a monitor cannot take becomes a note, never a silent loss.
+//! Input is the configuration and the host, never egm-vmm's plan: other monitors decide addresses and windows for
+//! themselves (`DESIGN.md` here). Nothing is opened but the configuration. A setting that a monitor cannot take becomes a note,
+//! never a silent loss.
 #![forbid(unsafe_code)]
 
 mod cloud_hypervisor;

@@ -11,7 +11,7 @@ use egm_address::{CpuSet, PciAddress};
 use egm_config::{Access, DeviceKind, EgmForm, PageSize, Spec, VfioBackend};
 use egm_report::{Blame, Report};
 
-use crate::load::{LoadError, plain};
+use crate::export::load::{LoadError, plain};
 use egm_device::carve::plan::Short;
 use egm_device::region::{Region, RegionKind, Slice, Survey};
 
