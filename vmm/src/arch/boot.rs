@@ -7,7 +7,7 @@ use egm_address::{Gpa, Guest, Span};
 use egm_report::show;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
-use super::native::boot::{KERNELS, NO_KERNEL};
+use super::native::{KERNELS, NO_KERNEL};
 use crate::error::{Blame, Report};
 use crate::firmware::FirmwareError;
 

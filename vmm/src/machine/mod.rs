@@ -31,7 +31,6 @@ pub use error::BuildError;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 pub use exit::{ExitLatch, ExitReason};
 pub use finish::Unfinished;
-pub use platform::{RESET_VALUE, SLEEP_TYPE_S5};
 pub use tree::TreeError;
 
 use crate::hotplug;

@@ -7,14 +7,13 @@ use vm_superio::rtc_pl031::NoEvents;
 
 use super::bus::BusDevice;
 use super::exit::{ExitLatch, ExitReason};
+use crate::firmware::{RESET_VALUE, SLEEP_TYPE_S5};
 use crate::lock::lock;
 
 /// ACPI sleep control register (ACPI 6.5 §4.8.3.7): SLP_TYP in bits 4..2, SLP_EN in bit 5; and the status register
 /// behind it, which reads zero.
 pub(super) struct SleepControl(pub(super) Arc<ExitLatch>);
 
-/// The sleep type that `\_S5` names.
-pub const SLEEP_TYPE_S5: u8 = 5;
 const SLEEP_ENABLE: u8 = 1 << 5;
 
 impl BusDevice for SleepControl {
@@ -31,9 +30,6 @@ impl BusDevice for SleepControl {
 
 /// ACPI reset register (ACPI 6.5 §4.8.3.6): a write of [`RESET_VALUE`] resets.
 pub(super) struct ResetRegister(pub(super) Arc<ExitLatch>);
-
-/// Value that the FADT has the guest write.
-pub const RESET_VALUE: u8 = 1;
 
 impl BusDevice for ResetRegister {
     fn read(&self, _offset: u64, data: &mut [u8]) {

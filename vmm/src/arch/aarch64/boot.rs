@@ -19,11 +19,6 @@ use crate::firmware::Image;
 use crate::firmware::tree::{self, Chosen};
 use crate::plan::Plan;
 
-/// Description of a file that cannot be booted, for the message.
-pub const NO_KERNEL: &str = "not an arm64 Image";
-/// Kernels that can be booted, for the message.
-pub const KERNELS: &str = "an uncompressed arm64 Image, for instance Debian's vmlinuz";
-
 /// First instruction and device tree of the first vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {

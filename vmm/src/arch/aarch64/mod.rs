@@ -11,3 +11,8 @@ pub mod machine_check;
 pub mod rooms;
 #[cfg(target_arch = "aarch64")]
 pub mod vcpu;
+
+/// Description of a file that cannot be booted, for the message.
+pub const NO_KERNEL: &str = "not an arm64 Image";
+/// Kernels that can be booted, for the message.
+pub const KERNELS: &str = "an uncompressed arm64 Image, for instance Debian's vmlinuz";

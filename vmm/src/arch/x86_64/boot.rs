@@ -12,16 +12,11 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use super::boot_layout::{COMMAND_LINE, KERNEL, START_INFO, ZERO_PAGE};
 use super::boot_tables;
 use crate::arch::boot::{BootError, BootFiles, Initramfs, Place};
-use crate::firmware::Image;
-use crate::machine::RESET_VALUE;
+use crate::firmware::{Image, RESET_VALUE};
 use crate::plan::Plan;
 
 /// Longest command line that x86 Linux takes, terminating NUL included.
 const COMMAND_LINE_SIZE: usize = 2048;
-/// Description of a file that cannot be booted, for the message.
-pub const NO_KERNEL: &str = "neither a bzImage nor an x86-64 ELF file";
-/// Kernels that can be booted, for the message.
-pub const KERNELS: &str = "a whole 64-bit bzImage or vmlinux, for instance Debian's";
 /// An ELF header; a shorter file is no kernel of either kind.
 const SMALLEST_KERNEL: u64 = 64;
 

@@ -7,8 +7,7 @@ use egm_address::Gpa;
 
 use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes};
 use crate::config::Architecture;
-use crate::firmware::{FirmwareError, ports};
-use crate::machine::RESET_VALUE;
+use crate::firmware::{FirmwareError, RESET_VALUE, ports};
 use crate::plan::Plan;
 
 /// IAPC_BOOT_ARCH: do not look for VGA, nor for a CMOS clock. Bit 1 (8042) stays clear: there is none.

@@ -43,12 +43,8 @@ pub(crate) const LEFT: &[(&str, &str)] = &[
     ("guest-tests/vendor/src/verbs", "abi.rs abi/context.rs library.rs"),
     (
         "vmm/src",
-        "arch/aarch64/boot.rs arch/aarch64/image.rs arch/aarch64/interrupts.rs arch/aarch64/vcpu.rs \
-         arch/boot.rs arch/x86_64/boot.rs arch/x86_64/boot_tables.rs arch/x86_64/machine_check.rs \
-         arch/x86_64/machine_check/ioctls.rs arch/x86_64/vcpu.rs firmware/acpi/dsdt/mod.rs \
-         firmware/acpi/fadt.rs firmware/acpi/mod.rs firmware/mod.rs kvm/mod.rs kvm/routes.rs \
-         machine/exit.rs machine/platform.rs memory/mod.rs resources/devices.rs resources/mod.rs \
-         resources/passed.rs resources/reset.rs resources/slices.rs",
+        "arch/aarch64/interrupts.rs arch/aarch64/vcpu.rs arch/x86_64/machine_check.rs \
+         arch/x86_64/machine_check/ioctls.rs arch/x86_64/vcpu.rs kvm/mod.rs kvm/routes.rs",
     ),
 ];
 

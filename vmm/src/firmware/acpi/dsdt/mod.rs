@@ -30,9 +30,8 @@ use egm_address::{Guest, Span};
 
 use super::table;
 use crate::config::Architecture;
-use crate::firmware::FirmwareError;
 use crate::firmware::bridges::{HostBridge, ecam};
-use crate::machine::SLEEP_TYPE_S5;
+use crate::firmware::{FirmwareError, SLEEP_TYPE_S5};
 use crate::plan::Plan;
 
 /// From revision 2 on integers have 64 bits.
