@@ -10,7 +10,7 @@ use std::rc::Rc;
 use cudarc::driver::sys;
 
 use crate::cuda::functions::Functions;
-use crate::cuda::{Attributes, CudaError, Device, Part};
+use crate::cuda::{Attributes, CudaError, Device};
 
 /// `CU_STREAM_NON_BLOCKING`: no order between this stream and the default one.
 const NON_BLOCKING: u32 = 1;
@@ -127,21 +127,6 @@ impl Stream {
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the stream is ours.
         unsafe { self.context.enter()?.cuStreamSynchronize(self.raw) }
-    }
-
-    /// Has a copy engine copy `from` to `to`, which are as long as each other, later.
-    ///
-    /// # Errors
-    /// [`CudaError::TooMuch`], [`CudaError::NotMapped`] and [`CudaError::Call`].
-    pub fn copy(&self, to: Part<'_>, from: Part<'_>) -> Result<(), CudaError> {
-        if to.bytes() != from.bytes() {
-            return Err(CudaError::TooMuch { what: "the copy", is: from.bytes(), most: to.bytes() });
-        }
-        let (target, source) = (to.within(&self.context)?, from.within(&self.context)?);
-        let functions = self.context.enter()?;
-        // SAFETY: both parts lie in memory that stays mapped for this context's GPU until its queued work is complete,
-        // because `Memory`'s drop waits for every context that `within` takes.
-        unsafe { functions.cuMemcpyAsync(target, source, to.len(), self.raw) }
     }
 
     /// Records the time when the work queued so far is done.

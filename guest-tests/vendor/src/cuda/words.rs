@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::cuda::{Memory, pattern};
+use crate::cuda::pattern;
 
 /// Words that differ from the pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct Wrong {
 pub struct Words<'m> {
     start: NonNull<u64>,
     count: u64,
-    memory: PhantomData<&'m Memory>,
+    memory: PhantomData<&'m ()>,
 }
 
 // SAFETY: an address range that is valid in every thread, accessed by single words.
@@ -36,7 +36,7 @@ unsafe impl Sync for Words<'_> {}
 
 impl<'m> Words<'m> {
     /// `count` words at `start`, which `memory` has mapped for processors.
-    pub(crate) fn new(_memory: &'m Memory, start: NonNull<u8>, count: u64) -> Self {
+    pub(crate) fn new<M>(_memory: &'m M, start: NonNull<u8>, count: u64) -> Self {
         Self { start: start.cast(), count, memory: PhantomData }
     }
 

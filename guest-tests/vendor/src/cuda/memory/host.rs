@@ -1,7 +1,7 @@
-//! Memory by the other calls: pools, pinned, registered, managed, ordinary. This is an unsafe module.
+//! Memory by the other calls: pools, pinned, registered, managed, ordinary; and copies. This is an unsafe module.
 //!
 //! It guarantees: each owner releases its resource once; addresses are whole mappings of at least as many bytes as were
-//! requested.
+//! requested; a copy is between parts of equal length that its GPU has mapped.
 #![expect(unsafe_code, reason = "neither the driver's functions nor mmap have a safe interface")]
 
 use std::ffi::c_void;
@@ -11,7 +11,7 @@ use cudarc::driver::sys;
 use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::vmm::{length, of_device, read_and_write};
-use crate::cuda::{Context, CudaError, Stream};
+use crate::cuda::{Context, CudaError, Part, Stream};
 
 /// `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTREGISTER_PORTABLE`: for all GPUs.
 const PORTABLE: u32 = 1;
@@ -219,5 +219,22 @@ impl Drop for Pooled {
             let _ = unsafe { functions.cuMemFreeAsync(self.address, self.stream.raw()) };
         }
         let _ = self.stream.synchronize();
+    }
+}
+
+impl Stream {
+    /// Has a copy engine copy `from` to `to`, which are as long as each other, later.
+    ///
+    /// # Errors
+    /// [`CudaError::TooMuch`], [`CudaError::NotMapped`] and [`CudaError::Call`].
+    pub fn copy(&self, to: Part<'_>, from: Part<'_>) -> Result<(), CudaError> {
+        if to.bytes() != from.bytes() {
+            return Err(CudaError::TooMuch { what: "the copy", is: from.bytes(), most: to.bytes() });
+        }
+        let (target, source) = (to.within(self.context())?, from.within(self.context())?);
+        let functions = self.context().enter()?;
+        // SAFETY: both parts lie in memory that stays mapped for this context's GPU until its queued work is complete,
+        // because `Memory`'s drop waits for every context that `within` takes.
+        unsafe { functions.cuMemcpyAsync(target, source, to.len(), self.raw()) }
     }
 }
