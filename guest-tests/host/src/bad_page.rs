@@ -17,9 +17,10 @@ use crate::grace::is_arm;
 use crate::host_parts::Plan;
 use crate::judge::{Expected, case};
 use crate::process::{Ending, Limit, Reaction, watch};
+use crate::regions::regions;
 use crate::run::Runner;
-use crate::scenarios::Scenario;
-use crate::slices::{TIMEOUT, host_address, regions};
+use crate::scenario::Scenario;
+use crate::slices::{TIMEOUT, host_address};
 use crate::steps::{Fault, Step, Steps};
 
 /// A physical address written here takes its page offline, as the kernel does with broken memory.

@@ -5,9 +5,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
+use crate::command::output;
 use crate::error::LabError;
 use crate::run::Runner;
-use crate::slices::{TIMEOUT, output};
+use crate::slices::TIMEOUT;
 
 /// A broker, killed on drop.
 pub(crate) struct Broker(Child);

@@ -1,8 +1,7 @@
 //! Runs programs to their end and returns their output.
 
 use std::ffi::OsStr;
-use std::process::Command;
-use std::process::Stdio;
+use std::process::{Command, Output, Stdio};
 
 use crate::error::LabError;
 
@@ -89,6 +88,12 @@ impl Tool {
         let tail = said.chars().skip(skip).collect();
         LabError::Command { command: format!("{} … {shown}", self.name()), status: status.to_owned(), tail }
     }
+}
+
+/// Runs `command` to its end, whatever its exit code, without input.
+pub(crate) fn output(command: &mut Command) -> Result<Output, LabError> {
+    let program = command.get_program().to_os_string();
+    command.stdin(Stdio::null()).output().map_err(LabError::file("run", program))
 }
 
 #[cfg(test)]

@@ -7,9 +7,10 @@ use std::process::Command;
 
 use egm_guest::findings::Check;
 
+use crate::command::output;
 use crate::error::LabError;
+use crate::functions;
 use crate::host_parts::Plan;
-use crate::passed;
 use crate::slices;
 use crate::steps::{Fault, Step, Steps, timed};
 
@@ -52,7 +53,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     steps.step("returned", || slices::zeros(plan.and_then(Plan::slice)));
     steps.step("next owner", || slices::next_finds_zeros(runner, region, scenario.slice_test.slice()));
     for function in scenario.passed {
-        passed::bind(function, "vfio-pci")?;
+        functions::bind(function, "vfio-pci")?;
     }
     steps.free();
     steps.no_faults("no-dma-faults");
@@ -146,7 +147,7 @@ fn no_privilege(status: &str) -> Step {
 
 /// Takes `function` from the running machine for the host; the kernel returns once the machine has closed it.
 fn take_back(function: &str) -> Step {
-    passed::unbind(function)?;
+    functions::unbind(function)?;
     let driver = Path::new("/sys/bus/pci/devices").join(function).join("driver");
     if driver.exists() { Err(Fault::Untrue(format!("{function} still has a driver"))) } else { Ok(()) }
 }
@@ -170,7 +171,7 @@ fn is_clean(device: &Path, region: &str, slice: Option<(u64, u64)>) -> Step {
 
 /// The ledger's record of `region`.
 pub(crate) fn states(device: &Path, region: &str) -> Result<serde_json::Value, Fault> {
-    let output = slices::output(Command::new(device).args(["ledger", "show", "--json"]))?;
+    let output = output(Command::new(device).args(["ledger", "show", "--json"]))?;
     let all: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout)?;
     let here = all.into_iter().find(|states| states["region"] == region);
     Ok(here.ok_or_else(|| format!("the ledger does not show region {region}"))?)

@@ -12,10 +12,11 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pi
 
 use crate::confined::{self, UID};
 use crate::error::LabError;
+use crate::functions::free;
 use crate::judge::case;
-use crate::passed::{free, payload, refused};
+use crate::passed::{payload, refused};
 use crate::process::{Ending, Limit, Reaction, watch};
-use crate::scenarios::SliceTest;
+use crate::scenario::SliceTest;
 use crate::slices;
 use crate::steps::{Fault, Step, Steps, timed};
 

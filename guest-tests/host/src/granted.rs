@@ -16,12 +16,14 @@ use egm_guest::findings::{Check, Line};
 use serde::Deserialize;
 
 use crate::broker::Broker;
+use crate::command::output;
 use crate::error::{LabError, chain};
 use crate::judge::case;
 use crate::process::{Ending, Limit, Reaction, watch};
+use crate::regions;
 use crate::run::{Machine, Runner};
-use crate::scenarios::Scenario;
-use crate::slices::{self, TIMEOUT, beats, output, physical, zeros};
+use crate::scenario::Scenario;
+use crate::slices::{TIMEOUT, beats, physical, zeros};
 use crate::steps::{Fault, Step, Steps, timed};
 
 /// Pages that each guest fills: 64 MiB.
@@ -227,7 +229,7 @@ impl Machines<'_> {
 
     /// The host physical address of the region.
     fn base(&self) -> Result<u64, Fault> {
-        slices::base(self.runner, self.region)
+        regions::base(self.runner, self.region)
     }
 
     /// In host memory, `guest`'s word increases in its slice, which holds all of its pages and no word of `others`.

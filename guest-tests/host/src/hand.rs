@@ -13,7 +13,7 @@ use crate::passed::{devices, payload};
 use crate::physical::Physical;
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::Runner;
-use crate::scenarios::Scenario;
+use crate::scenario::Scenario;
 use crate::steps::{Fault, Step};
 
 /// The guest prints this when it runs.

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::error::LabError;
-use crate::steps::{Fault, Step};
+use crate::step::{Fault, Step};
 
 const INTERRUPTS: &str = "/proc/interrupts";
 /// The devices of virtio's driver.

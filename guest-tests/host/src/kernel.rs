@@ -16,7 +16,7 @@ use crate::debian::{Architecture, Archive, Version};
 use crate::error::LabError;
 use crate::modules;
 use crate::progress::Stage;
-use crate::scenarios::GraceKernel;
+use crate::scenario::GraceKernel;
 
 /// A kernel of our own.
 struct Built {

@@ -18,10 +18,10 @@ use crate::initramfs;
 use crate::kernel::{self, StockKernel};
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::progress::{PREFIX, Stage};
-use crate::qemu::{self, L1};
+use crate::qemu::{self, Clock, L1};
 use crate::rdma_kit::Kit;
 use crate::results::ScenarioResult;
-use crate::scenarios::{GraceKernel, Scenario};
+use crate::scenario::{GraceKernel, Scenario};
 use crate::served::{self, Cards};
 use crate::tools::{Tools, beside};
 
@@ -154,16 +154,6 @@ pub(crate) struct Host<'a> {
     pub(crate) clock: Clock,
     /// Whether it sets a hugetlb page of 1 GiB aside at its boot: later none may be contiguous.
     pub(crate) gigantic: bool,
-}
-
-/// The time of an emulated host, which is a PC's or a Grace host's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Clock {
-    /// This machine's.
-    Real,
-    /// One nanosecond for each instruction (QEMU's `-icount`): independent of this machine's load, of the speed of
-    /// emulation, and of caches.
-    Instructions,
 }
 
 /// Boots the emulated host, which runs this program with `arguments`, each without spaces, and goes off. It has `share`

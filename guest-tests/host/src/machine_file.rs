@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::scenarios::{Scenario, SliceTest};
+use crate::scenario::{Scenario, SliceTest};
 
 /// The configuration that extends the scenario's file in `configs`; its machine starts with `boot`.
 pub(crate) fn of(scenario: &Scenario, configs: &Path, boot: Value) -> Value {

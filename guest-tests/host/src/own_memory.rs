@@ -21,7 +21,7 @@ use crate::pagemap::{self, PAGE, address};
 use crate::physical::Physical;
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::{Machine, Runner};
-use crate::scenarios::Scenario;
+use crate::scenario::Scenario;
 use crate::slices::{self, TIMEOUT, beats, host_address, meminfo, ram};
 use crate::steps::{Fault, Step, Steps};
 

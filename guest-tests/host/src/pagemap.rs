@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::steps::Fault;
+use crate::step::Fault;
 
 /// Bytes for each entry.
 pub(crate) const PAGE: u64 = 4096;

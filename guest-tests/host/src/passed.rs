@@ -1,16 +1,16 @@
 //! Scenario: a guest drives a host function. The device keeps the data that the guest wrote, a guest that resets itself
 //! leaves the function usable, and afterwards the function is free. The host's IOMMU must log no fault.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::command::output;
 use crate::disk::{self, Proof};
 use crate::error::LabError;
 use crate::judge::Expected;
 use crate::run::Runner;
-use crate::scenarios::Scenario;
-use crate::slices::output;
+use crate::scenario::Scenario;
 use crate::steps::{Fault, Step, Steps};
 
 /// The image of the first NVMe drive, where the emulated host sees it.
@@ -18,12 +18,6 @@ const IMAGE: &str = "/share/nvme0.img";
 
 /// Memory of a machine without Linux.
 pub(crate) const PAYLOAD_MEMORY: &str = "64MiB";
-
-/// The first function of `scenario` that is unavailable on this host, if any.
-pub(crate) fn missing(scenario: &Scenario) -> Option<String> {
-    let function = scenario.passed.iter().find(|function| group(function).is_none())?;
-    Some(format!("this host has no function {function} in an IOMMU group"))
-}
 
 /// Runs the scenario with its functions.
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
@@ -51,41 +45,9 @@ fn again(steps: &mut Steps<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// The IOMMU group of a function of this host.
-pub(crate) fn group(function: &str) -> Option<String> {
-    let link = fs::read_link(format!("/sys/bus/pci/devices/{function}/iommu_group")).ok()?;
-    Some(link.file_name()?.to_string_lossy().into_owned())
-}
-
 /// The guest's signature is in the image.
 fn written() -> Step {
     disk::fault(Proof::Signature, Path::new(IMAGE), None).map_or(Ok(()), |fault| Err(Fault::Untrue(fault)))
-}
-
-/// A group has one holder at a time, so a successful open shows that the function's group is free.
-pub(crate) fn free(function: &str) -> Step {
-    let group = group(function).ok_or("its group is gone")?;
-    File::options().read(true).write(true).open(format!("/dev/vfio/{group}"))?;
-    Ok(())
-}
-
-/// Binds `function` to `driver`, after unbinding it from its current one.
-pub(crate) fn bind(function: &str, driver: &str) -> Result<(), LabError> {
-    let folder = Path::new("/sys/bus/pci/devices").join(function);
-    unbind(function)?;
-    write(&folder.join("driver_override"), driver)?;
-    write(Path::new("/sys/bus/pci/drivers_probe"), function)
-}
-
-/// Unbinds `function` from its driver, if it has one.
-pub(crate) fn unbind(function: &str) -> Result<(), LabError> {
-    let driver = Path::new("/sys/bus/pci/devices").join(function).join("driver");
-    if driver.exists() { write(&driver.join("unbind"), function) } else { Ok(()) }
-}
-
-/// Writes `text` to a file of sysfs.
-pub(crate) fn write(path: &Path, text: &str) -> Result<(), LabError> {
-    fs::write(path, text).map_err(LabError::file("write", path))
 }
 
 /// A machine refuses to start: it ends with exit code `exit`, and prints all of `words`.

@@ -5,8 +5,8 @@ use egm_guest::findings::{Check, Outcome};
 use crate::error::LabError;
 use crate::judge::case;
 use crate::progress::Stage;
-use crate::scenarios::Scenario;
-use crate::slices;
+use crate::regions;
+use crate::scenario::Scenario;
 use crate::steps::Steps;
 
 /// Kinds of slices that iommufd maps: files, pages of a pool, pages of persistent memory.
@@ -17,7 +17,7 @@ const WITHOUT: &str = "memmap";
 /// Runs the scenario with its engine and its memory function.
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let scenario = steps.scenario;
-    let _pool = slices::pool()?;
+    let _pool = regions::pool()?;
     for region in WITH_PAGES.iter().chain((!scenario.iommufd).then_some(&WITHOUT)) {
         Stage::note(&format!("{}: a slice of {region}", scenario.name));
         reaches(steps, region)?;
@@ -30,7 +30,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
 /// The engine reaches all memory of a guest with a slice of `region`.
 fn reaches(steps: &mut Steps<'_>, region: &'static str) -> Result<(), LabError> {
     let Steps { runner, scenario, .. } = *steps;
-    if let Some(why) = slices::missing(runner, region)? {
+    if let Some(why) = regions::missing(runner, region)? {
         steps.cases.push(Check { outcome: Outcome::Skipped, reason: why, ..case(region, None, 0) });
         return Ok(());
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::error::LabError;
 use crate::host_parts::{HUB, serve_network};
 use crate::judge::Expected;
-use crate::scenarios::Scenario;
+use crate::scenario::Scenario;
 use crate::steps::{Fault, Step, Steps};
 
 /// The next guest uses all of them.

@@ -2,8 +2,9 @@
 //! afterwards a guest gets both.
 
 use crate::error::LabError;
-use crate::passed::{bind, group, refused};
-use crate::scenarios::Scenario;
+use crate::functions::{bind, group};
+use crate::passed::refused;
+use crate::scenario::Scenario;
 use crate::steps::Steps;
 
 /// A host driver that binds any function it is assigned.

@@ -14,13 +14,15 @@ use egm_guest::findings::Check;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::{Value, json};
 
+use crate::command::output;
 use crate::error::{LabError, chain};
+use crate::functions::{bind, free, group, unbind, write};
 use crate::judge::case;
-use crate::passed::{bind, devices, free, group, payload, refused, unbind, write};
+use crate::passed::{devices, payload, refused};
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::Runner;
-use crate::scenarios::Scenario;
-use crate::slices::{TIMEOUT, output};
+use crate::scenario::Scenario;
+use crate::slices::TIMEOUT;
 use crate::steps::{Fault, Step, Steps, timed};
 
 /// Exit codes of the VMM.

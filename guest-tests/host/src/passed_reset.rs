@@ -9,7 +9,7 @@ use crate::error::LabError;
 use crate::hand::{self, DECODE};
 use crate::physical::Physical;
 use crate::run::Runner;
-use crate::scenarios::Scenario;
+use crate::scenario::Scenario;
 use crate::steps::{Fault, Step, Steps, timed};
 
 /// Value that is left behind.

@@ -7,12 +7,13 @@ use std::process::Command;
 use egm_fixtures::payload::{Entry, Payload, Ports};
 
 use crate::error::LabError;
+use crate::functions::free;
 use crate::judge::case;
-use crate::passed::{devices, free, payload};
+use crate::passed::{devices, payload};
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::progress::Stage;
 use crate::run::Runner;
-use crate::scenarios::Scenario;
+use crate::scenario::Scenario;
 use crate::steps::{Fault, Step, Steps};
 
 /// Rounds before the host's first measurement: they fill its caches.

@@ -11,7 +11,7 @@ use crate::error::LabError;
 use crate::judge::Expected;
 use crate::l1::remove;
 use crate::run::Runner;
-use crate::scenarios::Scenario;
+use crate::scenario::Scenario;
 use crate::served::{Card, GPU, Server, start};
 use crate::steps::{Fault, Step, Steps};
 

@@ -11,9 +11,9 @@ use std::time::Duration;
 use egm_guest::findings::Check;
 
 use crate::error::LabError;
-use crate::passed::free;
+use crate::functions::free;
 use crate::run::Machine;
-use crate::scenarios::Scenario;
+use crate::scenario::Scenario;
 use crate::steps::{Fault, Step, Steps, timed};
 
 /// The guest prints these when it waits for a drive to arrive, and to go.

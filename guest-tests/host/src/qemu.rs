@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use crate::capability::L1_MEMORY_MIB;
 use crate::host_parts::{Part, Plan};
-use crate::l1::Clock;
 
 /// Memory of the reference machine without a plan.
 const REFERENCE_MIB: u64 = 1024;
@@ -62,6 +61,16 @@ const FUNCTIONS: &str = "\
 const SWITCH: &str = "\
     -machine memory-backend=ram -global q35-pcihost.pci-hole64-size=512G \
     -device pcie-root-port,id=port7,chassis=7,x-speed=5,addr=17.0 -device x3130-upstream,id=cards,bus=port7";
+
+/// The time of an emulated host, which is a PC's or a Grace host's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Clock {
+    /// This machine's.
+    Real,
+    /// One nanosecond for each instruction (QEMU's `-icount`): independent of this machine's load, of the speed of
+    /// emulation, and of caches.
+    Instructions,
+}
 
 /// Boot files, share and devices of the emulated host.
 #[derive(Debug)]

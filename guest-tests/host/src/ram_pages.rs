@@ -8,7 +8,7 @@ use crate::host_parts::Plan;
 use crate::pagemap;
 use crate::pool::Pool;
 use crate::run::INIT;
-use crate::scenarios::{HugetlbRam, Scenario};
+use crate::scenario::{HugetlbRam, Scenario};
 use crate::steps::{Fault, Step, Steps};
 
 /// RAM of the guests.

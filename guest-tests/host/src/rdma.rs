@@ -9,7 +9,7 @@ use egm_guest::findings::{Check, Line, Outcome, Run};
 use crate::error::LabError;
 use crate::judge::Expected;
 use crate::run::Machine;
-use crate::scenarios::Scenario;
+use crate::scenario::Scenario;
 use crate::steps::{Fault, Step, Steps};
 
 /// Kernel words of both guests of a pair: only the connection, in memory of the EGM node, with time for both to boot.

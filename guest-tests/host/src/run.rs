@@ -1,4 +1,4 @@
-//! Runs scenarios on this machine, be it real or emulated.
+//! Boots the machines of scenarios on this machine, be it real or emulated.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,33 +8,23 @@ use std::time::Instant;
 use egm_guest::findings::{Check, Line, MAX_LINES};
 use serde_json::json;
 
-use crate::bad_page;
 use crate::boot::Boot;
 use crate::command::Tool;
 use crate::disk;
-use crate::error::{LabError, chain};
-use crate::granted;
+use crate::error::LabError;
 use crate::host_parts::{GUEST, HOST, HostParts, PORT, Plan};
 use crate::initramfs;
-use crate::judge::{Collected, case, judge};
-use crate::logs;
+use crate::judge::{Collected, case};
 use crate::machine_file;
-use crate::own_memory;
-use crate::passed;
 use crate::process::{Limit, Reaction, watch};
-use crate::progress::Stage;
 use crate::qemu;
-use crate::results::{Count, ScenarioResult};
-use crate::scenarios::{Scenario, SliceTest};
-use crate::skips::{Site, Skips};
-use crate::slice_device;
-use crate::slices;
-use crate::steps::{self, StepsOf};
+use crate::scenario::Scenario;
+use crate::skips::Skips;
 use crate::tools::Tools;
 
 /// Names of a guest's logs.
 const CONSOLE: &str = "console.log";
-const VMM_LOG: &str = "vmm.log";
+pub(crate) const VMM_LOG: &str = "vmm.log";
 
 /// The VMM prints this at the end of a machine after a kernel panic.
 pub(crate) const PANICKED: &str = "the guest's kernel panicked";
@@ -51,7 +41,7 @@ pub(crate) enum Vmm {
     Qemu,
 }
 
-/// Runs scenarios with the same tools.
+/// Boots machines with the same tools.
 #[derive(Debug)]
 pub(crate) struct Runner {
     /// Programs and images for the runs.
@@ -81,59 +71,6 @@ pub(crate) struct Machine {
 }
 
 impl Runner {
-    /// Runs a scenario; whatever goes wrong is a result.
-    pub(crate) fn scenario(&self, scenario: &Scenario) -> ScenarioResult {
-        let stage = Stage::begin(&format!("{}: {}", scenario.name, scenario.summary));
-        let begun = Instant::now();
-        let mut result = self
-            .boots(scenario)
-            .unwrap_or_else(|error| ScenarioResult::broken(scenario.name, &chain(&error)));
-        result.cases.extend(scenario.page_size());
-        self.skips.judge(&mut result, Site::of_this_host(self.in_lab, &self.options));
-        result.millis = millis(begun);
-        stage.result(&format!("{}: {}", scenario.name, Count::of(std::slice::from_ref(&result))));
-        result
-    }
-
-    fn boots(&self, scenario: &Scenario) -> Result<ScenarioResult, LabError> {
-        let report = self.report.join(scenario.name);
-        logs::clear(&report)?;
-        fs::create_dir_all(&report).map_err(LabError::file("make", &report))?;
-        if let Some(steps) = steps(scenario) {
-            return steps::run(self, scenario, &report, steps);
-        }
-        let machine = self.machine(scenario, &report)?;
-        let mut result = ScenarioResult {
-            scenario: scenario.name.into(),
-            cases: Vec::new(),
-            init_millis: None,
-            millis: 0,
-        };
-        for boot in 1..=scenario.boots {
-            if scenario.boots > 1 {
-                Stage::note(&format!("boot {boot} of {}", scenario.boots));
-            }
-            let booted = self.boot(scenario, &machine, &report)?;
-            let mut cases = judge(scenario.expected, &booted.collected);
-            let Boot { init, signalled, disk, .. } = booted;
-            cases.extend(disk.map(|fault| case("disk", fault, 0)));
-            cases.extend(scenario.prints.map(|words| case("prints", missing(words, &report), 0)));
-            if scenario.terminate_on.is_some() {
-                let fault = (!signalled).then(|| "the VMM ended before it was to be stopped".into());
-                cases.push(case("stopped", fault, 0));
-            }
-            if scenario.boots > 1 {
-                cases.iter_mut().for_each(|case| case.name = format!("{} of boot {boot}", case.name));
-            }
-            if result.init_millis.is_none() {
-                cases.extend(init.map(init_case));
-                result.init_millis = init;
-            }
-            result.cases.extend(cases);
-        }
-        Ok(result)
-    }
-
     /// Writes the configuration, gets its plan, and packs the guest's initial root with the plan.
     pub(crate) fn machine(&self, scenario: &Scenario, report: &Path) -> Result<Machine, LabError> {
         let work = self.work.join(scenario.name);
@@ -272,25 +209,6 @@ impl Runner {
             }
         }
     }
-}
-
-/// The steps of a scenario that is more than boots of one machine.
-fn steps(scenario: &Scenario) -> Option<StepsOf> {
-    let of_slices = match scenario.slice_test {
-        SliceTest::Owned | SliceTest::File => slices::run,
-        SliceTest::BadPage => bad_page::run,
-        SliceTest::Granted => granted::run,
-        SliceTest::Own => own_memory::run,
-        SliceTest::Device => slice_device::run,
-    };
-    let of_functions: Option<StepsOf> = (!scenario.passed.is_empty()).then_some(passed::run);
-    scenario.steps.or(of_functions).or_else(|| scenario.region.map(|_| of_slices as StepsOf))
-}
-
-/// A fault if the VMM's log in `report` lacks `words`.
-fn missing(words: &str, report: &Path) -> Option<String> {
-    let said = fs::read_to_string(report.join(VMM_LOG)).unwrap_or_default();
-    (!said.contains(words)).then(|| format!("the VMM does not print \"{words}\""))
 }
 
 /// A figure, not a claim: how long the guest's kernel took.

@@ -10,7 +10,8 @@ use clap::Args;
 use crate::cache::Cache;
 use crate::error::LabError;
 use crate::kernel;
-use crate::l1::{self, Clock, Host};
+use crate::l1::{self, Host};
+use crate::qemu::Clock;
 use crate::tools::Tools;
 
 /// On the emulated host's command line: the command has its console as a terminal.

@@ -24,7 +24,9 @@ use crate::rdma_kit::Kit;
 use crate::results::{Count, ScenarioResult, junit, table};
 use crate::rootfs;
 use crate::run::{Runner, Vmm};
-use crate::scenarios::{self, Fault, Scenario};
+use crate::run_scenario;
+use crate::scenario::{Fault, Scenario, WITH_FAULT};
+use crate::scenarios;
 use crate::shard::Shard;
 use crate::skips::{Site, Skips};
 use crate::tools::Tools;
@@ -112,8 +114,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
     }
     let mut chosen = scenarios::select(&arguments.scenarios, arguments.full)?;
     if let Some(fault) = &arguments.fault {
-        let names: Vec<_> =
-            chosen.iter().map(|s| format!("{}{}{fault}", s.name, scenarios::WITH_FAULT)).collect();
+        let names: Vec<_> = chosen.iter().map(|s| format!("{}{}{fault}", s.name, WITH_FAULT)).collect();
         chosen = scenarios::select(&names, false)?;
     }
     if let Some(shard) = arguments.shard {
@@ -205,7 +206,7 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
     };
     for scenario in &here {
         results.push(match scenario.fault {
-            None => runner.scenario(scenario),
+            None => run_scenario::run(&runner, scenario),
             Some(fault) => under_fault(scenario.name, fault, arguments)?,
         });
         // Keeps the results so far, in case this machine (perhaps an emulated host) dies before the end.

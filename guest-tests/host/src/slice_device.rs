@@ -8,8 +8,9 @@ use egm_guest::findings::{Check, Line};
 use crate::boot::Boot;
 use crate::error::LabError;
 use crate::host_parts::Plan;
+use crate::regions;
 use crate::run::Runner;
-use crate::scenarios::Scenario;
+use crate::scenario::Scenario;
 use crate::served::{Server, serve};
 use crate::slices;
 use crate::steps::{Fault, Step, Steps};
@@ -40,8 +41,8 @@ pub(crate) fn kinds(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let Steps { runner, scenario, .. } = *steps;
     for region in KINDS {
         // A pool without pages is no region.
-        let _pool = (region == "hugetlb").then(slices::pool).transpose()?;
-        if slices::missing(runner, region)?.is_some() {
+        let _pool = (region == "hugetlb").then(regions::pool).transpose()?;
+        if regions::missing(runner, region)?.is_some() {
             steps.step(region, || Err(Fault::Undecided("this host has no such region")));
             continue;
         }
@@ -62,7 +63,7 @@ pub(crate) fn kinds(steps: &mut Steps<'_>) -> Result<(), LabError> {
 /// A server of a slice in the ledger: other owners are refused it meanwhile, and its next owner finds zeros.
 fn leased(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let Steps { runner, scenario, .. } = *steps;
-    if slices::missing(runner, LEASED)?.is_some() {
+    if regions::missing(runner, LEASED)?.is_some() {
         steps.step("leased", || Err(Fault::Undecided("this host has no such region")));
         return Ok(());
     }

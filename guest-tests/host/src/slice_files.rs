@@ -4,37 +4,29 @@
 //! medium behind the back of the file system, through `/dev/mem`.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FallocateFlags, fallocate};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::broker::Broker;
+use crate::command::output;
 use crate::error::LabError;
 use crate::pagemap;
-use crate::physical::Physical;
 use crate::run::Runner;
 use crate::served::serve;
-use crate::slice_owners::{OWNERS, Owner, PAUSE, SIZE, write_policy};
-use crate::slices::{self, TIMEOUT, output, physical};
+use crate::slice_owners::{CHANGE, KEEP, OWNERS, Owner, PAUSE, SIZE, write_policy};
+use crate::slices::{self, TIMEOUT, physical};
 use crate::steps::{Fault, Step, Steps};
 
 /// The persistent memory of the file system, as `/proc/iomem` names what `memmap=nn!ss` makes.
 const PERSISTENT: &str = "Persistent Memory (legacy)";
-/// What an owner is asked to try with its own file.
-pub(crate) const CHANGE: &str = "change";
-/// Request to an owner to leave a page of its slice in a pipe.
-pub(crate) const KEEP: &str = "keep";
-/// The word of the owner that does so.
+/// The word of the owner that leaves a page in a pipe.
 const KEPT: u64 = 0x71c3_0e9a_84fd_2b56;
-/// Keeps standard input, and no other descriptor: those of the slice and of its grant are inherited.
-const ALONE: &str =
-    "cd /proc/self/fd; for fd in *; do [ $fd -le 2 ] || eval \"exec $fd>&-\"; done; exec sleep 100000";
 /// The audit log of quarantines.
 const FINDINGS: &str = "/var/log/egm-device/findings.jsonl";
 /// Switch of leases of files.
@@ -227,16 +219,6 @@ fn is_not_released() -> Step {
     }
 }
 
-/// Leaves a page of `memory` in a pipe that a process keeps without the slice's descriptor; returns its id.
-pub(crate) fn kept(memory: &Physical) -> Result<String, LabError> {
-    let error = |source| LabError::file("leave a page in", "a pipe")(source);
-    let (reader, writer) = io::pipe().map_err(error)?;
-    memory.share_page(&writer).map_err(error)?;
-    let mut command = Command::new("sh");
-    command.args(["-c", ALONE]).stdin(reader).stdout(Stdio::null()).stderr(Stdio::null());
-    Ok(command.spawn().map_err(error)?.id().to_string())
-}
-
 /// `egm-device` with these `arguments` fails, and names the reason.
 fn refused(runner: &Runner, arguments: &[&str], reason: &str) -> Step {
     let said = output(Command::new(&runner.tools.device).args(arguments))?;
@@ -245,27 +227,6 @@ fn refused(runner: &Runner, arguments: &[&str], reason: &str) -> Step {
         return Ok(());
     }
     Err(Fault::Untrue(format!("{arguments:?} ends with {}: {error}", said.status)))
-}
-
-/// What of its own file a process can change: size and blocks.
-pub(crate) fn changed(file: &File, size: u64) -> String {
-    let (whole, none) = (FallocateFlags::empty(), FallocateFlags::KEEP_SIZE);
-    let tries = [
-        ("truncates", file.set_len(0)),
-        ("extends", file.set_len(size.saturating_mul(2))),
-        ("punches", fallocate(file, FallocateFlags::PUNCH_HOLE | none, 0, 1 << 20).map_err(Into::into)),
-        ("zeroes", fallocate(file, FallocateFlags::ZERO_RANGE, 0, size).map_err(Into::into)),
-        ("collapses", fallocate(file, FallocateFlags::COLLAPSE_RANGE, 0, 1 << 20).map_err(Into::into)),
-        ("allocates", fallocate(file, whole, size, 1 << 20).map_err(Into::into)),
-        ("allocates beyond", fallocate(file, none, size, 1 << 20).map_err(Into::into)),
-        ("writes beyond", std::os::unix::fs::FileExt::write_all_at(file, b"x", size)),
-    ];
-    let done: Vec<_> = tries
-        .iter()
-        .filter(|(_, tried): &&(_, io::Result<()>)| tried.is_ok())
-        .map(|(what, _)| *what)
-        .collect();
-    if done.is_empty() { "refused".to_owned() } else { done.join(", ") }
 }
 
 impl Owner {

@@ -12,12 +12,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{FallocateFlags, fallocate};
+
 use crate::broker::Broker;
 use crate::error::LabError;
 use crate::physical::Physical;
 use crate::run::Runner;
 use crate::served::serve;
-use crate::slice_files::{self, CHANGE, KEEP};
 use crate::slices::{self, Inherited, TIMEOUT, physical};
 use crate::steps::{Fault, Step, Steps};
 
@@ -25,6 +26,13 @@ use crate::steps::{Fault, Step, Steps};
 pub(crate) const OWNERS: [(u32, u64); 2] = [(4001, 0x9d3c_51e8_f00b_6a27), (4002, 0x5ae1_0c97_26d4_83bf)];
 /// Bytes of a slice.
 pub(crate) const SIZE: u64 = 64 << 20;
+/// What an owner is asked to try with its own file.
+pub(crate) const CHANGE: &str = "change";
+/// Request to an owner to leave a page of its slice in a pipe.
+pub(crate) const KEEP: &str = "keep";
+/// Keeps standard input, and no other descriptor: those of the slice and of its grant are inherited.
+const ALONE: &str =
+    "cd /proc/self/fd; for fd in *; do [ $fd -le 2 ] || eval \"exec $fd>&-\"; done; exec sleep 100000";
 /// Devices of all device-DAX regions.
 const DEVICES: &str = "/sys/bus/dax/devices";
 /// Pause between two polls of devices: a busy loop would compete with the broker for an emulated host's one processor.
@@ -240,8 +248,8 @@ pub(crate) fn own(mark: u64) -> Result<(), LabError> {
         let path = line.map_err(error)?;
         let end = offset.saturating_add(size);
         let answer = match path.as_str() {
-            CHANGE => slice_files::changed(&file, end),
-            KEEP => slice_files::kept(&memory)?,
+            CHANGE => changed(&file, end),
+            KEEP => kept(&memory)?,
             path => reached(&file, end, Path::new(path)),
         };
         println!("{OWNER}{answer}");
@@ -265,4 +273,35 @@ fn reached(file: &File, end: u64, device: &Path) -> String {
         Ok(Ok(())) => format!("reads from {end:#x} on"),
         _ => "refused".to_owned(),
     }
+}
+
+/// Leaves a page of `memory` in a pipe that a process keeps without the slice's descriptor; returns its id.
+fn kept(memory: &Physical) -> Result<String, LabError> {
+    let error = |source| LabError::file("leave a page in", "a pipe")(source);
+    let (reader, writer) = io::pipe().map_err(error)?;
+    memory.share_page(&writer).map_err(error)?;
+    let mut command = Command::new("sh");
+    command.args(["-c", ALONE]).stdin(reader).stdout(Stdio::null()).stderr(Stdio::null());
+    Ok(command.spawn().map_err(error)?.id().to_string())
+}
+
+/// What of its own file a process can change: size and blocks.
+fn changed(file: &File, size: u64) -> String {
+    let (whole, none) = (FallocateFlags::empty(), FallocateFlags::KEEP_SIZE);
+    let tries = [
+        ("truncates", file.set_len(0)),
+        ("extends", file.set_len(size.saturating_mul(2))),
+        ("punches", fallocate(file, FallocateFlags::PUNCH_HOLE | none, 0, 1 << 20).map_err(Into::into)),
+        ("zeroes", fallocate(file, FallocateFlags::ZERO_RANGE, 0, size).map_err(Into::into)),
+        ("collapses", fallocate(file, FallocateFlags::COLLAPSE_RANGE, 0, 1 << 20).map_err(Into::into)),
+        ("allocates", fallocate(file, whole, size, 1 << 20).map_err(Into::into)),
+        ("allocates beyond", fallocate(file, none, size, 1 << 20).map_err(Into::into)),
+        ("writes beyond", file.write_all_at(b"x", size)),
+    ];
+    let done: Vec<_> = tries
+        .iter()
+        .filter(|(_, tried): &&(_, io::Result<()>)| tried.is_ok())
+        .map(|(what, _)| *what)
+        .collect();
+    if done.is_empty() { "refused".to_owned() } else { done.join(", ") }
 }

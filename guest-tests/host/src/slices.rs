@@ -5,11 +5,12 @@
 
 use std::fs::{self, File};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
+use crate::command::output;
 use crate::error::LabError;
 use crate::host_parts::Plan;
 use crate::judge::{Expected, case};
@@ -18,12 +19,11 @@ use crate::pagemap;
 use crate::physical::Physical;
 use crate::pool::Pool;
 use crate::process::{Ending, Limit, Reaction, watch};
+use crate::regions::HUGE_PAGES;
 use crate::run::{Machine, Runner};
-use crate::scenarios::Scenario;
+use crate::scenario::Scenario;
 use crate::steps::{Fault, Step, Steps};
 
-/// Pages of 2 MiB that a hugetlb slice needs.
-const HUGE_PAGES: u64 = 264;
 /// Value that the agent's check `egm_beat` writes after its counter.
 const MARK: u64 = 0x6d67_652d_7461_6562;
 /// Maximum time without an increase of a beating word, under emulation.
@@ -81,29 +81,6 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
 }
 
 const NO_BEAT: &str = "the guest did not say where its word beats";
-
-/// The reason why `region` is unavailable on this host, if it is.
-pub(crate) fn missing(runner: &Runner, region: &str) -> Result<Option<String>, LabError> {
-    let regions = regions(runner)?;
-    let names: Vec<_> = regions.iter().filter_map(|one| one.get("name")?.as_str()).collect();
-    let known = names.iter().any(|name| *name == region || name.starts_with(&format!("{region}-")));
-    Ok((!known).then(|| format!("this host has no region {region}: it has {}", names.join(", "))))
-}
-
-/// The regions of this host, as `egm-device regions --json` gives them.
-pub(crate) fn regions(runner: &Runner) -> Result<Vec<serde_json::Value>, LabError> {
-    let output = output(Command::new(&runner.tools.device).args(["regions", "--json"]))?;
-    let json: serde_json::Value = LabError::json("egm-device regions", &output.stdout)?;
-    Ok(json.get("regions").and_then(|all| all.as_array()).cloned().unwrap_or_default())
-}
-
-/// Host physical address of `region`.
-pub(crate) fn base(runner: &Runner, region: &str) -> Result<u64, Fault> {
-    let all = regions(runner)?;
-    let one = all.iter().find(|one| one["name"] == region).ok_or("the region is gone")?;
-    let base = one["base"].as_str().and_then(|text| u64::from_str_radix(text.get(2..)?, 16).ok());
-    Ok(base.ok_or("the region has no address")?)
-}
 
 /// The host physical memory from `address` on.
 pub(crate) fn physical(address: u64, size: u64) -> std::io::Result<Physical> {
@@ -233,11 +210,6 @@ fn pool_is_whole(pool: &Pool) -> Step {
     }
 }
 
-/// A pool that has room for a hugetlb slice.
-pub(crate) fn pool() -> Result<Pool, LabError> {
-    Pool::resize(2 << 10, HUGE_PAGES)
-}
-
 /// `address` is not in RAM of the host's kernel, before or after.
 fn outside(address: Option<u64>, before: u64) -> Step {
     let address = address.ok_or(NO_BEAT)?;
@@ -301,11 +273,6 @@ pub(crate) fn meminfo(what: &str) -> Result<u64, LabError> {
     let kib = kib.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
     kib.map(|kib| kib << 10)
         .ok_or_else(|| LabError::Content { what: path.display().to_string(), problem: format!("no {what}") })
-}
-
-pub(crate) fn output(command: &mut Command) -> Result<Output, LabError> {
-    let program = command.get_program().to_os_string();
-    command.stdin(Stdio::null()).output().map_err(LabError::file("run", program))
 }
 
 /// `egm-lab zeros`: whether the slice that `egm-device carve grant` passes is zero from end to end.

@@ -3,20 +3,21 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
-use egm_guest::findings::{Check, Outcome};
+use egm_guest::findings::Check;
 
 use crate::boot::Boot;
 use crate::error::{LabError, chain};
+use crate::functions;
 use crate::iommu;
-use crate::judge::{Expected, case, judge};
-use crate::passed;
+use crate::judge::{Expected, judge};
 use crate::pool::Pool;
 use crate::results::ScenarioResult;
-use crate::run::{Runner, init_case, millis};
-use crate::scenarios::Scenario;
-use crate::slices;
+use crate::run::{Runner, init_case};
+use crate::scenario::Scenario;
+
+use crate::regions;
+pub(crate) use crate::step::{Fault, Step, timed};
 
 /// A function that runs the steps of a scenario.
 pub(crate) type StepsOf = fn(&mut Steps<'_>) -> Result<(), LabError>;
@@ -48,7 +49,7 @@ pub(crate) fn run(
     report: &Path,
     run: StepsOf,
 ) -> Result<ScenarioResult, LabError> {
-    let pool = (scenario.region == Some("hugetlb")).then(slices::pool).transpose()?;
+    let pool = (scenario.region == Some("hugetlb")).then(regions::pool).transpose()?;
     let region = scenario.region.unwrap_or_default();
     let mut steps =
         Steps { runner, scenario, region, report, pool, cases: Vec::new(), init: None, faults: 0 };
@@ -75,11 +76,11 @@ pub(crate) fn run(
 impl Steps<'_> {
     /// The scenario's prerequisite that this host lacks, if any.
     fn missing(&self) -> Result<Option<String>, LabError> {
-        let function = passed::missing(self.scenario);
+        let function = functions::missing(self.scenario);
         if function.is_some() || self.region.is_empty() {
             return Ok(function);
         }
-        slices::missing(self.runner, self.region)
+        regions::missing(self.runner, self.region)
     }
 
     /// Marks the scenario as skipped, for the reason `why`.
@@ -106,7 +107,7 @@ impl Steps<'_> {
     /// Checks that the scenario's functions are free.
     pub(crate) fn free(&mut self) {
         let passed = self.scenario.passed;
-        self.step("free", || passed.iter().try_for_each(|function| passed::free(function)));
+        self.step("free", || passed.iter().try_for_each(|function| functions::free(function)));
     }
 
     /// Checks that the IOMMU has refused nothing since the scenario began.
@@ -123,39 +124,10 @@ impl Steps<'_> {
     }
 }
 
-/// Result of a step: success, a fault, or the reason why it cannot be decided.
-pub(crate) type Step = Result<(), Fault>;
-
-/// Reason why a step did not pass.
-pub(crate) enum Fault {
-    /// The claim that is untrue.
-    Untrue(String),
-    /// The reason why the step cannot be decided.
-    Undecided(&'static str),
-}
-
-impl<E: std::fmt::Display> From<E> for Fault {
-    fn from(error: E) -> Self {
-        Self::Untrue(error.to_string())
-    }
-}
-
-/// The case of a step, with its time.
-pub(crate) fn timed(name: &str, step: impl FnOnce() -> Step) -> Check {
-    let begun = Instant::now();
-    let step = step();
-    let millis = millis(begun);
-    match step {
-        Ok(()) => case(name, None, millis),
-        Err(Fault::Untrue(fault)) => case(name, Some(fault), millis),
-        Err(Fault::Undecided(why)) => {
-            Check { outcome: Outcome::Skipped, reason: why.to_owned(), ..case(name, None, millis) }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use egm_guest::findings::Outcome;
+
     use super::*;
     use crate::judge::Collected;
     use crate::process::Ending;

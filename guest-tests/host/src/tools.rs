@@ -8,7 +8,7 @@ use crate::error::LabError;
 use crate::kernel::{self, StockKernel};
 use crate::portable::Portable;
 use crate::rdma_kit::Kit;
-use crate::scenarios::Scenario;
+use crate::scenario::Scenario;
 
 /// Name of the Debian root file system among copied tools.
 const ROOT: &str = "root.img";

@@ -26,9 +26,9 @@ use figures::Report;
 
 use crate::command::Tool;
 use crate::error::LabError;
-use crate::l1::Clock;
 use crate::peer_program::{PeerName, PeerProgram, find};
 use crate::progress::Stage;
+use crate::qemu::Clock;
 
 /// Sections in which monitors that the user provides take part.
 const WITH_PEERS: [Section; 3] = [Section::Start, Section::Memory, Section::Prefault];

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Deserialize;
 
 use crate::error::LabError;
-use crate::scenarios::WITH_FAULT;
+use crate::scenario::WITH_FAULT;
 
 /// The variable that chooses a fault.
 pub(crate) const VARIABLE: &str = "EGM_FAULT";

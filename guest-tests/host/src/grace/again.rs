@@ -9,7 +9,7 @@ use crate::judge::Expected;
 use crate::passed::refused;
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::{Machine, Runner};
-use crate::scenarios::Scenario;
+use crate::scenario::Scenario;
 use crate::slices::{HOST_LACKS, zeros};
 use crate::steps::{Fault, Step, Steps};
 

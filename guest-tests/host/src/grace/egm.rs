@@ -8,7 +8,7 @@ use crate::error::LabError;
 use crate::host_parts::Plan;
 use crate::judge::Expected;
 use crate::physical::Physical;
-use crate::scenarios::Scenario;
+use crate::scenario::Scenario;
 use crate::slices;
 use crate::steps::{Fault, Step, Steps};
 

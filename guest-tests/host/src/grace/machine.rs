@@ -275,7 +275,7 @@ fn base(node: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::l1::Clock;
+    use crate::qemu::Clock;
     use crate::scenarios::select;
     use crate::served::{Kind, PLUGGED_GRACE};
 

@@ -6,9 +6,9 @@ mod gpu;
 mod machine;
 mod outside;
 mod rdma;
+mod tree;
 mod trust;
 
-use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -17,15 +17,14 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 use crate::cache::Cache;
-use crate::command::Tool;
 use crate::debian::Architecture;
-use crate::emulator::Emulator;
 use crate::error::LabError;
 use crate::initramfs;
 use crate::kernel::{self, StockKernel};
-use crate::l1::{self, Clock, Host};
+use crate::l1::{self, Host};
+use crate::qemu::Clock;
 use crate::rdma_kit::Kit;
-use crate::scenarios::{GraceKernel, Scenario};
+use crate::scenario::{GraceKernel, Scenario};
 use crate::tools::Tools;
 
 pub(crate) use again::run as run_again;
@@ -34,6 +33,7 @@ pub(crate) use gpu::run as run_gpu;
 pub(crate) use machine::{Profile, l1, make_egm};
 pub(crate) use outside::run as run_outside;
 pub(crate) use rdma::run as run_rdma;
+pub(crate) use tree::tree;
 pub(crate) use trust::run as run_trust;
 
 /// Default folder for its files.
@@ -168,27 +168,4 @@ fn kernel_of(image: &Path, share: &Path) -> Result<StockKernel, LabError> {
     fs::write(&order, "").map_err(LabError::file("write", &order))?;
     fs::copy(image, kernel.image()).map_err(LabError::file("copy", image))?;
     Ok(kernel)
-}
-
-/// Makes the device tree of the emulated host in `share`: QEMU's own, with the firmware's properties of GPUs.
-pub(crate) fn tree(profile: Profile, emulator: &Emulator, share: &Path) -> Result<PathBuf, LabError> {
-    let path = share.join("grace.dtb");
-    let dump = format!(",dumpdtb={}", path.to_string_lossy().replace(',', ",,"));
-    let output =
-        emulator.command().args(machine::board(profile, share)).args(machine::kind(profile, &dump)).output();
-    let output = output.map_err(LabError::file("run", "QEMU"))?;
-    if !output.status.success() {
-        return Err(LabError::Content {
-            what: "QEMU's device tree".into(),
-            problem: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-        });
-    }
-    let fdtput = |words: Vec<OsString>| Tool::new("fdtput", "device-tree-compiler").args(words).bytes();
-    for property in machine::properties(profile) {
-        fdtput(vec!["-p".into(), "-c".into(), path.clone().into(), property.node.clone().into()])?;
-        let head = ["-t".into(), "x".into(), path.clone().into(), property.node.into(), property.name.into()];
-        let cells = property.cells.iter().map(|cell| format!("{cell:x}").into());
-        fdtput(head.into_iter().chain(cells).collect())?;
-    }
-    Ok(path)
 }

@@ -13,7 +13,7 @@ use crate::judge::Expected;
 use crate::passed::refused;
 use crate::passed_error::{MARK, inject, times};
 use crate::passed_fault::{found, transfer};
-use crate::scenarios::Scenario;
+use crate::scenario::Scenario;
 use crate::slices::HOST_LACKS;
 use crate::steps::{Fault, Step, Steps};
 

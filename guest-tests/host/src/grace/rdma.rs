@@ -18,7 +18,7 @@ use crate::judge::Expected;
 use crate::rdma::{alone, pair, together, with_a_card_each};
 use crate::roce::{self, Mac, Way, Wire};
 use crate::run::Machine;
-use crate::scenarios::Scenario;
+use crate::scenario::Scenario;
 use crate::slices::physical;
 use crate::steps::{Fault, Steps, timed};
 

@@ -8,9 +8,10 @@ use std::process::{Child, Command, Stdio};
 use crate::error::LabError;
 use crate::passed::refused;
 use crate::physical::Physical;
+use crate::regions;
 use crate::run::Runner;
-use crate::scenarios::Scenario;
-use crate::slices::{self, HOST_LACKS};
+use crate::scenario::Scenario;
+use crate::slices::HOST_LACKS;
 use crate::steps::{Fault, Step, Steps};
 
 /// The trust domain of both.
@@ -80,7 +81,7 @@ impl Neighbour {
         BufReader::new(process.stdout.take().ok_or("no output")?).read_line(&mut line)?;
         let offset: u64 = line.trim().parse().map_err(|_| format!("no offset of a slice: {line}"))?;
         let memory = File::options().read(true).write(true).open("/dev/mem")?;
-        let page = Physical::map_writable(&memory, slices::base(runner, region)? + offset, 4096)?;
+        let page = Physical::map_writable(&memory, regions::base(runner, region)? + offset, 4096)?;
         page.set_word(0, MARK).ok_or("no such word")?;
         Ok(Self { process, page })
     }

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::{PLAIN, Scenario, grace};
 use crate::judge::Expected;
-use crate::{confined, dma_pin};
 
 /// A slice of `/dev/mem`, and a drive that the host takes back.
 pub(super) const MEM: Scenario = Scenario {
@@ -12,7 +11,6 @@ pub(super) const MEM: Scenario = Scenario {
     summary: "a machine of an unprivileged user has hidden memory and a drive, and no descriptor of the memory; its keeper scrubs",
     region: Some("mem"),
     passed: &["0000:01:00.0"],
-    steps: Some(confined::run),
     words: "egm.checks=numa,egm_pattern,hotplug lapic=notscdeadline",
     expected: Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern", "hotplug"] },
     deadline: Duration::from_secs(480),
@@ -25,7 +23,6 @@ pub(super) const PIN: Scenario = Scenario {
     summary: "a machine dies while another process keeps its VFIO group, device or iommufd: its slice is quarantined until that ends",
     passed: &["0000:01:00.0"],
     own_kernel: true,
-    steps: Some(dma_pin::run),
     deadline: Duration::from_secs(120),
     ..PLAIN
 };
@@ -38,6 +35,5 @@ pub(super) const GRACE_EGM: Scenario = Scenario {
     passed: &["0000:01:00.0"],
     words: "egm.checks=numa,egm_pattern,nvme egm.arg.nvme.serial=egm0 quiet",
     expected: Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern", "nvme"] },
-    steps: Some(confined::run),
     ..grace::GRACE
 };

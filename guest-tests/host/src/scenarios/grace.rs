@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use super::{GraceKernel, PLAIN, Scenario, SliceTest, button, demo};
 use crate::disk::Proof;
-use crate::grace;
 use crate::judge::Expected;
-use crate::passed_user;
 
 /// One boot of an emulated guest in an emulated host.
 const DEADLINE: Duration = Duration::from_secs(400);
@@ -69,7 +67,6 @@ pub(super) const EGM: Scenario = Scenario {
     summary: "a slice of /dev/egm4: used, exclusive, scrubbed, returned, its retired pages neither seen nor touched",
     region: Some("egm4"),
     slice_test: SliceTest::Owned,
-    steps: Some(grace::run_egm),
     ..GRACE
 };
 
@@ -116,7 +113,6 @@ pub(super) const USER: Scenario = Scenario {
     region: Some("local"),
     passed: &["0000:00:14.0", "0000:00:15.0"],
     servers: &["/run/gpu.sock"],
-    steps: Some(passed_user::run),
     words: "egm.checks=pci,functions quiet",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "functions"] },
     ..GRACE
@@ -128,7 +124,6 @@ pub(super) const GPU: Scenario = Scenario {
     summary: "a GPU of nvgrace-gpu and a slice of /dev/egm4: its memory to the last byte, by the guest and by a DMA engine",
     region: Some("egm4"),
     passed: &["0000:00:03.0", "0000:00:14.0"],
-    steps: Some(grace::run_gpu),
     words: "egm.checks=pci,numa,acpi_tables,edu,gpu_memory egm.arg.edu.places=4 egm.arg.gpu.bar4=536870912 \
             egm.arg.gpu.bar2=1207959552",
     expected: Expected {
@@ -146,7 +141,6 @@ pub(super) const OUTSIDE: Scenario = Scenario {
     region: Some("egm4"),
     passed: &["0000:08:00.0", "0000:00:14.0"],
     plugged: true,
-    steps: Some(grace::run_outside),
     words: "egm.checks=pci,numa,functions,edu,gpu_memory egm.arg.functions.places=4 egm.arg.edu.places=3 \
             egm.arg.gpu.bar4=1744830464",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "numa", "functions", "edu", "gpu_memory"] },
@@ -161,7 +155,6 @@ pub(super) const TRUST: Scenario = Scenario {
     region: Some("egm4"),
     passed: &["0000:08:00.0"],
     plugged: true,
-    steps: Some(grace::run_trust),
     words: "egm.checks=egm_aperture quiet",
     expected: Expected { exit: 0, summary: true, checks: &["egm_aperture"] },
     ..GRACE
@@ -175,7 +168,6 @@ pub(super) const RDMA: Scenario = Scenario {
     slice_test: SliceTest::Granted,
     passed: &["0000:02:00.0", "0000:06:00.0"],
     rdma: true,
-    steps: Some(grace::run_rdma),
     words: "egm.validate=rdma.device,rdma.nodes,rdma.hugepages,rdma.atomics,rdma.perftest,odp.page_starts \
             egm.checks=numa egm.doctor egm.arg.json=1 egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.size=65536 egm.arg.rdma.requests=20 egm.arg.deadline=600 quiet \
             hugepages=0:8,1:8",
@@ -217,7 +209,6 @@ pub(super) const AGAIN: Scenario = Scenario {
     name: "grace-again",
     summary: "a machine with a slice of /dev/egm4: refused while another program has the device, started again after reset and kill",
     region: Some("egm4"),
-    steps: Some(grace::run_again),
     ..GRACE
 };
 

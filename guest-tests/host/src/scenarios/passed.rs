@@ -4,10 +4,6 @@ use std::time::Duration;
 
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;
-use crate::{
-    passed_dma, passed_error, passed_fault, passed_moves, passed_net, passed_pair, passed_refused,
-    passed_reset, passed_rounds,
-};
 
 /// The network card behind the second root port.
 pub(super) const NET: Scenario = Scenario {
@@ -15,7 +11,6 @@ pub(super) const NET: Scenario = Scenario {
     summary: "a passed network card: bytes go to the host's own card and back, in two guests that reset themselves",
     passed: &["0000:02:00.0"],
     generic: true,
-    steps: Some(passed_net::run),
     words: "egm.checks=pci,passed_net egm.arg.net.mac=52:54:00:e9:00:02 egm.arg.net.peer=192.168.101.1 \
             egm.arg.net.addr=192.168.101.2/24 egm.exit=reset lapic=notscdeadline quiet",
     expected: Expected { exit: 1, summary: true, checks: &["pci", "passed_net"] },
@@ -28,7 +23,6 @@ pub(super) const DMA_KINDS: Scenario = Scenario {
     name: "vfio-dma-kinds",
     summary: "a passed DMA engine writes slices of every kind of memory, and a peer's BAR",
     passed: &["0000:00:14.0", "0000:00:15.0"],
-    steps: Some(passed_dma::run),
     words: "egm.checks=pci,edu egm.arg.edu.places=3 lapic=notscdeadline",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "edu"] },
     deadline: Duration::from_secs(600),
@@ -49,7 +43,6 @@ pub(super) const FAULT: Scenario = Scenario {
     name: "vfio-fault",
     summary: "a device that writes outside of its guest is refused by the IOMMU, and the check for that sees it",
     passed: &["0000:00:14.0"],
-    steps: Some(passed_fault::run),
     deadline: Duration::from_secs(120),
     ..PLAIN
 };
@@ -59,7 +52,6 @@ pub(super) const ERROR: Scenario = Scenario {
     name: "vfio-error",
     summary: "a function reports an error that it cannot correct: the guest loses it and goes on, the next machine has it",
     passed: &["0000:02:00.0"],
-    steps: Some(passed_error::run),
     words: "egm.checks=pci,function_lost quiet",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "function_lost"] },
     deadline: Duration::from_secs(300),
@@ -71,7 +63,6 @@ pub(super) const REFUSED: Scenario = Scenario {
     name: "vfio-refused",
     summary: "what can be wrong with a function and its host is named with its remedy, and nothing is held afterwards",
     passed: &["0000:01:00.0"],
-    steps: Some(passed_refused::run),
     deadline: Duration::from_secs(120),
     ..PLAIN
 };
@@ -81,7 +72,6 @@ pub(super) const RESET: Scenario = Scenario {
     name: "vfio-hot-reset",
     summary: "what was left in a function is gone when a guest gets it, by its own reset or its bus', or the VMM tells that it is not",
     passed: &["0000:02:00.0", "0000:06:00.0", "0000:07:00.0", "0000:07:00.1", "0000:00:15.0"],
-    steps: Some(passed_reset::run),
     deadline: Duration::from_secs(120),
     ..PLAIN
 };
@@ -91,7 +81,6 @@ pub(super) const ROUNDS: Scenario = Scenario {
     name: "vfio-rounds",
     summary: "110 machines in a row with one passed function, powered off, terminated and killed in turn, leave nothing behind",
     passed: &["0000:01:00.0"],
-    steps: Some(passed_rounds::run),
     deadline: Duration::from_secs(120),
     long: true,
     ..PLAIN
@@ -102,7 +91,6 @@ pub(super) const PAIR: Scenario = Scenario {
     name: "vfio-pair",
     summary: "two functions of one group: refused by name while the host uses one of them, then a guest has both",
     passed: &["0000:07:00.0", "0000:07:00.1"],
-    steps: Some(passed_pair::run),
     words: "egm.checks=pci",
     expected: Expected { exit: 0, summary: true, checks: &["pci"] },
     deadline: Duration::from_secs(300),
@@ -126,7 +114,6 @@ pub(super) const MOVES: Scenario = Scenario {
     summary: "a guest resets passed functions and moves their BARs over memory while a drive works, and the next drives them",
     passed: &["0000:01:00.0", "0000:02:00.0", "0000:05:00.0"],
     vcpus: Some(2),
-    steps: Some(passed_moves::run),
     words: "egm.checks=passed_fuzz egm.arg.fuzz.seconds=30 egm.arg.fuzz.disk=egm1 lapic=notscdeadline quiet",
     expected: Expected { exit: 0, summary: true, checks: &["passed_fuzz"] },
     deadline: Duration::from_secs(300),

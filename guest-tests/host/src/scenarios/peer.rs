@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::{PLAIN, Scenario};
-use crate::peer;
 use crate::peer_program::PeerName;
 
 /// Debian's QEMU has a slice by vfio-user.
@@ -11,7 +10,6 @@ pub(super) const QEMU: Scenario = Scenario {
     name: "peer-qemu",
     summary: "stock QEMU has a slice by vfio-user: checked, kept through a reset, plugged, given back, its server killed",
     outside: true,
-    steps: Some(peer::run_qemu),
     deadline: Duration::from_secs(300),
     ..PLAIN
 };
@@ -21,7 +19,6 @@ pub(super) const CLOUD_HYPERVISOR: Scenario = Scenario {
     name: "peer-cloud-hypervisor",
     summary: "stock cloud-hypervisor (--peer) has a slice by vfio-user: checked, kept through a reset, plugged, given back, its server killed",
     peer: Some(PeerName::CloudHypervisor),
-    steps: Some(peer::run_cloud_hypervisor),
     deadline: Duration::from_secs(400),
     ..PLAIN
 };

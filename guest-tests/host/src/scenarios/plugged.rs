@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;
-use crate::plugged;
 
 /// A drive in a spare port.
 pub(super) const HOTPLUG: Scenario = Scenario {
@@ -12,7 +11,6 @@ pub(super) const HOTPLUG: Scenario = Scenario {
     summary: "a drive is plugged into a spare port of a running guest, used, unplugged, free for others, and plugged in again",
     config: "hotplug.json",
     passed: &["0000:01:00.0"],
-    steps: Some(plugged::run),
     words: "egm.checks=hotplug egm.arg.hotplug.rounds=2 lapic=notscdeadline",
     expected: Expected { exit: 0, summary: true, checks: &["hotplug"] },
     deadline: Duration::from_secs(480),
@@ -24,7 +22,6 @@ pub(super) const REQUEST: Scenario = Scenario {
     name: "vfio-request",
     summary: "the host unbinds a passed drive: the guest lets it go and runs on, the host has it",
     config: "smoke.json",
-    steps: Some(plugged::requested),
     words: "egm.checks=hotplug lapic=notscdeadline",
     ..HOTPLUG
 };
@@ -33,7 +30,6 @@ pub(super) const REQUEST: Scenario = Scenario {
 pub(super) const PULLED: Scenario = Scenario {
     name: "vfio-surprise",
     summary: "a passed drive is pulled out of the host: the operator is told, the guest loses it and runs on",
-    steps: Some(plugged::pulled),
     ..REQUEST
 };
 

@@ -4,13 +4,11 @@ use std::time::Duration;
 
 use super::{GraceKernel, PLAIN, Scenario};
 use crate::judge::Expected;
-use crate::ram_pages;
 
 /// A PC's guest.
 pub(super) const HUGETLB: Scenario = Scenario {
     name: "hugetlb-ram",
     summary: "guest RAM in hugetlb pages of 2 MiB, then of 1 GiB: the plan, the host's pool and the machine's mappings agree",
-    steps: Some(ram_pages::run),
     gigantic: true,
     words: "egm.checks=cpus,memory_map quiet",
     expected: Expected { exit: 0, summary: true, checks: &["cpus", "memory_map"] },

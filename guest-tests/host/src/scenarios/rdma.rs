@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::{PLAIN, Scenario, SliceTest};
 use crate::judge::Expected;
-use crate::rdma;
 
 /// Validations of one guest alone. Its kernel's rxe has no on-demand paging, so the group `odp` does not apply.
 const ALONE: &[&str] = &[
@@ -28,7 +27,6 @@ pub(super) const CARDS: Scenario = Scenario {
     region: Some("mem"),
     slice_test: SliceTest::Granted,
     rdma: true,
-    steps: Some(rdma::run),
     words: "egm.checks=numa egm.validate=rdma.device,rdma.memory,rdma.nodes,rdma.hugepages,rdma.relaxed,rdma.atomics,rdma.bandwidth,\
             rdma.latency,rdma.perftest egm.doctor egm.arg.json=1 egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.size=65536 \
             egm.arg.rdma.requests=20 egm.arg.deadline=600 lapic=notscdeadline quiet \

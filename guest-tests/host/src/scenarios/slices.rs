@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::{PLAIN, Scenario, SliceTest};
 use crate::judge::Expected;
-use crate::{slice_device, slice_files, slice_owners};
 
 /// Every byte of a slice is written and read twice, under emulation.
 const DEADLINE: Duration = Duration::from_secs(400);
@@ -44,7 +43,6 @@ pub(super) const DEVDAX_OWNERS: Scenario = Scenario {
     name: "slice-devdax-owners",
     summary: "slices of one device-DAX region have a device each: two users and a server reach their own alone, then all are removed",
     region: Some("dax2"),
-    steps: Some(slice_owners::run),
     deadline: DEADLINE,
     ..PLAIN
 };
@@ -64,7 +62,6 @@ pub(super) const FSDAX: Scenario = Scenario {
     summary: "a slice is a file of a DAX file system: used, exclusive, scrubbed, returned; two users reach their own alone",
     region: Some("pmem"),
     slice_test: SliceTest::File,
-    steps: Some(slice_files::run),
     deadline: DEADLINE,
     ..PLAIN
 };
@@ -121,7 +118,6 @@ pub(super) const DEVICE_KINDS: Scenario = Scenario {
     name: "egm-device-kinds",
     summary: "a slice as a PCI function of hidden RAM, device-DAX, huge pages, guest_memfd, and of a lease that a server has",
     region: None,
-    steps: Some(slice_device::kinds),
     own_kernel: true,
     long: true,
     words: "egm.checks=pci,egm_device quiet",

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;
-use crate::{passed, passed_user};
 
 /// A server's function, with the host's engine and memory.
 pub(super) const SERVED: Scenario = Scenario {
@@ -13,7 +12,6 @@ pub(super) const SERVED: Scenario = Scenario {
     region: Some("local"),
     passed: &["0000:00:14.0", "0000:00:15.0"],
     servers: &["/run/gpu.sock"],
-    steps: Some(passed_user::run),
     words: "egm.checks=pci,functions quiet",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "functions"] },
     deadline: Duration::from_secs(300),
@@ -28,7 +26,6 @@ pub(super) const PLUGGED: Scenario = Scenario {
     region: Some("hugetlb"),
     passed: &["0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0"],
     plugged: true,
-    steps: Some(passed::run),
     words: "egm.checks=pci,functions quiet",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "functions"] },
     deadline: Duration::from_secs(900),

@@ -22,24 +22,6 @@ pub(crate) const LEFT: &[(&str, &str)] = &[
          poison/mod.rs poison/signal.rs prefault.rs region/dax.rs region/discover.rs region/egm.rs \
          region/facts.rs region/fsdax.rs region/reserved.rs region/usage.rs scrub.rs",
     ),
-    (
-        "guest-tests/vendor/src/cuda",
-        "attributes.rs context.rs device.rs error.rs functions.rs memory/host.rs memory/mod.rs \
-         memory/vmm.rs words.rs",
-    ),
-    (
-        "guest-tests/host/src",
-        "bad_page.rs broker.rs confined.rs dma_pin.rs grace/again.rs grace/egm.rs grace/gpu.rs \
-         grace/machine.rs grace/mod.rs grace/outside.rs grace/rdma.rs grace/trust.rs granted.rs hand.rs \
-         initramfs.rs iommu.rs kernel.rs kernel_tests.rs l1.rs machine_file.rs own_memory.rs pagemap.rs \
-         passed.rs passed_dma.rs passed_error.rs passed_fault.rs passed_moves.rs passed_net.rs \
-         passed_pair.rs passed_refused.rs passed_reset.rs passed_rounds.rs passed_user.rs peer.rs \
-         peer_guest.rs peer_monitor.rs peer_parts.rs plugged.rs qemu.rs ram_pages.rs rdma.rs rdma_kit.rs \
-         run.rs scenarios/confined.rs scenarios/grace.rs scenarios/kernel.rs scenarios/mod.rs \
-         scenarios/panic.rs scenarios/passed.rs scenarios/peer.rs scenarios/plugged.rs scenarios/ram.rs \
-         scenarios/rdma.rs scenarios/slices.rs scenarios/user.rs scenarios/vfio.rs slice_device.rs \
-         slice_files.rs slice_owners.rs slices.rs steps.rs tools.rs",
-    ),
     ("guest-tests/vendor/src/verbs", "abi.rs abi/context.rs library.rs"),
     (
         "vmm/src",
