@@ -11,40 +11,19 @@ use std::io;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use egm_address::{InRegion, Offset, Span, SpanSet};
+use egm_address::{InRegion, Offset, SpanSet};
 
 use crate::audit::{Action, Actor, Event, Place};
 use crate::backing::{Backing, BackingError, RetiredListError, fsdax};
 use crate::free;
-use crate::ledger::record::{Entry, OnLine, Use};
-use crate::ledger::{self, GrantError, Ledger, LedgerError, Line, Memory, Watch, slice_device};
+use crate::ledger::record::{Entry, Use};
+use crate::ledger::{self, GrantError, Ledger, LedgerError, Line, Memory, Taken, Watch, slice_device};
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
 use crate::scrub::{self, Scrubbed};
 
 /// Reason recorded for bytes that an EGM device lists as retired.
 const LISTED: &str = "the device lists it as retired";
-
-/// A slice that is locked and recorded, not opened yet.
-#[derive(Debug)]
-pub(crate) struct Taken {
-    pub(crate) ledger: Ledger,
-    /// Includes all pages that are retired so far.
-    pub(crate) region: Region,
-    pub(crate) line: Line,
-    pub(crate) slice: Slice,
-    pub(crate) place: Span<OnLine>,
-    pub(crate) owner: Owner,
-    /// For the audit log: the owner's process may have ended when the slice comes back.
-    pub(crate) by: Actor,
-    pub(crate) claim: File,
-    /// Inode of the claim's file.
-    pub(crate) lock: u64,
-    /// Parts of the slice in grants that their owners left behind.
-    pub(crate) before: Vec<Entry>,
-    /// Bytes to scrub before the slice is used.
-    pub(crate) dirty: SpanSet<InRegion>,
-}
 
 /// A slice, as long as this value or a duplicate of [`Lease::claim`] lives.
 pub struct Lease {
@@ -89,7 +68,7 @@ impl Lease {
         let memory = ledger.memory();
         let unknown = || LedgerError::Region { region: region.name.clone() };
         let line = Line::of(&region).ok_or_else(unknown)?;
-        let place = ledger::bytes_of(&slice).and_then(|bytes| line.place(bytes)).ok_or_else(unknown)?;
+        let place = slice.span().and_then(|bytes| line.place(bytes)).ok_or_else(unknown)?;
         let backing = memory.reopen(&region, &slice, &Watch::nobody())?;
         let ledger = ledger.clone();
         let (by, dirty) = (Actor::of(&owner), SpanSet::default());
@@ -154,9 +133,7 @@ impl Lease {
     /// The retired bytes of the slice, counted in the region: they must not be touched.
     #[must_use]
     pub fn holes(&self) -> SpanSet<InRegion> {
-        ledger::bytes_of(&self.taken.slice)
-            .map(|bytes| self.taken.region.retired.within(bytes))
-            .unwrap_or_default()
+        self.taken.slice.span().map(|bytes| self.taken.region.retired.within(bytes)).unwrap_or_default()
     }
 
     /// Records that `bad` (bytes of the region) went bad while this lease lasts: `Ledger::retire_of`.
@@ -182,7 +159,7 @@ impl Lease {
     /// Logs an action on the whole slice.
     pub(crate) fn log(&self, event: fn(Action) -> Event, duration: Duration) {
         let Taken { ledger, region, slice, by, .. } = &self.taken;
-        if let Some(bytes) = ledger::bytes_of(slice) {
+        if let Some(bytes) = slice.span() {
             ledger.audit().write(&event(Action::new(by.clone(), Place::of(&region.name, bytes), duration)));
         }
     }
@@ -298,7 +275,7 @@ impl Backing for Lease {
 impl Taken {
     /// Bytes of the slice that are not retired.
     fn usable(&self) -> SpanSet<InRegion> {
-        let whole: SpanSet<InRegion> = ledger::bytes_of(&self.slice).into_iter().collect();
+        let whole: SpanSet<InRegion> = self.slice.span().into_iter().collect();
         whole.minus(self.region.retired.spans())
     }
 

@@ -157,7 +157,7 @@ fn watch(
     child: &mut Child,
     signals: &SignalFd,
     stream: UnixStream,
-) -> Result<(ExitStatus, Vec<Left>), CustodyError> {
+) -> Result<(ExitStatus, Vec<LockedSlice>), CustodyError> {
     let mut left = Vec::new();
     let mut stream = Some(stream);
     loop {
@@ -182,10 +182,10 @@ fn watch(
 }
 
 /// A slice, and its lock, which this process holds.
-type Left = (Grant, File);
+type LockedSlice = (Grant, File);
 
 /// Receives the one message: the slices that the machine leaves, with the locks' descriptors.
-fn receive(machine: u32, stream: &UnixStream) -> io::Result<Vec<Left>> {
+fn receive(machine: u32, stream: &UnixStream) -> io::Result<Vec<LockedSlice>> {
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line)?;
     let grants: Vec<Grant> = serde_json::from_str(&line)?;
@@ -210,7 +210,7 @@ fn forward(child: &Child, signal: u32, code: i32) {
 }
 
 /// Opens what the machine left; it has no memory of it mapped any more.
-fn resume(left: Vec<Left>) -> Vec<(String, Lease)> {
+fn resume(left: Vec<LockedSlice>) -> Vec<(String, Lease)> {
     if left.is_empty() {
         return Vec::new();
     }
@@ -226,7 +226,7 @@ fn resume(left: Vec<Left>) -> Vec<(String, Lease)> {
             return Vec::new();
         }
     };
-    let open = |(grant, claim): Left| {
+    let open = |(grant, claim): LockedSlice| {
         let Grant { id, region, slice, owner, .. } = grant;
         match Lease::resume(&ledger, region, slice, owner, claim) {
             Ok(lease) => Some((id, lease)),

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 
 use super::error::{BackingError, Holder};
-use super::{Backing, Patience, fsdax};
+use super::fsdax::rules;
+use super::{Backing, Patience};
 use crate::mapping::base_page;
 use crate::region::{Region, RegionKind, Slice};
 
@@ -138,7 +139,7 @@ impl Node {
 /// Whether `file` is what a region of this kind is made of, as the kernel identifies it, and not by its name.
 fn check_kind(region: &Region, file: &File, sys: &Path) -> Result<(), BackingError> {
     if region.kind.has_slice_files() {
-        return fsdax::check(region, file);
+        return rules::check(region, file);
     }
     let wanted = match region.kind {
         RegionKind::Egm { .. } => "a character device of class egm",

@@ -10,7 +10,7 @@
 //! descriptor. Its mappings stay writable.
 
 pub(crate) mod busy;
-mod rules;
+pub(crate) mod rules;
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -21,8 +21,8 @@ use std::path::{Path, PathBuf};
 
 use egm_address::{ByteSize, InRegion, Offset, Span, align_up};
 use rustix::fs::{
-    AtFlags, FallocateFlags, IFlags, Mode, OFlags, RenameFlags, StatxAttributes, StatxFlags, fallocate,
-    ioctl_getflags, ioctl_setflags, openat, renameat_with, statx, unlinkat,
+    AtFlags, FallocateFlags, IFlags, Mode, OFlags, RenameFlags, fallocate, ioctl_getflags, ioctl_setflags,
+    openat, renameat_with, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -77,7 +77,7 @@ impl SliceFile {
 /// The bytes of `slice` by a new file. No other file may have any of them.
 pub(super) fn create(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>, BackingError> {
     let failed = |source| failed(region, source);
-    let span = crate::ledger::bytes_of(slice);
+    let span = slice.span();
     let span = span.ok_or_else(|| {
         failed(DaxError::at("name", Path::new("a file"))(io::ErrorKind::InvalidInput.into()))
     })?;
@@ -88,23 +88,6 @@ pub(super) fn create(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>,
 
 fn failed(region: &Region, source: DaxError) -> BackingError {
     BackingError::SliceFile { region: region.name.clone(), source }
-}
-
-/// Whether `file` is a slice's: a regular file that is mapped directly.
-pub(super) fn check(region: &Region, file: &File) -> Result<(), BackingError> {
-    let unknown = |source| failed(region, DaxError::at("identify", Path::new("the file"))(source));
-    let found = match file.metadata().map_err(unknown)?.is_file() {
-        true if is_dax(file).map_err(unknown)? => return Ok(()),
-        true => "a file in the page cache",
-        false => "no regular file",
-    };
-    let wanted = "a file of a file system that is mounted with \"dax\"";
-    Err(BackingError::NotTheDevice { region: region.name.clone(), found: found.to_owned(), wanted })
-}
-
-pub(crate) fn is_dax(file: &File) -> io::Result<bool> {
-    let found = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
-    Ok(found.stx_attributes.contains(StatxAttributes::DAX))
 }
 
 impl SliceFolder {
@@ -188,7 +171,7 @@ impl SliceFolder {
     }
 
     fn fill(&self, file: &SliceFile, made: &File) -> Result<(), DaxError> {
-        if !is_dax(made).map_err(self.failed("identify", file))? {
+        if !rules::is_dax(made).map_err(self.failed("identify", file))? {
             let why = "its file system is not mounted with \"dax\"";
             return Err(self.failed("map", file)(io::Error::other(why)));
         }

@@ -16,10 +16,10 @@ mod error;
 pub(crate) mod fsdax;
 mod guest_memfd;
 mod huge_files;
+mod interface;
 mod retired_list;
 
 use std::fs::File;
-use std::io;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -31,42 +31,8 @@ pub use error::{BackingError, DaxError, Holder};
 pub use guest_memfd::GuestMemfdError;
 pub(crate) use guest_memfd::can_be_mapped;
 pub use huge_files::{HugeFiles, HugeFilesError};
+pub use interface::Backing;
 pub use retired_list::{RetiredListError, RetiredPages, retired_pages};
-
-/// Memory that can be mapped by this process, by KVM and by devices: `size` bytes of `file` from `offset`.
-///
-/// Kept out: mapping (see [`crate::Mapping`]), ownership, and how the file was found.
-pub trait Backing: Send + Sync {
-    /// The file; mapping it shared gives the memory.
-    fn file(&self) -> &File;
-
-    /// Offset of the first byte in the file, a multiple of [`Backing::page_size`].
-    fn offset(&self) -> u64;
-
-    /// Bytes, a multiple of [`Backing::page_size`].
-    fn size(&self) -> u64;
-
-    /// Bytes in a page that the backing guarantees.
-    fn page_size(&self) -> u64;
-
-    /// Whether the host kernel has no struct pages for it (hypervisor-invisible): its mappings are complete from the
-    /// start, and the kernel refuses what needs pages (`MADV_POPULATE_WRITE`, iommufd by address).
-    fn is_invisible(&self) -> bool;
-
-    /// Whether stored bytes outlive power: then a scrub ends when its zeros are on the medium.
-    fn outlives_power(&self) -> bool;
-
-    /// Writes stored bytes to the medium, where that outlives power.
-    ///
-    /// # Errors
-    /// The kernel's.
-    fn persist(&self) -> io::Result<()> {
-        if self.outlives_power() && !egm_address::fault!("zeros-not-stored") {
-            return self.file().sync_data();
-        }
-        Ok(())
-    }
-}
 
 /// Progress and cancellation of a wait: the first open of an EGM device zeroes all of it, which takes minutes.
 pub struct Patience<'a> {

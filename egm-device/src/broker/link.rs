@@ -15,7 +15,6 @@ use super::session::Key;
 use super::source::{Held, StillUsed};
 use super::wire::{self, Refused, Take};
 use crate::audit::{Actor, Event, Refusal};
-use crate::ledger::bytes_of;
 
 /// Descriptors and claims of a session, outside the state machine.
 pub(super) struct Link {
@@ -77,7 +76,7 @@ impl Link {
 
     /// Its claims, with the part of `spans` that lies in its slice.
     pub(super) fn with_claims(&self, spans: &[(u64, u64)]) -> SpanSet<InRegion> {
-        let slice = self.lease.as_ref().and_then(|lent| bytes_of(lent.slice()));
+        let slice = self.lease.as_ref().and_then(|lent| lent.slice().span());
         let inside = spans.iter().filter_map(|(start, size)| {
             Span::new(Offset::new(*start), *size).ok().and_then(|span| span.intersection(slice?))
         });

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use egm_address::{InRegion, Span, SpanSet};
 
-use super::{Lease, Taken};
+use super::Lease;
 use crate::audit::{Action, Event, Finding, Place};
+use crate::ledger::Taken;
 use crate::scrub::{Cause, ScrubError, Scrubbed};
 
 impl Lease {

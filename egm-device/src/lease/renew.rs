@@ -3,10 +3,9 @@
 
 use egm_address::SpanSet;
 
-use super::Taken;
 use crate::backing::{Backing, BackingError};
 use crate::free::{Evidence, Hold};
-use crate::ledger::{GrantError, LedgerError, Memory, Watch, slice_device};
+use crate::ledger::{GrantError, LedgerError, Memory, Taken, Watch, slice_device};
 use crate::scrub::Scrubbed;
 
 impl Taken {

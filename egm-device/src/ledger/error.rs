@@ -7,8 +7,8 @@ use egm_address::{InRegion, Offset, Span, SpanSet};
 use egm_report::show::{exact, first_of};
 use egm_report::{Blame, Report};
 
+use super::held::Held;
 use super::record::Use;
-use super::states::Held;
 use crate::backing::{BackingError, RetiredListError};
 use crate::carve::plan::{Cause, Request, Short};
 use crate::free::Evidence;

@@ -13,17 +13,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use egm_address::{Address, InRegion, PciAddress, Span, SpanSet};
-use egm_report::show::first_of;
-use serde::Serialize;
 
-use super::openers::{OpenGpu, open_gpus};
+use super::held::{Held, HeldGpu, unknown};
+use super::openers::open_gpus;
 use super::record::{GpuClaim, OnLine, Record};
-use super::states::{Held, States};
+use super::states::States;
 use super::{
     GrantError, Ledger, LedgerError, Memory, Watch, claim, inode, line_of, now, store, with_retired,
 };
 use crate::backing::BackingError;
-use crate::free::Evidence;
 use crate::owner::Owner;
 use crate::policy::Policy;
 use crate::region::Region;
@@ -31,59 +29,6 @@ use crate::trust::{self, Conflict, Hold, Party};
 
 /// Bytes of the lock file for the claims on one GPU.
 const SLOTS: u64 = 1 << 20;
-
-/// A GPU that reaches a region and has a live owner.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct HeldGpu {
-    /// The GPU.
-    pub function: PciAddress,
-    /// Its owner; `None` when the record has none for the lock.
-    pub owner: Option<Owner>,
-    /// Start of the claim, in seconds of 1970 by the wall clock; 0 when unknown.
-    pub since: u64,
-    /// The users that may open it, if this is not a claim.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub open_to: Option<OpenGpu>,
-    /// Evidence that the GPU of an owner that has ended is in use.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub evidence: Vec<Evidence>,
-}
-
-impl HeldGpu {
-    /// A GPU that users may open.
-    const fn open(function: PciAddress, open: OpenGpu) -> Self {
-        Self { function, owner: None, since: 0, open_to: Some(open), evidence: Vec::new() }
-    }
-
-    /// A claim on `function`; without a record of it, its owner is unknown.
-    fn claimed(function: PciAddress, claim: Option<&GpuClaim>) -> Self {
-        let (owner, since) = claim.map_or((None, 0), |claim| (Some(claim.owner.clone()), claim.since));
-        let evidence = claim.map_or_else(Vec::new, |claim| claim.evidence.clone());
-        Self { function, owner, since, open_to: None, evidence }
-    }
-
-    /// The owner or the users, in words.
-    #[must_use]
-    pub fn party(&self) -> Party {
-        if let Some(open) = &self.open_to {
-            return Party { owner: open.to_string(), domain: open.domain.clone() };
-        }
-        let mut party = self.owner.as_ref().map_or_else(unknown, Party::from);
-        if !self.evidence.is_empty() {
-            let evidence = first_of(self.evidence.iter().map(Evidence::to_string));
-            party.owner.push_str(&format!(" (ended, but its GPU is in use: {evidence})"));
-        }
-        party
-    }
-
-    /// Whether `owner` may share the region with this GPU.
-    fn is_trusted_by(&self, owner: &Owner) -> bool {
-        match &self.open_to {
-            Some(open) => open.is_trusted_by(owner),
-            None => self.owner.as_ref().is_some_and(|other| owner.trusts(other)),
-        }
-    }
-}
 
 /// Claims on GPUs, as long as this value or a duplicate of [`GpuLease::lock`] lives.
 #[derive(Debug)]
@@ -360,10 +305,6 @@ pub(super) fn check(
     });
     let slices = held.iter().map(|held| hold(held.owner.as_ref()));
     trust::check(&region.name, &Party::from(owner), gpus, gpu_holds.chain(slices))
-}
-
-fn unknown() -> Party {
-    Party { owner: "an unknown process".to_owned(), domain: None }
 }
 
 fn reaches(claim: &GpuClaim, region: &Region) -> bool {

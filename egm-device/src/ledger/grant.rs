@@ -9,12 +9,12 @@ use std::time::Instant;
 use egm_address::{InRegion, Span, SpanSet};
 use egm_report::{Chain, Report};
 
-use super::{GrantError, Held, Ledger, Memory, Watch, bytes_of, line_of};
+use super::{GrantError, Held, Ledger, Memory, Taken, Watch, line_of};
 use crate::audit::{Actor, Event, Refusal};
 use crate::backing::BackingError;
 use crate::carve::plan::{Request, place};
 use crate::free::Verdict;
-use crate::lease::{Lease, Taken};
+use crate::lease::Lease;
 use crate::region::Region;
 
 /// Places that a request passed over.
@@ -128,7 +128,7 @@ impl Ledger {
                 passed.in_use.push(bytes);
             }
             BackingError::Leftover { bytes, .. }
-                if bytes_of(&taken.slice).is_some_and(|it| it.overlaps(bytes)) =>
+                if taken.slice.span().is_some_and(|it| it.overlaps(bytes)) =>
             {
                 taken.put_back()?;
                 self.note_once(bytes, &error);

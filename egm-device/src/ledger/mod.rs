@@ -17,6 +17,8 @@ mod claim;
 mod error;
 pub(crate) mod gpus;
 mod grant;
+mod held;
+mod host_memory;
 mod left_gpus;
 mod line;
 mod memory;
@@ -31,6 +33,7 @@ pub(crate) mod slice_device;
 pub(crate) mod slice_file;
 mod states;
 mod store;
+mod taken;
 mod upkeep;
 
 use std::collections::BTreeSet;
@@ -44,25 +47,27 @@ use std::{fmt, io};
 use egm_address::{InRegion, Offset, Span, SpanSet};
 
 pub use error::{GrantError, LedgerError};
-pub use gpus::{GpuLease, HeldGpu};
-pub use memory::{HostMemory, Memory, Progress, Watch};
+pub use gpus::GpuLease;
+pub use held::{Held, HeldGpu};
+pub use host_memory::HostMemory;
+pub use memory::{Memory, Progress, Watch};
 pub use pool_slice::PoolSlice;
 pub use record::Identity;
 pub use retire::{UnretireError, Unretired};
-pub use states::{Held, States};
+pub use states::States;
 pub use store::{Disk, Name, Paths};
 pub use upkeep::Repair;
 
 pub(crate) use claim::inode;
 pub(crate) use line::Line;
 use line::{line_of, no_region};
+pub(crate) use taken::Taken;
 
 use self::record::{Doubt, Entry, Record, Use};
 use crate::audit::{self, Actor, Log};
 use crate::carve::plan::{Request, place};
-use crate::lease::Taken;
 use crate::policy::Policy;
-use crate::region::{Region, Slice};
+use crate::region::Region;
 
 /// Timeout for the ledger's own lock. A process holds it for milliseconds, and longer only if it was stopped.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -173,7 +178,7 @@ impl Ledger {
             let busy = held.iter().map(|held| held.span).chain(in_use.iter()).collect();
             let slice = place(&region, &busy, &line.offsets(&clean), request)
                 .map_err(|short| error::in_the_way(short, request, held.clone(), in_use))?;
-            let bytes = bytes_of(&slice).ok_or_else(|| no_region(&region))?;
+            let bytes = slice.span().ok_or_else(|| no_region(&region))?;
             let place = line.place(bytes).ok_or_else(|| no_region(&region))?;
             if !claim::lock(&file, place).map_err(|source| self.lock_error(line, source))? {
                 // Only a process outside the ledger locks this file without the ledger's own lock.
@@ -298,11 +303,6 @@ impl Ledger {
     fn lock_error(&self, line: &Line, source: io::Error) -> LedgerError {
         LedgerError::Lock { path: self.line_path(line), source }
     }
-}
-
-/// The slice's bytes, counted in its region.
-pub(crate) fn bytes_of(slice: &Slice) -> Option<Span<InRegion>> {
-    Span::new(Offset::new(slice.offset), slice.size.get()).ok()
 }
 
 fn with_retired(region: &Region, line: &Line, record: &Record) -> Region {

@@ -10,11 +10,11 @@ use egm_address::{Address, ByteSize, InRegion, Span, SpanSet, align_down, align_
 
 use super::owners::{Last, unknown};
 use super::record::{self, Entry, OnLine, Record, Use};
-use super::{GrantError, Ledger, LedgerError, Line, Memory, Watch, bytes_of, claim, inode, line_of, now};
+use super::{GrantError, Ledger, LedgerError, Line, Memory, Taken, Watch, claim, inode, line_of, now};
 use crate::audit::{self, Action, Actor, Event, Finding};
 use crate::backing::Backing;
 use crate::free::{self, Evidence, FileName, Hold, Question, Verdict};
-use crate::lease::{Lease, Taken};
+use crate::lease::Lease;
 use crate::region::{Region, RegionKind, Slice};
 
 /// Bytes of a region's file.
@@ -258,7 +258,7 @@ impl Taken {
         }
         // A broker repeats this each second.
         if is_new.get() {
-            self.log_quarantine(&bytes_of(&self.slice).into_iter().collect(), evidence);
+            self.log_quarantine(&self.slice.span().into_iter().collect(), evidence);
         }
         let (region, owner) = (self.region.name.clone(), self.owner.name.clone());
         GrantError::StillUsed { region, offset: self.slice.offset, owner, evidence: evidence.to_vec() }

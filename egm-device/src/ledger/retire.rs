@@ -5,7 +5,7 @@ use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet, align_down, align_u
 use egm_report::{Blame, Report};
 use serde::Serialize;
 
-use super::{Ledger, LedgerError, Memory, Watch, bytes_of, line_of};
+use super::{Ledger, LedgerError, Memory, Watch, line_of};
 use crate::audit::{Actor, Event, Finding, Place};
 use crate::backing::{Backing, BackingError, RetiredListError};
 use crate::claims;
@@ -28,7 +28,7 @@ impl Ledger {
         bad: &SpanSet<InRegion>,
         by: &Actor,
     ) -> Result<(), LedgerError> {
-        let outside = bytes_of(slice).map(|slice| bad.minus(&SpanSet::from_iter([slice])));
+        let outside = slice.span().map(|slice| bad.minus(&SpanSet::from_iter([slice])));
         let inside = outside.map(|outside| bad.minus(&outside)).unwrap_or_default();
         if inside.is_empty() || !region.kind.has_places() {
             return Ok(());

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 
-use super::{Ledger, LedgerError, Memory, Watch, bytes_of, line_of};
+use super::{Ledger, LedgerError, Memory, Watch, line_of};
 use crate::backing::fsdax::{SliceFile, SliceFolder, busy, left};
 use crate::backing::{self, Backing, BackingError, DaxError};
 use crate::free::{self, Evidence, Hold, Verdict};
@@ -25,7 +25,7 @@ fn failed(region: &Region, source: DaxError) -> BackingError {
 fn span(region: &Region, slice: &Slice) -> Result<Span<InRegion>, BackingError> {
     let none =
         |()| failed(region, DaxError::at("name", Path::new("a file"))(io::ErrorKind::InvalidInput.into()));
-    bytes_of(slice).ok_or(()).map_err(none)
+    slice.span().ok_or(()).map_err(none)
 }
 
 /// The folder of `region`, and the file of `slice` in it.
@@ -301,7 +301,7 @@ mod tests {
     use rustix::fs::{major, minor};
 
     use super::*;
-    use crate::backing::fsdax::is_dax;
+    use crate::backing::fsdax::rules::is_dax;
     use crate::backing::tests::{region, slice};
     use crate::ledger::HostMemory;
     use crate::region::RegionKind;

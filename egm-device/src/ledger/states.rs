@@ -6,39 +6,14 @@ use std::fs::File;
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 use serde::{Serialize, Serializer};
 
-use super::gpus::HeldGpu;
+use super::held::{Held, HeldGpu};
 use super::record::{Doubt, Entry, Use};
 use super::{Ledger, LedgerError, Line, claim, inode};
-use crate::free::Evidence;
 use crate::owner::Owner;
 use crate::region::Region;
 use crate::region::usage::{self, Usage};
 use crate::retired::Retired;
 use crate::trust::Party;
-
-/// Bytes that an owner holds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Held {
-    /// Their place in the region.
-    pub span: Span<InRegion>,
-    /// The owner; `None` when the record has none.
-    pub owner: Option<Owner>,
-    /// State of the grant.
-    pub usage: Use,
-    /// Start of the grant, in seconds of 1970 by the wall clock; 0 when the record has none.
-    pub since: u64,
-    /// Evidence that quarantined bytes are in use.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub evidence: Vec<Evidence>,
-}
-
-impl Held {
-    /// Whether no owner has them, and they may be in use.
-    #[must_use]
-    pub fn is_quarantined(&self) -> bool {
-        self.usage == Use::Quarantined
-    }
-}
 
 /// The bytes of one region.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -33,7 +33,7 @@ pub use srat::Affinity;
 
 use std::path::PathBuf;
 
-use egm_address::{ByteSize, Host, Hpa, PciAddress, Span};
+use egm_address::{ByteSize, Host, Hpa, InRegion, Offset, PciAddress, Span};
 use serde::{Deserialize, Serialize};
 
 use crate::retired::Retired;
@@ -201,6 +201,13 @@ pub struct Slice {
     pub offset: u64,
     /// Bytes from first to last, retired pages included.
     pub size: ByteSize,
+}
+
+impl Slice {
+    /// Its bytes, counted in the region; `None` where they are no span.
+    pub(crate) fn span(&self) -> Option<Span<InRegion>> {
+        Span::new(Offset::new(self.offset), self.size.get()).ok()
+    }
 }
 
 impl Region {

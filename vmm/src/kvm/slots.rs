@@ -4,7 +4,7 @@
 //! `KVM_SET_USER_MEMORY_REGION2` one of the machine's own file (guest_memfd), which this process maps too.
 //! What callers may rely on: the memory of a slot is kept until the kernel no longer maps it.
 //! What they must do: drop [`Slots`] after the vCPUs, which run in the memory that it keeps.
-#![expect(unsafe_code, reason = "memory slots lend this process's address space to the guest")]
+#![expect(unsafe_code, reason = "memory slots map this process's address space into the guest")]
 
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
@@ -23,11 +23,11 @@ pub struct Slots {
     fd: Arc<VmFd>,
     /// Dropped after `fd`: the guest's page tables go before the memory that they point to. Locked while the kernel
     /// works, which it does for one change at a time anyway; nothing that answers the guest's accesses waits for it.
-    lent: Mutex<Places<Lent>>,
+    occupied: Mutex<Places<SlotMemory>>,
 }
 
 /// The memory of a slot, and its guest address.
-struct Lent {
+struct SlotMemory {
     gpa: Gpa,
     memory: Arc<dyn HostMemory>,
 }
@@ -59,7 +59,7 @@ pub trait SlotTable: Send + Sync {
 
 impl Slots {
     pub(super) fn new(fd: Arc<VmFd>) -> Self {
-        Self { fd, lent: Mutex::default() }
+        Self { fd, occupied: Mutex::default() }
     }
 
     /// Fills slot number `slot` with the first `size` bytes of `memory`; 0 empties it.
@@ -91,22 +91,22 @@ impl Slots {
             memory_size: size,
             userspace_addr,
         };
-        // SAFETY: `HostMemory` promises the range while the value lives, and `self.lent` keeps the value until the slot is
-        // empty again or `self` is gone, the last to go of what can run this guest.
+        // SAFETY: `HostMemory` promises the range while the value lives, and `self.occupied` keeps the value until the
+        // slot is empty again or `self` is gone, the last to go of what can run this guest.
         unsafe { self.fd.set_user_memory_region(region) }.map_err(error)
     }
 }
 
 impl SlotTable for Slots {
     fn add(&self, gpa: Gpa, memory: Arc<dyn HostMemory>) -> Result<Slot, KvmError> {
-        let mut lent = lock(&self.lent);
-        let slot = lent.next();
+        let mut occupied = lock(&self.occupied);
+        let slot = occupied.next();
         self.set(slot, gpa, memory.size(), memory.as_ref())?;
         if egm_address::fault!("memory-behind-its-end") {
             let end = Gpa::new(gpa.get().saturating_add(memory.size()));
             let _ = self.set(slot.saturating_add(1000), end, 0x1000, memory.as_ref());
         }
-        lent.fill(Lent { gpa, memory });
+        occupied.fill(SlotMemory { gpa, memory });
         Ok(Slot(slot))
     }
 
@@ -115,11 +115,11 @@ impl SlotTable for Slots {
     }
 
     fn remove(&self, slot: Slot) -> Result<(), KvmError> {
-        let mut lent = lock(&self.lent);
-        if let Some(Lent { gpa, memory }) = lent.get(slot.0) {
+        let mut occupied = lock(&self.occupied);
+        if let Some(SlotMemory { gpa, memory }) = occupied.get(slot.0) {
             self.set(slot.0, *gpa, 0, memory.as_ref())?;
         }
-        lent.empty(slot.0);
+        occupied.empty(slot.0);
         Ok(())
     }
 }

@@ -149,8 +149,7 @@ mod tests {
     #[test]
     fn the_picture_of_the_program_names_each_phase_in_its_order() {
         // Compiles only while each phase is made from the one before it.
-        let _: fn(&Spec, Option<&Broker>, Option<Confined>, &dyn Fn(&str, &str)) -> Outcome<Reserved> =
-            Reserved::of;
+        let _: fn(&Spec) -> Outcome<Reserved> = |spec| Reserved::of(spec, None, None, &|_, _| ());
         let _: fn(Reserved) -> Outcome<Opened> = Reserved::open;
         let _: fn(Opened) -> Outcome<Built> = Opened::build;
         let _: fn(Built) -> (machine::Ended, Reservation) = Built::run;

@@ -115,7 +115,7 @@ fn check_caching<'a>(
 
 fn lend_memory(vm: &Vm, ram: &GuestRam) -> Result<(), BuildError> {
     for piece in &ram.pieces {
-        vm.slots().add(piece.gpa, Arc::clone(&piece.lent) as Arc<dyn HostMemory>)?;
+        vm.slots().add(piece.gpa, Arc::clone(&piece.shared) as Arc<dyn HostMemory>)?;
     }
     Ok(())
 }

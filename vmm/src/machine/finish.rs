@@ -19,7 +19,7 @@ const MOST_COUNTERS: usize = 16;
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// A device and its names for messages.
-pub(super) struct Kept {
+pub(super) struct RunningDevice {
     pub(super) id: String,
     pub(super) name: String,
     pub(super) device: Arc<Mutex<dyn VirtioDevice>>,
@@ -28,7 +28,7 @@ pub(super) struct Kept {
 
 /// The counters of the devices that are not zero, and those of the host's functions, which `passed` has in words: one
 /// line, for the operator, which ends after [`MOST_COUNTERS`].
-pub(super) fn counted(devices: &[Kept], passed: Vec<String>) -> Option<String> {
+pub(super) fn counted(devices: &[RunningDevice], passed: Vec<String>) -> Option<String> {
     let own = devices.iter().flat_map(|kept| kept.function.counters().into_iter().map(|c| (&kept.id, c)));
     let own = own.filter(|(_, (_, number))| *number > 0);
     let mut all: Vec<_> = own.map(|(id, (what, number))| format!("{number} {what} at \"{id}\"")).collect();
@@ -77,11 +77,11 @@ impl Report for Unfinished {
 /// Quiesces `devices`, and runs the event loop meanwhile; the vCPUs have stopped. Ends early when the operator asks
 /// once more.
 pub(super) fn finish(
-    devices: &[Kept],
+    devices: &[RunningDevice],
     events: &mut EventManager<Subscriber>,
     exit: &ExitLatch,
 ) -> Vec<Unfinished> {
-    for Kept { device, .. } in devices {
+    for RunningDevice { device, .. } in devices {
         lock(device).reset();
     }
     let (start, mut limit) = (Instant::now(), SILENCE);
@@ -95,7 +95,7 @@ pub(super) fn finish(
             break;
         }
     }
-    devices.iter().filter_map(Kept::unfinished).collect()
+    devices.iter().filter_map(RunningDevice::unfinished).collect()
 }
 
 /// One turn of the event loop, of `limit` at most. Returns whether another is possible.
@@ -108,7 +108,7 @@ fn turn(events: &mut EventManager<Subscriber>, limit: Duration) -> bool {
     }
 }
 
-impl Kept {
+impl RunningDevice {
     fn unfinished(&self) -> Option<Unfinished> {
         let (name, mut device) = (self.name.clone(), lock(&self.device));
         match device.take_loss() {

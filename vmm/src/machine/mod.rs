@@ -47,7 +47,7 @@ pub struct Machine {
     events: EventManager<Subscriber>,
     vcpus: Vec<vcpu::Vcpu>,
     shared: Arc<vcpu::Shared>,
-    devices: Vec<finish::Kept>,
+    devices: Vec<finish::RunningDevice>,
     hotplug: Option<hotplug::Running>,
     poison: Arc<Mutex<poison::Poison>>,
     subscribers: Vec<Subscriber>,

@@ -40,21 +40,21 @@ pub(super) struct Own {
 
 /// A function's name, and where the guest finds it.
 #[derive(Clone, Copy)]
-pub(super) struct Seat<'a> {
+pub(super) struct GuestPlacement<'a> {
     pub(super) id: &'a str,
     pub(super) address: PciAddress,
     pub(super) bars: &'a [BarPlan],
 }
 
 impl Passer {
-    /// Makes the device of `seat` from `backend`, which was reset; other functions reach its BARs if allowed.
+    /// Makes the device of `placement` from `backend`, which was reset; other functions reach its BARs if allowed.
     pub(super) fn pass(
         &self,
-        seat: Seat<'_>,
+        placement: GuestPlacement<'_>,
         backend: Arc<dyn Backend>,
         own: Own,
     ) -> Result<New, PassthroughError> {
-        let Seat { id, address, bars } = seat;
+        let GuestPlacement { id, address, bars } = placement;
         let to = Connections {
             router: self.routes.of(address),
             line: own.line,
@@ -111,10 +111,11 @@ impl Passer {
         drop(fits);
         let Some((chosen, bars)) = found else { return Err(refused) };
         let bus = bridges.get(chosen).map_or(0, |bridge| bridge.secondary);
-        let seat = Seat { id, address: PciAddress::new(0, bus, 0, 0).unwrap_or(address), bars: &bars };
+        let placement =
+            GuestPlacement { id, address: PciAddress::new(0, bus, 0, 0).unwrap_or(address), bars: &bars };
         let backend: Arc<dyn Backend> = Arc::new(KernelFunction::open(address, domain)?);
         fresh(id, address, backend.as_ref())?;
-        Ok((chosen, self.pass(seat, backend, Own::default())?))
+        Ok((chosen, self.pass(placement, backend, Own::default())?))
     }
 }
 

@@ -10,8 +10,8 @@ use event_manager::MutEventSubscriber;
 use vm_memory::GuestMemoryMmap;
 
 use super::Subscriber;
-use super::finish::Kept;
-use super::passed::{Own, Passer, Seat};
+use super::finish::RunningDevice;
+use super::passed::{GuestPlacement, Own, Passer};
 use crate::config::{Device, DeviceKind};
 use crate::hotplug::{Occupant, Slot};
 use crate::kvm::{KvmError, SlotTable, Vm};
@@ -60,7 +60,7 @@ pub enum TreeError {
 /// The tree and what lives in it.
 pub(super) struct Tree {
     pub(super) root: RootComplex,
-    pub(super) devices: Vec<Kept>,
+    pub(super) devices: Vec<RunningDevice>,
     pub(super) subscribers: Vec<Subscriber>,
     /// Hot-plug ports with what is in them.
     pub(super) hotplug_slots: Vec<Slot>,
@@ -278,7 +278,7 @@ impl Tree {
             (OpenDevice::Net { .. }, _) => return Err(TreeError::Missing { id: id.to_owned() }),
         };
         let function = connections.transport(plan, id, Arc::clone(&virtio))?;
-        self.devices.push(Kept {
+        self.devices.push(RunningDevice {
             id: id.to_owned(),
             name: name(device),
             device: virtio,
@@ -316,8 +316,8 @@ fn passed(
         alone: decided.is_some_and(|passed| !passed.p2p),
         memory: decided.and_then(|passed| passed.memory.as_ref()).map_or_else(Vec::new, |m| m.bars.clone()),
     };
-    let seat = Seat { id, address: plan.address, bars: &plan.bars };
-    let new = connections.passer.pass(seat, backend, own);
+    let placement = GuestPlacement { id, address: plan.address, bars: &plan.bars };
+    let new = connections.passer.pass(placement, backend, own);
     let new = new.map_err(|source| TreeError::Passed { id: id.to_owned(), source })?;
     Ok(Endpoint::Passed(Occupant::new(id, new)))
 }

@@ -2,7 +2,7 @@
 //!
 //! Why it exists: `vm-memory` takes a mapping of ours only by raw pointer, and an IOMMU keeps one.
 //! What callers may rely on: every region of [`GuestRam::memory`] points into a [`Mapping`] that the same
-//! [`GuestRam`] holds, and no user outlives it: the machine drops its devices first. A [`Lent`] is a whole mapping.
+//! [`GuestRam`] holds, and no user outlives it: the machine drops its devices first. A [`SharedPiece`] is a whole mapping.
 #![expect(unsafe_code, reason = "vm-memory takes our mappings by raw pointer, and an IOMMU keeps one")]
 
 mod error;
@@ -35,7 +35,7 @@ pub struct Piece {
     /// Where this process sees it.
     pub mapping: Arc<Mapping>,
     /// The same, for KVM and devices.
-    pub lent: Arc<Lent>,
+    pub shared: Arc<SharedPiece>,
     /// Index of its backing in the plan.
     pub backing: usize,
     /// Offset of its first byte in the backing.
@@ -43,7 +43,7 @@ pub struct Piece {
 }
 
 /// A piece in the form that KVM and devices use.
-pub struct Lent {
+pub struct SharedPiece {
     mapping: Arc<Mapping>,
     source: Source,
     /// Offset of its first byte in the backing's file.
@@ -77,7 +77,7 @@ enum MadeOf {
     Other,
 }
 
-impl Lent {
+impl SharedPiece {
     fn new(
         mapping: &Arc<Mapping>,
         source: &Source,
@@ -103,7 +103,7 @@ impl Lent {
 
 // SAFETY: a `Mapping` is readable and writable at one place until it is dropped, and `self` holds it; it is shared, or private to
 // this process and never copied. References to its bytes are never made.
-unsafe impl HostMemory for Lent {
+unsafe impl HostMemory for SharedPiece {
     fn address(&self) -> NonNull<u8> {
         self.mapping.start()
     }
@@ -161,9 +161,9 @@ impl GuestRam {
             let (backing_plan, source) = described.ok_or_else(|| wrong(extent.gpa, "no such backing"))?;
             let mapping = map(source, backing_plan, extent)?;
             regions.push(region(source, &mapping, extent)?);
-            let lent = Arc::new(Lent::new(&mapping, source, extent, backing_plan.guest_memfd)?);
+            let shared = Arc::new(SharedPiece::new(&mapping, source, extent, backing_plan.guest_memfd)?);
             let Extent { backing, offset, .. } = extent;
-            pieces.push(Piece { gpa: Gpa::new(extent.gpa), mapping, lent, backing, offset });
+            pieces.push(Piece { gpa: Gpa::new(extent.gpa), mapping, shared, backing, offset });
         }
         let memory = GuestMemoryMmap::from_regions(regions).map_err(|e| wrong(0, &e.to_string()))?;
         Ok(Self { memory, pieces, backings })

@@ -32,7 +32,7 @@ pub enum PassedError {
     Dma(#[from] DmaError),
     /// Guest memory, for the device of a server.
     #[error("cannot share guest memory with the vfio-user server {}", socket.display())]
-    Lend {
+    Share {
         /// Its socket.
         socket: PathBuf,
         /// The reason.
@@ -46,7 +46,7 @@ impl Report for PassedError {
         match self {
             Self::Open(error) => opening(error),
             Self::Kvm(error) => error.blame(),
-            Self::Dma(_) | Self::Lend { .. } => Blame::Host,
+            Self::Dma(_) | Self::Share { .. } => Blame::Host,
         }
     }
 
@@ -55,12 +55,12 @@ impl Report for PassedError {
             Self::Open(error) => error.remedy(),
             Self::Kvm(_) => Some("load KVM's part of VFIO: modprobe vfio kvm".to_owned()),
             Self::Dma(error) => error.remedy(),
-            Self::Lend { source: DmaError::NoWay { .. }, .. } => Some(
+            Self::Share { source: DmaError::NoWay { .. }, .. } => Some(
                 "remove the device, or take the machine's memory from where it is a file: \"region\": \"memfd\" or \
                  \"hugetlb\""
                     .to_owned(),
             ),
-            Self::Lend { .. } => Some("look at what the server says, and start it again".to_owned()),
+            Self::Share { .. } => Some("look at what the server says, and start it again".to_owned()),
         }
     }
 }
@@ -138,7 +138,7 @@ impl AddressSpaces {
     /// How the functions come to reach all RAM of `plan`, slices among it, where the guest has it.
     ///
     /// # Errors
-    /// [`PassedError::Dma`] and [`PassedError::Lend`] when that can be known not to work.
+    /// [`PassedError::Dma`] and [`PassedError::Share`] when that can be known not to work.
     pub(super) fn maps(&self, plan: &Plan, ram: &GuestRam) -> Result<Maps, PassedError> {
         let all = |domain: &Arc<dyn Domain>| order(pieces(plan, ram), &domain.limits());
         let kernel = self.kernel.iter().map(|kernel| {
@@ -148,8 +148,8 @@ impl AddressSpaces {
             Ok(Map { socket: None, domain, pieces })
         });
         let servers = self.servers.domains().map(|(socket, domain)| {
-            let lend = |source| PassedError::Lend { socket: socket.to_owned(), source };
-            let pieces = all(&domain).map_err(lend)?;
+            let share = |source| PassedError::Share { socket: socket.to_owned(), source };
+            let pieces = all(&domain).map_err(share)?;
             Ok(Map { socket: Some(socket.to_owned()), domain, pieces })
         });
         kernel.chain(servers).collect::<Result<_, PassedError>>().map(Maps)
@@ -183,7 +183,7 @@ impl Maps {
     /// Maps it, each node's memory on a thread near it.
     ///
     /// # Errors
-    /// [`PassedError::Dma`] and [`PassedError::Lend`].
+    /// [`PassedError::Dma`] and [`PassedError::Share`].
     pub(super) fn make(self, facts: &Facts) -> Result<(), PassedError> {
         self.0.into_iter().try_for_each(|Map { socket, domain, pieces }| {
             let mapped = map_all(domain.as_ref(), pieces, &|node| {
@@ -191,7 +191,7 @@ impl Maps {
                 egm_device::pin(node.map(|node| &node.cpus));
             });
             mapped.map_err(|source| match socket {
-                Some(socket) => PassedError::Lend { socket, source },
+                Some(socket) => PassedError::Share { socket, source },
                 None => source.into(),
             })
         })
@@ -206,7 +206,7 @@ fn pieces(plan: &Plan, ram: &GuestRam) -> Vec<Piece> {
         let node = plan.backings.get(memory.backing)?.host_nodes.as_ref().and_then(only);
         Some(Piece {
             iova: Span::new(Iova::new(start.get()), size).ok()?,
-            memory: Arc::clone(&holder.lent) as Arc<dyn HostMemory>,
+            memory: Arc::clone(&holder.shared) as Arc<dyn HostMemory>,
             offset: start.offset_from(holder.gpa)?,
             access: Access::ReadWrite,
             node,

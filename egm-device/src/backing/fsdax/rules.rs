@@ -3,11 +3,35 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
-use rustix::fs::{StatVfsMountFlags, fstatvfs, major, minor};
+use rustix::fs::{AtFlags, StatVfsMountFlags, StatxAttributes, StatxFlags, fstatvfs, major, minor, statx};
+
+use crate::backing::error::{BackingError, DaxError};
+use crate::region::Region;
 
 /// The kernel's switch of leases of files.
 const LEASES: &str = "/proc/sys/fs/leases-enable";
+
+/// Whether `file` is a slice's: a regular file that is mapped directly.
+pub(in crate::backing) fn check(region: &Region, file: &File) -> Result<(), BackingError> {
+    let unknown = |source| BackingError::SliceFile {
+        region: region.name.clone(),
+        source: DaxError::at("identify", Path::new("the file"))(source),
+    };
+    let found = match file.metadata().map_err(unknown)?.is_file() {
+        true if is_dax(file).map_err(unknown)? => return Ok(()),
+        true => "a file in the page cache",
+        false => "no regular file",
+    };
+    let wanted = "a file of a file system that is mounted with \"dax\"";
+    Err(BackingError::NotTheDevice { region: region.name.clone(), found: found.to_owned(), wanted })
+}
+
+pub(crate) fn is_dax(file: &File) -> io::Result<bool> {
+    let found = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
+    Ok(found.stx_attributes.contains(StatxAttributes::DAX))
+}
 
 /// Facts of a region's folder.
 #[derive(Debug, Clone, Copy)]

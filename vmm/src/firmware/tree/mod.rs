@@ -42,7 +42,7 @@ pub fn stub(image: &Image, chosen: &Chosen<'_>) -> Result<Vec<u8>, FirmwareError
     let root = tree.begin_node("")?;
     tree.property_u32("#address-cells", 2)?;
     tree.property_u32("#size-cells", 2)?;
-    write_chosen(&mut tree, chosen, Told::Efi(efi))?;
+    write_chosen(&mut tree, chosen, ChosenTarget::Efi(efi))?;
     tree.end_node(root)?;
     Ok(tree.finish()?)
 }
@@ -60,18 +60,22 @@ pub fn full(plan: &Plan, chosen: &Chosen<'_>) -> Result<Vec<u8>, FirmwareError> 
     tree.property_u32("#address-cells", 2)?;
     tree.property_u32("#size-cells", 2)?;
     machine::write(&mut tree, plan)?;
-    write_chosen(&mut tree, chosen, Told::Machine { console: machine::console(plan) })?;
+    write_chosen(&mut tree, chosen, ChosenTarget::Machine { console: machine::console(plan) })?;
     tree.end_node(root)?;
     Ok(tree.finish()?)
 }
 
 /// Target of `/chosen`.
-enum Told<'a> {
+enum ChosenTarget<'a> {
     Efi(&'a Efi),
     Machine { console: Option<String> },
 }
 
-fn write_chosen(tree: &mut FdtWriter, chosen: &Chosen<'_>, told: Told<'_>) -> Result<(), FirmwareError> {
+fn write_chosen(
+    tree: &mut FdtWriter,
+    chosen: &Chosen<'_>,
+    target: ChosenTarget<'_>,
+) -> Result<(), FirmwareError> {
     let node = tree.begin_node("chosen")?;
     tree.property_string("bootargs", chosen.command_line)?;
     if let Some(initrd) = chosen.initrd {
@@ -80,8 +84,8 @@ fn write_chosen(tree: &mut FdtWriter, chosen: &Chosen<'_>, told: Told<'_>) -> Re
     }
     tree.property_u64("kaslr-seed", chosen.kaslr_seed)?;
     tree.property("rng-seed", &chosen.rng_seed)?;
-    match told {
-        Told::Efi(efi) => {
+    match target {
+        ChosenTarget::Efi(efi) => {
             let map_size = u32::try_from(efi.memory_map.size()).unwrap_or(u32::MAX);
             tree.property_u64("linux,uefi-system-table", efi.system_table.get())?;
             tree.property_u64("linux,uefi-mmap-start", efi.memory_map.start().get())?;
@@ -90,7 +94,7 @@ fn write_chosen(tree: &mut FdtWriter, chosen: &Chosen<'_>, told: Told<'_>) -> Re
             tree.property_u32("linux,uefi-mmap-desc-ver", DESCRIPTOR_VERSION)?;
             tree.property_u32("linux,uefi-secure-boot", SECURE_BOOT_DISABLED)?;
         }
-        Told::Machine { console } => {
+        ChosenTarget::Machine { console } => {
             if let Some(console) = console {
                 tree.property_string("stdout-path", &console)?;
             }
