@@ -5,7 +5,7 @@
 //!         rules   Plan,       Resources Machine  ExitReason
 //!                 slices
 //! ```
-//! Side effects start in `Reserved`, and drop undoes them; nothing after its [plan](plan) makes decisions. `launch` has the
+//! Side effects start in `Reserved`, and drop undoes them; nothing after its [plan] makes decisions. `launch` has the
 //! phases.
 
 #![deny(clippy::print_stderr)] // notes and warnings are events of `tracing`
