@@ -338,7 +338,6 @@ impl Client {
 
     fn lose(&mut self, error: CallError) -> CallError {
         self.lost = Some(error.in_one_line());
-        self.session.close();
         if let Ok(closer) = self.connection.closer() {
             closer.close();
         }

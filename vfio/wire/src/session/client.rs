@@ -86,7 +86,7 @@ impl Client {
     }
 
     /// Closes the session: no later message is accepted.
-    pub fn close(&mut self) {
+    fn close(&mut self) {
         self.state = State::Closed;
         self.waiting.clear();
     }
