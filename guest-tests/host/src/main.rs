@@ -3,90 +3,21 @@
 //! On a host with a KVM that runs Linux, scenarios run on that host. Elsewhere QEMU boots an emulated host (L1), and
 //! this same program runs the scenarios inside it: there is one runner, and the lab only provides its machine.
 
-mod bad_page;
+mod assigned;
 mod bench;
-mod boot;
-mod broker;
-mod cache;
-mod capability;
-mod cargo;
-mod cloud_api;
-mod command;
-mod confined;
-mod console;
-mod cpio;
-mod debian;
-mod disk;
-mod dma_pin;
-mod emulator;
-mod error;
+mod commands;
+mod engine;
 mod faults;
-mod functions;
 mod grace;
-mod granted;
-mod hand;
-mod host_parts;
-mod initramfs;
-mod iommu;
-mod judge;
-mod kcore;
-mod kernel;
-mod kernel_tests;
-mod l1;
-mod logs;
-mod machine_file;
-mod modules;
+mod hosts;
+mod images;
 mod mutants;
-mod own_memory;
-mod pagemap;
-mod passed;
-mod passed_dma;
-mod passed_error;
-mod passed_fault;
-mod passed_moves;
-mod passed_net;
-mod passed_pair;
-mod passed_refused;
-mod passed_reset;
-mod passed_rounds;
-mod passed_user;
-mod peer;
-mod peer_guest;
-mod peer_monitor;
-mod peer_parts;
-mod peer_program;
-mod physical;
-mod plugged;
-mod pmem;
-mod pool;
-mod portable;
-mod process;
-mod progress;
-mod qemu;
-mod qmp;
-mod ram_pages;
+mod peers;
 mod rdma;
-mod rdma_kit;
-mod regions;
-mod results;
-mod roce;
-mod rootfs;
-mod run;
-mod run_config;
-mod run_scenario;
-mod scenario;
+mod runner;
 mod scenarios;
-mod served;
-mod session;
-mod shard;
 mod skips;
-mod slice_device;
-mod slice_files;
-mod slice_owners;
 mod slices;
-mod step;
-mod steps;
-mod tools;
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -97,17 +28,21 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::bench::BenchArguments;
-use crate::cache::Cache;
-use crate::capability::{Host, Where};
-use crate::emulator::Emulator;
-use crate::error::LabError;
+use crate::commands::grace::GraceArguments;
+use crate::commands::run_config::RunConfigArguments;
+use crate::commands::session::RunArguments;
+use crate::engine::error::LabError;
+use crate::engine::scenario::GraceKernel;
 use crate::faults::FaultsArguments;
-use crate::grace::GraceArguments;
+use crate::hosts::capability::{Host, Where};
+use crate::images::cache::Cache;
+use crate::images::emulator::Emulator;
+use crate::images::initramfs;
+use crate::images::kernel;
 use crate::mutants::MutantsArguments;
-use crate::run_config::RunConfigArguments;
-use crate::scenario::GraceKernel;
-use crate::session::RunArguments;
 use crate::skips::SkipsArguments;
+use crate::slices::grant;
+use crate::slices::owners;
 
 /// Boots virtual machines and judges the reports of their guests.
 #[derive(Debug, Parser)]
@@ -230,16 +165,16 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
             println!("{}", path.display());
             Ok(ExitCode::SUCCESS)
         }
-        Verb::Run(arguments) => session::run(&arguments),
-        Verb::RunConfig(arguments) => run_config::run(&arguments),
+        Verb::Run(arguments) => commands::session::run(&arguments),
+        Verb::RunConfig(arguments) => commands::run_config::run(&arguments),
         Verb::Skips(arguments) => skips::run(&arguments),
         Verb::Faults(arguments) => faults::run(&arguments),
         Verb::Mutants(arguments) => mutants::run(&arguments),
         Verb::Bench(arguments) => bench::run(&arguments),
-        Verb::Zeros => Ok(ExitCode::from(u8::from(!slices::check_zeros()?))),
-        Verb::SliceOwner { mark } => slice_owners::own(mark).map(|()| ExitCode::SUCCESS),
-        Verb::Demo => session::demo(),
-        Verb::Grace(arguments) => grace::run(&arguments),
+        Verb::Zeros => Ok(ExitCode::from(u8::from(!grant::check_zeros()?))),
+        Verb::SliceOwner { mark } => owners::own(mark).map(|()| ExitCode::SUCCESS),
+        Verb::Demo => commands::session::demo(),
+        Verb::Grace(arguments) => commands::grace::run(&arguments),
         Verb::Qemu { arguments } => {
             // `exec` replaces this program and returns only on error.
             let error = Emulator::of(&Cache::open()?)?.command().args(arguments).exec();
@@ -279,4 +214,65 @@ fn check(json: bool) -> Result<ExitCode, LabError> {
         );
     }
     Ok(ExitCode::from(if host.place.is_some() { 0 } else { 3 }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
+
+    /// The folders, from the lowest: those of one row do not use each other.
+    const FOLDERS: [&[&str]; 10] = [
+        &["engine"],
+        &["images"],
+        &["hosts"],
+        &["skips"],
+        &["runner"],
+        &["rdma", "slices"],
+        &["assigned"],
+        &["grace", "peers"],
+        &["scenarios"],
+        &["bench", "commands", "faults", "mutants"],
+    ];
+    /// The one use within a row: a planted fault's scenario runs as by `egm-lab run`.
+    const EXCEPTION: (&str, &str) = ("faults", "commands");
+
+    fn row(folder: &str) -> usize {
+        let row = FOLDERS.iter().position(|row| row.contains(&folder));
+        row.unwrap_or_else(|| panic!("{folder} is in no row"))
+    }
+
+    /// Folders that the production code of `text` names.
+    fn used(text: &str) -> BTreeSet<&str> {
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let code = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let paths = code.flat_map(|line| line.split("crate::").skip(1));
+        paths.filter_map(|path| path.split(|c: char| !c.is_alphanumeric() && c != '_').next()).collect()
+    }
+
+    fn files(folder: &Path) -> Vec<String> {
+        let mut texts = Vec::new();
+        for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let path = entry.path();
+            if path.is_dir() {
+                texts.append(&mut files(&path));
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                texts.push(fs::read_to_string(&path).unwrap());
+            }
+        }
+        texts
+    }
+
+    #[test]
+    fn a_folder_uses_only_itself_and_lower_ones() {
+        let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        for folder in FOLDERS.concat() {
+            let texts = files(&src.join(folder));
+            assert!(!texts.is_empty(), "{folder}");
+            for other in texts.iter().flat_map(|text| used(text)).filter(|other| *other != folder) {
+                assert!(row(other) < row(folder) || (folder, other) == EXCEPTION, "{folder} uses {other}");
+            }
+        }
+    }
 }

@@ -54,7 +54,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("guest-tests/vendor/src/verbs/library.rs", "functions of libibverbs"),
     ("guest-tests/vendor/src/verbs/memory.rs", "memory that an RDMA device writes"),
     ("guest-tests/vendor/src/verbs/queue.rs", "calls of libibverbs about queues"),
-    ("guest-tests/host/src/physical.rs", "host memory as it lies there"),
+    ("guest-tests/host/src/hosts/physical.rs", "host memory as it lies there"),
     ("vfio/src/kernel/sys.rs", "ioctls of VFIO and iommufd"),
     ("vfio/src/mapping.rs", "mmap of BARs and of a server's memory"),
     ("vfio/src/memory.rs", "the promise that memory lent to devices stays"),

@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use super::Section;
 use super::emulated::{EmulatedHost, FUNCTION};
 use super::figures::{Report, Row, Summary, Target};
-use crate::command::Tool;
-use crate::error::LabError;
-use crate::kernel;
-use crate::progress::Stage;
+use crate::engine::command::Tool;
+use crate::engine::error::LabError;
+use crate::engine::progress::Stage;
+use crate::images::kernel;
 
 /// The benchmark among the tools.
 const PROGRAM: &str = "bench-dma";

@@ -8,14 +8,15 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 
 use super::Section;
-use crate::cache::Cache;
-use crate::cargo;
-use crate::error::LabError;
-use crate::kernel::StockKernel;
-use crate::l1;
-use crate::portable::Portable;
-use crate::progress::Stage;
-use crate::tools::Tools;
+use crate::engine::error::LabError;
+use crate::engine::logs;
+use crate::engine::progress::Stage;
+use crate::hosts::l1;
+use crate::images::cache::Cache;
+use crate::images::cargo;
+use crate::images::kernel::StockKernel;
+use crate::images::portable::Portable;
+use crate::images::tools::Tools;
 
 /// Maximum attempts with an emulated host that ends without figures.
 const ATTEMPTS: usize = 3;
@@ -88,7 +89,7 @@ impl EmulatedHost {
         let path = self.share.join(&file);
         let arguments = [&["bench", &name, "--within", "/run/tools", "--report", "/share"], words].concat();
         for attempt in 1..=ATTEMPTS {
-            l1::remove(&path)?;
+            logs::remove(&path)?;
             l1::boot(kernel, &self.cache, section.clock(), &self.share, &arguments, SILENCE)?;
             if let Ok(json) = fs::read(&path) {
                 return LabError::json(file, &json);

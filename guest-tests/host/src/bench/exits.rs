@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 use super::Section;
 use super::emulated::{self, EmulatedHost, FUNCTION};
 use super::figures::{Report, Row, Summary};
-use crate::command::Tool;
-use crate::error::LabError;
-use crate::kernel;
-use crate::process::{Limit, Reaction, watch};
-use crate::tools::Tools;
+use crate::engine::command::Tool;
+use crate::engine::error::LabError;
+use crate::engine::process::{Limit, Reaction, watch};
+use crate::images::kernel;
+use crate::images::tools::Tools;
 
 /// The monitor that does nothing, among the tools.
 const FLOOR: &str = "bench-exit";
@@ -63,7 +63,7 @@ impl Subject {
     /// QEMU's NVMe drive: 65 vectors.
     fn drive() -> Self {
         Self {
-            name: "a passed NVMe drive, in the lab, 1 ns an instruction",
+            name: "an assigned NVMe drive, in the lab, 1 ns an instruction",
             ours: serde_json::json!({ "type": "vfio", "function": FUNCTION, "root_port": false }),
             qemu: format!("vfio-pci,host={FUNCTION},rombar=0"),
             ids: 0x0010_1b36,

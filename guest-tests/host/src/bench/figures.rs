@@ -155,13 +155,13 @@ pub(crate) struct Report {
 
 impl Report {
     /// Adds the figures of `section`; a section with an error is skipped with its reason.
-    pub(crate) fn extend(&mut self, section: &str, outcome: Result<Self, crate::error::LabError>) {
+    pub(crate) fn extend(&mut self, section: &str, outcome: Result<Self, crate::engine::error::LabError>) {
         match outcome {
             Ok(other) => {
                 self.rows.extend(other.rows);
                 self.skipped.extend(other.skipped);
             }
-            Err(error) => self.skipped.push(format!("{section}: {}", crate::error::chain(&error))),
+            Err(error) => self.skipped.push(format!("{section}: {}", crate::engine::error::chain(&error))),
         }
     }
 

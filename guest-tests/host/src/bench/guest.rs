@@ -12,10 +12,10 @@ use super::Section;
 use super::emulated::{self, EmulatedHost};
 use super::figures::{Report, Row, Summary, Target};
 use super::launch::Launched;
-use crate::error::LabError;
-use crate::initramfs;
-use crate::kernel;
-use crate::tools::Tools;
+use crate::engine::error::LabError;
+use crate::images::initramfs;
+use crate::images::kernel;
+use crate::images::tools::Tools;
 
 const MIB: u64 = 512;
 const ROUNDS: usize = 3;
@@ -57,7 +57,7 @@ pub(super) fn run(directory: &Path) -> Result<Report, LabError> {
                 Err(error) => {
                     report
                         .skipped
-                        .push(format!("QEMU in the emulated host: {}", crate::error::chain(&error)));
+                        .push(format!("QEMU in the emulated host: {}", crate::engine::error::chain(&error)));
                 }
             }
         }

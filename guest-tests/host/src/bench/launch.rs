@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::error::LabError;
+use crate::engine::error::LabError;
 
 /// Maximum console output in bytes without the mark.
 const MAX_CONSOLE: usize = 1 << 20;

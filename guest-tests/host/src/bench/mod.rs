@@ -2,6 +2,7 @@
 //!
 //! A missed target is reported and is no failure: machines differ, and a person judges figures.
 
+mod assigned;
 mod dma;
 mod emulated;
 mod exits;
@@ -9,7 +10,6 @@ mod figures;
 mod guest;
 mod launch;
 mod monitor;
-mod passed;
 mod payload;
 mod prefault;
 mod served;
@@ -24,11 +24,11 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use figures::Report;
 
-use crate::command::Tool;
-use crate::error::LabError;
-use crate::peer_program::{PeerName, PeerProgram, find};
-use crate::progress::Stage;
-use crate::qemu::Clock;
+use crate::engine::command::Tool;
+use crate::engine::error::LabError;
+use crate::engine::peer_program::{PeerName, PeerProgram, find};
+use crate::engine::progress::Stage;
+use crate::hosts::qemu::Clock;
 
 /// Sections in which monitors that the user provides take part.
 const WITH_PEERS: [Section; 3] = [Section::Start, Section::Memory, Section::Prefault];
@@ -84,7 +84,8 @@ enum Section {
     /// Memory mapped for a device, in the emulated host.
     Dma,
     /// Start with a function of the emulated host.
-    Passed,
+    #[value(name = "passed")]
+    Assigned,
     /// A slice as a PCI function: a register's round trip, its memory as a client maps it and as a guest does.
     Served,
     /// What a register costs that the monitor answers, here and in the emulated host.
@@ -94,7 +95,7 @@ enum Section {
 impl Section {
     /// As on the command line.
     fn name(self) -> String {
-        format!("{self:?}").to_lowercase()
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
     /// Clock of an emulated host for this section. The kernel's work for a map or an exit is the same each time, but an
@@ -126,7 +127,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
         return Ok(ExitCode::SUCCESS);
     }
     let programs = directory.join("programs");
-    let egm_vmm = copied(&crate::tools::beside("egm-vmm")?, &programs.join("tested"))?;
+    let egm_vmm = copied(&crate::images::tools::beside("egm-vmm")?, &programs.join("tested"))?;
     let copied = |peer: &PeerProgram| peer.copied(|path| copied(path, &programs.join(peer.name().name())));
     let peers = arguments.peers.iter().map(copied);
     let peers = &peers.collect::<Result<Vec<_>, _>>()?;
@@ -144,7 +145,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
             Section::Scrub => prefault::scrub(),
             Section::Guest => guest::run(&directory),
             Section::Dma => dma::run(&directory),
-            Section::Passed => passed::run(&directory),
+            Section::Assigned => assigned::run(&directory),
             Section::Served => served::run(&directory),
             Section::Exits => exits::run(&egm_vmm, &directory),
         };
@@ -187,7 +188,7 @@ fn within(section: Section, tools: &Path, directory: &Path, qemu: bool) -> Resul
     match section {
         Section::Guest => write(&path, &guest::within(tools, directory, qemu)?),
         Section::Dma => write(&path, &dma::within(tools)?),
-        Section::Passed => write(&path, &passed::within(tools, directory)?),
+        Section::Assigned => write(&path, &assigned::within(tools, directory)?),
         Section::Served => write(&path, &served::within(tools, directory)?),
         Section::Exits => write(&path, &exits::within(tools, directory)?),
         other => Err(LabError::Usage(format!("{} is not measured in the emulated host", other.name()))),

@@ -6,8 +6,8 @@ use std::process::Command;
 
 use super::figures::Report;
 use super::smaps::GuestMemory;
-use crate::error::LabError;
-use crate::peer_program::{PeerName, PeerProgram, find};
+use crate::engine::error::LabError;
+use crate::engine::peer_program::{PeerName, PeerProgram, find};
 
 /// QEMU's processor. Without architectural capabilities, which not every KVM lets QEMU set.
 const QEMU_CPU: &str = "max,-arch-capabilities";

@@ -12,8 +12,8 @@ use super::figures::{Report, Row, Summary, Target};
 use super::launch::Launched;
 use super::monitor::{Monitor, Payload, peers};
 use super::smaps::beside_guest;
-use crate::error::LabError;
-use crate::peer_program::PeerProgram;
+use crate::engine::error::LabError;
+use crate::engine::peer_program::PeerProgram;
 
 /// Guest memory of every VMM.
 const MIB: u64 = 256;

@@ -9,8 +9,8 @@ use super::launch::Launched;
 use super::measured;
 use super::monitor::{Monitor, provided};
 use super::payload::{qemu_memory, seconds_to_first_byte, write_hello};
-use crate::error::LabError;
-use crate::peer_program::PeerProgram;
+use crate::engine::error::LabError;
+use crate::engine::peer_program::PeerProgram;
 
 /// Memory to make present, unless a third of the available memory is less.
 const MIB: u64 = 4 << 10;

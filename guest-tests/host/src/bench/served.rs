@@ -11,12 +11,12 @@ use egm_guest::findings::Line;
 use super::emulated::EmulatedHost;
 use super::figures::{Report, Row, Summary, Target};
 use super::{Rounds, Section, measured};
-use crate::command::Tool;
-use crate::error::LabError;
-use crate::initramfs;
-use crate::kernel;
-use crate::process::{Limit, Reaction, watch};
-use crate::tools::Tools;
+use crate::engine::command::Tool;
+use crate::engine::error::LabError;
+use crate::engine::process::{Limit, Reaction, watch};
+use crate::images::initramfs;
+use crate::images::kernel;
+use crate::images::tools::Tools;
 
 /// Memory that is mapped: far more than caches hold.
 const MIB: u64 = 256;

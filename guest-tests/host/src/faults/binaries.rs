@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use crate::cargo::{self, Built};
-use crate::error::LabError;
+use crate::engine::error::LabError;
+use crate::engine::progress::Stage;
 use crate::faults::table::{Finder, Row};
-use crate::progress::Stage;
+use crate::images::cargo::{self, Built};
 
 /// Test programs.
 #[derive(Debug)]

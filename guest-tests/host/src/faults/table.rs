@@ -4,11 +4,8 @@ use std::fmt;
 
 use serde::Deserialize;
 
-use crate::error::LabError;
-use crate::scenario::WITH_FAULT;
-
-/// The variable that chooses a fault.
-pub(crate) const VARIABLE: &str = "EGM_FAULT";
+use crate::engine::error::LabError;
+use crate::engine::scenario::WITH_FAULT;
 
 /// The variable with the file in which a process reports that it reached its fault.
 pub(super) const REACHED: &str = "EGM_FAULT_REACHED";

@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use egm_guest::findings::Outcome as Judged;
 
-use crate::error::LabError;
+use crate::engine::error::LabError;
+use crate::engine::process::{Ending, Limit, Reaction, watch};
+use crate::engine::results::ScenarioResult;
+use crate::engine::scenario::FAULT_VARIABLE;
 use crate::faults::binaries::{Binaries, Binary};
-use crate::faults::table::{Finder, REACHED, Row, VARIABLE};
+use crate::faults::table::{Finder, REACHED, Row};
 use crate::faults::{Outcome, Verdict, files};
-use crate::process::{Ending, Limit, Reaction, watch};
-use crate::results::ScenarioResult;
 use crate::skips::{Site, Skips};
 
 /// Silence after which a test that a fault keeps waiting has failed.
@@ -82,13 +83,13 @@ fn start(binary: &Binary<'_>, test: &str, fault: Option<&str>, folder: &Path) ->
     command
         .args(["--exact", test, "--nocapture", "--test-threads=1"])
         .current_dir(&binary.folder)
-        .env_remove(VARIABLE)
+        .env_remove(FAULT_VARIABLE)
         // Proptest must not keep seeds of planted failures.
         .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
     let reports = std::path::absolute(folder.join("reached")).map_err(LabError::file("find", folder))?;
     if let Some(fault) = fault {
         make_for_all(&reports).map_err(LabError::file("make", &reports))?;
-        command.env(VARIABLE, fault).env(REACHED, &reports);
+        command.env(FAULT_VARIABLE, fault).env(REACHED, &reports);
     }
     let mark = if fault.is_some() { "faulty" } else { "clean" };
     let (out, errors) = (folder.join(format!("{mark}.out")), folder.join(format!("{mark}.err")));
@@ -143,7 +144,7 @@ pub(super) fn of_scenario(
             fs::read(path).is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(words.trim_end()))
         };
         files(&report.join(&result.scenario)).iter().any(|path| has(path))
-            || has(&report.join(crate::l1::LOG))
+            || has(&report.join(crate::hosts::l1::LOG))
     };
     let red: Vec<_> =
         result.cases.iter().filter(|case| matches!(case.outcome, Judged::Failed | Judged::Error)).collect();

@@ -3,15 +3,16 @@
 
 use std::fs::File;
 
-use crate::error::LabError;
-use crate::host_parts::Plan;
-use crate::judge::Expected;
-use crate::passed::refused;
-use crate::process::{Ending, Limit, Reaction, watch};
-use crate::run::{Machine, Runner};
-use crate::scenario::Scenario;
-use crate::slices::{HOST_LACKS, zeros};
-use crate::steps::{Fault, Step, Steps};
+use crate::engine::error::LabError;
+use crate::engine::judge::Expected;
+use crate::engine::process::{Ending, Limit, Reaction, watch};
+use crate::engine::scenario::Scenario;
+use crate::hosts::parts::Plan;
+use crate::runner::machine::{Machine, Runner};
+use crate::runner::refusal::HOST_LACKS;
+use crate::runner::refusal::refused;
+use crate::runner::steps::{Fault, Step, Steps};
+use crate::slices::host_words::zeros;
 
 /// The guest that is killed prints this when it uses its slice.
 const BEAT: &str = "egm-beat 0x";

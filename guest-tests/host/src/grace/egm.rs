@@ -4,22 +4,22 @@ use std::fs::File;
 
 use egm_guest::findings::Line;
 
-use crate::error::LabError;
-use crate::host_parts::Plan;
-use crate::judge::Expected;
-use crate::physical::Physical;
-use crate::scenario::Scenario;
-use crate::slices;
-use crate::steps::{Fault, Step, Steps};
+use crate::engine::error::LabError;
+use crate::engine::judge::Expected;
+use crate::engine::scenario::Scenario;
+use crate::hosts::parts::Plan;
+use crate::hosts::physical::Physical;
+use crate::runner::steps::{Fault, Step, Steps};
+use crate::slices::owned;
 
-use super::machine::{BLOCK, retired_in};
+use crate::hosts::grace::machine::{BLOCK, retired_in};
 
 /// Value that the lab leaves at the beginning and the end of a retired block, while a guest has the slice around it.
 const MARK: u64 = 0x6465_7269_7465_7221;
 
 /// Runs the scenario of a slice of an EGM device.
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
-    slices::run(steps)?;
+    owned::run(steps)?;
     let Steps { runner, scenario, report, .. } = *steps;
     let whole = Scenario { words: "egm.checks=memory_map,egm_pattern", ..*scenario };
     let machine = runner.machine(&whole, report)?;

@@ -1,13 +1,14 @@
 //! Scenario: a GPU with memory that processors share. The VMM refuses it before it is ready; a guest uses its memory to
 //! the last byte, and so does another function; the memory lies at the driver's address; the GPU is free afterwards.
 
-use crate::error::LabError;
-use crate::hand::{self, DECODE};
-use crate::passed::refused;
-use crate::slices::{HOST_LACKS, physical};
-use crate::steps::{Fault, Step, Steps};
+use crate::assigned::held::{self, DECODE};
+use crate::engine::error::LabError;
+use crate::runner::refusal::HOST_LACKS;
+use crate::runner::refusal::refused;
+use crate::runner::steps::{Fault, Step, Steps};
+use crate::slices::host_words::physical;
 
-use super::machine::memory_of;
+use crate::hosts::grace::machine::memory_of;
 
 /// Offset in BAR 0 of the link's training word, and its value once the link is trained.
 const LINK: u64 = 0x1498;
@@ -20,7 +21,7 @@ const WORD: u64 = 8;
 /// Runs the scenario with its first function, a GPU.
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let Steps { runner, scenario, report, .. } = *steps;
-    let gpu = scenario.passed.first().copied().unwrap_or_default();
+    let gpu = scenario.assigned.first().copied().unwrap_or_default();
     let folder = steps.folder("waits")?;
     let machine = runner.machine(scenario, &folder)?;
     steps.step("not-ready", || {
@@ -39,7 +40,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
 
 /// Sets the GPU's link word to trained or not trained.
 fn link(gpu: &str, value: u64) -> Step {
-    hand::page(gpu, 0, LINK, DECODE)?.set_word(LINK & 0xfff, value).ok_or("no such word")?;
+    held::page(gpu, 0, LINK, DECODE)?.set_word(LINK & 0xfff, value).ok_or("no such word")?;
     Ok(())
 }
 

@@ -6,16 +6,16 @@
 
 use std::fs;
 
-use crate::error::LabError;
-use crate::hand::{self, DECODE};
-use crate::iommu;
-use crate::judge::Expected;
-use crate::passed::refused;
-use crate::passed_error::{MARK, inject, times};
-use crate::passed_fault::{found, transfer};
-use crate::scenario::Scenario;
-use crate::slices::HOST_LACKS;
-use crate::steps::{Fault, Step, Steps};
+use crate::assigned::aer::{MARK, inject, times};
+use crate::assigned::held::{self, DECODE};
+use crate::assigned::iommu_fault::{found, transfer};
+use crate::engine::error::LabError;
+use crate::engine::judge::Expected;
+use crate::engine::scenario::Scenario;
+use crate::hosts::iommu;
+use crate::runner::refusal::HOST_LACKS;
+use crate::runner::refusal::refused;
+use crate::runner::steps::{Fault, Step, Steps};
 
 use super::gpu::in_place;
 
@@ -36,7 +36,7 @@ const RESET: &str = "egm.checks=pci,functions egm.exit=reset";
 /// Runs the scenario with its two functions: the GPU, and an engine of QEMU's.
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let Steps { runner, scenario, report, .. } = *steps;
-    let [gpu, engine] = scenario.passed else {
+    let [gpu, engine] = scenario.assigned else {
         return Err(LabError::Usage(format!("{} needs two functions", scenario.name)));
     };
     let folder = steps.folder("waits")?;
@@ -89,11 +89,11 @@ fn lost(steps: &mut Steps<'_>, gpu: &str) -> Result<(), LabError> {
 }
 
 fn get(gpu: &str, register: u64) -> Result<u64, Fault> {
-    Ok(hand::page(gpu, 0, register, DECODE)?.word(register).ok_or("no such register")?)
+    Ok(held::page(gpu, 0, register, DECODE)?.word(register).ok_or("no such register")?)
 }
 
 fn set(gpu: &str, reads: u64) -> Step {
-    hand::page(gpu, 0, READS, DECODE)?.set_word(READS, reads).ok_or("no such register")?;
+    held::page(gpu, 0, READS, DECODE)?.set_word(READS, reads).ok_or("no such register")?;
     Ok(())
 }
 

@@ -12,17 +12,17 @@ use std::path::Path;
 
 use egm_guest::findings::{Check, Line};
 
-use crate::error::LabError;
-use crate::host_parts::Plan;
-use crate::judge::Expected;
-use crate::rdma::{alone, pair, together, with_a_card_each};
-use crate::roce::{self, Mac, Way, Wire};
-use crate::run::Machine;
-use crate::scenario::Scenario;
-use crate::slices::physical;
-use crate::steps::{Fault, Steps, timed};
+use crate::engine::error::LabError;
+use crate::engine::judge::Expected;
+use crate::engine::scenario::Scenario;
+use crate::hosts::parts::Plan;
+use crate::rdma::guests::{alone, pair, together, with_a_card_each};
+use crate::rdma::roce::{self, Mac, Way, Wire};
+use crate::runner::machine::Machine;
+use crate::runner::steps::{Fault, Steps, timed};
+use crate::slices::host_words::physical;
 
-use super::machine::WIRE;
+use crate::hosts::grace::machine::WIRE;
 
 /// The EGM device of the other guest: each can be open once.
 const OTHER: &str = "egm5";
@@ -259,7 +259,7 @@ mod tests {
     fn the_cards_are_those_of_the_emulated_host_and_the_guests_differ() {
         let scenario = select(&["grace-rdma".into()], true).unwrap().remove(0);
         let ([first, second], _) = with_a_card_each(&scenario).unwrap();
-        assert_eq!((first.passed, second.passed), (&["0000:02:00.0"][..], &["0000:06:00.0"][..]));
+        assert_eq!((first.assigned, second.assigned), (&["0000:02:00.0"][..], &["0000:06:00.0"][..]));
         assert_ne!(scenario.region, Some(OTHER));
         assert!(WORDS.iter().all(|words| words.contains(&format!("egm.arg.size={SIZE} "))));
     }

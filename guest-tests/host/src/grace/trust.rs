@@ -5,14 +5,14 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use crate::error::LabError;
-use crate::passed::refused;
-use crate::physical::Physical;
-use crate::regions;
-use crate::run::Runner;
-use crate::scenario::Scenario;
-use crate::slices::HOST_LACKS;
-use crate::steps::{Fault, Step, Steps};
+use crate::engine::error::LabError;
+use crate::engine::scenario::Scenario;
+use crate::hosts::physical::Physical;
+use crate::runner::machine::Runner;
+use crate::runner::refusal::HOST_LACKS;
+use crate::runner::refusal::refused;
+use crate::runner::regions;
+use crate::runner::steps::{Fault, Step, Steps};
 
 /// The trust domain of both.
 const DOMAIN: &str = "lab";
@@ -29,7 +29,7 @@ const ANSWER: u64 = 0x6465_6863_6165_7221;
 /// Runs the scenario of the first function of `scenario`, a GPU.
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let Steps { runner, scenario, region, report, .. } = *steps;
-    let gpu = scenario.passed.first().copied().unwrap_or_default();
+    let gpu = scenario.assigned.first().copied().unwrap_or_default();
     // Planned while the region is free. The machine has no slice of it: a GPU is enough.
     let machine = runner.machine(&Scenario { region: Some(ELSEWHERE), ..*scenario }, report)?;
     steps.step("GPU refused", || {

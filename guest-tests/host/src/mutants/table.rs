@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::error::LabError;
+use crate::engine::error::LabError;
 
 /// Viable mutants of a core that its tests must catch, in percent.
 const REQUIRED: usize = 95;

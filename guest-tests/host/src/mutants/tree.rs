@@ -5,8 +5,8 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use crate::command::Tool;
-use crate::error::LabError;
+use crate::engine::command::Tool;
+use crate::engine::error::LabError;
 
 /// Copies the tracked files of `from`, and the untracked ones that git does not ignore, to `to`, which is replaced.
 /// Every file is new to cargo, which would otherwise take the program of the last mutant for that of the file.

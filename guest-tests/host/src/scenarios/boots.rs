@@ -1,7 +1,7 @@
 //! Many boots.
 
 use super::{PLAIN, Scenario};
-use crate::judge::Expected;
+use crate::engine::judge::Expected;
 
 /// Many boots, because the result of one may be luck.
 pub(super) const SCENARIO: Scenario = Scenario {

@@ -1,4 +1,4 @@
-//! Two machines on one broker: see [`crate::granted`].
+//! Two machines on one broker: see [`crate::slices::granted`].
 
 use std::time::Duration;
 

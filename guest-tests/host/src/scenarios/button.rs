@@ -1,7 +1,7 @@
 //! The operator presses the power button.
 
 use super::{PLAIN, Scenario};
-use crate::judge::Expected;
+use crate::engine::judge::Expected;
 
 /// The check prints this when it waits for the key.
 pub(super) const LISTENS: &str = "egm-button";

@@ -1,16 +1,16 @@
-//! Machines of an unprivileged user ([`crate::confined`]), and pins that outlive a machine ([`crate::dma_pin`]).
+//! Machines of an unprivileged user ([`crate::assigned::confined`]), and pins that outlive a machine ([`crate::assigned::dma_pin`]).
 
 use std::time::Duration;
 
 use super::{PLAIN, Scenario, grace};
-use crate::judge::Expected;
+use crate::engine::judge::Expected;
 
 /// A slice of `/dev/mem`, and a drive that the host takes back.
 pub(super) const MEM: Scenario = Scenario {
     name: "user-slice",
     summary: "a machine of an unprivileged user has hidden memory and a drive, and no descriptor of the memory; its keeper scrubs",
     region: Some("mem"),
-    passed: &["0000:01:00.0"],
+    assigned: &["0000:01:00.0"],
     words: "egm.checks=numa,egm_pattern,hotplug lapic=notscdeadline",
     expected: Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern", "hotplug"] },
     deadline: Duration::from_secs(480),
@@ -21,7 +21,7 @@ pub(super) const MEM: Scenario = Scenario {
 pub(super) const PIN: Scenario = Scenario {
     name: "vfio-dma-pin",
     summary: "a machine dies while another process keeps its VFIO group, device or iommufd: its slice is quarantined until that ends",
-    passed: &["0000:01:00.0"],
+    assigned: &["0000:01:00.0"],
     own_kernel: true,
     deadline: Duration::from_secs(120),
     ..PLAIN
@@ -32,7 +32,7 @@ pub(super) const GRACE_EGM: Scenario = Scenario {
     name: "grace-user-slice",
     summary: "a machine of an unprivileged user has a slice of /dev/egm4 and a drive, and no descriptor of it; its keeper scrubs",
     region: Some("egm4"),
-    passed: &["0000:01:00.0"],
+    assigned: &["0000:01:00.0"],
     words: "egm.checks=numa,egm_pattern,nvme egm.arg.nvme.serial=egm0 quiet",
     expected: Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern", "nvme"] },
     ..grace::GRACE

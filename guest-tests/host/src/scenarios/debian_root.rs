@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{PLAIN, Scenario};
-use crate::judge::Expected;
+use crate::engine::judge::Expected;
 
 /// This guest has no agent: Debian's own init starts the unit that reports.
 pub(super) const SCENARIO: Scenario = Scenario {

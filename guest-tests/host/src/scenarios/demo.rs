@@ -1,8 +1,8 @@
 //! The first machine.
 
 use super::{PLAIN, Scenario};
-use crate::disk::Proof;
-use crate::judge::Expected;
+use crate::engine::disk::Proof;
+use crate::engine::judge::Expected;
 
 /// The machine of the README's first command.
 pub(super) const SCENARIO: Scenario = Scenario {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{GraceKernel, PLAIN, Scenario, SliceTest, button, demo};
-use crate::disk::Proof;
-use crate::judge::Expected;
+use crate::engine::disk::Proof;
+use crate::engine::judge::Expected;
 
 /// One boot of an emulated guest in an emulated host.
 const DEADLINE: Duration = Duration::from_secs(400);
@@ -16,7 +16,7 @@ pub(super) const GRACE: Scenario =
 /// The scenario on Debian's kernel, without a build: short enough for every run of the tests.
 pub(super) const STOCK: Scenario = Scenario {
     name: "grace-stock",
-    summary: "Debian's kernel as host, too: ACPI, a slice of host memory, a passed NVMe drive, the power button; twice",
+    summary: "Debian's kernel as host, too: ACPI, a slice of host memory, an assigned NVMe drive, the power button; twice",
     press_on: Some(button::LISTENS),
     grace_kernel: GraceKernel::Debian,
     region: Some("local"),
@@ -44,7 +44,7 @@ pub(super) const STOCK: Scenario = Scenario {
 /// Pages of 16 KiB, with Debian's kernel for them: sizes and alignments differ again.
 pub(super) const MEDIUM_PAGES: Scenario = Scenario {
     name: "grace-medium-pages",
-    summary: "under Debian's kernel with pages of 16 KiB: ACPI, a slice of host memory, a passed NVMe drive; twice",
+    summary: "under Debian's kernel with pages of 16 KiB: ACPI, a slice of host memory, an assigned NVMe drive; twice",
     grace_kernel: GraceKernel::Debian16k,
     long: true,
     ..STOCK
@@ -75,7 +75,7 @@ pub(super) const NODES: Scenario = Scenario {
     name: "grace-nodes",
     summary: "two sockets whose memory is EGM, four GPUs: 34 nodes, their initiators and distances as planned",
     config: "grace-lab-nodes.json",
-    passed: &["0000:00:03.0", "0000:00:05.0", "0000:00:04.0", "0000:00:06.0"],
+    assigned: &["0000:00:03.0", "0000:00:05.0", "0000:00:04.0", "0000:00:06.0"],
     words: "egm.checks=cpus,memory_map,numa,acpi_tables,acpi_numa,hmat,pci egm.arg.numa.room=16",
     expected: Expected {
         exit: 0,
@@ -89,8 +89,8 @@ pub(super) const NODES: Scenario = Scenario {
 /// is two exits, which take half of a start under emulation.
 pub(super) const NVME: Scenario = Scenario {
     name: "grace-nvme",
-    summary: "a passed NVMe drive: written, found in its image, survives the guest's reset, free afterwards",
-    passed: &["0000:01:00.0"],
+    summary: "an assigned NVMe drive: written, found in its image, survives the guest's reset, free afterwards",
+    assigned: &["0000:01:00.0"],
     words: "egm.checks=pci,nvme egm.arg.nvme.serial=egm0 quiet",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "nvme"] },
     disk: Some(Proof::Signature),
@@ -100,7 +100,7 @@ pub(super) const NVME: Scenario = Scenario {
 /// The same drive with a guest that uses no message-signalled interrupts.
 pub(super) const INTX: Scenario = Scenario {
     name: "grace-intx",
-    summary: "a passed NVMe drive whose interrupts come by a line",
+    summary: "an assigned NVMe drive whose interrupts come by a line",
     words: "pci=nomsi egm.checks=pci,nvme egm.arg.nvme.serial=egm0 egm.arg.nvme.intx=1",
     ..NVME
 };
@@ -111,7 +111,7 @@ pub(super) const USER: Scenario = Scenario {
     name: "grace-user",
     summary: "a vfio-user function reaches memory, a slice and a host function's BAR, and is reached; then its server dies",
     region: Some("local"),
-    passed: &["0000:00:14.0", "0000:00:15.0"],
+    assigned: &["0000:00:14.0", "0000:00:15.0"],
     servers: &["/run/gpu.sock"],
     words: "egm.checks=pci,functions quiet",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "functions"] },
@@ -123,7 +123,7 @@ pub(super) const GPU: Scenario = Scenario {
     name: "grace-gpu",
     summary: "a GPU of nvgrace-gpu and a slice of /dev/egm4: its memory to the last byte, by the guest and by a DMA engine",
     region: Some("egm4"),
-    passed: &["0000:00:03.0", "0000:00:14.0"],
+    assigned: &["0000:00:03.0", "0000:00:14.0"],
     words: "egm.checks=pci,numa,acpi_tables,edu,gpu_memory egm.arg.edu.places=4 egm.arg.gpu.bar4=536870912 \
             egm.arg.gpu.bar2=1207959552",
     expected: Expected {
@@ -139,7 +139,7 @@ pub(super) const OUTSIDE: Scenario = Scenario {
     name: "grace-outside",
     summary: "a GPU of NVIDIA's id behind a virtio-iommu: waited for after resets, its engine reaches all memory, it reports an error",
     region: Some("egm4"),
-    passed: &["0000:08:00.0", "0000:00:14.0"],
+    assigned: &["0000:08:00.0", "0000:00:14.0"],
     plugged: true,
     words: "egm.checks=pci,numa,functions,edu,gpu_memory egm.arg.functions.places=4 egm.arg.edu.places=3 \
             egm.arg.gpu.bar4=1744830464",
@@ -153,7 +153,7 @@ pub(super) const TRUST: Scenario = Scenario {
     name: "grace-trust",
     summary: "a GPU is refused beside another owner's slice of egm4; in one trust domain its guest reads and writes that slice",
     region: Some("egm4"),
-    passed: &["0000:08:00.0"],
+    assigned: &["0000:08:00.0"],
     plugged: true,
     words: "egm.checks=egm_aperture quiet",
     expected: Expected { exit: 0, summary: true, checks: &["egm_aperture"] },
@@ -163,10 +163,10 @@ pub(super) const TRUST: Scenario = Scenario {
 /// A network card and a slice of EGM each, for two guests; the second's is of the other socket.
 pub(super) const RDMA: Scenario = Scenario {
     name: "grace-rdma",
-    summary: "RDMA over passed network cards from the EGM of one socket into that of the other, read off the wire, found in host memory",
+    summary: "RDMA over assigned network cards from the EGM of one socket into that of the other, read off the wire, found in host memory",
     region: Some("egm4"),
     slice_test: SliceTest::Granted,
-    passed: &["0000:02:00.0", "0000:06:00.0"],
+    assigned: &["0000:02:00.0", "0000:06:00.0"],
     rdma: true,
     words: "egm.validate=rdma.device,rdma.nodes,rdma.hugepages,rdma.atomics,rdma.perftest,odp.page_starts \
             egm.checks=numa egm.doctor egm.arg.json=1 egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.size=65536 egm.arg.rdma.requests=20 egm.arg.deadline=600 quiet \
@@ -193,7 +193,7 @@ pub(super) const LARGE_PAGES: Scenario = Scenario {
     name: "grace-large-pages",
     summary: "under a host with pages of 64 KiB: a GPU, a slice of /dev/egm4, a DMA engine and a drive",
     grace_kernel: GraceKernel::LargePages,
-    passed: &["0000:00:03.0", "0000:00:14.0", "0000:01:00.0"],
+    assigned: &["0000:00:03.0", "0000:00:14.0", "0000:01:00.0"],
     words: "egm.checks=pci,numa,acpi_tables,egm_pattern,nvme,edu,gpu_memory egm.arg.nvme.serial=egm0 egm.arg.edu.places=4 \
             egm.arg.gpu.bar4=536870912 egm.arg.gpu.bar2=1207959552",
     expected: Expected {

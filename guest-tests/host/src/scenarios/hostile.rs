@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{PLAIN, Scenario};
-use crate::judge::Expected;
+use crate::engine::judge::Expected;
 
 /// The guest must still be able to power off afterwards.
 pub(super) const SCENARIO: Scenario = Scenario {

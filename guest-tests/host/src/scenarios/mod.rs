@@ -1,5 +1,6 @@
 //! The scenarios: each is data in a file of its own.
 
+mod assigned;
 mod boots;
 mod broker;
 mod button;
@@ -10,13 +11,13 @@ mod grace;
 mod hostile;
 mod kernel;
 mod panic;
-mod passed;
 mod peer;
 mod plugged;
 mod poison;
 mod ram;
 mod rdma;
 mod reset;
+pub(crate) mod run_scenario;
 mod sigterm;
 mod slices;
 mod smp;
@@ -24,8 +25,8 @@ mod steps;
 mod user;
 mod vfio;
 
-use crate::error::LabError;
-use crate::scenario::{Fault, GraceKernel, PLAIN, Scenario, SliceTest, WITH_FAULT};
+use crate::engine::error::LabError;
+use crate::engine::scenario::{Fault, GraceKernel, PLAIN, Scenario, SliceTest, WITH_FAULT};
 
 pub(crate) use steps::steps_of;
 
@@ -61,17 +62,17 @@ pub(crate) const ALL: &[Scenario] = &[
     vfio::DMA_OWN,
     vfio::SWITCH,
     vfio::HOSTILE,
-    passed::NET,
-    passed::SWITCHED,
-    passed::MOVES,
-    passed::PAIR,
-    passed::FAULT,
-    passed::ERROR,
-    passed::REFUSED,
-    passed::RESET,
-    passed::DMA_KINDS,
-    passed::DMA_IOMMUFD,
-    passed::ROUNDS,
+    assigned::NET,
+    assigned::SWITCHED,
+    assigned::MOVES,
+    assigned::PAIR,
+    assigned::FAULT,
+    assigned::ERROR,
+    assigned::REFUSED,
+    assigned::RESET,
+    assigned::DMA_KINDS,
+    assigned::DMA_IOMMUFD,
+    assigned::ROUNDS,
     confined::MEM,
     confined::PIN,
     plugged::HOTPLUG,

@@ -1,8 +1,8 @@
 //! The guest's kernel panics.
 
 use super::{PLAIN, Scenario};
-use crate::judge::Expected;
-use crate::run::PANICKED;
+use crate::engine::judge::Expected;
+use crate::runner::machine::PANICKED;
 
 /// The pvpanic device notifies the VMM.
 pub(super) const SCENARIO: Scenario = Scenario {

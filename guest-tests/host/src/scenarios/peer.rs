@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{PLAIN, Scenario};
-use crate::peer_program::PeerName;
+use crate::engine::peer_program::PeerName;
 
 /// Debian's QEMU has a slice by vfio-user.
 pub(super) const QEMU: Scenario = Scenario {

@@ -1,16 +1,16 @@
-//! Functions that come and go: see [`crate::plugged`].
+//! Functions that come and go: see [`crate::assigned::plugged`].
 
 use std::time::Duration;
 
 use super::{PLAIN, Scenario};
-use crate::judge::Expected;
+use crate::engine::judge::Expected;
 
 /// A drive in a spare port.
 pub(super) const HOTPLUG: Scenario = Scenario {
     name: "vfio-hotplug",
     summary: "a drive is plugged into a spare port of a running guest, used, unplugged, free for others, and plugged in again",
     config: "hotplug.json",
-    passed: &["0000:01:00.0"],
+    assigned: &["0000:01:00.0"],
     words: "egm.checks=hotplug egm.arg.hotplug.rounds=2 lapic=notscdeadline",
     expected: Expected { exit: 0, summary: true, checks: &["hotplug"] },
     deadline: Duration::from_secs(480),
@@ -20,7 +20,7 @@ pub(super) const HOTPLUG: Scenario = Scenario {
 /// A drive that the host takes back.
 pub(super) const REQUEST: Scenario = Scenario {
     name: "vfio-request",
-    summary: "the host unbinds a passed drive: the guest lets it go and runs on, the host has it",
+    summary: "the host unbinds an assigned drive: the guest lets it go and runs on, the host has it",
     config: "smoke.json",
     words: "egm.checks=hotplug lapic=notscdeadline",
     ..HOTPLUG
@@ -29,7 +29,7 @@ pub(super) const REQUEST: Scenario = Scenario {
 /// A drive that is pulled out. It runs after all other scenarios with that drive, because the drive stays away.
 pub(super) const PULLED: Scenario = Scenario {
     name: "vfio-surprise",
-    summary: "a passed drive is pulled out of the host: the operator is told, the guest loses it and runs on",
+    summary: "an assigned drive is pulled out of the host: the operator is told, the guest loses it and runs on",
     ..REQUEST
 };
 

@@ -1,4 +1,4 @@
-//! A page of a slice that goes bad: see [`crate::bad_page`].
+//! A page of a slice that goes bad: see [`crate::slices::bad_page`].
 
 use std::time::Duration;
 

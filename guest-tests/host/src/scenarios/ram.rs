@@ -1,9 +1,9 @@
-//! Guest RAM in hugetlb pages: see [`crate::ram_pages`] for the checks.
+//! Guest RAM in hugetlb pages: see [`crate::slices::ram_pages`] for the checks.
 
 use std::time::Duration;
 
 use super::{GraceKernel, PLAIN, Scenario};
-use crate::judge::Expected;
+use crate::engine::judge::Expected;
 
 /// A PC's guest.
 pub(super) const HUGETLB: Scenario = Scenario {

@@ -1,9 +1,9 @@
-//! RDMA in guests: see [`crate::rdma`].
+//! RDMA in guests: see [`crate::rdma::guests`].
 
 use std::time::Duration;
 
 use super::{PLAIN, Scenario, SliceTest};
-use crate::judge::Expected;
+use crate::engine::judge::Expected;
 
 /// Validations of one guest alone. Its kernel's rxe has no on-demand paging, so the group `odp` does not apply.
 const ALONE: &[&str] = &[
@@ -22,8 +22,8 @@ const ALONE: &[&str] = &[
 /// Two assigned cards and two slices.
 pub(super) const CARDS: Scenario = Scenario {
     name: "rdma",
-    summary: "RDMA over passed network cards into EGM nodes: every byte right, in one guest and between two",
-    passed: &["0000:02:00.0", "0000:06:00.0"],
+    summary: "RDMA over assigned network cards into EGM nodes: every byte right, in one guest and between two",
+    assigned: &["0000:02:00.0", "0000:06:00.0"],
     region: Some("mem"),
     slice_test: SliceTest::Granted,
     rdma: true,
@@ -41,7 +41,7 @@ pub(super) const CARDS: Scenario = Scenario {
 pub(super) const VIRTIO: Scenario = Scenario {
     name: "rdma-virtio",
     summary: "the same over virtio-net: in one guest, and between two",
-    passed: &[],
+    assigned: &[],
     taps: &["egmtap0", "egmtap1"],
     words: "egm.checks=numa egm.validate=rdma.device,rdma.memory,rdma.nodes,rdma.hugepages,rdma.relaxed,rdma.atomics,rdma.bandwidth,\
             rdma.latency,rdma.perftest egm.doctor egm.arg.json=1 egm.arg.rdma.rxe=192.168.100.2/24 egm.arg.size=65536 \

@@ -1,7 +1,7 @@
 //! A guest that resets itself.
 
 use super::{PLAIN, Scenario};
-use crate::judge::Expected;
+use crate::engine::judge::Expected;
 
 /// A guest's reset ends the VMM: the VMM's parent decides whether to start it again.
 pub(super) const SCENARIO: Scenario = Scenario {

@@ -1,8 +1,8 @@
 //! The operator stops the VMM.
 
 use super::{PLAIN, Scenario};
-use crate::disk::Proof;
-use crate::judge::Expected;
+use crate::engine::disk::Proof;
+use crate::engine::judge::Expected;
 
 /// The guest announces each block that it has flushed; the last one must be in the image.
 pub(super) const SCENARIO: Scenario = Scenario {

@@ -1,9 +1,9 @@
-//! A slice of each kind of memory that the emulated host has: see [`crate::slices`] for the checks of each.
+//! A slice of each kind of memory that the emulated host has: see [`crate::slices::owned`] for the checks of each.
 
 use std::time::Duration;
 
 use super::{PLAIN, Scenario, SliceTest};
-use crate::judge::Expected;
+use crate::engine::judge::Expected;
 
 /// Every byte of a slice is written and read twice, under emulation.
 const DEADLINE: Duration = Duration::from_secs(400);
@@ -75,7 +75,7 @@ pub(super) const HUGETLB: Scenario = Scenario {
     ..PLAIN
 };
 
-/// Memory of the machine's own process: see [`crate::own_memory`].
+/// Memory of the machine's own process: see [`crate::slices::own_memory`].
 pub(super) const MEMFD: Scenario = Scenario {
     name: "slice-memfd",
     summary: "a slice of the machine's own memfd: seen where its page map says, apart from another's, zero for each, gone with it",
@@ -85,7 +85,7 @@ pub(super) const MEMFD: Scenario = Scenario {
     ..PLAIN
 };
 
-/// Memory of the machine's own VM: see [`crate::own_memory`].
+/// Memory of the machine's own VM: see [`crate::slices::own_memory`].
 pub(super) const GUEST_MEMFD: Scenario = Scenario {
     name: "slice-guest-memfd",
     summary: "a slice of KVM's guest_memfd: the machine's own, zero for each, gone with it, memory of the host's kernel",

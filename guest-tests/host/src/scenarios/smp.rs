@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{PLAIN, Scenario};
-use crate::judge::Expected;
+use crate::engine::judge::Expected;
 
 /// The agent's checks, then the validations of `egm-guest validate` that apply to this guest.
 const REQUIRED: &[&str] = &[

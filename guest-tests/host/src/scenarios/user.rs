@@ -1,16 +1,16 @@
-//! Functions behind vfio-user in guests: see [`crate::passed_user`] for the checks.
+//! Functions behind vfio-user in guests: see [`crate::assigned::vfio_user`] for the checks.
 
 use std::time::Duration;
 
 use super::{PLAIN, Scenario};
-use crate::judge::Expected;
+use crate::engine::judge::Expected;
 
 /// A server's function, with the host's engine and memory.
 pub(super) const SERVED: Scenario = Scenario {
     name: "vfio-user",
     summary: "a vfio-user function reaches memory, a slice and a host function's BAR, and is reached; then its server dies",
     region: Some("local"),
-    passed: &["0000:00:14.0", "0000:00:15.0"],
+    assigned: &["0000:00:14.0", "0000:00:15.0"],
     servers: &["/run/gpu.sock"],
     words: "egm.checks=pci,functions quiet",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "functions"] },
@@ -24,7 +24,7 @@ pub(super) const PLUGGED: Scenario = Scenario {
     own_kernel: true,
     summary: "two GPUs and a network card behind one switch: a clique, peer-to-peer each way, into a slice too",
     region: Some("hugetlb"),
-    passed: &["0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0"],
+    assigned: &["0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0"],
     plugged: true,
     words: "egm.checks=pci,functions quiet",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "functions"] },

@@ -1,17 +1,17 @@
-//! Functions of the emulated host in a guest: see [`crate::passed`] for the checks of each.
+//! Functions of the emulated host in a guest: see [`crate::assigned::function`] for the checks of each.
 
 use std::time::Duration;
 
 use super::slices::SMALL_PAGES;
 use super::{PLAIN, Scenario, SliceTest};
-use crate::disk::Proof;
-use crate::judge::Expected;
+use crate::engine::disk::Proof;
+use crate::engine::judge::Expected;
 
 /// The drive behind the first root port.
 pub(super) const NVME: Scenario = Scenario {
     name: "vfio-nvme",
-    summary: "a passed NVMe drive: written, found in its image, survives the guest's reset, free afterwards",
-    passed: &["0000:01:00.0"],
+    summary: "an assigned NVMe drive: written, found in its image, survives the guest's reset, free afterwards",
+    assigned: &["0000:01:00.0"],
     words: "egm.checks=pci,nvme egm.arg.nvme.serial=egm0",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "nvme"] },
     disk: Some(Proof::Signature),
@@ -32,7 +32,7 @@ pub(super) const IOMMUFD: Scenario = Scenario {
 /// The same drive with a guest that uses no message-signalled interrupts.
 pub(super) const INTX: Scenario = Scenario {
     name: "vfio-intx",
-    summary: "a passed NVMe drive whose interrupts come by a line",
+    summary: "an assigned NVMe drive whose interrupts come by a line",
     words: "pci=nomsi egm.checks=pci,nvme egm.arg.nvme.serial=egm0 egm.arg.nvme.intx=1",
     ..NVME
 };
@@ -40,9 +40,9 @@ pub(super) const INTX: Scenario = Scenario {
 /// The engine, a peer's memory, and hidden memory of the host.
 pub(super) const DMA: Scenario = Scenario {
     name: "vfio-dma",
-    summary: "a passed DMA engine writes memory, a slice that the host's kernel has no pages of, and a peer's BAR",
+    summary: "an assigned DMA engine writes memory, a slice that the host's kernel has no pages of, and a peer's BAR",
     region: Some("mem"),
-    passed: &["0000:00:14.0", "0000:00:15.0"],
+    assigned: &["0000:00:14.0", "0000:00:15.0"],
     words: "egm.checks=pci,edu egm.arg.edu.places=3",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "edu"] },
     disk: None,
@@ -55,7 +55,7 @@ pub(super) const DMA_OWN: Scenario = Scenario {
     summary: "the same engine through iommufd writes a slice of guest_memfd",
     region: Some("guest-memfd"),
     slice_test: SliceTest::Own,
-    passed: &["0000:00:14.0"],
+    assigned: &["0000:00:14.0"],
     words: "egm.checks=pci,edu lapic=notscdeadline",
     iommufd: true,
     long: true,
@@ -67,7 +67,7 @@ pub(super) const DMA_OWN: Scenario = Scenario {
 pub(super) const SWITCH: Scenario = Scenario {
     name: "vfio-switch",
     summary: "two functions behind one switch of the host are behind one switch of the guest",
-    passed: &["0000:05:00.0", "0000:06:00.0"],
+    assigned: &["0000:05:00.0", "0000:06:00.0"],
     words: "egm.checks=pci,nvme egm.arg.nvme.serial=egm1",
     disk: None,
     ..NVME
@@ -76,8 +76,8 @@ pub(super) const SWITCH: Scenario = Scenario {
 /// A hostile guest, with a drive, an engine and a memory of the host.
 pub(super) const HOSTILE: Scenario = Scenario {
     name: "vfio-hostile",
-    summary: "a minute of random writes to passed functions harms neither VMM nor guest nor host",
-    passed: &["0000:01:00.0", "0000:00:14.0", "0000:00:15.0"],
+    summary: "a minute of random writes to assigned functions harms neither VMM nor guest nor host",
+    assigned: &["0000:01:00.0", "0000:00:14.0", "0000:00:15.0"],
     words: "egm.checks=fuzz egm.arg.fuzz.seconds=60 egm.arg.fuzz.passed=1",
     expected: Expected { exit: 0, summary: true, checks: &["fuzz"] },
     disk: None,

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, geteuid, getrlimit};
 use serde::Deserialize;
 
-use crate::cache::Cache;
+use crate::images::cache::Cache;
 
 /// A condition of the host.
 #[derive(Debug, Deserialize)]

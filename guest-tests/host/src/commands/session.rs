@@ -1,0 +1,309 @@
+//! `egm-lab run` and `egm-lab demo`: decide where, run, show.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use clap::Args;
+
+use crate::engine::error::LabError;
+use crate::engine::logs;
+use crate::engine::peer_program::{PeerName, PeerProgram, find};
+use crate::engine::results::{Count, ScenarioResult, junit, table};
+use crate::engine::scenario::{FAULT_VARIABLE, Fault, Scenario, WITH_FAULT};
+use crate::engine::shard::Shard;
+use crate::hosts::capability::{Host, Where};
+use crate::hosts::grace;
+use crate::hosts::l1;
+use crate::hosts::parts::GUEST;
+use crate::images::cache::Cache;
+use crate::images::debian::Architecture;
+use crate::images::emulator::Emulator;
+use crate::images::kernel;
+use crate::images::portable::Portable;
+use crate::images::rdma_kit::Kit;
+use crate::images::rootfs;
+use crate::images::tools::Tools;
+use crate::runner::machine::{Runner, Vmm};
+use crate::scenarios;
+use crate::scenarios::run_scenario;
+use crate::skips::{Site, Skips};
+
+/// Default folder for logs and results.
+const REPORT: &str = ".lab";
+
+/// What is run, where, and what is shown.
+#[derive(Debug, Args)]
+pub(crate) struct RunArguments {
+    /// Scenarios; all that are not long when none is named.
+    scenarios: Vec<String>,
+    /// Lists the scenarios and what they show.
+    #[arg(long)]
+    list: bool,
+    /// The long ones too.
+    #[arg(long)]
+    full: bool,
+    /// Runs every Nth of the chosen scenarios, from the Ith on; all shards together run each scenario once.
+    #[arg(long, value_name = "I/N")]
+    shard: Option<Shard>,
+    /// Plants this fault in the host's programs, which must be built with them: see scripts/test --faults.
+    #[arg(long, value_name = "NAME")]
+    fault: Option<String>,
+    /// Where; by default here when this machine's KVM runs stock kernels, else in the lab.
+    #[arg(long = "where", value_name = "PLACE")]
+    place: Option<Where>,
+    /// Monitor that runs the guest.
+    #[arg(long, default_value = "egm")]
+    vmm: Vmm,
+    /// A monitor that you provide, by name and program: cloud-hypervisor=PATH, for the scenario peer-cloud-hypervisor.
+    #[arg(long = "peer", value_name = "NAME=PATH")]
+    peers: Vec<PeerProgram>,
+    /// Writes the results as JUnit XML as well.
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Prints the results as JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Where logs and results go.
+    #[arg(long, value_name = "DIR", default_value = REPORT)]
+    report: PathBuf,
+    /// A directory with the programs, the kernel and configs/, instead of those of the checkout.
+    #[arg(long, hide = true)]
+    tools: Option<PathBuf>,
+    /// Where files of a running machine are.
+    #[arg(long, hide = true)]
+    work: Option<PathBuf>,
+}
+
+impl RunArguments {
+    /// No choice made.
+    fn plain(report: &Path) -> Self {
+        Self {
+            scenarios: Vec::new(),
+            list: false,
+            full: false,
+            shard: None,
+            fault: None,
+            place: None,
+            vmm: Vmm::Egm,
+            peers: Vec::new(),
+            junit: None,
+            json: false,
+            report: report.to_owned(),
+            tools: None,
+            work: None,
+        }
+    }
+}
+
+/// Runs the scenarios `names`, and shows nothing but progress.
+pub(crate) fn run_named(names: &[String], report: &Path) -> Result<Vec<ScenarioResult>, LabError> {
+    run_each(&RunArguments::plain(report), &scenarios::select(names, false)?)
+}
+
+/// Runs scenarios and shows the results; exit code 1 when a check failed.
+pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
+    if arguments.list {
+        for scenario in scenarios::ALL {
+            let long = if scenario.long { " (long)" } else { "" };
+            println!("{:<11} {}{long}", scenario.name, scenario.summary);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut chosen = scenarios::select(&arguments.scenarios, arguments.full)?;
+    if let Some(fault) = &arguments.fault {
+        let names: Vec<_> = chosen.iter().map(|s| format!("{}{}{fault}", s.name, WITH_FAULT)).collect();
+        chosen = scenarios::select(&names, false)?;
+    }
+    if let Some(shard) = arguments.shard {
+        chosen = shard.of(chosen);
+    }
+    let results = run_each(arguments, &chosen)?;
+    let json = keep(&results, &arguments.report)?;
+    if let Some(path) = &arguments.junit {
+        fs::write(path, junit(&results)).map_err(LabError::file("write", path))?;
+    }
+    if arguments.json {
+        println!("{json}");
+    } else {
+        print!("{}", table(&results, colour()));
+    }
+    Ok(conclude(&results, &arguments.report, arguments.json))
+}
+
+/// Runs the demo and shows the guest's memory nodes.
+pub(crate) fn demo() -> Result<ExitCode, LabError> {
+    let report = PathBuf::from(REPORT);
+    let arguments = RunArguments::plain(&report);
+    let results = run_each(&arguments, &scenarios::select(&["demo".into()], false)?)?;
+    print!("{}", table(&results, colour()));
+    let nodes = results.iter().flat_map(|result| &result.cases).find(|case| case.name == "numa");
+    println!("\nthe guest's memory nodes: {}\n", nodes.map_or("not reported", |case| &case.reason));
+    Ok(conclude(&results, &report, false))
+}
+
+fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<ScenarioResult>, LabError> {
+    let report = &arguments.report;
+    fs::create_dir_all(report).map_err(LabError::file("make", report))?;
+    let cache = || Cache::open();
+    let mut tools = match &arguments.tools {
+        Some(directory) => Tools::copied(directory),
+        None => Tools::of_checkout(&cache()?)?,
+    };
+    let provided = find(&arguments.peers, PeerName::CloudHypervisor);
+    tools.cloud_hypervisor = provided.as_deref().map(Portable::here).or(tools.cloud_hypervisor);
+    let mut skipped = Vec::new();
+    let mut chosen: Vec<Scenario> = chosen.to_vec();
+    chosen.retain(|scenario| match grace::missing(scenario).or_else(|| without_peer(scenario, &tools)) {
+        None => true,
+        Some(why) => {
+            skipped.push(ScenarioResult::skipped(scenario.name, &why));
+            false
+        }
+    });
+    if tools.root.is_none() && chosen.iter().any(|s| s.debian) {
+        match rootfs::debian(&cache()?, GUEST) {
+            Ok(image) => tools.root = Some(image),
+            Err(error @ LabError::Host { .. }) => {
+                let without: Vec<_> = chosen.extract_if(.., |s| s.debian).collect();
+                skipped.extend(without.iter().map(|s| ScenarioResult::skipped(s.name, &error.to_string())));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    skipped.extend(obtain_kit(&mut tools, &mut chosen)?);
+    if tools.generic.is_none() && chosen.iter().any(|s| s.generic) {
+        tools.generic = Some(kernel::generic(&cache()?, false)?);
+    }
+    tools.tests.take_if(|_| !chosen.iter().any(|s| s.tests));
+    // A reference machine needs no KVM.
+    let place = match (arguments.place, arguments.vmm) {
+        (Some(place), _) => place,
+        (None, Vmm::Qemu) => Where::Kvm,
+        (None, Vmm::Egm) => decide(&cache()?)?,
+    };
+    if chosen.iter().any(|s| s.outside) {
+        // Without one they are skipped, with a reason.
+        tools.emulator = Emulator::of(&cache()?).ok();
+    }
+    // This machine's KVM runs no guests of another processor.
+    let is_here = |s: &Scenario| s.outside || place == Where::Kvm && s.grace == grace::is_arm();
+    let (here, there): (Vec<_>, Vec<_>) = chosen.into_iter().partition(is_here);
+    let mut results = if there.is_empty() { Vec::new() } else { l1::run(&there, &tools, &cache()?, report)? };
+    let work = arguments.work.clone().unwrap_or_else(|| report.join("work"));
+    let in_lab = arguments.tools.is_some();
+    let options = arguments.peers.iter().map(|peer| peer.name().option()).collect();
+    let runner = Runner {
+        tools,
+        vmm: arguments.vmm,
+        work: absolute(&work)?,
+        report: report.clone(),
+        in_lab,
+        skips: Skips::read()?,
+        options,
+    };
+    for scenario in &here {
+        results.push(match scenario.fault {
+            None => run_scenario::run(&runner, scenario),
+            Some(fault) => under_fault(scenario.name, fault, arguments)?,
+        });
+        // Keeps the results so far, in case this machine (perhaps an emulated host) dies before the end.
+        keep(&results, report)?;
+    }
+    let site = Site::of_this_host(in_lab, &runner.options);
+    skipped.iter_mut().for_each(|result| runner.skips.judge(result, site));
+    results.extend(skipped);
+    Ok(results)
+}
+
+/// Runs a scenario in a process of its own. All children of that have `fault`.
+fn under_fault(name: &str, fault: Fault, arguments: &RunArguments) -> Result<ScenarioResult, LabError> {
+    let report = arguments.report.join(name);
+    fs::create_dir_all(&report).map_err(LabError::file("make", &report))?;
+    logs::remove(&report.join(l1::RESULTS))?;
+    let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
+    let mut command = Command::new(&lab);
+    command.args(["run", "--where", "kvm", "--report"]).arg(&report).env(FAULT_VARIABLE, fault.name);
+    for (option, path) in [("--tools", &arguments.tools), ("--work", &arguments.work)] {
+        command.args(path.iter().flat_map(|path| [OsStr::new(option), path.as_os_str()]));
+    }
+    // Its verdicts are in its results.
+    command.arg(fault.of).stdout(Stdio::null()).status().map_err(LabError::file("run", lab))?;
+    let done: Option<Vec<ScenarioResult>> =
+        fs::read(report.join(l1::RESULTS)).ok().and_then(|json| serde_json::from_slice(&json).ok());
+    let result = done.and_then(|results| results.into_iter().find(|result| result.scenario == fault.of));
+    let result = result.unwrap_or_else(|| ScenarioResult::broken(name, "the scenario left no result"));
+    Ok(ScenarioResult { scenario: name.into(), ..result })
+}
+
+/// Adds the RDMA kit for guests of this processor to `tools`. If that is unavailable, it removes their scenarios from
+/// `chosen` and returns them as skipped.
+fn obtain_kit(tools: &mut Tools, chosen: &mut Vec<Scenario>) -> Result<Vec<ScenarioResult>, LabError> {
+    let mut skipped = Vec::new();
+    // Scenarios of the other processor have a kit of their own, in their emulated host.
+    let has_kit = |s: &Scenario| s.rdma && s.grace == grace::is_arm();
+    if tools.rdma.is_none() && chosen.iter().any(has_kit) {
+        match Cache::open().and_then(|cache| Kit::of(Architecture::of_this_machine(), &cache)) {
+            Ok(kit) => tools.rdma = Some(kit),
+            Err(error @ LabError::Host { .. }) => {
+                let without: Vec<_> = chosen.extract_if(.., |s| has_kit(s)).collect();
+                let why = error.to_string();
+                skipped.extend(without.iter().map(|s| ScenarioResult::skipped(s.name, &why)));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(skipped)
+}
+
+/// Reason why `scenario` cannot run: it needs a monitor that the user did not provide.
+fn without_peer(scenario: &Scenario, tools: &Tools) -> Option<String> {
+    let is_provided = |name: PeerName| name == PeerName::CloudHypervisor && tools.cloud_hypervisor.is_some();
+    scenario.peer.filter(|name| !is_provided(*name)).map(PeerName::absent)
+}
+
+fn decide(cache: &Cache) -> Result<Where, LabError> {
+    let host = Host::detect(Some(cache));
+    host.place.ok_or_else(|| {
+        let missing: Vec<_> = host.missing().map(|f| format!("{}: {}", f.name, f.detail)).collect();
+        LabError::Host {
+            what: "this host can run guests neither on its own nor in the lab".into(),
+            remedy: missing.join("; "),
+        }
+    })
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, LabError> {
+    std::path::absolute(path).map_err(LabError::file("find", path))
+}
+
+/// Writes the results as JSON to the report directory, and returns that.
+fn keep(results: &[ScenarioResult], report: &Path) -> Result<String, LabError> {
+    let json = serde_json::to_string_pretty(results)
+        .map_err(|error| LabError::Content { what: "results".into(), problem: error.to_string() })?;
+    let path = report.join(l1::RESULTS);
+    fs::write(&path, &json).map_err(LabError::file("write", path))?;
+    Ok(json)
+}
+
+fn colour() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Prints the closing line, after the ends of the logs of failed scenarios; with `json` on standard error.
+fn conclude(results: &[ScenarioResult], report: &Path, json: bool) -> ExitCode {
+    let count = Count::of(results);
+    let failed = results.iter().filter(|r| Count::of(std::slice::from_ref(*r)).failed > 0);
+    let logs = failed.map(|result| (&result.scenario, report.join(&result.scenario)));
+    let text: String = logs
+        .map(|(scenario, logs)| format!("{}logs of {scenario}: {}\n", logs::ends(&logs), logs.display()))
+        .collect();
+    if json {
+        eprintln!("{text}{count}");
+    } else {
+        println!("{text}{count}");
+    }
+    ExitCode::from(u8::from(count.failed > 0))
+}

@@ -1,0 +1,168 @@
+//! Planted faults: the table `guest-tests/faults.json`, and whether each fault turns its test or scenario red.
+
+mod binaries;
+mod table;
+mod trial;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::commands::session;
+use crate::engine::error::LabError;
+use crate::engine::progress::Stage;
+use crate::engine::results::ScenarioResult;
+use crate::faults::binaries::Binaries;
+use crate::faults::table::{Finder, Row};
+
+/// Folder for logs of faults. Not `target/faults`: that is cargo's folder for the profile `faults`.
+const REPORT: &str = "target/fault-logs";
+
+/// Which planted faults are run.
+#[derive(Debug, Args)]
+pub(crate) struct FaultsArguments {
+    /// Faults; all of the table when none is named.
+    faults: Vec<String>,
+    /// Those of unit tests only, for which nothing is built but the tests themselves.
+    #[arg(long)]
+    unit: bool,
+    /// Lists the faults and what finds each.
+    #[arg(long)]
+    list: bool,
+    /// Prints the verdicts as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Outcome of one fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Outcome {
+    /// Its check failed, and passes without it.
+    Caught,
+    /// Its check passed, or the fault was not reached: a hole in the tests.
+    Missed,
+    /// The check cannot be decided on this host.
+    Skipped,
+}
+
+/// The verdict on one fault.
+#[derive(Debug, Serialize)]
+struct Verdict {
+    fault: String,
+    finder: String,
+    outcome: Outcome,
+    reason: String,
+}
+
+impl Verdict {
+    fn new(row: &Row, outcome: Outcome, reason: &str) -> Self {
+        Self { fault: row.fault.clone(), finder: row.finder.to_string(), outcome, reason: reason.into() }
+    }
+}
+
+/// Runs planted faults; exit code 1 when one stays unnoticed.
+pub(crate) fn run(arguments: &FaultsArguments) -> Result<ExitCode, LabError> {
+    let rows = chosen(arguments)?;
+    if arguments.list {
+        rows.iter()
+            .for_each(|row| println!("{:<34} {}\n    {}: {}", row.fault, row.finder, row.place, row.what));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let report = Path::new(REPORT);
+    // A log of an earlier run must not count as evidence that this run reached a fault.
+    if report.exists() {
+        fs::remove_dir_all(report).map_err(LabError::file("remove", report))?;
+    }
+    fs::create_dir_all(report).map_err(LabError::file("make", report))?;
+    let mut verdicts = of_tests(&rows, report)?;
+    verdicts.extend(of_scenarios(&rows, report)?);
+    if arguments.json {
+        let json = serde_json::to_string_pretty(&verdicts)
+            .map_err(|error| LabError::Content { what: "verdicts".into(), problem: error.to_string() })?;
+        println!("{json}");
+    }
+    Ok(conclude(&verdicts, arguments.json))
+}
+
+fn chosen(FaultsArguments { faults, unit, .. }: &FaultsArguments) -> Result<Vec<Row>, LabError> {
+    let mut rows = table::read()?;
+    if let Some(name) = faults.iter().find(|name| !rows.iter().any(|row| row.fault == **name)) {
+        return Err(LabError::Usage(format!("no fault \"{name}\"; egm-lab faults --list shows them all")));
+    }
+    rows.retain(|row| faults.is_empty() || faults.contains(&row.fault));
+    rows.retain(|row| !unit || matches!(row.finder, Finder::Unit { .. }));
+    Ok(rows)
+}
+
+fn of_tests(rows: &[Row], report: &Path) -> Result<Vec<Verdict>, LabError> {
+    let mut verdicts = Vec::new();
+    let is_unit = |row: &&Row| matches!(row.finder, Finder::Unit { .. });
+    let is_program = |row: &&Row| matches!(row.finder, Finder::Program { .. });
+    let units: Vec<_> = rows.iter().filter(is_unit).collect();
+    let programs: Vec<_> = rows.iter().filter(is_program).collect();
+    for rows in [units, programs].iter().filter(|rows| !rows.is_empty()) {
+        let binaries = Binaries::of(rows)?;
+        for row in rows {
+            let verdict = trial::of_test(row, &binaries, report)?;
+            Stage::note(&line(&verdict));
+            verdicts.push(verdict);
+        }
+    }
+    Ok(verdicts)
+}
+
+fn of_scenarios(rows: &[Row], report: &Path) -> Result<Vec<Verdict>, LabError> {
+    let rows: Vec<_> =
+        rows.iter().filter_map(|row| Some((row, row.finder.scenario_with(&row.fault)?))).collect();
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    } else if !cfg!(feature = "planted-faults") {
+        return Err(LabError::Usage(
+            "cannot plant faults in programs that have none: run scripts/test --faults".into(),
+        ));
+    }
+    // Each scenario runs once without a fault: a check that is red anyway catches nothing.
+    let clean: BTreeSet<_> = rows.iter().filter_map(|(row, _)| row.finder.scenario()).collect();
+    let clean = clean.into_iter().map(str::to_owned);
+    let names: Vec<_> = clean.chain(rows.iter().map(|(_, name)| name.clone())).collect();
+    let results: Vec<ScenarioResult> = session::run_named(&names, report)?;
+    let of = |name: &str| results.iter().find(|result| result.scenario == name);
+    let verdicts = rows
+        .iter()
+        .map(|(row, name)| trial::of_scenario(row, row.finder.scenario().and_then(of), of(name), report));
+    Ok(verdicts.inspect(|verdict| Stage::note(&line(verdict))).collect())
+}
+
+fn line(Verdict { fault, finder, outcome, reason }: &Verdict) -> String {
+    match outcome {
+        Outcome::Caught => format!("{fault}: caught by {finder}: {reason}"),
+        Outcome::Missed => format!("{fault}: NOT caught by {finder}: {reason}"),
+        Outcome::Skipped => format!("{fault}: skipped: {reason}"),
+    }
+}
+
+/// The closing line, after every fault that was not caught.
+fn conclude(verdicts: &[Verdict], json: bool) -> ExitCode {
+    let count = |wanted: Outcome| verdicts.iter().filter(|verdict| verdict.outcome == wanted).count();
+    let missed = verdicts.iter().filter(|verdict| verdict.outcome == Outcome::Missed);
+    let (caught, skipped) = (count(Outcome::Caught), count(Outcome::Skipped));
+    let mut text: String = missed.map(|verdict| line(verdict) + "\n").collect();
+    text += &format!("faults: planted {}, caught {caught}, skipped {skipped}", verdicts.len());
+    if json {
+        eprintln!("{text}");
+    } else {
+        println!("{text}");
+    }
+    ExitCode::from(u8::from(count(Outcome::Missed) > 0))
+}
+
+/// Every file below `folder`.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}

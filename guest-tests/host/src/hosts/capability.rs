@@ -1,0 +1,196 @@
+//! The capabilities of this host: probed, never assumed.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::images::cache::Cache;
+use crate::images::emulator;
+
+/// Memory that the emulated host is given, in MiB.
+pub(crate) const L1_MEMORY_MIB: u64 = 9472;
+
+/// Where scenarios run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Where {
+    /// On this machine's /dev/kvm.
+    Kvm,
+    /// In an emulated host with a /dev/kvm of its own.
+    Lab,
+}
+
+/// One probed capability.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    /// What.
+    pub(crate) name: &'static str,
+    /// Whether the host has it.
+    pub(crate) present: bool,
+    /// The observation, or the consequence of its absence and the remedy.
+    pub(crate) detail: String,
+}
+
+/// All probed capabilities, and the conclusion.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Host {
+    /// One line each.
+    pub(crate) findings: Vec<Finding>,
+    /// Default place to run scenarios; `None` when they cannot run.
+    #[serde(rename = "where")]
+    pub(crate) place: Option<Where>,
+}
+
+/// Programs that the lab runs, and their Debian packages.
+const PROGRAMS: [(&str, &str, &str); 2] =
+    [("busybox", "/bin/busybox", "busybox-static"), ("depmod", "/usr/sbin/depmod", "kmod")];
+/// Devices that some scenarios need on the machine that runs egm-vmm itself.
+const OPTIONAL: [(&str, &str, &str); 4] = [
+    ("tun", "dev/net/tun", "no virtio-net on this machine; load the module tun"),
+    ("vhost-net", "dev/vhost-net", "virtio-net runs in user space; load the module vhost_net"),
+    ("vhost-vsock", "dev/vhost-vsock", "virtio-vsock runs in user space; load the module vhost_vsock"),
+    ("iommufd", "dev/iommu", "VFIO by group only, if at all"),
+];
+
+impl Host {
+    /// Looks at this machine.
+    pub(crate) fn detect(cache: Option<&Cache>) -> Self {
+        Self::detect_below(Path::new("/"), cache, rustix::process::geteuid().is_root())
+    }
+
+    fn detect_below(root: &Path, cache: Option<&Cache>, privileged: bool) -> Self {
+        let kvm = kvm(root);
+        let stock = stock_kernels(root, kvm.present);
+        let here = stock.present && privileged;
+        let mut findings = vec![kvm, stock, administrator(privileged)];
+        let lab_from = findings.len();
+        findings.extend(PROGRAMS.map(|(name, path, package)| program(root, name, path, package)));
+        findings.push(memory(root));
+        let lab = findings.iter().skip(lab_from).all(|f| f.present);
+        findings.push(kernel("lab kernel", "host-", cache));
+        findings.push(kernel("guest kernel", "guest-", cache));
+        findings.push(kernel("emulator", emulator::PREFIX, cache));
+        findings.extend(OPTIONAL.map(|(name, path, without)| {
+            let present = root.join(path).exists();
+            Finding { name, present, detail: if present { format!("/{path}") } else { without.into() } }
+        }));
+        let place = if here { Some(Where::Kvm) } else { lab.then_some(Where::Lab) };
+        Self { findings, place }
+    }
+
+    /// The missing ones.
+    pub(crate) fn missing(&self) -> impl Iterator<Item = &Finding> {
+        self.findings.iter().filter(|f| !f.present)
+    }
+}
+
+fn kvm(root: &Path) -> Finding {
+    let name = "kvm";
+    match fs::File::options().read(true).write(true).open(root.join("dev/kvm")) {
+        Ok(_) => Finding { name, present: true, detail: "/dev/kvm opens".into() },
+        Err(error) => {
+            let detail = match error.kind() {
+                ErrorKind::NotFound => {
+                    "no /dev/kvm: virtualisation is off in the firmware, or this is a guest".into()
+                }
+                ErrorKind::PermissionDenied => "no permission on /dev/kvm: join the group kvm".into(),
+                _ => format!("/dev/kvm does not open: {error}"),
+            };
+            Finding { name, present: false, detail }
+        }
+    }
+}
+
+fn stock_kernels(root: &Path, kvm: bool) -> Finding {
+    let pvm = root.join("sys/module/kvm_pvm").exists();
+    let detail = match (kvm, pvm) {
+        (false, _) => "needs kvm",
+        (true, true) => "kvm_pvm emulates guest kernel code one instruction at a time and stops at BMI2",
+        (true, false) => "hardware virtualisation",
+    };
+    Finding { name: "stock kernels", present: kvm && !pvm, detail: detail.into() }
+}
+
+fn administrator(privileged: bool) -> Finding {
+    let detail = if privileged {
+        "may make taps and /run/egm-vmm"
+    } else {
+        "no taps without it: guests run in the lab"
+    };
+    Finding { name: "root", present: privileged, detail: detail.into() }
+}
+
+fn program(root: &Path, name: &'static str, path: &str, package: &str) -> Finding {
+    let present = root.join(path.trim_start_matches('/')).exists();
+    let detail = if present { path.into() } else { format!("install the Debian package {package}") };
+    Finding { name, present, detail }
+}
+
+fn memory(root: &Path) -> Finding {
+    let text = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|l| l.split_whitespace().next()).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+    let mib = kib / 1024;
+    let detail = format!("{mib} MiB available, the lab takes up to {L1_MEMORY_MIB} MiB");
+    Finding { name: "memory", present: mib >= L1_MEMORY_MIB, detail }
+}
+
+fn kernel(name: &'static str, prefix: &str, cache: Option<&Cache>) -> Finding {
+    let found: Option<PathBuf> = cache.and_then(|c| c.newest(prefix, "")).map(|(path, _)| path);
+    let detail =
+        found.map_or_else(|| "is fetched when it is first needed".into(), |p| p.display().to_string());
+    Finding { name, present: true, detail }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(files: &[&str]) -> (tempfile::TempDir, Host) {
+        let root = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = root.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "MemAvailable: 16777216 kB\n").unwrap();
+        }
+        let host = Host::detect_below(root.path(), None, true);
+        (root, host)
+    }
+
+    fn missing<'a>(host: &'a Host, name: &str) -> &'a str {
+        &host.missing().find(|f| f.name == name).unwrap().detail
+    }
+
+    const LAB: [&str; 3] = ["bin/busybox", "usr/sbin/depmod", "proc/meminfo"];
+
+    #[test]
+    fn kvm_that_runs_stock_kernels_is_preferred() {
+        let (_root, host) = host(&["dev/kvm"]);
+        assert_eq!(host.place, Some(Where::Kvm));
+    }
+
+    #[test]
+    fn a_page_table_virtualiser_leads_to_the_lab() {
+        let mut files = vec!["dev/kvm", "sys/module/kvm_pvm/x"];
+        files.extend(LAB);
+        let (_root, host) = host(&files);
+        assert_eq!(host.place, Some(Where::Lab));
+        assert!(missing(&host, "stock kernels").contains("kvm_pvm"));
+    }
+
+    #[test]
+    fn without_root_the_lab_is_preferred_to_a_machine_without_a_network() {
+        let (root, _) = host(&["dev/kvm"]);
+        assert_eq!(Host::detect_below(root.path(), None, false).place, None);
+    }
+
+    #[test]
+    fn an_empty_host_runs_nothing_and_says_what_to_install() {
+        let (_root, host) = host(&[]);
+        assert_eq!(host.place, None);
+        assert!(missing(&host, "busybox").contains("busybox-static"));
+        assert!(missing(&host, "kvm").contains("no /dev/kvm"));
+    }
+}

@@ -1,0 +1,390 @@
+//! QEMU's command line for the emulated Grace host, and its additional device tree properties. Pure.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use crate::engine::error::LabError;
+use crate::engine::logs;
+use crate::hosts::qemu::{self, L1, boot, words};
+
+/// Memory of each NUMA node, in MiB, one behind the other from [`RAM`] on. As on Grace nodes 0 and 1 are sockets, and 4 and 5 are
+/// their EGM, which Linux does not get; here it does not get 2, 3, 6 and 7 either, which are the memory of the GPUs.
+const NODES: [u64; 8] = [3 << 10, 1 << 10, 2 << 10, 2 << 10, 1 << 10, 1 << 10, 2 << 10, 2 << 10];
+/// Start address of the machine's memory, in MiB.
+const RAM: u64 = 1 << 10;
+/// MiB that Linux gets: nodes 0 and 1.
+const LINUX: u64 = NODES[0] + NODES[1];
+/// MiB of a GPU's memory: with 1664, as was measured, nvgrace-gpu shows 512 MiB of it cacheable and the rest not.
+const GPU_MEMORY: u64 = 1664;
+/// MiB of it that are cacheable, its first.
+const USEMEM: u64 = 512;
+
+/// The GPUs inside QEMU: bochs-display. Its BAR 0 is memory, so the lab can write the ready state into it.
+const INSIDE: [Gpu; 4] = [
+    Gpu { slot: 3, bus: 0, cacheable: USEMEM, socket: 0, memory: 2, egm: 4 },
+    Gpu { slot: 4, bus: 0, cacheable: USEMEM, socket: 1, memory: 3, egm: 5 },
+    Gpu { slot: 5, bus: 0, cacheable: USEMEM, socket: 0, memory: 6, egm: 4 },
+    Gpu { slot: 6, bus: 0, cacheable: USEMEM, socket: 1, memory: 7, egm: 5 },
+];
+
+/// The GPUs of vfio-user servers (`vfio/fixtures`), behind ports of their own as real ones are. They have
+/// NVIDIA's capability that none of their memory needs to be uncached.
+const OUTSIDE: [Gpu; 2] = [
+    Gpu { slot: 0x17, bus: 8, cacheable: GPU_MEMORY, socket: 0, memory: 2, egm: 4 },
+    Gpu { slot: 0x18, bus: 9, cacheable: GPU_MEMORY, socket: 1, memory: 3, egm: 5 },
+];
+
+/// Blocks that firmware found to be bad: node and offset. The first is in the middle, so that a slice of more than half of its
+/// region has it.
+const RETIRED: [(usize, u64); 3] = [(4, 0x2000_0000), (4, 0x100_0000), (5, 0x300_0000)];
+/// Bytes of such a block.
+pub(crate) const BLOCK: u64 = 64 << 10;
+
+/// An emulated GPU.
+struct Gpu {
+    /// The slot at the root bus, of itself or of its port.
+    slot: u64,
+    /// The bus behind its port, which Linux numbers in the order of slots, or 0 where it has none.
+    bus: u64,
+    /// MiB of its memory that are cacheable, its first.
+    cacheable: u64,
+    socket: u64,
+    /// The node of its memory, and that of its socket's EGM.
+    memory: usize,
+    egm: usize,
+}
+
+impl Gpu {
+    fn address(&self) -> String {
+        match self.bus {
+            0 => format!("0000:00:{:02x}.0", self.slot),
+            bus => format!("0000:{bus:02x}:00.0"),
+        }
+    }
+
+    /// Its node in the device tree, and those of its port and itself with their `reg` (IEEE 1275 PCI binding: bus and device).
+    fn nodes(&self) -> (String, Vec<Property>) {
+        let reg = |node: &str, bus, slot| Property {
+            node: node.to_owned(),
+            name: "reg",
+            cells: vec![bus << 16 | slot << 11, 0, 0, 0, 0],
+        };
+        let root = "/pcie@10000000";
+        match self.bus {
+            0 => {
+                let node = format!("{root}/gpu@{:x},0", self.slot);
+                let own = reg(&node, 0, self.slot);
+                (node, vec![own])
+            }
+            bus => {
+                let port = format!("{root}/pcie@{:x},0", self.slot);
+                let node = format!("{port}/gpu@0,0");
+                let both = vec![reg(&port, 0, self.slot), reg(&node, bus, 0)];
+                (node, both)
+            }
+        }
+    }
+}
+
+/// The machine's GPUs and IOMMU. QEMU does not report an SMMUv3's mappings to functions of other processes ("requires
+/// iommu MAP notifier"); it does report a virtio-iommu's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// QEMU's own GPUs, behind an SMMUv3.
+    Inside,
+    /// GPUs of other processes, behind a virtio-iommu.
+    Outside,
+}
+
+impl Profile {
+    fn of(cards: &[PathBuf]) -> Self {
+        if cards.is_empty() { Self::Inside } else { Self::Outside }
+    }
+
+    fn gpus(self) -> &'static [Gpu] {
+        match self {
+            Self::Inside => &INSIDE,
+            Self::Outside => &OUTSIDE,
+        }
+    }
+}
+
+/// A property of the device tree: the node, its name, and its cells.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Property {
+    /// The node's path.
+    pub(super) node: String,
+    /// The property.
+    pub(super) name: &'static str,
+    /// 32-bit cells, big-endian in the tree.
+    pub(super) cells: Vec<u64>,
+}
+
+/// The machine without its functions, for which QEMU makes the device tree.
+pub(super) fn board(profile: Profile, share: &Path) -> Vec<OsString> {
+    let mut args = words(
+        "-nodefaults -nographic -no-reboot -nic none -serial stdio -accel tcg,thread=multi -cpu max \
+         -smp 2,sockets=2,cores=1,threads=1",
+    );
+    args.extend(["-m".into(), format!("{}M", NODES.iter().sum::<u64>()).into()]);
+    // Other processes map this memory, so it is in files.
+    let (backend, iommu) = match profile {
+        Profile::Inside => ("memory-backend-ram", ""),
+        Profile::Outside => ("memory-backend-memfd,share=on", "-device virtio-iommu-pci,addr=2.0"),
+    };
+    for (node, mib) in NODES.iter().enumerate() {
+        let object = format!("{backend},id=ram{node},size={mib}M");
+        let is_shared = profile == Profile::Outside && OUTSIDE.iter().any(|gpu| gpu.egm == node);
+        let object = if is_shared {
+            let object = format!("memory-backend-file,share=on,id=ram{node},size={mib}M,mem-path=");
+            qemu::option(&object, &share.join(egm_file(node)), "")
+        } else {
+            object.into()
+        };
+        args.extend(["-object".into(), object]);
+        args.extend(words(&format!("-numa node,nodeid={node},memdev=ram{node}")));
+    }
+    args.extend(words("-numa cpu,node-id=0,socket-id=0 -numa cpu,node-id=1,socket-id=1"));
+    args.extend(words(iommu));
+    args
+}
+
+/// Name of the file that is the memory of EGM node `node`, for QEMU and for the GPUs that have an aperture on it.
+fn egm_file(node: usize) -> String {
+    format!("egm{node}.ram")
+}
+
+/// Makes these files in `share`: links to the returned memfds, because servers of DMA take memory files alone.
+pub(crate) fn make_egm(share: &Path) -> Result<Vec<File>, LabError> {
+    let make = |node: usize| {
+        let path = share.join(egm_file(node));
+        logs::remove(&path)?;
+        let made = memfd_create("egm", MemfdFlags::CLOEXEC).map_err(io::Error::from).and_then(|file| {
+            let file = File::from(file);
+            file.set_len(NODES.get(node).copied().unwrap_or_default() << 20)?;
+            symlink(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()), &path)?;
+            Ok(file)
+        });
+        made.map_err(LabError::file("make", &path))
+    };
+    OUTSIDE.iter().map(|gpu| make(gpu.egm)).collect()
+}
+
+/// The machine's kind, with `more` options.
+pub(super) fn kind(profile: Profile, more: &str) -> [OsString; 2] {
+    let iommu = match profile {
+        Profile::Inside => ",iommu=smmuv3",
+        Profile::Outside => "",
+    };
+    ["-machine".into(), format!("virt,virtualization=on,gic-version=3{iommu}{more}").into()]
+}
+
+/// File in the share with the recorded traffic of the first network card (igb).
+pub(crate) const WIRE: &str = "wire.pcap";
+
+/// The emulated Grace host with the device tree `tree`. It has the GPUs of other processes when it is given their sockets.
+pub(crate) fn l1(machine: &L1<'_>, tree: &Path) -> Vec<OsString> {
+    let profile = Profile::of(machine.cards);
+    let mut args = board(profile, machine.share);
+    args.extend(kind(profile, ""));
+    args.extend(["-dtb".into(), tree.into()]);
+    args.extend(qemu::shared(machine));
+    if machine.wire {
+        let wire = qemu::option("filter-dump,id=wire,netdev=igb,file=", &machine.share.join(WIRE), "");
+        args.extend(["-object".into(), wire]);
+    }
+    match profile {
+        Profile::Inside => {
+            let display =
+                |gpu: &Gpu| words(&format!("-device bochs-display,vgamem=16M,addr={:x}.0", gpu.slot));
+            args.extend(INSIDE.iter().flat_map(display));
+        }
+        Profile::Outside => {
+            args.extend(OUTSIDE.iter().zip(machine.cards).flat_map(|(gpu, card)| plugged(gpu, card)))
+        }
+    }
+    let retired = RETIRED.map(|(node, offset)| format!("{node}:{offset:#x}")).join(",");
+    let append = format!(
+        "console=ttyAMA0 panic=-1 loglevel=4 mem={LINUX}M nvgrace_egm.retired={retired} {}",
+        machine.words
+    );
+    args.extend(boot(machine.kernel, machine.initramfs, append.trim_end()));
+    args
+}
+
+/// The function that is served at `socket` as `gpu`, behind its port.
+fn plugged(gpu: &Gpu, socket: &Path) -> Vec<OsString> {
+    let Gpu { slot, bus, .. } = gpu;
+    let mut args = words(&format!(
+        "-device pcie-root-port,id=gpu{bus},chassis=3{bus},x-speed=5,addr={slot:x}.0 -device"
+    ));
+    let socket = serde_json::json!({ "type": "unix", "path": socket });
+    let card = serde_json::json!({ "driver": "vfio-user-pci", "bus": format!("gpu{bus}"), "socket": socket });
+    args.push(card.to_string().into());
+    args
+}
+
+/// The properties that Grace's firmware has in ACPI for each GPU; drivers read a device tree's the same way.
+pub(super) fn properties(profile: Profile) -> Vec<Property> {
+    profile.gpus().iter().flat_map(properties_of).collect()
+}
+
+fn properties_of(gpu: &Gpu) -> Vec<Property> {
+    let (node, mut all) = gpu.nodes();
+    let property = |name, cells| Property { node: node.clone(), name, cells };
+    let long = |name, value: u64| property(name, vec![value >> 32, value & 0xffff_ffff]);
+    all.extend([
+        property("numa-node-id", vec![gpu.socket]),
+        long("nvidia,gpu-mem-base-pa", base(gpu.memory)),
+        long("nvidia,gpu-mem-size", GPU_MEMORY << 20),
+        long("nvidia,egm-pxm", gpu.egm as u64),
+        long("nvidia,egm-base-pa", base(gpu.egm)),
+        long("nvidia,egm-size", NODES.get(gpu.egm).copied().unwrap_or_default() << 20),
+    ]);
+    all
+}
+
+/// Start addresses of the retired blocks in `slice`, an address and bytes.
+pub(crate) fn retired_in(slice: Option<(u64, u64)>) -> Vec<u64> {
+    let (start, size) = slice.unwrap_or_default();
+    let all = RETIRED.iter().map(|(node, offset)| base(*node) + offset);
+    all.filter(|block| *block >= start && *block - start < size).collect()
+}
+
+/// Host physical address and bytes of the parts of GPU `function`'s memory: the cacheable part, and the rest, if any.
+pub(crate) fn memory_of(function: &str) -> Option<Vec<(u64, u64)>> {
+    let gpu = INSIDE.iter().chain(&OUTSIDE).find(|gpu| function == gpu.address())?;
+    let (start, cacheable) = (base(gpu.memory), gpu.cacheable << 20);
+    let mut parts = vec![(start, cacheable), (start + cacheable, (GPU_MEMORY << 20) - cacheable)];
+    parts.retain(|(_, size)| *size > 0);
+    Some(parts)
+}
+
+/// Start address of the memory of `node`.
+fn base(node: usize) -> u64 {
+    let below: u64 = NODES.iter().take(node).sum();
+    (RAM + below) << 20
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hosts::qemu::Clock;
+    use crate::hosts::served::{Kind, PLUGGED_GRACE};
+    use crate::scenarios::select;
+
+    const BOTH: [Profile; 2] = [Profile::Inside, Profile::Outside];
+
+    #[test]
+    fn what_gpus_and_egm_have_is_hidden_from_linux_and_nobody_elses() {
+        for gpus in BOTH.map(Profile::gpus) {
+            let mut spans: Vec<_> = gpus
+                .iter()
+                .flat_map(|gpu| [(base(gpu.memory), GPU_MEMORY << 20), (base(gpu.egm), NODES[gpu.egm] << 20)])
+                .collect();
+            spans.sort_unstable();
+            spans.dedup(); // a socket's GPUs share its EGM
+            assert!(spans[0].0 >= (RAM + LINUX) << 20);
+            assert!(spans.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "{spans:x?}");
+            let end = spans.last().map(|(base, size)| base + size).unwrap();
+            assert!(end <= (RAM + NODES.iter().sum::<u64>()) << 20);
+        }
+    }
+
+    #[test]
+    fn a_slice_of_more_than_half_of_the_first_region_has_a_retired_block_wherever_it_lies() {
+        let (region, size) = (base(4), 528 << 20);
+        for start in [region, region + (NODES[4] << 20) - size] {
+            assert!(!retired_in(Some((start, size))).is_empty(), "{start:#x}");
+        }
+        assert_eq!(retired_in(None), [] as [u64; 0]);
+    }
+
+    #[test]
+    fn a_guest_is_told_how_much_of_each_bar_is_memory() {
+        let words = |name: &str| select(&[name.into()], true).unwrap().remove(0).words;
+        let inside = memory_of("0000:00:03.0").unwrap();
+        assert_eq!((inside.len(), inside[0].0 + inside[0].1), (2, inside[1].0));
+        assert!(words("grace-gpu").contains(&format!("egm.arg.gpu.bar4={}", inside[0].1)));
+        assert!(words("grace-gpu").contains(&format!("egm.arg.gpu.bar2={}", inside[1].1)));
+        assert_eq!(inside[1].0 + inside[1].1, base(2) + (GPU_MEMORY << 20));
+        let outside = memory_of("0000:08:00.0").unwrap();
+        assert_eq!(outside, [(base(2), GPU_MEMORY << 20)]);
+        assert!(words("grace-outside").contains(&format!("egm.arg.gpu.bar4={}", outside[0].1)));
+        assert_eq!(memory_of("0000:00:07.0"), None);
+    }
+
+    /// The cells of property `name` of `node`.
+    fn cells(profile: Profile, node: &str, name: &str) -> Vec<u64> {
+        let all = properties(profile);
+        all.iter().find(|p| p.node == node && p.name == name).unwrap().cells.clone()
+    }
+
+    #[test]
+    fn a_gpu_is_described_as_the_drivers_read_it() {
+        let find = |name| cells(Profile::Inside, "/pcie@10000000/gpu@3,0", name);
+        assert_eq!(find("reg"), [0x1800, 0, 0, 0, 0]);
+        assert_eq!(find("nvidia,egm-pxm"), [0, 4]);
+        assert_eq!(find("nvidia,egm-base-pa"), [2, 0x4000_0000]);
+        assert_eq!(find("nvidia,gpu-mem-size"), [0, 0x6800_0000]);
+        let port = cells(Profile::Outside, "/pcie@10000000/pcie@17,0", "reg");
+        assert_eq!(port, [0xb800, 0, 0, 0, 0]);
+        let find = |name| cells(Profile::Outside, "/pcie@10000000/pcie@17,0/gpu@0,0", name);
+        assert_eq!((find("reg"), find("numa-node-id")), (vec![0x8_0000, 0, 0, 0, 0], vec![0]));
+        assert_eq!(find("nvidia,gpu-mem-base-pa"), [1, 0x4000_0000]);
+    }
+
+    #[test]
+    fn a_gpu_has_the_file_of_its_sockets_egm() {
+        let cards = PLUGGED_GRACE.iter().map(|(_, card)| card.kind);
+        for (kind, gpu) in cards.zip(&OUTSIDE) {
+            assert!(matches!(kind, Kind::Grace { egm } if egm == egm_file(gpu.egm)), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn gpus_of_other_processes_are_lent_memory_and_told_what_the_iommu_maps() {
+        let path = Path::new("/k");
+        let drives = [path.to_owned(), path.to_owned()];
+        let line = |cards: &[PathBuf]| {
+            let machine = L1 {
+                kernel: path,
+                initramfs: path,
+                share: path,
+                drives: &drives,
+                cards,
+                wire: cards.is_empty(),
+                clock: Clock::Real,
+                words: "",
+            };
+            let args = l1(&machine, path);
+            args.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" ")
+        };
+        let inside = line(&[]);
+        assert!(inside.contains("iommu=smmuv3") && inside.contains("bochs-display,vgamem=16M,addr=6.0"));
+        assert!(inside.contains("-object filter-dump,id=wire,netdev=igb,file=/k/wire.pcap"));
+        assert!(
+            inside.contains("hubport,id=igb,hubid=0 -device igb,netdev=igb,romfile=,mac=52:54:00:e9:00:02")
+        );
+        assert!(inside.contains("-device e1000e,netdev=e1000e,romfile=,mac=52:54:00:e9:00:06"));
+        assert!(!inside.contains("memfd") && !inside.contains("virtio-iommu"));
+        let outside = line(&["/a".into(), "/b".into()]);
+        assert!(!outside.contains("filter-dump"));
+        assert!(!outside.contains("smmuv3") && !outside.contains("bochs"), "{outside}");
+        for part in [
+            "-object memory-backend-memfd,share=on,id=ram7,size=2048M",
+            "-object memory-backend-file,share=on,id=ram4,size=1024M,mem-path=/k/egm4.ram -numa node,nodeid=4,memdev=ram4",
+            "-device virtio-iommu-pci,addr=2.0",
+            "pcie-root-port,id=gpu9,chassis=39,x-speed=5,addr=18.0 -device {\"bus\":\"gpu9\",",
+            "\"socket\":{\"path\":\"/b\",\"type\":\"unix\"}",
+        ] {
+            assert!(outside.contains(part), "{part} is not in {outside}");
+        }
+    }
+}

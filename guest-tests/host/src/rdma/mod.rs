@@ -1,0 +1,4 @@
+//! Steps of scenarios about RDMA.
+
+pub(crate) mod guests;
+pub(crate) mod roce;

@@ -1,0 +1,90 @@
+//! Runs a scenario: boots of one machine, or the steps of its own.
+
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+use crate::assigned::function;
+use crate::engine::boot::Boot;
+use crate::engine::error::{LabError, chain};
+use crate::engine::judge::{case, judge};
+use crate::engine::logs;
+use crate::engine::progress::Stage;
+use crate::engine::results::{Count, ScenarioResult};
+use crate::engine::scenario::{Scenario, SliceTest};
+use crate::runner::machine::{Runner, VMM_LOG, init_case, millis};
+use crate::runner::steps::{self, StepsOf};
+use crate::scenarios::steps_of;
+use crate::skips::Site;
+use crate::slices::bad_page;
+use crate::slices::device;
+use crate::slices::granted;
+use crate::slices::own_memory;
+use crate::slices::owned;
+
+/// Runs `scenario`; a failure of the lab is a result, too.
+pub(crate) fn run(runner: &Runner, scenario: &Scenario) -> ScenarioResult {
+    let stage = Stage::begin(&format!("{}: {}", scenario.name, scenario.summary));
+    let begun = Instant::now();
+    let mut result =
+        boots(runner, scenario).unwrap_or_else(|error| ScenarioResult::broken(scenario.name, &chain(&error)));
+    result.cases.extend(scenario.page_size());
+    runner.skips.judge(&mut result, Site::of_this_host(runner.in_lab, &runner.options));
+    result.millis = millis(begun);
+    stage.result(&format!("{}: {}", scenario.name, Count::of(std::slice::from_ref(&result))));
+    result
+}
+
+fn boots(runner: &Runner, scenario: &Scenario) -> Result<ScenarioResult, LabError> {
+    let report = runner.report.join(scenario.name);
+    logs::clear(&report)?;
+    fs::create_dir_all(&report).map_err(LabError::file("make", &report))?;
+    if let Some(steps) = steps(scenario) {
+        return steps::run(runner, scenario, &report, steps);
+    }
+    let machine = runner.machine(scenario, &report)?;
+    let mut result =
+        ScenarioResult { scenario: scenario.name.into(), cases: Vec::new(), init_millis: None, millis: 0 };
+    for boot in 1..=scenario.boots {
+        if scenario.boots > 1 {
+            Stage::note(&format!("boot {boot} of {}", scenario.boots));
+        }
+        let booted = runner.boot(scenario, &machine, &report)?;
+        let mut cases = judge(scenario.expected, &booted.collected);
+        let Boot { init, signalled, disk, .. } = booted;
+        cases.extend(disk.map(|fault| case("disk", fault, 0)));
+        cases.extend(scenario.prints.map(|words| case("prints", missing(words, &report), 0)));
+        if scenario.terminate_on.is_some() {
+            let fault = (!signalled).then(|| "the VMM ended before it was to be stopped".into());
+            cases.push(case("stopped", fault, 0));
+        }
+        if scenario.boots > 1 {
+            cases.iter_mut().for_each(|case| case.name = format!("{} of boot {boot}", case.name));
+        }
+        if result.init_millis.is_none() {
+            cases.extend(init.map(init_case));
+            result.init_millis = init;
+        }
+        result.cases.extend(cases);
+    }
+    Ok(result)
+}
+
+/// The steps of a scenario that is more than boots of one machine.
+fn steps(scenario: &Scenario) -> Option<StepsOf> {
+    let of_slices = match scenario.slice_test {
+        SliceTest::Owned | SliceTest::File => owned::run,
+        SliceTest::BadPage => bad_page::run,
+        SliceTest::Granted => granted::run,
+        SliceTest::Own => own_memory::run,
+        SliceTest::Device => device::run,
+    };
+    let of_functions: Option<StepsOf> = (!scenario.assigned.is_empty()).then_some(function::run);
+    steps_of(scenario).or(of_functions).or_else(|| scenario.region.map(|_| of_slices as StepsOf))
+}
+
+/// A fault if the VMM's log in `report` lacks `words`.
+fn missing(words: &str, report: &Path) -> Option<String> {
+    let said = fs::read_to_string(report.join(VMM_LOG)).unwrap_or_default();
+    (!said.contains(words)).then(|| format!("the VMM does not print \"{words}\""))
+}
