@@ -15,6 +15,18 @@ pub(crate) struct Expected {
     pub(crate) checks: &'static [&'static str],
 }
 
+impl Expected {
+    /// The guest passes `checks` and powers off.
+    pub(crate) const fn power_off(checks: &'static [&'static str]) -> Self {
+        Self { exit: 0, summary: true, checks }
+    }
+
+    /// The guest passes `checks` and resets itself, which ends the VMM.
+    pub(crate) const fn reset(checks: &'static [&'static str]) -> Self {
+        Self { exit: 1, summary: true, checks }
+    }
+}
+
 /// Collected results of a boot.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Collected {
@@ -101,7 +113,7 @@ fn ending_fault(exit: i32, ending: Ending) -> Option<String> {
 mod tests {
     use super::*;
 
-    const POWER_OFF: Expected = Expected { exit: 0, summary: true, checks: &["cpus"] };
+    const POWER_OFF: Expected = Expected::power_off(&["cpus"]);
 
     fn check(name: &str) -> Line {
         Line::Check(case(name, None, 1))

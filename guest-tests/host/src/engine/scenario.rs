@@ -184,7 +184,7 @@ pub(crate) const PLAIN: Scenario = Scenario {
     config: "smoke.json",
     words: "",
     end: "",
-    expected: Expected { exit: 0, summary: true, checks: &[] },
+    expected: Expected::power_off(&[]),
     terminate_on: None,
     press_on: None,
     region: None,

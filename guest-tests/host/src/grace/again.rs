@@ -24,7 +24,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let machine = runner.machine(&resets, report)?;
     steps.step("busy", || busy(runner, &machine, region));
     let boot = runner.boot(&resets, &machine, report)?;
-    steps.judge(Expected { exit: 1, summary: true, checks: &["egm_pattern"] }, &boot, " of the first");
+    steps.judge(Expected::reset(&["egm_pattern"]), &boot, " of the first");
 
     let beats = Scenario { words: "egm.checks=egm_beat egm.arg.beat.seconds=0", ..*scenario };
     let machine = runner.machine(&beats, report)?;
@@ -41,7 +41,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let last = Scenario { words: "egm.checks=numa,egm_pattern", ..*scenario };
     let machine = runner.machine(&last, report)?;
     let boot = runner.boot(&last, &machine, report)?;
-    steps.judge(Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern"] }, &boot, " of the last");
+    steps.judge(Expected::power_off(&["numa", "egm_pattern"]), &boot, " of the last");
     steps.step("returned", || zeros(machine.plan.as_ref().and_then(Plan::slice)));
     Ok(())
 }

@@ -32,7 +32,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
             marked = Some(mark(&blocks));
         }
     })?;
-    let expected = Expected { exit: 0, summary: true, checks: &["memory_map", "egm_pattern"] };
+    let expected = Expected::power_off(&["memory_map", "egm_pattern"]);
     steps.judge(expected, &boot, " around");
     steps.step("marked", || marked.unwrap_or_else(|| Err("the guest did not report".into())));
     steps.step("untouched", || untouched(&blocks));

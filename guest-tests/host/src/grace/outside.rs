@@ -53,7 +53,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     steps.step("ready-after-reset", || trained(before?, get(gpu, REFUSED)?));
     steps.step("in-place", || in_place(gpu));
     lost(steps, gpu)?;
-    let expected = Expected { exit: 1, summary: true, checks: &["pci", "functions"] };
+    let expected = Expected::reset(&["pci", "functions"]);
     let last = Scenario { words: RESET, expected, ..*scenario };
     let folder = steps.folder("last")?;
     let machine = runner.machine(&last, &folder)?;
@@ -72,7 +72,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
 /// The GPU reports an uncorrectable error while a guest has it: the guest loses it and goes on.
 fn lost(steps: &mut Steps<'_>, gpu: &str) -> Result<(), LabError> {
     let Steps { runner, scenario, .. } = *steps;
-    let expected = Expected { exit: 0, summary: true, checks: &["function_lost"] };
+    let expected = Expected::power_off(&["function_lost"]);
     let guest = Scenario { words: LOST, expected, ..*scenario };
     let folder = steps.folder("lost")?;
     let machine = runner.machine(&guest, &folder)?;

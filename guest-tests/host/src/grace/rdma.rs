@@ -55,7 +55,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let Steps { runner, scenario, .. } = *steps;
     let ([first, second], _) = with_a_card_each(scenario)?;
     alone(steps, first)?;
-    let expected = Expected { exit: 0, summary: true, checks: &["numa", "rdma.device", "rdma.pair"] };
+    let expected = Expected::power_off(&["numa", "rdma.device", "rdma.pair"]);
     let [first, second] =
         [first, second].map(|guest| Scenario { end: STAYS, terminate_on: Some(REPORTED), expected, ..guest });
     let guests = [

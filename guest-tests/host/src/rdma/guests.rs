@@ -42,7 +42,7 @@ const AT_TAPS: Words = [
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let ([first, second], [listens, connects]) = with_a_card_each(steps.scenario)?;
     alone(steps, first)?;
-    let expected = Expected { exit: 0, summary: true, checks: &["numa", "rdma.device", "rdma.pair"] };
+    let expected = Expected::power_off(&["numa", "rdma.device", "rdma.pair"]);
     let guests = [("listens", first, listens), ("connects", second, connects)]
         .map(|(name, guest, words)| Scenario { name, words, expected, ..guest });
     let runner = steps.runner;

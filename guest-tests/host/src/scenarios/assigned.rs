@@ -13,7 +13,7 @@ pub(super) const NET: Scenario = Scenario {
     generic: true,
     words: "egm.checks=pci,passed_net egm.arg.net.mac=52:54:00:e9:00:02 egm.arg.net.peer=192.168.101.1 \
             egm.arg.net.addr=192.168.101.2/24 egm.exit=reset lapic=notscdeadline quiet",
-    expected: Expected { exit: 1, summary: true, checks: &["pci", "passed_net"] },
+    expected: Expected::reset(&["pci", "passed_net"]),
     deadline: Duration::from_secs(420),
     ..PLAIN
 };
@@ -24,7 +24,7 @@ pub(super) const DMA_KINDS: Scenario = Scenario {
     summary: "an assigned DMA engine writes slices of every kind of memory, and a peer's BAR",
     assigned: &["0000:00:14.0", "0000:00:15.0"],
     words: "egm.checks=pci,edu egm.arg.edu.places=3 lapic=notscdeadline",
-    expected: Expected { exit: 0, summary: true, checks: &["pci", "edu"] },
+    expected: Expected::power_off(&["pci", "edu"]),
     deadline: Duration::from_secs(600),
     long: true,
     ..PLAIN
@@ -53,7 +53,7 @@ pub(super) const ERROR: Scenario = Scenario {
     summary: "a function reports an error that it cannot correct: the guest loses it and goes on, the next machine has it",
     assigned: &["0000:02:00.0"],
     words: "egm.checks=pci,function_lost quiet",
-    expected: Expected { exit: 0, summary: true, checks: &["pci", "function_lost"] },
+    expected: Expected::power_off(&["pci", "function_lost"]),
     deadline: Duration::from_secs(300),
     ..PLAIN
 };
@@ -92,7 +92,7 @@ pub(super) const PAIR: Scenario = Scenario {
     summary: "two functions of one group: refused by name while the host uses one of them, then a guest has both",
     assigned: &["0000:07:00.0", "0000:07:00.1"],
     words: "egm.checks=pci",
-    expected: Expected { exit: 0, summary: true, checks: &["pci"] },
+    expected: Expected::power_off(&["pci"]),
     deadline: Duration::from_secs(300),
     ..PLAIN
 };
@@ -115,7 +115,7 @@ pub(super) const MOVES: Scenario = Scenario {
     assigned: &["0000:01:00.0", "0000:02:00.0", "0000:05:00.0"],
     vcpus: Some(2),
     words: "egm.checks=passed_fuzz egm.arg.fuzz.seconds=30 egm.arg.fuzz.disk=egm1 lapic=notscdeadline quiet",
-    expected: Expected { exit: 0, summary: true, checks: &["passed_fuzz"] },
+    expected: Expected::power_off(&["passed_fuzz"]),
     deadline: Duration::from_secs(300),
     ..NET
 };

@@ -11,7 +11,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "power-button",
     summary: "SIGPWR to the VMM is KEY_POWER for the guest, which decides itself when to power off",
     words: "egm.checks=power_button,cpus",
-    expected: Expected { exit: 0, summary: true, checks: &["power_button", "cpus"] },
+    expected: Expected::power_off(&["power_button", "cpus"]),
     press_on: Some(LISTENS),
     ..PLAIN
 };

@@ -12,7 +12,7 @@ pub(super) const MEM: Scenario = Scenario {
     region: Some("mem"),
     assigned: &["0000:01:00.0"],
     words: "egm.checks=numa,egm_pattern,hotplug lapic=notscdeadline",
-    expected: Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern", "hotplug"] },
+    expected: Expected::power_off(&["numa", "egm_pattern", "hotplug"]),
     deadline: Duration::from_secs(480),
     ..PLAIN
 };
@@ -34,6 +34,6 @@ pub(super) const GRACE_EGM: Scenario = Scenario {
     region: Some("egm4"),
     assigned: &["0000:01:00.0"],
     words: "egm.checks=numa,egm_pattern,nvme egm.arg.nvme.serial=egm0 quiet",
-    expected: Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern", "nvme"] },
+    expected: Expected::power_off(&["numa", "egm_pattern", "nvme"]),
     ..grace::GRACE
 };

@@ -11,7 +11,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     summary: "Debian on a virtio disk reaches multi-user with its network, and powers off",
     config: "demo.json",
     words: "quiet systemd.show_status=no",
-    expected: Expected { exit: 0, summary: true, checks: &["multi-user", "network"] },
+    expected: Expected::power_off(&["multi-user", "network"]),
     debian: true,
     deadline: Duration::from_secs(900),
     long: true,

@@ -22,21 +22,17 @@ pub(super) const STOCK: Scenario = Scenario {
     region: Some("local"),
     words: "egm.checks=cpus,memory_map,numa,acpi_tables,acpi_numa,pci,power_button,nvme,egm_pattern egm.arg.nvme.serial=egm0 \
             quiet",
-    expected: Expected {
-        exit: 0,
-        summary: true,
-        checks: &[
-            "cpus",
-            "memory_map",
-            "numa",
-            "acpi_tables",
-            "acpi_numa",
-            "pci",
-            "power_button",
-            "nvme",
-            "egm_pattern",
-        ],
-    },
+    expected: Expected::power_off(&[
+        "cpus",
+        "memory_map",
+        "numa",
+        "acpi_tables",
+        "acpi_numa",
+        "pci",
+        "power_button",
+        "nvme",
+        "egm_pattern",
+    ]),
     long: false,
     ..NVME
 };
@@ -77,11 +73,7 @@ pub(super) const NODES: Scenario = Scenario {
     config: "grace-lab-nodes.json",
     assigned: &["0000:00:03.0", "0000:00:05.0", "0000:00:04.0", "0000:00:06.0"],
     words: "egm.checks=cpus,memory_map,numa,acpi_tables,acpi_numa,hmat,pci egm.arg.numa.room=16",
-    expected: Expected {
-        exit: 0,
-        summary: true,
-        checks: &["cpus", "memory_map", "numa", "acpi_tables", "acpi_numa", "hmat", "pci"],
-    },
+    expected: Expected::power_off(&["cpus", "memory_map", "numa", "acpi_tables", "acpi_numa", "hmat", "pci"]),
     ..GRACE
 };
 
@@ -92,7 +84,7 @@ pub(super) const NVME: Scenario = Scenario {
     summary: "an assigned NVMe drive: written, found in its image, survives the guest's reset, free afterwards",
     assigned: &["0000:01:00.0"],
     words: "egm.checks=pci,nvme egm.arg.nvme.serial=egm0 quiet",
-    expected: Expected { exit: 0, summary: true, checks: &["pci", "nvme"] },
+    expected: Expected::power_off(&["pci", "nvme"]),
     disk: Some(Proof::Signature),
     ..GRACE
 };
@@ -114,7 +106,7 @@ pub(super) const USER: Scenario = Scenario {
     assigned: &["0000:00:14.0", "0000:00:15.0"],
     servers: &["/run/gpu.sock"],
     words: "egm.checks=pci,functions quiet",
-    expected: Expected { exit: 0, summary: true, checks: &["pci", "functions"] },
+    expected: Expected::power_off(&["pci", "functions"]),
     ..GRACE
 };
 
@@ -126,11 +118,7 @@ pub(super) const GPU: Scenario = Scenario {
     assigned: &["0000:00:03.0", "0000:00:14.0"],
     words: "egm.checks=pci,numa,acpi_tables,edu,gpu_memory egm.arg.edu.places=4 egm.arg.gpu.bar4=536870912 \
             egm.arg.gpu.bar2=1207959552",
-    expected: Expected {
-        exit: 0,
-        summary: true,
-        checks: &["pci", "numa", "acpi_tables", "edu", "gpu_memory"],
-    },
+    expected: Expected::power_off(&["pci", "numa", "acpi_tables", "edu", "gpu_memory"]),
     ..GRACE
 };
 
@@ -143,7 +131,7 @@ pub(super) const OUTSIDE: Scenario = Scenario {
     plugged: true,
     words: "egm.checks=pci,numa,functions,edu,gpu_memory egm.arg.functions.places=4 egm.arg.edu.places=3 \
             egm.arg.gpu.bar4=1744830464",
-    expected: Expected { exit: 0, summary: true, checks: &["pci", "numa", "functions", "edu", "gpu_memory"] },
+    expected: Expected::power_off(&["pci", "numa", "functions", "edu", "gpu_memory"]),
     deadline: Duration::from_secs(900),
     ..GRACE
 };
@@ -156,7 +144,7 @@ pub(super) const TRUST: Scenario = Scenario {
     assigned: &["0000:08:00.0"],
     plugged: true,
     words: "egm.checks=egm_aperture quiet",
-    expected: Expected { exit: 0, summary: true, checks: &["egm_aperture"] },
+    expected: Expected::power_off(&["egm_aperture"]),
     ..GRACE
 };
 
@@ -171,19 +159,15 @@ pub(super) const RDMA: Scenario = Scenario {
     words: "egm.validate=rdma.device,rdma.nodes,rdma.hugepages,rdma.atomics,rdma.perftest,odp.page_starts \
             egm.checks=numa egm.doctor egm.arg.json=1 egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.size=65536 egm.arg.rdma.requests=20 egm.arg.deadline=600 quiet \
             hugepages=0:8,1:8",
-    expected: Expected {
-        exit: 0,
-        summary: true,
-        checks: &[
-            "numa",
-            "rdma.device",
-            "rdma.nodes",
-            "rdma.hugepages",
-            "rdma.atomics",
-            "rdma.perftest",
-            "odp.page_starts",
-        ],
-    },
+    expected: Expected::power_off(&[
+        "numa",
+        "rdma.device",
+        "rdma.nodes",
+        "rdma.hugepages",
+        "rdma.atomics",
+        "rdma.perftest",
+        "odp.page_starts",
+    ]),
     deadline: Duration::from_secs(900),
     ..GRACE
 };
@@ -196,11 +180,15 @@ pub(super) const LARGE_PAGES: Scenario = Scenario {
     assigned: &["0000:00:03.0", "0000:00:14.0", "0000:01:00.0"],
     words: "egm.checks=pci,numa,acpi_tables,egm_pattern,nvme,edu,gpu_memory egm.arg.nvme.serial=egm0 egm.arg.edu.places=4 \
             egm.arg.gpu.bar4=536870912 egm.arg.gpu.bar2=1207959552",
-    expected: Expected {
-        exit: 0,
-        summary: true,
-        checks: &["pci", "numa", "acpi_tables", "egm_pattern", "nvme", "edu", "gpu_memory"],
-    },
+    expected: Expected::power_off(&[
+        "pci",
+        "numa",
+        "acpi_tables",
+        "egm_pattern",
+        "nvme",
+        "edu",
+        "gpu_memory",
+    ]),
     ..GPU
 };
 

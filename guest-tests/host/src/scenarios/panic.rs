@@ -9,7 +9,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "panic",
     summary: "a guest whose kernel panics ends its VMM with exit code 1",
     words: "egm.checks=cpus egm.exit=panic",
-    expected: Expected { exit: 1, summary: true, checks: &["cpus"] },
+    expected: Expected { exit: 1, ..Expected::power_off(&["cpus"]) },
     prints: Some(PANICKED),
     ..PLAIN
 };

@@ -8,6 +8,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "reset",
     summary: "a guest that resets itself ends its VMM with exit code 1",
     words: "egm.checks=cpus egm.exit=reset",
-    expected: Expected { exit: 1, summary: true, checks: &["cpus"] },
+    expected: Expected::reset(&["cpus"]),
     ..PLAIN
 };

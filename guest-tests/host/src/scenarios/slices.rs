@@ -104,11 +104,7 @@ pub(super) const DEVICE: Scenario = Scenario {
     region: Some("local"),
     slice_test: SliceTest::Device,
     words: "egm.checks=memory_map,numa,pci,egm_device,egm_commands quiet",
-    expected: Expected {
-        exit: 0,
-        summary: true,
-        checks: &["memory_map", "numa", "pci", "egm_device", "egm_commands"],
-    },
+    expected: Expected::power_off(&["memory_map", "numa", "pci", "egm_device", "egm_commands"]),
     deadline: Duration::from_secs(300),
     ..PLAIN
 };
@@ -121,6 +117,6 @@ pub(super) const DEVICE_KINDS: Scenario = Scenario {
     own_kernel: true,
     long: true,
     words: "egm.checks=pci,egm_device quiet",
-    expected: Expected { exit: 0, summary: true, checks: &["pci", "egm_device"] },
+    expected: Expected::power_off(&["pci", "egm_device"]),
     ..DEVICE
 };

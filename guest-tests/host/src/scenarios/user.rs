@@ -13,7 +13,7 @@ pub(super) const SERVED: Scenario = Scenario {
     assigned: &["0000:00:14.0", "0000:00:15.0"],
     servers: &["/run/gpu.sock"],
     words: "egm.checks=pci,functions quiet",
-    expected: Expected { exit: 0, summary: true, checks: &["pci", "functions"] },
+    expected: Expected::power_off(&["pci", "functions"]),
     deadline: Duration::from_secs(300),
     ..PLAIN
 };
@@ -27,7 +27,7 @@ pub(super) const PLUGGED: Scenario = Scenario {
     assigned: &["0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0"],
     plugged: true,
     words: "egm.checks=pci,functions quiet",
-    expected: Expected { exit: 0, summary: true, checks: &["pci", "functions"] },
+    expected: Expected::power_off(&["pci", "functions"]),
     deadline: Duration::from_secs(900),
     long: true,
     ..PLAIN

@@ -13,7 +13,7 @@ pub(super) const NVME: Scenario = Scenario {
     summary: "an assigned NVMe drive: written, found in its image, survives the guest's reset, free afterwards",
     assigned: &["0000:01:00.0"],
     words: "egm.checks=pci,nvme egm.arg.nvme.serial=egm0",
-    expected: Expected { exit: 0, summary: true, checks: &["pci", "nvme"] },
+    expected: Expected::power_off(&["pci", "nvme"]),
     disk: Some(Proof::Signature),
     deadline: Duration::from_secs(300),
     ..PLAIN
@@ -44,7 +44,7 @@ pub(super) const DMA: Scenario = Scenario {
     region: Some("mem"),
     assigned: &["0000:00:14.0", "0000:00:15.0"],
     words: "egm.checks=pci,edu egm.arg.edu.places=3",
-    expected: Expected { exit: 0, summary: true, checks: &["pci", "edu"] },
+    expected: Expected::power_off(&["pci", "edu"]),
     disk: None,
     ..NVME
 };
@@ -79,7 +79,7 @@ pub(super) const HOSTILE: Scenario = Scenario {
     summary: "a minute of random writes to assigned functions harms neither VMM nor guest nor host",
     assigned: &["0000:01:00.0", "0000:00:14.0", "0000:00:15.0"],
     words: "egm.checks=fuzz egm.arg.fuzz.seconds=60 egm.arg.fuzz.passed=1",
-    expected: Expected { exit: 0, summary: true, checks: &["fuzz"] },
+    expected: Expected::power_off(&["fuzz"]),
     disk: None,
     long: true,
     ..NVME

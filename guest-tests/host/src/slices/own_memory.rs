@@ -65,7 +65,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let used = Scenario { words: USE, ..*scenario };
     let machine = runner.machine(&used, report)?;
     let boot = runner.boot(&used, &machine, report)?;
-    let expected = Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern"] };
+    let expected = Expected::power_off(&["numa", "egm_pattern"]);
     steps.judge(expected, &boot, "");
     steps.step("visible", || match meminfo("MemTotal")? {
         now if now == total => Ok(()),

@@ -54,7 +54,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let used = Scenario { words: "egm.checks=numa,egm_pattern", ..*scenario };
     let machine = runner.machine(&used, report)?;
     let boot = runner.boot(&used, &machine, report)?;
-    let expected = Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern"] };
+    let expected = Expected::power_off(&["numa", "egm_pattern"]);
     steps.judge(expected, &boot, "");
     if host.is_some() {
         steps.step("returned", || zeros(host));
