@@ -21,6 +21,8 @@ pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     /// Its claim, in a sentence.
     pub(crate) summary: &'static str,
+    /// What is done with its machine.
+    pub(crate) runs: Runs,
     /// A file of configs/, which the scenario extends by a kernel, an initramfs and a command line.
     pub(crate) config: &'static str,
     /// More words on the kernel command line: the agent's checks, their arguments and the end of the guest.
@@ -73,8 +75,6 @@ pub(crate) struct Scenario {
     pub(crate) debian: bool,
     /// Whether it runs tests of `egm-device`.
     pub(crate) tests: bool,
-    /// Boots in a row.
-    pub(crate) boots: u32,
     /// Time for one boot, under emulation on two slow cores.
     pub(crate) deadline: Duration,
     /// Whether its guests run on this machine where others run in the emulated host: in an emulator, without privilege.
@@ -85,6 +85,15 @@ pub(crate) struct Scenario {
     pub(crate) long: bool,
     /// The fault that is planted in its host's programs; its name is then `SCENARIO+FAULT`.
     pub(crate) fault: Option<Fault>,
+}
+
+/// What a scenario does with its machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Runs {
+    /// Boots it so many times in a row.
+    Boots(u32),
+    /// Runs the function of steps that `scenarios/steps.rs` lists.
+    Steps,
 }
 
 /// A planted fault.
@@ -181,6 +190,7 @@ impl SliceTest {
 pub(crate) const PLAIN: Scenario = Scenario {
     name: "",
     summary: "",
+    runs: Runs::Boots(1),
     config: "smoke.json",
     words: "",
     end: "",
@@ -207,7 +217,6 @@ pub(crate) const PLAIN: Scenario = Scenario {
     disk: None,
     debian: false,
     tests: false,
-    boots: 1,
     deadline: Duration::from_secs(180),
     outside: false,
     peer: None,

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use super::{PLAIN, Scenario};
+use super::{PLAIN, Runs, Scenario};
 use crate::engine::judge::Expected;
 
 /// The network card behind the second root port.
 pub(super) const NET: Scenario = Scenario {
     name: "vfio-net",
     summary: "an assigned network card: bytes go to the host's own card and back, in two guests that reset themselves",
+    runs: Runs::Steps,
     assigned: &["0000:02:00.0"],
     generic: true,
     words: "egm.checks=pci,passed_net egm.arg.net.mac=52:54:00:e9:00:02 egm.arg.net.peer=192.168.101.1 \
@@ -22,6 +23,7 @@ pub(super) const NET: Scenario = Scenario {
 pub(super) const DMA_KINDS: Scenario = Scenario {
     name: "vfio-dma-kinds",
     summary: "an assigned DMA engine writes slices of every kind of memory, and a peer's BAR",
+    runs: Runs::Steps,
     assigned: &["0000:00:14.0", "0000:00:15.0"],
     words: "egm.checks=pci,edu egm.arg.edu.places=3 lapic=notscdeadline",
     expected: Expected::power_off(&["pci", "edu"]),
@@ -42,6 +44,7 @@ pub(super) const DMA_IOMMUFD: Scenario = Scenario {
 pub(super) const FAULT: Scenario = Scenario {
     name: "vfio-fault",
     summary: "a device that writes outside of its guest is refused by the IOMMU, and the check for that sees it",
+    runs: Runs::Steps,
     assigned: &["0000:00:14.0"],
     deadline: Duration::from_secs(120),
     ..PLAIN
@@ -51,6 +54,7 @@ pub(super) const FAULT: Scenario = Scenario {
 pub(super) const ERROR: Scenario = Scenario {
     name: "vfio-error",
     summary: "a function reports an error that it cannot correct: the guest loses it and goes on, the next machine has it",
+    runs: Runs::Steps,
     assigned: &["0000:02:00.0"],
     words: "egm.checks=pci,function_lost quiet",
     expected: Expected::power_off(&["pci", "function_lost"]),
@@ -62,6 +66,7 @@ pub(super) const ERROR: Scenario = Scenario {
 pub(super) const REFUSED: Scenario = Scenario {
     name: "vfio-refused",
     summary: "what can be wrong with a function and its host is named with its remedy, and nothing is held afterwards",
+    runs: Runs::Steps,
     assigned: &["0000:01:00.0"],
     deadline: Duration::from_secs(120),
     ..PLAIN
@@ -71,6 +76,7 @@ pub(super) const REFUSED: Scenario = Scenario {
 pub(super) const RESET: Scenario = Scenario {
     name: "vfio-hot-reset",
     summary: "what was left in a function is gone when a guest gets it, by its own reset or its bus', or the VMM tells that it is not",
+    runs: Runs::Steps,
     assigned: &["0000:02:00.0", "0000:06:00.0", "0000:07:00.0", "0000:07:00.1", "0000:00:15.0"],
     deadline: Duration::from_secs(120),
     ..PLAIN
@@ -80,6 +86,7 @@ pub(super) const RESET: Scenario = Scenario {
 pub(super) const ROUNDS: Scenario = Scenario {
     name: "vfio-rounds",
     summary: "110 machines in a row with one assigned function, powered off, terminated and killed in turn, leave nothing behind",
+    runs: Runs::Steps,
     assigned: &["0000:01:00.0"],
     deadline: Duration::from_secs(120),
     long: true,
@@ -90,6 +97,7 @@ pub(super) const ROUNDS: Scenario = Scenario {
 pub(super) const PAIR: Scenario = Scenario {
     name: "vfio-pair",
     summary: "two functions of one group: refused by name while the host uses one of them, then a guest has both",
+    runs: Runs::Steps,
     assigned: &["0000:07:00.0", "0000:07:00.1"],
     words: "egm.checks=pci",
     expected: Expected::power_off(&["pci"]),

@@ -1,6 +1,6 @@
 //! Many boots.
 
-use super::{PLAIN, Scenario};
+use super::{PLAIN, Runs, Scenario};
 use crate::engine::judge::Expected;
 
 /// Many boots, because the result of one may be luck.
@@ -9,7 +9,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     summary: "sixteen boots in a row all reach their end",
     words: "egm.checks=cpus",
     expected: Expected::power_off(&["cpus"]),
-    boots: 16,
+    runs: Runs::Boots(16),
     long: true,
     ..PLAIN
 };

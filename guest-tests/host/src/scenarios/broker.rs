@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use super::{PLAIN, Scenario, SliceTest};
+use super::{PLAIN, Runs, Scenario, SliceTest};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "broker",
     summary: "two machines on one broker, none sees the other; one is killed, a third that waits gets its slice as zeros",
+    runs: Runs::Steps,
     region: Some("mem"),
     slice_test: SliceTest::Granted,
     deadline: Duration::from_secs(600),

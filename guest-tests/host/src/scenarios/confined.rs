@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use super::{PLAIN, Scenario, grace};
+use super::{PLAIN, Runs, Scenario, grace};
 use crate::engine::judge::Expected;
 
 /// A slice of `/dev/mem`, and a drive that the host takes back.
 pub(super) const MEM: Scenario = Scenario {
     name: "user-slice",
     summary: "a machine of an unprivileged user has hidden memory and a drive, and no descriptor of the memory; its keeper scrubs",
+    runs: Runs::Steps,
     region: Some("mem"),
     assigned: &["0000:01:00.0"],
     words: "egm.checks=numa,egm_pattern,hotplug lapic=notscdeadline",
@@ -21,6 +22,7 @@ pub(super) const MEM: Scenario = Scenario {
 pub(super) const PIN: Scenario = Scenario {
     name: "vfio-dma-pin",
     summary: "a machine dies while another process keeps its VFIO group, device or iommufd: its slice is quarantined until that ends",
+    runs: Runs::Steps,
     assigned: &["0000:01:00.0"],
     own_kernel: true,
     deadline: Duration::from_secs(120),
@@ -31,6 +33,7 @@ pub(super) const PIN: Scenario = Scenario {
 pub(super) const GRACE_EGM: Scenario = Scenario {
     name: "grace-user-slice",
     summary: "a machine of an unprivileged user has a slice of /dev/egm4 and a drive, and no descriptor of it; its keeper scrubs",
+    runs: Runs::Steps,
     region: Some("egm4"),
     assigned: &["0000:01:00.0"],
     words: "egm.checks=numa,egm_pattern,nvme egm.arg.nvme.serial=egm0 quiet",

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{GraceKernel, PLAIN, Scenario, SliceTest, button, demo};
+use super::{GraceKernel, PLAIN, Runs, Scenario, SliceTest, button, demo};
 use crate::engine::disk::Proof;
 use crate::engine::judge::Expected;
 
@@ -61,6 +61,7 @@ pub(super) const DEMO: Scenario = Scenario {
 pub(super) const EGM: Scenario = Scenario {
     name: "grace-egm",
     summary: "a slice of /dev/egm4: used, exclusive, scrubbed, returned, its retired pages neither seen nor touched",
+    runs: Runs::Steps,
     region: Some("egm4"),
     slice_test: SliceTest::Owned,
     ..GRACE
@@ -70,6 +71,7 @@ pub(super) const EGM: Scenario = Scenario {
 pub(super) const NODES: Scenario = Scenario {
     name: "grace-nodes",
     summary: "two sockets whose memory is EGM, four GPUs: 34 nodes, their initiators and distances as planned",
+    runs: Runs::Steps,
     config: "grace-lab-nodes.json",
     assigned: &["0000:00:03.0", "0000:00:05.0", "0000:00:04.0", "0000:00:06.0"],
     words: "egm.checks=cpus,memory_map,numa,acpi_tables,acpi_numa,hmat,pci egm.arg.numa.room=16",
@@ -82,6 +84,7 @@ pub(super) const NODES: Scenario = Scenario {
 pub(super) const NVME: Scenario = Scenario {
     name: "grace-nvme",
     summary: "an assigned NVMe drive: written, found in its image, survives the guest's reset, free afterwards",
+    runs: Runs::Steps,
     assigned: &["0000:01:00.0"],
     words: "egm.checks=pci,nvme egm.arg.nvme.serial=egm0 quiet",
     expected: Expected::power_off(&["pci", "nvme"]),
@@ -102,6 +105,7 @@ pub(super) const INTX: Scenario = Scenario {
 pub(super) const USER: Scenario = Scenario {
     name: "grace-user",
     summary: "a vfio-user function reaches memory, a slice and a host function's BAR, and is reached; then its server dies",
+    runs: Runs::Steps,
     region: Some("local"),
     assigned: &["0000:00:14.0", "0000:00:15.0"],
     servers: &["/run/gpu.sock"],
@@ -114,6 +118,7 @@ pub(super) const USER: Scenario = Scenario {
 pub(super) const GPU: Scenario = Scenario {
     name: "grace-gpu",
     summary: "a GPU of nvgrace-gpu and a slice of /dev/egm4: its memory to the last byte, by the guest and by a DMA engine",
+    runs: Runs::Steps,
     region: Some("egm4"),
     assigned: &["0000:00:03.0", "0000:00:14.0"],
     words: "egm.checks=pci,numa,acpi_tables,edu,gpu_memory egm.arg.edu.places=4 egm.arg.gpu.bar4=536870912 \
@@ -126,6 +131,7 @@ pub(super) const GPU: Scenario = Scenario {
 pub(super) const OUTSIDE: Scenario = Scenario {
     name: "grace-outside",
     summary: "a GPU of NVIDIA's id behind a virtio-iommu: waited for after resets, its engine reaches all memory, it reports an error",
+    runs: Runs::Steps,
     region: Some("egm4"),
     assigned: &["0000:08:00.0", "0000:00:14.0"],
     plugged: true,
@@ -140,6 +146,7 @@ pub(super) const OUTSIDE: Scenario = Scenario {
 pub(super) const TRUST: Scenario = Scenario {
     name: "grace-trust",
     summary: "a GPU is refused beside another owner's slice of egm4; in one trust domain its guest reads and writes that slice",
+    runs: Runs::Steps,
     region: Some("egm4"),
     assigned: &["0000:08:00.0"],
     plugged: true,
@@ -152,6 +159,7 @@ pub(super) const TRUST: Scenario = Scenario {
 pub(super) const RDMA: Scenario = Scenario {
     name: "grace-rdma",
     summary: "RDMA over assigned network cards from the EGM of one socket into that of the other, read off the wire, found in host memory",
+    runs: Runs::Steps,
     region: Some("egm4"),
     slice_test: SliceTest::Granted,
     assigned: &["0000:02:00.0", "0000:06:00.0"],
@@ -196,6 +204,7 @@ pub(super) const LARGE_PAGES: Scenario = Scenario {
 pub(super) const AGAIN: Scenario = Scenario {
     name: "grace-again",
     summary: "a machine with a slice of /dev/egm4: refused while another program has the device, started again after reset and kill",
+    runs: Runs::Steps,
     region: Some("egm4"),
     ..GRACE
 };
@@ -204,6 +213,7 @@ pub(super) const AGAIN: Scenario = Scenario {
 pub(super) const POISON: Scenario = Scenario {
     name: "grace-poison",
     summary: "a page of /dev/egm4 goes bad under a guest: told by ACPI's tables, taken out of service, a hole of the next guest",
+    runs: Runs::Steps,
     region: Some("egm4"),
     slice_test: SliceTest::BadPage,
     ..GRACE
@@ -213,6 +223,7 @@ pub(super) const POISON: Scenario = Scenario {
 pub(super) const READ: Scenario = Scenario {
     name: "grace-poison-read",
     summary: "a guest reads a page that went bad: it gets an external abort, ends who read, and lives",
+    runs: Runs::Steps,
     region: Some("local"),
     slice_test: SliceTest::BadPage,
     ..GRACE

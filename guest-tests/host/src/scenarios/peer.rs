@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use super::{PLAIN, Scenario};
+use super::{PLAIN, Runs, Scenario};
 use crate::engine::peer_program::PeerName;
 
 /// Debian's QEMU has a slice by vfio-user.
 pub(super) const QEMU: Scenario = Scenario {
     name: "peer-qemu",
     summary: "stock QEMU has a slice by vfio-user: checked, kept through a reset, plugged, given back, its server killed",
+    runs: Runs::Steps,
     outside: true,
     deadline: Duration::from_secs(300),
     ..PLAIN
@@ -18,6 +19,7 @@ pub(super) const QEMU: Scenario = Scenario {
 pub(super) const CLOUD_HYPERVISOR: Scenario = Scenario {
     name: "peer-cloud-hypervisor",
     summary: "stock cloud-hypervisor (--peer) has a slice by vfio-user: checked, kept through a reset, plugged, given back, its server killed",
+    runs: Runs::Steps,
     peer: Some(PeerName::CloudHypervisor),
     deadline: Duration::from_secs(400),
     ..PLAIN

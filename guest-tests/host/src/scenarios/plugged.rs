@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use super::{PLAIN, Scenario};
+use super::{PLAIN, Runs, Scenario};
 use crate::engine::judge::Expected;
 
 /// A drive in a spare port.
 pub(super) const HOTPLUG: Scenario = Scenario {
     name: "vfio-hotplug",
     summary: "a drive is plugged into a spare port of a running guest, used, unplugged, free for others, and plugged in again",
+    runs: Runs::Steps,
     config: "hotplug.json",
     assigned: &["0000:01:00.0"],
     words: "egm.checks=hotplug egm.arg.hotplug.rounds=2 lapic=notscdeadline",

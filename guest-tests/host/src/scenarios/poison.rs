@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{PLAIN, Scenario, SliceTest};
+use super::{PLAIN, Runs, Scenario, SliceTest};
 
 const DEADLINE: Duration = Duration::from_secs(400);
 
@@ -10,6 +10,7 @@ const DEADLINE: Duration = Duration::from_secs(400);
 pub(super) const FOUND: Scenario = Scenario {
     name: "poison",
     summary: "a page of a slice goes bad: told, survived, retired, a hole of the next guest",
+    runs: Runs::Steps,
     region: Some("dax0.0"),
     slice_test: SliceTest::BadPage,
     deadline: DEADLINE,
@@ -20,6 +21,7 @@ pub(super) const FOUND: Scenario = Scenario {
 pub(super) const READ: Scenario = Scenario {
     name: "poison-read",
     summary: "a guest reads a page that went bad: it gets a machine check, ends who read, and lives",
+    runs: Runs::Steps,
     region: Some("local"),
     slice_test: SliceTest::BadPage,
     deadline: DEADLINE,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{PLAIN, Scenario, SliceTest};
+use super::{PLAIN, Runs, Scenario, SliceTest};
 use crate::engine::judge::Expected;
 
 /// Validations of one guest alone. Its kernel's rxe has no on-demand paging, so the group `odp` does not apply.
@@ -23,6 +23,7 @@ const ALONE: &[&str] = &[
 pub(super) const CARDS: Scenario = Scenario {
     name: "rdma",
     summary: "RDMA over assigned network cards into EGM nodes: every byte right, in one guest and between two",
+    runs: Runs::Steps,
     assigned: &["0000:02:00.0", "0000:06:00.0"],
     region: Some("mem"),
     slice_test: SliceTest::Granted,

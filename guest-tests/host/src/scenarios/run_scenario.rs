@@ -4,31 +4,25 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::assigned::function;
 use crate::engine::boot::Boot;
 use crate::engine::error::{LabError, chain};
 use crate::engine::judge::{case, judge};
 use crate::engine::logs;
 use crate::engine::progress::Stage;
 use crate::engine::results::{Count, ScenarioResult};
-use crate::engine::scenario::{Scenario, SliceTest};
+use crate::engine::scenario::{Runs, Scenario};
 use crate::engine::step::millis;
 use crate::runner::machine::{Runner, VMM_LOG, init_case};
-use crate::runner::steps::{self, StepsOf};
-use crate::scenarios::steps_of;
+use crate::runner::steps;
+use crate::scenarios::steps::steps_of;
 use crate::skips::Site;
-use crate::slices::bad_page;
-use crate::slices::device;
-use crate::slices::granted;
-use crate::slices::own_memory;
-use crate::slices::owned;
 
 /// Runs `scenario`; a failure of the lab is a result, too.
 pub(crate) fn run(runner: &Runner, scenario: &Scenario) -> ScenarioResult {
     let stage = Stage::begin(&format!("{}: {}", scenario.name, scenario.summary));
     let begun = Instant::now();
-    let mut result =
-        boots(runner, scenario).unwrap_or_else(|error| ScenarioResult::broken(scenario.name, &chain(&error)));
+    let mut result = carried_out(runner, scenario)
+        .unwrap_or_else(|error| ScenarioResult::broken(scenario.name, &chain(&error)));
     result.cases.extend(scenario.page_size());
     runner.skips.judge(&mut result, Site::of_this_host(runner.in_lab, &runner.options));
     result.millis = millis(begun);
@@ -36,30 +30,40 @@ pub(crate) fn run(runner: &Runner, scenario: &Scenario) -> ScenarioResult {
     result
 }
 
-fn boots(runner: &Runner, scenario: &Scenario) -> Result<ScenarioResult, LabError> {
+fn carried_out(runner: &Runner, scenario: &Scenario) -> Result<ScenarioResult, LabError> {
     let report = runner.report.join(scenario.name);
     logs::clear(&report)?;
     fs::create_dir_all(&report).map_err(LabError::file("make", &report))?;
-    if let Some(steps) = steps(scenario) {
-        return steps::run(runner, scenario, &report, steps);
+    match scenario.runs {
+        Runs::Steps => steps::run(runner, scenario, &report, steps_of(scenario)?),
+        Runs::Boots(count) => boots(runner, scenario, &report, count),
     }
-    let machine = runner.machine(scenario, &report)?;
+}
+
+/// Boots the scenario's machine `count` times.
+fn boots(
+    runner: &Runner,
+    scenario: &Scenario,
+    report: &Path,
+    count: u32,
+) -> Result<ScenarioResult, LabError> {
+    let machine = runner.machine(scenario, report)?;
     let mut result =
         ScenarioResult { scenario: scenario.name.into(), cases: Vec::new(), init_millis: None, millis: 0 };
-    for boot in 1..=scenario.boots {
-        if scenario.boots > 1 {
-            Stage::note(&format!("boot {boot} of {}", scenario.boots));
+    for boot in 1..=count {
+        if count > 1 {
+            Stage::note(&format!("boot {boot} of {count}"));
         }
-        let booted = runner.boot(scenario, &machine, &report)?;
+        let booted = runner.boot(scenario, &machine, report)?;
         let mut cases = judge(scenario.expected, &booted.collected);
         let Boot { init, signalled, disk, .. } = booted;
         cases.extend(disk.map(|fault| case("disk", fault, 0)));
-        cases.extend(scenario.prints.map(|words| case("prints", missing(words, &report), 0)));
+        cases.extend(scenario.prints.map(|words| case("prints", missing(words, report), 0)));
         if scenario.terminate_on.is_some() {
             let fault = (!signalled).then(|| "the VMM ended before it was to be stopped".into());
             cases.push(case("stopped", fault, 0));
         }
-        if scenario.boots > 1 {
+        if count > 1 {
             cases.iter_mut().for_each(|case| case.name = format!("{} of boot {boot}", case.name));
         }
         if result.init_millis.is_none() {
@@ -69,19 +73,6 @@ fn boots(runner: &Runner, scenario: &Scenario) -> Result<ScenarioResult, LabErro
         result.cases.extend(cases);
     }
     Ok(result)
-}
-
-/// The steps of a scenario that is more than boots of one machine.
-fn steps(scenario: &Scenario) -> Option<StepsOf> {
-    let of_slices = match scenario.slice_test {
-        SliceTest::Owned | SliceTest::File => owned::run,
-        SliceTest::BadPage => bad_page::run,
-        SliceTest::Granted => granted::run,
-        SliceTest::Own => own_memory::run,
-        SliceTest::Device => device::run,
-    };
-    let of_functions: Option<StepsOf> = (!scenario.assigned.is_empty()).then_some(function::run);
-    steps_of(scenario).or(of_functions).or_else(|| scenario.region.map(|_| of_slices as StepsOf))
 }
 
 /// A fault if the VMM's log in `report` lacks `words`.

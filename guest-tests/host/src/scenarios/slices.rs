@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{PLAIN, Scenario, SliceTest};
+use super::{PLAIN, Runs, Scenario, SliceTest};
 use crate::engine::judge::Expected;
 
 /// Every byte of a slice is written and read twice, under emulation.
@@ -15,6 +15,7 @@ pub(super) const SMALL_PAGES: Duration = Duration::from_secs(600);
 pub(super) const MEM: Scenario = Scenario {
     name: "slice-mem",
     summary: "a slice of memory that mem= hides: used, exclusive, scrubbed, returned",
+    runs: Runs::Steps,
     region: Some("mem"),
     deadline: DEADLINE,
     ..PLAIN
@@ -24,6 +25,7 @@ pub(super) const MEM: Scenario = Scenario {
 pub(super) const MEMMAP: Scenario = Scenario {
     name: "slice-memmap",
     summary: "a slice of memory that memmap=nn$ss reserves: used, exclusive, scrubbed, returned",
+    runs: Runs::Steps,
     region: Some("memmap"),
     deadline: DEADLINE,
     ..PLAIN
@@ -33,6 +35,7 @@ pub(super) const MEMMAP: Scenario = Scenario {
 pub(super) const DEVDAX: Scenario = Scenario {
     name: "slice-devdax",
     summary: "a slice of a device-DAX device: used, exclusive, scrubbed, returned",
+    runs: Runs::Steps,
     region: Some("dax0.0"),
     deadline: DEADLINE,
     ..PLAIN
@@ -42,6 +45,7 @@ pub(super) const DEVDAX: Scenario = Scenario {
 pub(super) const DEVDAX_OWNERS: Scenario = Scenario {
     name: "slice-devdax-owners",
     summary: "slices of one device-DAX region have a device each: two users and a server reach their own alone, then all are removed",
+    runs: Runs::Steps,
     region: Some("dax2"),
     deadline: DEADLINE,
     ..PLAIN
@@ -60,6 +64,7 @@ pub(super) const DEVDAX_OWNED: Scenario = Scenario {
 pub(super) const FSDAX: Scenario = Scenario {
     name: "slice-fsdax",
     summary: "a slice is a file of a DAX file system: used, exclusive, scrubbed, returned; two users reach their own alone",
+    runs: Runs::Steps,
     region: Some("pmem"),
     slice_test: SliceTest::File,
     deadline: DEADLINE,
@@ -70,6 +75,7 @@ pub(super) const FSDAX: Scenario = Scenario {
 pub(super) const HUGETLB: Scenario = Scenario {
     name: "slice-hugetlb",
     summary: "a slice of a pool of huge pages: used, exclusive, scrubbed, returned",
+    runs: Runs::Steps,
     region: Some("hugetlb"),
     deadline: DEADLINE,
     ..PLAIN
@@ -79,6 +85,7 @@ pub(super) const HUGETLB: Scenario = Scenario {
 pub(super) const MEMFD: Scenario = Scenario {
     name: "slice-memfd",
     summary: "a slice of the machine's own memfd: seen where its page map says, apart from another's, zero for each, gone with it",
+    runs: Runs::Steps,
     region: Some("local"),
     slice_test: SliceTest::Own,
     deadline: DEADLINE,
@@ -89,6 +96,7 @@ pub(super) const MEMFD: Scenario = Scenario {
 pub(super) const GUEST_MEMFD: Scenario = Scenario {
     name: "slice-guest-memfd",
     summary: "a slice of KVM's guest_memfd: the machine's own, zero for each, gone with it, memory of the host's kernel",
+    runs: Runs::Steps,
     region: Some("guest-memfd"),
     slice_test: SliceTest::Own,
     own_kernel: true,
@@ -101,6 +109,7 @@ pub(super) const GUEST_MEMFD: Scenario = Scenario {
 pub(super) const DEVICE: Scenario = Scenario {
     name: "egm-device",
     summary: "a slice as a PCI function: the monitor's own and that of egm-device serve are one and the same to guests",
+    runs: Runs::Steps,
     region: Some("local"),
     slice_test: SliceTest::Device,
     words: "egm.checks=memory_map,numa,pci,egm_device,egm_commands quiet",

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use super::{PLAIN, Scenario};
+use super::{PLAIN, Runs, Scenario};
 use crate::engine::judge::Expected;
 
 /// A server's function, with the host's engine and memory.
 pub(super) const SERVED: Scenario = Scenario {
     name: "vfio-user",
     summary: "a vfio-user function reaches memory, a slice and a host function's BAR, and is reached; then its server dies",
+    runs: Runs::Steps,
     region: Some("local"),
     assigned: &["0000:00:14.0", "0000:00:15.0"],
     servers: &["/run/gpu.sock"],
@@ -23,6 +24,7 @@ pub(super) const PLUGGED: Scenario = Scenario {
     name: "vfio-gpus",
     own_kernel: true,
     summary: "two GPUs and a network card behind one switch: a clique, peer-to-peer each way, into a slice too",
+    runs: Runs::Steps,
     region: Some("hugetlb"),
     assigned: &["0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0"],
     plugged: true,

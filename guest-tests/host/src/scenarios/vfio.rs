@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::slices::SMALL_PAGES;
-use super::{PLAIN, Scenario, SliceTest};
+use super::{PLAIN, Runs, Scenario, SliceTest};
 use crate::engine::disk::Proof;
 use crate::engine::judge::Expected;
 
@@ -11,6 +11,7 @@ use crate::engine::judge::Expected;
 pub(super) const NVME: Scenario = Scenario {
     name: "vfio-nvme",
     summary: "an assigned NVMe drive: written, found in its image, survives the guest's reset, free afterwards",
+    runs: Runs::Steps,
     assigned: &["0000:01:00.0"],
     words: "egm.checks=pci,nvme egm.arg.nvme.serial=egm0",
     expected: Expected::power_off(&["pci", "nvme"]),
