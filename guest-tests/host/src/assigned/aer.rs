@@ -64,11 +64,13 @@ fn report(function: &str, errors: u32) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// The VMM said it so often.
+/// The VMM reported the error `wanted` times.
 pub(crate) fn times(said: &str, wanted: usize) -> Step {
     match said.matches(WORDS).count() {
         count if count == wanted => Ok(()),
-        count => Err(Fault::Untrue(format!("the VMM says {count} times that a function {WORDS}: {said}"))),
+        count => Err(Fault::Untrue(format!(
+            "the VMM reports {count} times, not {wanted}, that a function {WORDS}: {said}"
+        ))),
     }
 }
 

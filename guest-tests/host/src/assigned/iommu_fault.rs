@@ -71,6 +71,8 @@ pub(crate) fn transfer(engine: &str) -> Step {
 pub(crate) fn found(before: u64) -> Step {
     match no_faults_since(before) {
         Err(Fault::Untrue(_)) => Ok(()),
-        _ => Err(Fault::Untrue("a device wrote where nothing is mapped, and nobody told".to_owned())),
+        _ => Err(Fault::Untrue(
+            "a device wrote where nothing is mapped, and the IOMMU reported no fault".to_owned(),
+        )),
     }
 }

@@ -33,7 +33,7 @@ const HOST: i32 = 3;
 const DRIVER: &str = "uio_pci_generic";
 const VFIO: &str = "vfio-pci";
 /// An unprivileged user's ID.
-const NOBODY: u32 = 65534;
+const UNPRIVILEGED: u32 = 65534;
 /// Memory that an unprivileged user may lock, in KiB: less than a machine has.
 const LITTLE: u32 = 1024;
 /// A peer's memory: its BAR 2 has 16 MiB and may lie anywhere above memory.
@@ -148,11 +148,11 @@ impl Machines<'_> {
     fn not_permitted(&self) -> Result<Vec<Check>, LabError> {
         let kvm = Path::new("/dev/kvm");
         let own = |path: &Path, user| chown(path, Some(user), None).map_err(LabError::file("chown", path));
-        own(kvm, NOBODY)?;
+        own(kvm, UNPRIVILEGED)?;
         let name = self.file.to_string_lossy();
         let words = [&*name, "belongs to user 0", "chown"];
-        let denied = timed("not permitted", || refused(&mut self.as_nobody(LITTLE), HOST, &words));
-        own(&self.file, NOBODY)?;
+        let denied = timed("not permitted", || refused(&mut self.unprivileged(LITTLE), HOST, &words));
+        own(&self.file, UNPRIVILEGED)?;
         // A user can lower the limit but not raise it, so it begins at the maximum.
         let all = Rlimit { current: None, maximum: None };
         setrlimit(Resource::Memlock, all)
@@ -160,11 +160,11 @@ impl Machines<'_> {
         let mut named = 0;
         let short = timed("memlock", || {
             let words = ["more bytes of locked memory", "may lock 0x100000", "LimitMEMLOCK="];
-            refused(&mut self.as_nobody(LITTLE), HOST, &words)?;
+            refused(&mut self.unprivileged(LITTLE), HOST, &words)?;
             named = self.named_limit()?;
-            refused(&mut self.as_nobody(named.saturating_sub(1)), HOST, &words[..1])
+            refused(&mut self.unprivileged(named.saturating_sub(1)), HOST, &words[..1])
         });
-        let enough = self.starts("starts with the limit that was named", &mut self.as_nobody(named));
+        let enough = self.starts("starts with the limit that was named", &mut self.unprivileged(named));
         own(kvm, 0)?;
         own(&self.file, 0)?;
         Ok(vec![denied, short, enough])
@@ -172,7 +172,7 @@ impl Machines<'_> {
 
     /// The memory-lock limit that the refusal recommends, in KiB.
     fn named_limit(&self) -> Result<u32, Fault> {
-        let said = output(&mut self.as_nobody(LITTLE))?;
+        let said = output(&mut self.unprivileged(LITTLE))?;
         let said = String::from_utf8_lossy(&said.stderr);
         let digits = said.split("ulimit -l ").nth(1).and_then(|rest| rest.split(',').next());
         Ok(digits.ok_or("it names no limit")?.parse()?)
@@ -203,7 +203,7 @@ impl Machines<'_> {
             let ending = self.run(self.machine(&self.config), || {
                 // The write returns when the machine has released the function.
                 removal = Some(scope.spawn(|| write(&folder.join("remove"), "1")));
-                cases.push(timed("lost", || self.says(&format!("wants {} back", self.function))));
+                cases.push(timed("lost", || self.prints(&format!("wants {} back", self.function))));
                 Reaction::Terminate
             });
             if let Some(Ok(Err(error))) = removal.map(thread::ScopedJoinHandle::join) {
@@ -221,7 +221,7 @@ impl Machines<'_> {
     }
 
     /// Waits until the log of the running VMM contains `words`.
-    fn says(&self, words: &str) -> Step {
+    fn prints(&self, words: &str) -> Step {
         let begun = Instant::now();
         loop {
             let said = fs::read_to_string(self.report.join("vmm.log"))?;
@@ -247,10 +247,15 @@ impl Machines<'_> {
     }
 
     /// The working machine, started by an unprivileged user with a memory-lock limit of `kib` KiB.
-    fn as_nobody(&self, kib: u32) -> Command {
+    fn unprivileged(&self, kib: u32) -> Command {
         let mut command = Command::new("sh");
         let script = format!("ulimit -l {kib} && exec \"$0\" run \"$1\"");
-        command.args(["-c", &script]).arg(&self.runner.tools.vmm).arg(&self.config).uid(NOBODY).gid(NOBODY);
+        command
+            .args(["-c", &script])
+            .arg(&self.runner.tools.vmm)
+            .arg(&self.config)
+            .uid(UNPRIVILEGED)
+            .gid(UNPRIVILEGED);
         command
     }
 

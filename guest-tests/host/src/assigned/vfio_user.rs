@@ -3,13 +3,9 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::Duration;
 
 use crate::engine::error::LabError;
 use crate::engine::judge::Expected;
-use crate::engine::logs::remove;
 use crate::engine::scenario::Scenario;
 use crate::hosts::served::{Card, GPU, Server, start};
 use crate::runner::machine::Runner;
@@ -20,14 +16,14 @@ const SMALL: Card = Card { bar: 1 << 10, memory: 16, ..GPU };
 /// Kernel words of the second guest, which loses its function.
 const LOST: &str = "egm.checks=function_lost quiet";
 /// The guest prints this when the server may die.
-const MARK: &[u8] = b"egm-lost waits";
+const MARK: &str = "egm-lost waits";
 /// The VMM prints this when the server is gone.
 const WORDS: &str = "is gone: it is taken from the guest";
 
 /// Runs the scenario with its servers.
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let Steps { runner, scenario, report, .. } = *steps;
-    let servers = serve(runner, scenario)?;
+    let mut servers = serve(runner, scenario)?;
     let machine = runner.machine(scenario, report)?;
     let boot = runner.boot(scenario, &machine, report)?;
     steps.judge(scenario.expected, &boot, "");
@@ -35,10 +31,11 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let next = Scenario { words: LOST, expected, ..*scenario };
     let folder = steps.folder("lost")?;
     let machine = runner.machine(&next, &folder)?;
-    let console = folder.join("console.log");
-    // An earlier run's has the mark, too.
-    remove(&console)?;
-    let second = end_when(&console, servers, || runner.boot(&next, &machine, &folder))?;
+    let second = runner.boot_watched(&next, &machine, &folder, &mut |line| {
+        if line.contains(MARK) {
+            servers.clear();
+        }
+    })?;
     steps.judge(expected, &second, "");
     steps.step("noted", || noted(&folder));
     steps.free();
@@ -51,31 +48,11 @@ fn serve(runner: &Runner, scenario: &Scenario) -> Result<Vec<Server>, LabError> 
     scenario.servers.iter().map(|socket| start(&runner.tools.function, SMALL, Path::new(socket))).collect()
 }
 
-/// Does `work`, and ends `servers` as soon as the guest's mark is in `console`.
-fn end_when<T>(console: &Path, servers: Vec<Server>, work: impl FnOnce() -> T) -> T {
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) && !holds(console, MARK) {
-                thread::sleep(Duration::from_millis(50));
-            }
-            drop(servers);
-        });
-        let done = work();
-        over.store(true, Ordering::Relaxed);
-        done
-    })
-}
-
-fn holds(file: &Path, mark: &[u8]) -> bool {
-    fs::read(file).is_ok_and(|bytes| bytes.windows(mark.len()).any(|part| part == mark))
-}
-
 /// The VMM reported the loss exactly once.
 fn noted(report: &Path) -> Step {
     let said = fs::read_to_string(report.join("vmm.log"))?;
     match said.matches(WORDS).count() {
         1 => Ok(()),
-        count => Err(Fault::Untrue(format!("the VMM says {count} times that {WORDS}: {said}"))),
+        count => Err(Fault::Untrue(format!("the VMM reports {count} times that {WORDS}: {said}"))),
     }
 }

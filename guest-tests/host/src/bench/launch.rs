@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_ends_or_is_late_is_told_with_its_last_words() {
+    fn a_start_that_ends_or_is_late_is_an_error_with_the_last_output() {
         let error = shell("echo no such kernel >&2", Duration::from_secs(60)).unwrap_err().to_string();
         assert!(error.contains("it ended") && error.ends_with("no such kernel"), "{error}");
         let error = shell("exec sleep 1000", Duration::from_millis(1)).unwrap_err().to_string();

@@ -162,7 +162,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Copies `program` into `folder`: how a file lies in the page cache depends on who wrote it, and changes a start by up to
+/// Copies `program` into `folder`: the pages of a file in the page cache depend on the program that wrote it, and change a start by up to
 /// a tenth.
 fn copied(program: &Path, folder: &Path) -> Result<PathBuf, LabError> {
     let copy = folder.join(program.file_name().unwrap_or(program.as_os_str()));

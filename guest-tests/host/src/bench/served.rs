@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_guest_says_of_each_way_is_its_rounds() {
+    fn the_report_of_each_way_is_its_rounds() {
         let rounds = rounds("bar-write 1.0 2.5; bar-read 3.0; memory-write 4.0");
         assert_eq!(rounds["bar-write"], [1.0, 2.5]);
         assert_eq!((rounds["bar-read"].len(), rounds["memory-write"][0]), (1, 4.0));

@@ -70,7 +70,7 @@ enum Verb {
     },
 }
 
-/// Does what was asked.
+/// Starts the emulated host with a shell or a command.
 pub(crate) fn run(arguments: &GraceArguments) -> Result<ExitCode, LabError> {
     let cache = Cache::open()?;
     let share = &arguments.share;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 
-/// An error of the lab, with the exit code that the caller sees.
+/// An error of the lab, with its exit code.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LabError {
     /// A file operation failed.

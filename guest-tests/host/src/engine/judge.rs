@@ -94,7 +94,7 @@ fn report_fault(expected: Expected, cases: &[Check], lines: &[Line]) -> Option<S
         ([], _) => None,
         ([Line::Summary(count)], Some(Line::Summary(_))) if *count == cases.len() => None,
         ([Line::Summary(count)], Some(Line::Summary(_))) => {
-            Some(format!("the guest says {count} checks and {} were read", cases.len()))
+            Some(format!("the guest counts {count} checks and {} were read", cases.len()))
         }
         _ => Some("the report goes on after its summary".into()),
     }

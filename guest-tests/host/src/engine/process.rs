@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_with_a_deadline_is_announced_to_who_watches_by_silence() {
+    fn a_child_with_a_deadline_is_announced_to_a_watcher_of_silence() {
         let said = announced(Limit::Total(Duration::from_secs(300))).unwrap();
         assert!(said.contains("300 s") && !said.starts_with(crate::engine::progress::PREFIX), "{said}");
         assert_eq!(announced(Limit::Silence(Duration::from_secs(300))), None);

@@ -33,12 +33,12 @@ impl Monitor {
 
     /// Runs `command`; a refusal is an error. Events that come before the answer are kept.
     pub(crate) fn execute(&mut self, command: &str, arguments: Value) -> io::Result<()> {
-        let asked = json!({ "execute": command, "arguments": arguments });
-        writeln!(self.stream.get_mut(), "{asked}")?;
+        let request = json!({ "execute": command, "arguments": arguments });
+        writeln!(self.stream.get_mut(), "{request}")?;
         loop {
             let line = self.line()?;
             if let Some(error) = line.get("error") {
-                return Err(io::Error::other(format!("QEMU refuses {asked}: {error}")));
+                return Err(io::Error::other(format!("QEMU refuses {request}: {error}")));
             }
             if line.get("return").is_some() {
                 return Ok(());
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     /// A monitor that sends these lines: the first at once, and one more for each request.
-    fn says(lines: &'static [&'static str]) -> (tempfile::TempDir, JoinHandle<()>) {
+    fn prints(lines: &'static [&'static str]) -> (tempfile::TempDir, JoinHandle<()>) {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("qmp")).unwrap();
         let server = thread::spawn(move || {
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn answers_are_found_among_events_which_are_kept() {
-        let (folder, server) = says(&[
+        let (folder, server) = prints(&[
             "{\"QMP\":{}}\n",
             "{\"return\":{}}\n",
             "{\"event\":\"DEVICE_DELETED\"}\n{\"event\":\"RESET\"}\n{\"return\":{}}\n",
@@ -113,9 +113,9 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_was_asked() {
+    fn a_refusal_names_the_request() {
         let (folder, server) =
-            says(&["{\"QMP\":{}}\n", "{\"return\":{}}\n", "{\"error\":{\"desc\":\"no such device\"}}\n"]);
+            prints(&["{\"QMP\":{}}\n", "{\"return\":{}}\n", "{\"error\":{\"desc\":\"no such device\"}}\n"]);
         let mut monitor = Monitor::connect(&folder.path().join("qmp")).unwrap();
         let error = monitor.execute("device_del", json!({ "id": "x" })).unwrap_err().to_string();
         server.join().unwrap();

@@ -102,7 +102,7 @@ fn trained(before: u64, after: u64) -> Step {
     match after.saturating_sub(before) {
         reads if reads >= WORDS * SOME => Ok(()),
         reads => Err(Fault::Untrue(format!(
-            "its words said \"not yet\" {reads} times: nobody waited after a reset"
+            "its words said \"not yet\" {reads} times: the VMM did not wait after a reset"
         ))),
     }
 }

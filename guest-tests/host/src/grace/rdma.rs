@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_that_begin_alike_are_told_apart_to_their_last_byte_and_lie_where_buffers_begin() {
+    fn packets_that_begin_alike_differ_to_their_last_byte_and_lie_where_buffers_begin() {
         let packet = |last: u8| [&[7; 60][..], &[last]].concat();
         let buffer = |last: u8| [&packet(last)[..], &[0; 3]].concat();
         let memory = [buffer(1), buffer(2), vec![0; 8], buffer(3), vec![0; 56]].concat();

@@ -55,7 +55,7 @@ const OPTIONAL: [(&str, &str, &str); 4] = [
 ];
 
 impl Host {
-    /// Looks at this machine.
+    /// Detects what this machine has.
     pub(crate) fn detect(cache: Option<&Cache>) -> Self {
         Self::detect_below(Path::new("/"), cache, rustix::process::geteuid().is_root())
     }
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_host_runs_nothing_and_says_what_to_install() {
+    fn an_empty_host_runs_nothing_and_lists_what_to_install() {
         let (_root, host) = host(&[]);
         assert_eq!(host.place, None);
         assert!(missing(&host, "busybox").contains("busybox-static"));

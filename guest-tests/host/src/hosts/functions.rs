@@ -19,7 +19,7 @@ pub(crate) fn group(function: &str) -> Option<String> {
     Some(link.file_name()?.to_string_lossy().into_owned())
 }
 
-/// A group has one holder at a time, so a successful open shows that the function's group is free.
+/// A group has one owner at a time, so a successful open shows that the function's group is free.
 pub(crate) fn free(function: &str) -> Step {
     let group = group(function).ok_or("its group is gone")?;
     File::options().read(true).write(true).open(format!("/dev/vfio/{group}"))?;

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_an_iommu_is_told_from_one_without_faults() {
+    fn a_host_without_an_iommu_differs_from_one_without_faults() {
         let idle = format!("{HEAD} 24:          0          0  DMAR-MSI    0-edge      dmar0\n");
         assert_eq!((counted(&idle, &[]), counted(HEAD, &[])), (Some(0), None));
     }

@@ -275,7 +275,7 @@ mod tests {
     use crate::scenarios::ALL;
 
     #[test]
-    fn a_virtual_machine_tells_the_emulated_host_how_fast_its_clock_is() {
+    fn a_virtual_machine_passes_its_clock_frequency_to_the_emulated_host() {
         let cpu = |flags: &str| format!("processor\t: 0\ncpu MHz\t\t: 2445.432\nflags\t\t: fpu {flags} lm\n");
         assert_eq!(frequency(&cpu("hypervisor")), "tsc_early_khz=2445432");
         assert_eq!((frequency(&cpu("svm")), frequency("")), (String::new(), String::new()));

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slice_is_told_from_other_memory_of_the_machine() {
+    fn a_slice_is_found_among_other_memory_of_the_machine() {
         let size = 528 << 20;
         let line = |size: u64| {
             format!("7f0000000000-{:x} rw-s 0 00:0f 9 /memfd:egm-vmm (deleted)", 0x7f00_0000_0000 + size)

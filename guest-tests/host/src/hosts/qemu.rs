@@ -188,7 +188,7 @@ pub(crate) fn words(text: &str) -> Vec<OsString> {
     text.split_whitespace().map(Into::into).collect()
 }
 
-/// An option with a path in it; QEMU wants a comma doubled.
+/// An option with a path in it; QEMU requires a doubled comma.
 pub(crate) fn option(before: &str, path: &Path, after: &str) -> OsString {
     format!("{before}{}{after}", path.to_string_lossy().replace(',', ",,")).into()
 }

@@ -222,7 +222,7 @@ pub(crate) fn mirror() -> Result<String, LabError> {
         Tool::new("apt-get", "apt").args(["indextargets", "--format", "$(LABEL) $(SITE)"]).text()?;
     listing.lines().find_map(|line| line.strip_prefix("Debian h").map(|rest| format!("h{rest}"))).ok_or_else(
         || LabError::Host {
-            what: "apt knows no Debian mirror".into(),
+            what: "apt has no Debian mirror".into(),
             remedy: "add one to /etc/apt/sources.list and run apt-get update".into(),
         },
     )

@@ -23,7 +23,7 @@ echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled
 mkdir -p /run/tools
 cp -r /share/tools/. /run/tools
 echo "egm-lab: the emulated host is up after $(cut -d' ' -f1 /proc/uptime) s"
-# An EGM device names its retired pages to who opens it: from then on the ledger knows them, and so does every plan.
+# An EGM device reports its retired pages to the program that opens it; the ledger and every plan have them from then on.
 for region in /sys/class/egm/*; do
     [ ! -e "$region" ] || egm-device carve grant --region "${region##*/}" --size 2MiB -- true 2>&1 | cat
 done
@@ -50,8 +50,8 @@ fi
 for device in /sys/bus/dax/devices/*; do
     [ ! -e "$device/../dax_region/create" ] || [ "$(cat "$device/size")" = 0 ] || echo 0 > "$device/size"
 done
-# What a Grace host's firmware says of a function, or has done to it: its socket, and that its GPU is ready (link and memory
-# trained), which QEMU's display, memory all of its BAR 0, says when that is written there. Others get ready by themselves.
+# Properties that a Grace host's firmware sets for a function: its socket, and that its GPU is ready (link and memory
+# trained). All of BAR 0 of QEMU's display is memory, so this state is written there. Other GPUs get ready by themselves.
 for function in /sys/bus/pci/devices/*; do
     if [ -e "$function/of_node/numa-node-id" ]; then
         printf '%d\n' "0x$(od -An -tx1 "$function/of_node/numa-node-id" | tr -d ' ')" > "$function/numa_node"

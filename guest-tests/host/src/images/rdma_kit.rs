@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_agent_is_taken_and_a_missing_one_is_told_with_its_command() {
+    fn the_newest_agent_is_taken_and_a_missing_one_is_reported_with_its_command() {
         let folder = tempfile::tempdir().unwrap();
         let agent = || AMD64.agent(folder.path());
         let error = agent().unwrap_err().to_string();

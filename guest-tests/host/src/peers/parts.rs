@@ -119,7 +119,7 @@ impl<'a> Parts<'a> {
         let kvm =
             exported.iter().any(|word| word == "q35,accel=kvm") && exported.iter().any(|word| word == "host");
         if !kvm {
-            return Err(strange("it does not ask for KVM and its processor"));
+            return Err(strange("it does not request KVM and its processor"));
         }
         let mut command = emulator.command();
         command.args(exported.iter().skip(1).map(|word| match word.as_str() {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  server 1 ── first    a guest checks the slice, is reset, checks it again; a second slice is plugged in and out
-//!           └─ wanted   finds the bytes of the first; the owner asks, the guest returns it, the server ends well
+//!           └─ wanted   finds the bytes of the first; the owner requests it, the guest returns it, the server ends well
 //!  server 2 ── lost     finds zeros; the server is killed, the guest goes on
 //!  server 3 ── taken    QEMU: finds zeros; the guest does not return it, the owner takes it: QEMU stops the guest
 //!  server 4 ── back     finds zeros, at the socket that the dead one left; then `egm-guest list` and `test`
@@ -75,10 +75,10 @@ fn kept(steps: &mut Steps<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Res
     steps.step("the host sees the guest's bytes", || holds_checks(&server.memory(SIZE)?, 2));
     drop(spare);
     boot(steps, &WANTED, start(monitor, &WANTED)?, |event, _| {
-        (event == "want").then(|| timed("the owner asks", || Ok(server.ask()?))).into_iter().collect()
+        (event == "want").then(|| timed("the owner requests it", || Ok(server.ask()?))).into_iter().collect()
     })?;
     steps.step("the server ends well", || ended(server.wait()?));
-    steps.step("the slice is given back", || nothing_granted(parts));
+    steps.step("the slice is returned", || nothing_granted(parts));
     Ok(())
 }
 
@@ -89,7 +89,7 @@ fn first(steps: &mut Steps<'_>, monitor: &impl Monitor) -> Result<(), LabError> 
         "plug" if !std::mem::replace(&mut reset, true) => {
             let before = std::mem::take(lines);
             vec![
-                timed("fresh from the server", || seen_before(&before, 0)),
+                timed("zeros from the server", || seen_before(&before, 0)),
                 timed("reset", || Ok(monitor.reset()?)),
             ]
         }
@@ -112,7 +112,7 @@ fn killed(steps: &mut Steps<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> R
     })
 }
 
-/// A guest that does not return its slice when the owner asks loses it: the server signals the function's error
+/// A guest that does not return its slice when the owner requests it loses it: the server signals the function's error
 /// interrupt before it closes the connection, and QEMU stops the guest. (QEMU has a request interrupt, on which it
 /// unplugs the function, for host functions only.)
 fn taken(steps: &mut Steps<'_>, parts: &Parts<'_>, qemu: &Qemu<'_>) -> Result<(), LabError> {

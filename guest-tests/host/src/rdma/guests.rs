@@ -87,39 +87,61 @@ pub(crate) fn together<T: Send>(
     })
 }
 
+/// A line of `egm-guest doctor` that a guest must report.
+struct Fact {
+    name: &'static str,
+    outcome: Outcome,
+    /// Part of its reason.
+    reason: &'static str,
+}
+
+impl Fact {
+    const fn available(name: &'static str, reason: &'static str) -> Self {
+        Self { name, outcome: Outcome::Passed, reason }
+    }
+
+    const fn unavailable(name: &'static str, reason: &'static str) -> Self {
+        Self { name, outcome: Outcome::Skipped, reason }
+    }
+
+    fn is_in(&self, check: &Check) -> bool {
+        check.name == self.name && check.outcome == self.outcome && check.reason.contains(self.reason)
+    }
+}
+
 /// Output of `egm-guest doctor` in a guest with software RDMA and without a GPU: the true state of each item, and no
 /// line about a library that died.
 fn doctor(lines: &[Line]) -> Step {
-    const SAYS: [(&str, Outcome, &str); 8] = [
-        ("doctor.rdma_devices", Outcome::Passed, "rxe0 (no PCI function, software)"),
-        ("doctor.uverbs", Outcome::Passed, "uverbs0"),
-        ("doctor.rdma_port", Outcome::Passed, "ACTIVE"),
-        ("doctor.gid_table", Outcome::Passed, "(RoCE v2)"),
-        ("doctor.mtu", Outcome::Skipped, "1500"),
-        ("doctor.rdma_dma-buf", Outcome::Skipped, "rxe0 does not"),
-        ("doctor.nvidia_driver", Outcome::Skipped, "not applicable"),
-        ("doctor.gpu_bar1", Outcome::Skipped, "not applicable"),
+    const REQUIRED: [Fact; 8] = [
+        Fact::available("doctor.rdma_devices", "rxe0 (no PCI function, software)"),
+        Fact::available("doctor.uverbs", "uverbs0"),
+        Fact::available("doctor.rdma_port", "ACTIVE"),
+        Fact::available("doctor.gid_table", "(RoCE v2)"),
+        Fact::unavailable("doctor.mtu", "1500"),
+        Fact::unavailable("doctor.rdma_dma-buf", "rxe0 does not"),
+        Fact::unavailable("doctor.nvidia_driver", "not applicable"),
+        Fact::unavailable("doctor.gpu_bar1", "not applicable"),
     ];
-    let said: Vec<&Check> = lines
+    let reported: Vec<&Check> = lines
         .iter()
         .filter_map(|line| match line {
             Line::Check(check) if check.name.starts_with("doctor.") => Some(check),
             _ => None,
         })
         .collect();
-    let says = |(name, outcome, words): &&(&str, Outcome, &str)| {
-        said.iter().any(|c| c.name == *name && c.outcome == *outcome && c.reason.contains(words))
-    };
-    let silent: Vec<&str> = SAYS.iter().filter(|wanted| !says(wanted)).map(|(name, ..)| *name).collect();
-    let died: Vec<&str> = said
+    let missing = REQUIRED.iter().filter(|fact| !reported.iter().any(|check| fact.is_in(check)));
+    let missing: Vec<&str> = missing.map(|fact| fact.name).collect();
+    let died: Vec<&str> = reported
         .iter()
         .filter(|check| check.reason.contains("ended without an answer") || check.outcome == Outcome::Error)
         .map(|check| check.name.as_str())
         .collect();
-    match (silent.is_empty(), died.is_empty()) {
+    match (missing.is_empty(), died.is_empty()) {
         (true, true) => Ok(()),
-        (false, _) => Err(Fault::Untrue(format!("not as expected: {}", silent.join(", ")))),
-        (_, false) => Err(Fault::Untrue(format!("asked in vain: {}", died.join(", ")))),
+        (false, _) => Err(Fault::Untrue(format!("not as expected: {}", missing.join(", ")))),
+        (_, false) => {
+            Err(Fault::Untrue(format!("a library ended while it was queried: {}", died.join(", "))))
+        }
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) const INIT: &str = " as init process";
 pub(crate) enum Vmm {
     /// egm-vmm.
     Egm,
-    /// QEMU without acceleration: what the agent says on a machine that is not ours. Exit codes are QEMU's.
+    /// QEMU without acceleration: shows what the agent reports on a machine that is not ours. Exit codes are QEMU's.
     Qemu,
 }
 
@@ -113,15 +113,15 @@ impl Runner {
         Ok(Machine { config, initramfs, cmdline, plan })
     }
 
-    /// This host's facts with those of the scenario's servers, which a plan does not ask.
+    /// This host's facts with those of the scenario's servers, which a plan does not query.
     fn facts(&self, scenario: &Scenario, report: &Path) -> Result<Option<PathBuf>, LabError> {
         if scenario.servers.is_empty() {
             return Ok(None);
         }
         let path = report.join("facts.json");
-        let asked = scenario.servers.iter().flat_map(|socket| ["--server", socket]);
+        let servers = scenario.servers.iter().flat_map(|socket| ["--server", socket]);
         let facts = Tool::new(&self.tools.vmm.to_string_lossy(), "egm-vmm")
-            .args(std::iter::once("facts").chain(asked))
+            .args(std::iter::once("facts").chain(servers))
             .bytes()?;
         fs::write(&path, facts).map_err(LabError::file("write", &path))?;
         Ok(Some(path))
@@ -224,10 +224,10 @@ pub(crate) mod tests {
     use super::*;
 
     #[test]
-    fn every_init_says_what_a_quiet_kernel_does_not() {
-        let says = |text: &str, print: &str| text.lines().any(|l| l.contains(print) && l.contains(INIT));
-        assert!(says(include_str!("../images/root-init.sh"), "echo "));
-        assert!(says(include_str!("../../../agent/src/init.rs"), "println!("));
+    fn every_init_prints_the_line_that_a_quiet_kernel_does_not() {
+        let prints = |text: &str, print: &str| text.lines().any(|l| l.contains(print) && l.contains(INIT));
+        assert!(prints(include_str!("../images/root-init.sh"), "echo "));
+        assert!(prints(include_str!("../../../agent/src/init.rs"), "println!("));
     }
 
     /// A runner that has nothing.

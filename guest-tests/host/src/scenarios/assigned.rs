@@ -75,7 +75,7 @@ pub(super) const REFUSED: Scenario = Scenario {
 /// Two cards that are reset alone, by different methods, two that need their bus, and a memory that cannot be reset.
 pub(super) const RESET: Scenario = Scenario {
     name: "vfio-hot-reset",
-    summary: "what was left in a function is gone when a guest gets it, by its own reset or its bus', or the VMM tells that it is not",
+    summary: "state left in a function is gone when a guest gets it, by its own reset or its bus', or the VMM reports that it is not",
     runs: Runs::Steps,
     assigned: &["0000:02:00.0", "0000:06:00.0", "0000:07:00.0", "0000:07:00.1", "0000:00:15.0"],
     deadline: Duration::from_secs(120),

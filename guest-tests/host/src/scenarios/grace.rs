@@ -212,7 +212,7 @@ pub(super) const AGAIN: Scenario = Scenario {
 /// The last scenario of this region: the page stays retired.
 pub(super) const POISON: Scenario = Scenario {
     name: "grace-poison",
-    summary: "a page of /dev/egm4 goes bad under a guest: told by ACPI's tables, taken out of service, a hole of the next guest",
+    summary: "a page of /dev/egm4 goes bad under a guest: reported by ACPI's tables, taken out of service, a hole of the next guest",
     runs: Runs::Steps,
     region: Some("egm4"),
     slice_test: SliceTest::BadPage,
@@ -222,7 +222,7 @@ pub(super) const POISON: Scenario = Scenario {
 /// Ordinary memory, from which the kernel removes a page.
 pub(super) const READ: Scenario = Scenario {
     name: "grace-poison-read",
-    summary: "a guest reads a page that went bad: it gets an external abort, ends who read, and lives",
+    summary: "a guest reads a page that went bad: it gets an external abort, ends the reading program, and lives",
     runs: Runs::Steps,
     region: Some("local"),
     slice_test: SliceTest::BadPage,

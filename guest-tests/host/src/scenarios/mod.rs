@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scenario_that_does_not_exist_is_told_with_those_that_do() {
+    fn an_unknown_scenario_is_an_error_that_lists_the_known_ones() {
         let error = select(&["dmeo".into()], false).unwrap_err();
         assert!(error.to_string().contains("demo") && error.exit_code() == 2);
     }

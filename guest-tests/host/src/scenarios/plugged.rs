@@ -30,7 +30,7 @@ pub(super) const REQUEST: Scenario = Scenario {
 /// A drive that is pulled out. It runs after all other scenarios with that drive, because the drive stays away.
 pub(super) const PULLED: Scenario = Scenario {
     name: "vfio-surprise",
-    summary: "an assigned drive is pulled out of the host: the operator is told, the guest loses it and runs on",
+    summary: "an assigned drive is pulled out of the host: the VMM reports it, the guest loses it and runs on",
     ..REQUEST
 };
 

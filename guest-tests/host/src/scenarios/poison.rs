@@ -9,7 +9,7 @@ const DEADLINE: Duration = Duration::from_secs(400);
 /// The last scenario of this region: the page stays retired.
 pub(super) const FOUND: Scenario = Scenario {
     name: "poison",
-    summary: "a page of a slice goes bad: told, survived, retired, a hole of the next guest",
+    summary: "a page of a slice goes bad: reported, survived, retired, a hole of the next guest",
     runs: Runs::Steps,
     region: Some("dax0.0"),
     slice_test: SliceTest::BadPage,
@@ -20,7 +20,7 @@ pub(super) const FOUND: Scenario = Scenario {
 /// Pages of 4 KiB: a bad huge page would also destroy data of the guest's kernel.
 pub(super) const READ: Scenario = Scenario {
     name: "poison-read",
-    summary: "a guest reads a page that went bad: it gets a machine check, ends who read, and lives",
+    summary: "a guest reads a page that went bad: it gets a machine check, ends the reading program, and lives",
     runs: Runs::Steps,
     region: Some("local"),
     slice_test: SliceTest::BadPage,

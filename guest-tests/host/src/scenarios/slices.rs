@@ -84,7 +84,7 @@ pub(super) const HUGETLB: Scenario = Scenario {
 /// Memory of the machine's own process: see [`crate::slices::own_memory`].
 pub(super) const MEMFD: Scenario = Scenario {
     name: "slice-memfd",
-    summary: "a slice of the machine's own memfd: seen where its page map says, apart from another's, zero for each, gone with it",
+    summary: "a slice of the machine's own memfd: seen at the addresses of its page map, apart from another's, zero for each, gone with it",
     runs: Runs::Steps,
     region: Some("local"),
     slice_test: SliceTest::Own,

@@ -190,7 +190,7 @@ mod tests {
 
     /// A row without a condition allows its skip on every host, so there are few.
     #[test]
-    fn a_row_without_a_condition_says_why_and_is_one_of_five_at_most() {
+    fn a_row_without_a_condition_has_a_note_and_is_one_of_five_at_most() {
         let table = Skips::read().unwrap();
         let without = |row: &&Row| matches!(row.host, Condition::Any);
         assert!(table.0.iter().filter(without).count() <= 5);

@@ -132,7 +132,7 @@ fn noted(log: &Path, all: &[&str]) -> Step {
             };
         }
         if begun.elapsed() > TIMEOUT {
-            return Err(Fault::Untrue(format!("the machine says nothing of bad memory: {text}")));
+            return Err(Fault::Untrue(format!("the machine reports no bad memory: {text}")));
         }
         std::thread::yield_now();
     }
@@ -143,7 +143,7 @@ fn reported(console: &Path, all: &[&str]) -> Step {
     let text = fs::read_to_string(console)?;
     match all.iter().find(|words| !text.contains(**words)) {
         None => Ok(()),
-        Some(words) => Err(Fault::Untrue(format!("the guest's kernel says nothing of \"{words}\""))),
+        Some(words) => Err(Fault::Untrue(format!("the guest's kernel does not print \"{words}\""))),
     }
 }
 

@@ -72,7 +72,7 @@ fn leased(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let next = Scenario { servers: &[SOCKET], ..*scenario };
     let boot = runner.boot(&next, &runner.machine(&next, &folder)?, &folder)?;
     steps.judge(scenario.expected, &boot, ", leased");
-    steps.step("nobody else has it", || {
+    steps.step("no other owner has it", || {
         let output = grant::run_zeros(runner, LEASED, "1GiB")?;
         let said = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() && said.contains("held by ") {

@@ -217,7 +217,7 @@ fn is_not_released() -> Step {
     let log = fs::read_to_string(FINDINGS)?;
     match log.lines().find(|line| line.contains("\"release\"")) {
         None => Ok(()),
-        Some(line) => Err(Fault::Untrue(format!("the log says that busy pages are free: {line}"))),
+        Some(line) => Err(Fault::Untrue(format!("the log reports that busy pages are free: {line}"))),
     }
 }
 

@@ -303,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guests_are_told_to_fill_their_pages_with_the_marks_that_are_looked_for() {
+    fn guests_fill_their_pages_with_the_marks_that_are_looked_for() {
         for Guest { name, words, mark } in [FIRST, SECOND] {
             assert!(
                 words.ends_with(&format!(" egm.arg.beat.pages={PAGES} egm.arg.beat.mark={mark}")),

@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ram_of_the_kernel_is_told_from_what_lies_inside_it_and_from_other_memory() {
+    fn ram_of_the_kernel_is_kept_apart_from_its_contents_and_from_other_memory() {
         let iomem = "00000000-00000fff : Reserved\n00001000-0009fbff : System RAM\n  00002000-00002fff : Kernel code\n\
                      1c0000000-1ffffffff : Reserved\n200000000-23fffffff : Persistent Memory (legacy)\n";
         let all: Vec<_> = ram(iomem).map(|(_, from, to)| (from, to)).collect();

@@ -29,7 +29,7 @@ use crate::slices::host_words::physical;
 pub(crate) const OWNERS: [(u32, u64); 2] = [(4001, 0x9d3c_51e8_f00b_6a27), (4002, 0x5ae1_0c97_26d4_83bf)];
 /// Bytes of a slice.
 pub(crate) const SIZE: u64 = 64 << 20;
-/// What an owner is asked to try with its own file.
+/// Operations that an owner tries with its own file.
 pub(crate) const CHANGE: &str = "change";
 /// Request to an owner to leave a page of its slice in a pipe.
 pub(crate) const KEEP: &str = "keep";

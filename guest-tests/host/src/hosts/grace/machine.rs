@@ -282,7 +282,7 @@ mod tests {
     const BOTH: [Profile; 2] = [Profile::Inside, Profile::Outside];
 
     #[test]
-    fn what_gpus_and_egm_have_is_hidden_from_linux_and_nobody_elses() {
+    fn memory_of_gpus_and_egm_is_hidden_from_linux_and_has_one_owner() {
         for gpus in BOTH.map(Profile::gpus) {
             let mut spans: Vec<_> = gpus
                 .iter()
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_is_told_how_much_of_each_bar_is_memory() {
+    fn a_scenario_has_the_size_of_the_memory_of_each_bar() {
         let words = |name: &str| select(&[name.into()], true).unwrap().remove(0).words;
         let inside = memory_of("0000:00:03.0").unwrap();
         assert_eq!((inside.len(), inside[0].0 + inside[0].1), (2, inside[1].0));
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_of_other_processes_are_lent_memory_and_told_what_the_iommu_maps() {
+    fn gpus_of_other_processes_share_memory_and_see_what_the_iommu_maps() {
         let path = Path::new("/k");
         let drives = [path.to_owned(), path.to_owned()];
         let line = |cards: &[PathBuf]| {
