@@ -29,7 +29,10 @@ use crate::engine::error::LabError;
 use crate::engine::peer_program::{PeerName, PeerProgram, find};
 use crate::engine::progress::Stage;
 use crate::hosts::qemu::Clock;
+use crate::images::tools::beside;
 
+/// Sections that start egm-vmm on this machine.
+const WITH_EGM_VMM: [Section; 4] = [Section::Start, Section::Memory, Section::Prefault, Section::Exits];
 /// Sections in which monitors that the user provides take part.
 const WITH_PEERS: [Section; 3] = [Section::Start, Section::Memory, Section::Prefault];
 /// Figures from another day, with the same payload, of each monitor that the user can provide.
@@ -66,6 +69,13 @@ pub(crate) struct BenchArguments {
     /// firecracker=PATH, or egm-vmm=PATH for another build of egm-vmm.
     #[arg(long = "peer", value_name = "NAME=PATH")]
     peers: Vec<PeerProgram>,
+}
+
+impl BenchArguments {
+    /// Whether one of `sections` is measured.
+    fn has_one_of(&self, sections: &[Section]) -> bool {
+        self.sections.is_empty() || sections.iter().any(|section| self.sections.contains(section))
+    }
 }
 
 /// A part of the benchmark.
@@ -126,28 +136,23 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
         within(*section, tools, &directory, arguments.qemu)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let programs = directory.join("programs");
-    let egm_vmm = copied(&crate::images::tools::beside("egm-vmm")?, &programs.join("tested"))?;
-    let copied = |peer: &PeerProgram| peer.copied(|path| copied(path, &programs.join(peer.name().name())));
-    let peers = arguments.peers.iter().map(copied);
-    let peers = &peers.collect::<Result<Vec<_>, _>>()?;
     let mut report = Report { host: host(), ..Report::default() };
-    let chosen = |s: &&Section| arguments.sections.is_empty() || arguments.sections.contains(s);
-    if WITH_PEERS.iter().any(|section| chosen(&section)) {
-        without(peers, &mut report);
+    let Programs { egm_vmm, peers } = &Programs::of(arguments, &directory.join("programs"))?;
+    if arguments.has_one_of(&WITH_PEERS) {
+        without(&arguments.peers, &mut report);
     }
-    for section in Section::value_variants().iter().filter(chosen) {
+    for section in Section::value_variants().iter().filter(|section| arguments.has_one_of(&[**section])) {
         let stage = Stage::begin(&format!("measuring: {}", section.name()));
         let outcome = match section {
-            Section::Start => payload::start(&egm_vmm, &directory, peers),
-            Section::Memory => payload::memory(&egm_vmm, &directory, peers),
-            Section::Prefault => prefault::run(&egm_vmm, &directory, peers),
+            Section::Start => payload::start(egm_vmm, &directory, peers),
+            Section::Memory => payload::memory(egm_vmm, &directory, peers),
+            Section::Prefault => prefault::run(egm_vmm, &directory, peers),
             Section::Scrub => prefault::scrub(),
             Section::Guest => guest::run(&directory),
             Section::Dma => dma::run(&directory),
             Section::Assigned => assigned::run(&directory),
             Section::Served => served::run(&directory),
-            Section::Exits => exits::run(&egm_vmm, &directory),
+            Section::Exits => exits::run(egm_vmm, &directory),
         };
         report.extend(&section.name(), outcome);
         stage.end();
@@ -160,6 +165,34 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
         println!("{}\nas JSON: {}", report.table(), path.display());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Fresh copies of the programs that the chosen sections start.
+struct Programs {
+    egm_vmm: PathBuf,
+    peers: Vec<PeerProgram>,
+}
+
+impl Programs {
+    /// Makes the copies in `folder`; programs that no section starts stay where they are.
+    fn of(arguments: &BenchArguments, folder: &Path) -> Result<Self, LabError> {
+        let egm_vmm = beside("egm-vmm")?;
+        let peers = arguments.peers.iter();
+        Ok(Self {
+            egm_vmm: match arguments.has_one_of(&WITH_EGM_VMM) {
+                true => copied(&egm_vmm, &folder.join("tested"))?,
+                false => egm_vmm,
+            },
+            peers: match arguments.has_one_of(&WITH_PEERS) {
+                true => peers.map(|peer| Self::peer(peer, folder)).collect::<Result<_, _>>()?,
+                false => peers.cloned().collect(),
+            },
+        })
+    }
+
+    fn peer(peer: &PeerProgram, folder: &Path) -> Result<PeerProgram, LabError> {
+        peer.copied(|path| copied(path, &folder.join(peer.name().name())))
+    }
 }
 
 /// Copies `program` into `folder`: the pages of a file in the page cache depend on the program that wrote it, and change a start by up to
