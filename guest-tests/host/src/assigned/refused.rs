@@ -7,7 +7,6 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
-use std::time::Instant;
 
 use egm_fixtures::payload::Ports;
 use egm_guest::findings::Check;
@@ -20,7 +19,7 @@ use crate::engine::error::{LabError, chain};
 use crate::engine::judge::case;
 use crate::engine::process::{Ending, Limit, Reaction, watch};
 use crate::engine::scenario::Scenario;
-use crate::engine::step::TIMEOUT;
+use crate::engine::step::{TIMEOUT, eventually};
 use crate::hosts::functions::{bind, free, group, unbind, write};
 use crate::runner::machine::Runner;
 use crate::runner::refusal::refused;
@@ -222,17 +221,13 @@ impl Machines<'_> {
 
     /// Waits until the log of the running VMM contains `words`.
     fn prints(&self, words: &str) -> Step {
-        let begun = Instant::now();
-        loop {
+        eventually(TIMEOUT, || {
             let said = fs::read_to_string(self.report.join("vmm.log"))?;
-            if said.contains(words) {
-                return Ok(());
+            match said.contains(words) {
+                true => Ok(()),
+                false => Err(Fault::Untrue(format!("no \"{words}\" in: {said}"))),
             }
-            if begun.elapsed() > TIMEOUT {
-                return Err(Fault::Untrue(format!("no \"{words}\" in: {said}")));
-            }
-            thread::yield_now();
-        }
+        })
     }
 
     /// The VMM refuses the working configuration with exit code 3, and prints `words`.

@@ -1,5 +1,6 @@
 //! A step of a scenario and its result.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use egm_guest::findings::{Check, Outcome};
@@ -8,6 +9,9 @@ use crate::engine::judge::case;
 
 /// Longest wait for an event that a guest or a program must cause, under emulation.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Pause between two looks at what another program must change.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Result of a step: success, a fault, or the reason why it cannot be decided.
 pub(crate) type Step = Result<(), Fault>;
@@ -40,7 +44,37 @@ pub(crate) fn timed(name: &str, step: impl FnOnce() -> Step) -> Check {
     }
 }
 
+/// Repeats `step` until it passes, for `limit` at most; then its last fault counts.
+pub(crate) fn eventually(limit: Duration, mut step: impl FnMut() -> Step) -> Step {
+    let begun = Instant::now();
+    loop {
+        match step() {
+            Err(Fault::Untrue(_)) if begun.elapsed() <= limit => thread::park_timeout(PAUSE),
+            result => return result,
+        }
+    }
+}
+
 /// Milliseconds since `begun`.
 pub(crate) fn millis(begun: Instant) -> u64 {
     u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repeated_step_ends_when_it_passes_or_cannot_be_decided_and_else_with_its_last_fault() {
+        let long = Duration::from_secs(600);
+        let mut looks = 0;
+        let third = eventually(long, || {
+            looks += 1;
+            if looks < 3 { Err("not yet".into()) } else { Ok(()) }
+        });
+        assert!(third.is_ok() && looks == 3, "{looks}");
+        assert!(matches!(eventually(long, || Err(Fault::Undecided("why"))), Err(Fault::Undecided("why"))));
+        let late = eventually(Duration::ZERO, || Err("never".into()));
+        assert!(matches!(late, Err(Fault::Untrue(fault)) if fault == "never"));
+    }
 }

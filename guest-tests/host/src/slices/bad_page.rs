@@ -10,13 +10,12 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use crate::engine::error::LabError;
 use crate::engine::judge::{Expected, case};
 use crate::engine::process::{Ending, Limit, Reaction, watch};
 use crate::engine::scenario::Scenario;
-use crate::engine::step::TIMEOUT;
+use crate::engine::step::{TIMEOUT, eventually};
 use crate::hosts::grace::is_arm;
 use crate::hosts::parts::Plan;
 use crate::runner::machine::Runner;
@@ -122,20 +121,15 @@ fn spoil(region: &str, plan: Option<&Plan>, address: u64) -> Step {
 
 /// The VMM's log names the slice, and the consequences for its guest and later owners.
 fn noted(log: &Path, all: &[&str]) -> Step {
-    let begun = Instant::now();
-    loop {
+    eventually(TIMEOUT, || {
         let text = fs::read_to_string(log)?;
-        if let Some(line) = text.lines().find(|line| line.starts_with("warning: bad memory: \"egm0\"")) {
-            return match all.iter().find(|part| !line.contains(**part)) {
-                None => Ok(()),
-                Some(part) => Err(Fault::Untrue(format!("no \"{part}\" in: {line}"))),
-            };
+        let line = text.lines().find(|line| line.starts_with("warning: bad memory: \"egm0\""));
+        let line = line.ok_or_else(|| format!("the machine reports no bad memory: {text}"))?;
+        match all.iter().find(|part| !line.contains(**part)) {
+            None => Ok(()),
+            Some(part) => Err(Fault::Untrue(format!("no \"{part}\" in: {line}"))),
         }
-        if begun.elapsed() > TIMEOUT {
-            return Err(Fault::Untrue(format!("the machine reports no bad memory: {text}")));
-        }
-        std::thread::yield_now();
-    }
+    })
 }
 
 /// The guest's kernel received the report of the page and ended the program that used it.

@@ -8,14 +8,14 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::engine::command::output;
 use crate::engine::error::LabError;
-use crate::engine::step::TIMEOUT;
+use crate::engine::step::{TIMEOUT, eventually};
 use crate::hosts::pagemap;
 use crate::hosts::served::serve;
 use crate::runner::machine::Runner;
@@ -23,7 +23,7 @@ use crate::runner::steps::{Fault, Step, Steps};
 use crate::slices::broker::Broker;
 use crate::slices::host_words::physical;
 use crate::slices::owned;
-use crate::slices::owners::{CHANGE, KEEP, OWNERS, Owner, PAUSE, SIZE, write_policy};
+use crate::slices::owners::{CHANGE, KEEP, OWNERS, Owner, SIZE, write_policy};
 
 /// The persistent memory of the file system, as `/proc/iomem` names what `memmap=nn!ss` makes.
 const PERSISTENT: &str = "Persistent Memory (legacy)";
@@ -120,17 +120,10 @@ fn wait_for_files(count: usize) -> Step {
 }
 
 fn wait_for_files_within(count: usize, limit: Duration) -> Step {
-    let begun = Instant::now();
-    loop {
-        let files = files()?;
-        if files.len() == count {
-            return Ok(());
-        }
-        if begun.elapsed() > limit {
-            return Err(Fault::Untrue(format!("the files of slices stay {files:?}, not {count}")));
-        }
-        std::thread::park_timeout(PAUSE);
-    }
+    eventually(limit, || match files()? {
+        files if files.len() == count => Ok(()),
+        files => Err(Fault::Untrue(format!("the files of slices stay {files:?}, not {count}"))),
+    })
 }
 
 fn has_files(wanted: &[&PathBuf; 2]) -> Step {
@@ -194,22 +187,18 @@ fn is_left(runner: &Runner, file: &Path) -> Step {
 
 /// The broker quarantines the slice of `file`, because a pipe has a page of it: the file stays.
 fn is_quarantined(runner: &Runner, file: &Path) -> Step {
-    let begun = Instant::now();
-    loop {
+    // The broker waits for pages for 30 s first.
+    eventually(2 * TIMEOUT, || {
         let said = output(Command::new(&runner.tools.device).args(["ledger", "show", "--json"]))?;
         let shown = String::from_utf8_lossy(&said.stdout).into_owned();
         if !file.exists() {
             return Err(Fault::Untrue(format!("{} is gone while a pipe has a page of it", file.display())));
         }
-        if shown.contains("busy-pages") {
-            return Ok(());
+        match shown.contains("busy-pages") {
+            true => Ok(()),
+            false => Err(Fault::Untrue(format!("no page is busy: {shown}"))),
         }
-        // The broker waits for pages for 30 s first.
-        if begun.elapsed() > 2 * TIMEOUT {
-            return Err(Fault::Untrue(format!("no page is busy: {shown}")));
-        }
-        std::thread::park_timeout(PAUSE);
-    }
+    })
 }
 
 /// The audit log has no end of a quarantine.

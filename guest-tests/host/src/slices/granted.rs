@@ -8,7 +8,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
-use std::time::Instant;
 
 use egm_address::{InRegion, Span};
 use egm_fixtures::payload::Ports;
@@ -20,7 +19,7 @@ use crate::engine::error::{LabError, chain};
 use crate::engine::judge::case;
 use crate::engine::process::{Ending, Limit, Reaction, watch};
 use crate::engine::scenario::Scenario;
-use crate::engine::step::TIMEOUT;
+use crate::engine::step::{TIMEOUT, eventually};
 use crate::runner::machine::{Machine, Runner};
 use crate::runner::regions;
 use crate::runner::steps::{Fault, Step, Steps, timed};
@@ -256,17 +255,14 @@ impl Machines<'_> {
 
     /// The third machine reports that it waits.
     fn waits(&self, third: &Tenant) -> Step {
-        let begun = Instant::now();
-        loop {
+        eventually(TIMEOUT, || {
             let said = fs::read_to_string(third.folder.join("vmm.log")).unwrap_or_default();
-            if said.contains("egm0 waits: ") {
-                return self.held(&[FIRST.name, SECOND.name]).map(drop);
+            match said.contains("egm0 waits: ") {
+                true => Ok(()),
+                false => Err(Fault::Untrue(format!("it does not report that it waits: {said}"))),
             }
-            if begun.elapsed() > TIMEOUT {
-                return Err(Fault::Untrue(format!("it does not say that it waits: {said}")));
-            }
-            thread::yield_now();
-        }
+        })?;
+        self.held(&[FIRST.name, SECOND.name]).map(drop)
     }
 }
 

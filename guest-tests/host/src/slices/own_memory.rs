@@ -9,7 +9,6 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use egm_fixtures::payload::Ports;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -18,7 +17,7 @@ use crate::engine::error::LabError;
 use crate::engine::judge::{Expected, case};
 use crate::engine::process::{Ending, Limit, Reaction, watch};
 use crate::engine::scenario::Scenario;
-use crate::engine::step::TIMEOUT;
+use crate::engine::step::{TIMEOUT, eventually};
 use crate::hosts::pagemap::{self, PAGE, address};
 use crate::hosts::parts::Plan;
 use crate::hosts::physical::Physical;
@@ -133,17 +132,10 @@ fn counted(meter: &str, before: u64) -> Step {
 
 /// The memory of the killed machine is free.
 fn freed(meter: &str, before: u64) -> Step {
-    let begun = Instant::now();
-    loop {
-        let more = meminfo(meter)?.saturating_sub(before);
-        if more < MARKED_BYTES / 8 {
-            return Ok(());
-        }
-        if begun.elapsed() > TIMEOUT {
-            return Err(Fault::Untrue(format!("{meter} stays {more} bytes more")));
-        }
-        std::thread::yield_now();
-    }
+    eventually(TIMEOUT, || match meminfo(meter)?.saturating_sub(before) {
+        more if more < MARKED_BYTES / 8 => Ok(()),
+        more => Err(Fault::Untrue(format!("{meter} stays {more} bytes more"))),
+    })
 }
 
 /// Another machine has such a slice too, and all of it is zero; `look` gets its size in bytes while that machine runs.

@@ -10,12 +10,11 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::engine::error::LabError;
-use crate::engine::step::TIMEOUT;
+use crate::engine::step::{TIMEOUT, eventually};
 use crate::hosts::physical::Physical;
 use crate::hosts::served::serve;
 use crate::runner::machine::Runner;
@@ -38,8 +37,6 @@ const ALONE: &str =
     "cd /proc/self/fd; for fd in *; do [ $fd -le 2 ] || eval \"exec $fd>&-\"; done; exec sleep 100000";
 /// Devices of all device-DAX regions.
 const DEVICES: &str = "/sys/bus/dax/devices";
-/// Pause between two polls of devices: a busy loop would compete with the broker for an emulated host's one processor.
-pub(crate) const PAUSE: Duration = Duration::from_millis(20);
 /// Prefix of an owner's output.
 const OWNER: &str = "owner: ";
 
@@ -199,17 +196,10 @@ fn devices(region: &str) -> Result<BTreeSet<PathBuf>, Fault> {
 
 /// Waits, because the broker removes devices asynchronously.
 fn wait_for_devices(region: &str, count: usize) -> Step {
-    let begun = Instant::now();
-    loop {
-        let devices = devices(region)?;
-        if devices.len() == count {
-            return Ok(());
-        }
-        if begun.elapsed() > TIMEOUT {
-            return Err(Fault::Untrue(format!("the devices of slices stay {devices:?}, not {count}")));
-        }
-        std::thread::park_timeout(PAUSE);
-    }
+    eventually(TIMEOUT, || match devices(region)? {
+        devices if devices.len() == count => Ok(()),
+        devices => Err(Fault::Untrue(format!("the devices of slices stay {devices:?}, not {count}"))),
+    })
 }
 
 fn each_has_a_device(region: &str, one: &Owner, other: &Owner) -> Step {
