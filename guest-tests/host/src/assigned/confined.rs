@@ -9,6 +9,7 @@ use egm_guest::findings::Check;
 
 use crate::engine::command::output;
 use crate::engine::error::LabError;
+use crate::hosts::extent::Extent;
 use crate::hosts::functions;
 use crate::hosts::parts::Plan;
 use crate::runner::steps::{Fault, Step, Steps, timed};
@@ -30,8 +31,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let Steps { runner, scenario, region, report, .. } = *steps;
     let machine = runner.machine(scenario, report)?;
     let plan = machine.plan.as_ref();
-    let size = plan.and_then(Plan::slice).map(|(_, size)| size);
-    let slice = plan.and_then(Plan::slice_in_region).map(|(_, offset)| offset).zip(size);
+    let slice = plan.and_then(Plan::slice_in_region);
     let mut command = runner.command(&machine);
     command.args(["--user", NAME]);
     let mut seen: Vec<Check> = Vec::new();
@@ -153,20 +153,22 @@ fn take_back(function: &str) -> Step {
     if driver.exists() { Err(Fault::Untrue(format!("{function} still has a driver"))) } else { Ok(()) }
 }
 
-/// The ledger records bytes `slice` (offset, size) of `region` clean and of no owner.
-fn is_clean(device: &Path, region: &str, slice: Option<(u64, u64)>) -> Step {
+/// An extent of the ledger.
+fn extent(span: &serde_json::Value) -> Option<Extent> {
+    let start = span["start"].as_str().and_then(|text| u64::from_str_radix(text.get(2..)?, 16).ok())?;
+    Some(Extent { start, size: span["size"].as_u64()? })
+}
+
+/// The ledger records `slice` of `region` clean and of no owner.
+fn is_clean(device: &Path, region: &str, slice: Option<Extent>) -> Step {
     let states = states(device, region)?;
-    let (offset, size) = slice.ok_or("the plan has no slice")?;
-    let overlaps = |span: &serde_json::Value| {
-        let start = span["start"].as_str().and_then(|text| u64::from_str_radix(text.get(2..)?, 16).ok());
-        let end = start.zip(span["size"].as_u64()).map(|(start, size)| start.saturating_add(size));
-        start.zip(end).is_none_or(|(start, end)| start < offset + size && offset < end)
-    };
+    let slice = slice.ok_or("the plan has no slice")?;
+    let overlaps = |span| extent(span).is_none_or(|extent| extent.overlaps(slice));
     let dirty = states["dirty"].as_array().into_iter().flatten();
     let held = states["held"].as_array().into_iter().flatten().map(|held| &held["span"]);
     match dirty.chain(held).any(overlaps) {
         false => Ok(()),
-        true => Err(Fault::Untrue(format!("the slice at {offset:#x} is not clean: {states}"))),
+        true => Err(Fault::Untrue(format!("the slice, {slice}, is not clean: {states}"))),
     }
 }
 

@@ -17,8 +17,7 @@ use crate::engine::judge::case;
 use crate::engine::process::{Ending, Limit, Reaction, watch};
 use crate::engine::scenario::SliceTest;
 use crate::hosts::functions::free;
-use crate::runner::refusal;
-use crate::runner::refusal::refused;
+use crate::runner::refusal::{HOST_LACKS, refused};
 use crate::runner::steps::{Fault, Step, Steps, timed};
 use crate::slices::grant;
 
@@ -103,7 +102,7 @@ fn run_one(steps: &mut Steps<'_>, pin: &Pin) -> Result<(), LabError> {
         step("refused", &mut || {
             let mut grant = Command::new(&runner.tools.device);
             grant.args(["carve", "grant", "--region", pin.region, "--size", size, "--", "true"]);
-            refused(&mut grant, refusal::HOST_LACKS, &["quarantine after"])
+            refused(&mut grant, HOST_LACKS, &["quarantine after"])
         }),
         step("named", &mut || match &kept {
             Ok(keeper) => named(&runner.tools.device, pin, keeper.0.id()),

@@ -9,8 +9,7 @@ use crate::engine::process::{Ending, Limit, Reaction, watch};
 use crate::engine::scenario::Scenario;
 use crate::hosts::parts::Plan;
 use crate::runner::machine::{Machine, Runner};
-use crate::runner::refusal::HOST_LACKS;
-use crate::runner::refusal::refused;
+use crate::runner::refusal::{HOST_LACKS, refused};
 use crate::runner::steps::{Fault, Step, Steps};
 use crate::slices::host_words::zeros;
 

@@ -7,12 +7,11 @@ use egm_guest::findings::Line;
 use crate::engine::error::LabError;
 use crate::engine::judge::Expected;
 use crate::engine::scenario::Scenario;
+use crate::hosts::grace::machine::{BLOCK, retired_in};
 use crate::hosts::parts::Plan;
 use crate::hosts::physical::Physical;
 use crate::runner::steps::{Fault, Step, Steps};
 use crate::slices::owned;
-
-use crate::hosts::grace::machine::{BLOCK, retired_in};
 
 /// Value that the lab leaves at the beginning and the end of a retired block, while a guest has the slice around it.
 const MARK: u64 = 0x6465_7269_7465_7221;

@@ -3,12 +3,11 @@
 
 use crate::assigned::held::{self, DECODE};
 use crate::engine::error::LabError;
-use crate::runner::refusal::HOST_LACKS;
-use crate::runner::refusal::refused;
+use crate::hosts::extent::Extent;
+use crate::hosts::grace::machine::memory_of;
+use crate::runner::refusal::{HOST_LACKS, refused};
 use crate::runner::steps::{Fault, Step, Steps};
 use crate::slices::host_words::physical;
-
-use crate::hosts::grace::machine::memory_of;
 
 /// Offset in BAR 0 of the link's training word, and its value once the link is trained.
 const LINK: u64 = 0x1498;
@@ -47,9 +46,9 @@ fn link(gpu: &str, value: u64) -> Step {
 /// The guest's marks lie in each part of the GPU's memory, at the host's physical addresses.
 pub(super) fn in_place(gpu: &str) -> Step {
     let parts = memory_of(gpu).ok_or("it is no GPU of the lab")?;
-    let words = parts.iter().flat_map(|(start, size)| [*start, start + size - WORD]);
+    let words = parts.iter().flat_map(|part| [part.start, part.end() - WORD]);
     for address in words {
-        let page = physical(address & !0xfff, 0x1000)?;
+        let page = physical(Extent { start: address & !0xfff, size: 0x1000 })?;
         match page.word(address & 0xfff) {
             Some(MARK) => {}
             found => {

@@ -13,8 +13,7 @@ use crate::engine::error::LabError;
 use crate::engine::judge::Expected;
 use crate::engine::scenario::Scenario;
 use crate::hosts::iommu;
-use crate::runner::refusal::HOST_LACKS;
-use crate::runner::refusal::refused;
+use crate::runner::refusal::{HOST_LACKS, refused};
 use crate::runner::steps::{Fault, Step, Steps};
 
 use super::gpu::in_place;

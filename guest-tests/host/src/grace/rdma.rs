@@ -15,14 +15,13 @@ use egm_guest::findings::{Check, Line};
 use crate::engine::error::LabError;
 use crate::engine::judge::Expected;
 use crate::engine::scenario::Scenario;
+use crate::hosts::grace::machine::WIRE;
 use crate::hosts::parts::Plan;
 use crate::rdma::guests::{alone, pair, together, with_a_card_each};
 use crate::rdma::roce::{self, Mac, Way, Wire};
 use crate::runner::machine::Machine;
 use crate::runner::steps::{Fault, Steps, timed};
 use crate::slices::host_words::physical;
-
-use crate::hosts::grace::machine::WIRE;
 
 /// The EGM device of the other guest: each can be open once.
 const OTHER: &str = "egm5";
@@ -155,10 +154,10 @@ fn brought(machine: &Machine) -> Result<String, Fault> {
 
 /// Indices of the `pieces` that lie in the slice of `machine`, with their host addresses.
 fn in_slice(machine: &Machine, pieces: &[Vec<u8>], step: usize) -> Result<BTreeMap<usize, u64>, Fault> {
-    let (start, size) = machine.plan.as_ref().and_then(Plan::slice).ok_or("the plan names no address")?;
-    let memory = physical(start, size)?;
-    let mut found = find(pieces, step, size, |offset| memory.word(offset));
-    found.values_mut().for_each(|offset| *offset += start);
+    let slice = machine.plan.as_ref().and_then(Plan::slice).ok_or("the plan names no address")?;
+    let memory = physical(slice)?;
+    let mut found = find(pieces, step, slice.size, |offset| memory.word(offset));
+    found.values_mut().for_each(|offset| *offset += slice.start);
     Ok(found)
 }
 

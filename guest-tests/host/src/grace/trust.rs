@@ -9,8 +9,7 @@ use crate::engine::error::LabError;
 use crate::engine::scenario::Scenario;
 use crate::hosts::physical::Physical;
 use crate::runner::machine::Runner;
-use crate::runner::refusal::HOST_LACKS;
-use crate::runner::refusal::refused;
+use crate::runner::refusal::{HOST_LACKS, refused};
 use crate::runner::regions;
 use crate::runner::steps::{Fault, Step, Steps};
 

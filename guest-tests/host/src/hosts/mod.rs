@@ -1,6 +1,7 @@
 //! Hosts, emulated or real: their devices, memory and capabilities.
 
 pub(crate) mod capability;
+pub(crate) mod extent;
 pub(crate) mod functions;
 pub(crate) mod grace;
 pub(crate) mod iommu;

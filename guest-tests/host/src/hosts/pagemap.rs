@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::engine::step::Fault;
+use crate::hosts::extent::Extent;
 
 /// Bytes for each entry.
 pub(crate) const PAGE: u64 = 4096;
@@ -16,13 +17,13 @@ pub(crate) const SLICE_FILES: &str = " /mnt/pmem/egm/";
 
 /// The host physical address of the page that `process` has mapped at `at`, a page's start, if there is one.
 pub(crate) fn address(process: &Path, at: u64) -> Result<Option<u64>, Fault> {
-    Ok(addresses(process, at, PAGE)?.into_iter().next())
+    Ok(addresses(process, Extent { start: at, size: PAGE })?.into_iter().next())
 }
 
-/// The host physical addresses of the pages that `process` has from `at` on, in `size` bytes.
-pub(crate) fn addresses(process: &Path, at: u64, size: u64) -> Result<HashSet<u64>, Fault> {
-    let mut entries = vec![0; usize::try_from(size / PAGE * 8)?];
-    File::open(process.join("pagemap"))?.read_exact_at(&mut entries, at / PAGE * 8)?;
+/// The host physical addresses of the pages that `process` has in `memory`.
+fn addresses(process: &Path, memory: Extent) -> Result<HashSet<u64>, Fault> {
+    let mut entries = vec![0; usize::try_from(memory.size / PAGE * 8)?];
+    File::open(process.join("pagemap"))?.read_exact_at(&mut entries, memory.start / PAGE * 8)?;
     Ok(entries.as_chunks().0.iter().filter_map(|entry| page(u64::from_le_bytes(*entry))).collect())
 }
 
@@ -31,13 +32,28 @@ fn page(entry: u64) -> Option<u64> {
     (entry >> 63 == 1).then_some((entry & ((1 << 55) - 1)) * PAGE)
 }
 
-/// The processes of running machines, and the address at which each maps its slice of memfd or huge pages, found by
-/// size.
-pub(crate) fn slices(size: u64) -> Result<Vec<(PathBuf, u64)>, Fault> {
+/// The memory of a process at which a machine has its slice.
+pub(crate) struct Mapping {
+    /// The process, below `/proc`.
+    process: PathBuf,
+    /// In the process's addresses.
+    memory: Extent,
+}
+
+impl Mapping {
+    /// The host physical addresses of its pages.
+    pub(crate) fn pages(&self) -> Result<HashSet<u64>, Fault> {
+        addresses(&self.process, self.memory)
+    }
+}
+
+/// The mappings of the slices of running machines, of memfd or huge pages, found by size.
+pub(crate) fn slices(size: u64) -> Result<Vec<Mapping>, Fault> {
     let mut found = Vec::new();
     for process in machines()? {
         let maps = fs::read_to_string(process.join("maps"))?;
-        found.extend(maps.lines().find_map(|line| slice(line, size)).map(|start| (process, start)));
+        let start = maps.lines().find_map(|line| slice(line, size));
+        found.extend(start.map(|start| Mapping { process, memory: Extent { start, size } }));
     }
     Ok(found)
 }
@@ -52,9 +68,9 @@ pub(crate) fn machines() -> Result<Vec<PathBuf>, Fault> {
 
 /// The host physical address of the byte `inside` the slice of `size` bytes of the one machine that runs.
 pub(crate) fn of_slice(size: u64, inside: u64) -> Result<u64, Fault> {
-    let (process, start) = slices(size)?.pop().ok_or("no machine has mapped a slice")?;
-    let at = start + inside;
-    let page = address(&process, at - at % PAGE)?;
+    let mapping = slices(size)?.pop().ok_or("no machine has mapped a slice")?;
+    let at = mapping.memory.start + inside;
+    let page = address(&mapping.process, at - at % PAGE)?;
     Ok(page.ok_or_else(|| format!("the machine has no page {inside:#x} bytes behind its slice's start"))?
         + at % PAGE)
 }

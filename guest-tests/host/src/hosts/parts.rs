@@ -15,6 +15,7 @@ use vsock::{VMADDR_CID_ANY, VsockListener};
 
 use crate::engine::command::Tool;
 use crate::engine::error::LabError;
+use crate::hosts::extent::Extent;
 
 /// The host's address on a tap, a /24.
 pub(crate) const HOST: Ipv4Addr = Ipv4Addr::new(192, 168, 100, 1);
@@ -131,30 +132,33 @@ impl Plan {
         })
     }
 
-    /// Host physical address and bytes of the first slice with a known address.
-    pub(crate) fn slice(&self) -> Option<(u64, u64)> {
-        self.backings.iter().find_map(|backing| Some((backing.hpa?.get(), backing.size)))
+    /// The first slice with a known address, at its host physical address.
+    pub(crate) fn slice(&self) -> Option<Extent> {
+        self.backings
+            .iter()
+            .find_map(|backing| Some(Extent { start: backing.hpa?.get(), size: backing.size }))
     }
 
-    /// Host physical address of that slice and its offset in its region.
-    pub(crate) fn slice_in_region(&self) -> Option<(u64, u64)> {
-        self.backings.iter().find_map(|backing| Some((backing.hpa?.get(), backing.offset)))
+    /// That slice, at its offset in its region.
+    pub(crate) fn slice_in_region(&self) -> Option<Extent> {
+        let backing = self.backings.iter().find(|backing| backing.hpa.is_some())?;
+        Some(Extent { start: backing.offset, size: backing.size })
     }
 
     /// Whether the guest has RAM at host physical address `address`; `None` when that is not in the slice.
     pub(crate) fn has_ram_at(&self, address: u64) -> Option<bool> {
-        let (start, size) = self.slice()?;
-        let offset = address.checked_sub(start).filter(|offset| *offset < size)?;
+        let slice = self.slice()?;
+        let offset = address.checked_sub(slice.start).filter(|offset| *offset < slice.size)?;
         let slice = self.backings.iter().position(|backing| backing.hpa.is_some())?;
         let has = |p: &Piece| (p.offset..p.offset.saturating_add(p.span.size())).contains(&offset);
         Some(self.memory.iter().filter(|p| p.backing == slice).any(has))
     }
 
-    /// Guest physical address and bytes of the first slice, up to its first hole.
-    pub(crate) fn slice_in_guest(&self) -> Option<(u64, u64)> {
+    /// The first slice, up to its first hole, at its guest physical address.
+    pub(crate) fn slice_in_guest(&self) -> Option<Extent> {
         let slice = self.backings.iter().position(|backing| backing.id.starts_with("egm"))?;
         let piece = self.memory.iter().find(|piece| piece.backing == slice)?;
-        Some((piece.span.start().get(), piece.span.size()))
+        Some(Extent { start: piece.span.start().get(), size: piece.span.size() })
     }
 
     /// Bytes of a host page of each backing, where the plan decides it.

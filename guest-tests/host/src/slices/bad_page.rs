@@ -143,8 +143,9 @@ fn reported(console: &Path, all: &[&str]) -> Step {
 
 /// Offset in its region of host physical address `address`, which is in the slice.
 fn in_region(plan: Option<&Plan>, address: u64) -> Result<u64, Fault> {
-    let (base, offset) = plan.and_then(Plan::slice_in_region).ok_or("the plan has no slice")?;
-    Ok(address.checked_sub(base).ok_or("the page lies before the slice")? + offset)
+    let slice = plan.and_then(Plan::slice).ok_or("the plan has no slice")?;
+    let in_region = plan.and_then(Plan::slice_in_region).ok_or("the plan has no slice")?;
+    Ok(address.checked_sub(slice.start).ok_or("the page lies before the slice")? + in_region.start)
 }
 
 /// The ledger calls the page retired.

@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::engine::command::output;
 use crate::engine::error::LabError;
 use crate::engine::step::{TIMEOUT, eventually};
+use crate::hosts::extent::Extent;
 use crate::hosts::pagemap;
 use crate::hosts::served::serve;
 use crate::runner::machine::Runner;
@@ -23,7 +24,7 @@ use crate::runner::steps::{Fault, Step, Steps};
 use crate::slices::broker::Broker;
 use crate::slices::host_words::physical;
 use crate::slices::owned;
-use crate::slices::owners::{CHANGE, KEEP, OWNERS, Owner, SIZE, write_policy};
+use crate::slices::owners::{CHANGE, KEEP, OWNERS, Owner, SIZE, User, write_policy};
 
 /// The persistent memory of the file system, as `/proc/iomem` names what `memmap=nn!ss` makes.
 const PERSISTENT: &str = "Persistent Memory (legacy)";
@@ -44,7 +45,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     steps.step("no file before", || wait_for_files(0));
     steps.step("a server has its own", || a_server_has_its_own(runner, region));
     let mut broker = Broker::start(runner, region, &socket, report, Some(&policy))?;
-    let mut keeper = Owner::start(runner, region, &socket, OWNERS[0].0, KEPT)?;
+    let mut keeper = Owner::start(runner, region, &socket, User { mark: KEPT, ..OWNERS[0] })?;
     let mut pipe = None;
     steps.step("a page in a pipe", || {
         pipe = Some(keeper.keeps_a_page()?);
@@ -57,7 +58,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     steps.step("busy after a restart", || {
         is_quarantined(runner, &keeper.device).and_then(|()| is_not_released())
     });
-    let [one, other] = OWNERS.map(|(user, mark)| Owner::start(runner, region, &socket, user, mark));
+    let [one, other] = OWNERS.map(|user| Owner::start(runner, region, &socket, user));
     let (mut one, mut other) = (one?, other?);
     let (of_one, of_other) = (one.device.clone(), other.device.clone());
     steps.step("a file each", || has_files(&[&of_one, &of_other]));
@@ -151,7 +152,7 @@ fn marks(mark: u64, count: usize) -> Step {
     let range = line.trim().split(' ').next().and_then(|range| range.split_once('-')).ok_or("no range")?;
     let [first, last] = [range.0, range.1].map(|text| u64::from_str_radix(text, 16));
     let (first, last) = (first?, last?);
-    let found = physical(first, last - first + 1)?.count(mark);
+    let found = physical(Extent { start: first, size: last - first + 1 })?.count(mark);
     if found == count {
         return Ok(());
     }

@@ -20,6 +20,7 @@ use crate::engine::judge::case;
 use crate::engine::process::{Ending, Limit, Reaction, watch};
 use crate::engine::scenario::Scenario;
 use crate::engine::step::{TIMEOUT, eventually};
+use crate::hosts::extent::Extent;
 use crate::runner::machine::{Machine, Runner};
 use crate::runner::regions;
 use crate::runner::steps::{Fault, Step, Steps, timed};
@@ -188,8 +189,11 @@ impl Machines<'_> {
     fn after(&self, third: &Tenant, place: Option<Span<InRegion>>) -> Vec<Check> {
         let kernel = third.folder.join("zeros.elf");
         let plan = third.machine.plan.as_ref();
-        let (from, bytes) = plan.and_then(|plan| plan.slice_in_guest()).unwrap_or_default();
-        if let Err(error) = fs::write(&kernel, egm_fixtures::payload::zeros(Ports::USUAL, from, bytes)) {
+        let Some(slice) = plan.and_then(|plan| plan.slice_in_guest()) else {
+            return vec![case(THIRD.name, Some("the plan has no slice".into()), 0)];
+        };
+        let payload = egm_fixtures::payload::zeros(Ports::USUAL, slice.start, slice.size);
+        if let Err(error) = fs::write(&kernel, payload) {
             return vec![case(THIRD.name, Some(error.to_string()), 0)];
         }
         let mut cases = Vec::new();
@@ -205,7 +209,7 @@ impl Machines<'_> {
         cases.push(timed("scrubbed", || {
             self.held(&[FIRST.name])?;
             let place = place.ok_or("the second had no place")?;
-            zeros(Some((self.base()? + place.start().get(), place.size())))
+            zeros(Some(Extent { start: self.base()? + place.start().get(), size: place.size() }))
         }));
         cases
     }
@@ -239,10 +243,11 @@ impl Machines<'_> {
         let plan = guest.tenant.machine.plan.as_ref().ok_or("there is no plan")?;
         let inside =
             guest.gpa.and_then(|gpa| plan.offset_in_slice(gpa)).ok_or("the guest's word is elsewhere")?;
-        let start = self.base()? + place.start().get();
-        let page = physical(start + inside, 4096)?;
-        beats(|| page.word(0), start + inside)?;
-        let slice = physical(start, place.size())?;
+        let slice = Extent { start: self.base()? + place.start().get(), size: place.size() };
+        let page = Extent { start: slice.start + inside, size: 4096 };
+        let words = physical(page)?;
+        beats(|| words.word(0), page.start)?;
+        let slice = physical(slice)?;
         let (own, all) = (slice.count(mark), PAGES * WORDS_OF_A_PAGE - 1);
         if own < all {
             return Err(Fault::Untrue(format!("{own} words of {name} lie in its slice, and it wrote {all}")));

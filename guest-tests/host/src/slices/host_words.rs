@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use crate::engine::error::LabError;
 use crate::engine::step::{Fault, Step, TIMEOUT};
+use crate::hosts::extent::Extent;
 use crate::hosts::kcore::Ram;
 use crate::hosts::pagemap;
 use crate::hosts::physical::Physical;
@@ -16,9 +17,9 @@ pub(crate) const MARK: u64 = 0x6d67_652d_7461_6562;
 /// Reason without an address of the guest.
 pub(crate) const NO_BEAT: &str = "the guest did not say where its word beats";
 
-/// The host physical memory from `address` on.
-pub(crate) fn physical(address: u64, size: u64) -> std::io::Result<Physical> {
-    Physical::map(&File::open("/dev/mem")?, address, size)
+/// The host physical memory of `extent`.
+pub(crate) fn physical(extent: Extent) -> std::io::Result<Physical> {
+    Physical::map(&File::open("/dev/mem")?, extent.start, extent.size)
 }
 
 /// Memory of the host at a physical address.
@@ -34,10 +35,8 @@ impl HostWords {
     pub(crate) fn at(address: u64) -> Result<Self, Fault> {
         let iomem = fs::read_to_string("/proc/iomem")?;
         match Ram::open() {
-            Ok(all) if ram(&iomem).any(|(_, from, to)| (from..to).contains(&address)) => {
-                Ok(Self::OfKernel(all, address))
-            }
-            _ => Ok(Self::Mapped(physical(address, 4096)?)),
+            Ok(all) if ram(&iomem).any(|ram| ram.contains(address)) => Ok(Self::OfKernel(all, address)),
+            _ => Ok(Self::Mapped(physical(Extent { start: address, size: 4096 })?)),
         }
     }
 
@@ -83,28 +82,29 @@ pub(crate) fn host_address(machine: &Machine, gpa: Option<u64>) -> Result<u64, F
     let gpa = gpa.ok_or(NO_BEAT)?;
     let inside = plan.offset_in_slice(gpa).ok_or_else(|| format!("{gpa:#x} is not in the slice"))?;
     match (plan.slice(), plan.slice_in_guest()) {
-        (Some((start, _)), _) => Ok(start + inside),
-        (None, Some((_, size))) => pagemap::of_slice(size, inside),
+        (Some(slice), _) => Ok(slice.start + inside),
+        (None, Some(slice)) => pagemap::of_slice(slice.size, inside),
         (None, None) => Err("the plan has no slice".into()),
     }
 }
 
 /// The returned slice is zero.
-pub(crate) fn zeros(slice: Option<(u64, u64)>) -> Step {
-    let (start, size) = slice.ok_or("the plan names no address")?;
-    match physical(start, size)?.first_not_zero() {
+pub(crate) fn zeros(slice: Option<Extent>) -> Step {
+    let slice = slice.ok_or("the plan names no address")?;
+    match physical(slice)?.first_not_zero() {
         None => Ok(()),
-        Some(offset) => Err(Fault::Untrue(format!("host address {:#x} is not zero", start + offset))),
+        Some(offset) => Err(Fault::Untrue(format!("host address {:#x} is not zero", slice.start + offset))),
     }
 }
 
-/// The lines of `/proc/iomem` that are RAM of the kernel, with first byte and end.
-pub(crate) fn ram(iomem: &str) -> impl Iterator<Item = (&str, u64, u64)> {
+/// RAM of the kernel, by the lines of `/proc/iomem`.
+pub(crate) fn ram(iomem: &str) -> impl Iterator<Item = Extent> {
     iomem.lines().filter(|line| line.trim_start() == *line && line.contains("System RAM")).filter_map(
         |line| {
             let (from, to) = line.split_once(" : ")?.0.split_once('-')?;
             let number = |text| u64::from_str_radix(text, 16).ok();
-            Some((line, number(from)?, number(to)?.checked_add(1)?))
+            let (start, last) = (number(from)?, number(to)?);
+            Some(Extent { start, size: last.checked_sub(start)?.checked_add(1)? })
         },
     )
 }
@@ -127,7 +127,7 @@ mod tests {
     fn ram_of_the_kernel_is_kept_apart_from_its_contents_and_from_other_memory() {
         let iomem = "00000000-00000fff : Reserved\n00001000-0009fbff : System RAM\n  00002000-00002fff : Kernel code\n\
                      1c0000000-1ffffffff : Reserved\n200000000-23fffffff : Persistent Memory (legacy)\n";
-        let all: Vec<_> = ram(iomem).map(|(_, from, to)| (from, to)).collect();
-        assert_eq!(all, [(0x1000, 0x9_fc00)]);
+        let all: Vec<_> = ram(iomem).collect();
+        assert_eq!(all, [Extent { start: 0x1000, size: 0x9_ec00 }]);
     }
 }

@@ -101,7 +101,7 @@ fn mapped(machine: &Machine, gpa: Option<u64>) -> Step {
 
 fn of_kernel(address: u64) -> Step {
     let iomem = fs::read_to_string("/proc/iomem")?;
-    if !ram(&iomem).any(|(_, from, to)| (from..to).contains(&address)) {
+    if !ram(&iomem).any(|ram| ram.contains(address)) {
         return Err(Fault::Untrue(format!("{address:#x} is no RAM of the host's kernel")));
     }
     host_words::seen(address)
@@ -113,8 +113,7 @@ fn apart(size: u64) -> Step {
     let [one, other] = all.as_slice() else {
         return Err(Fault::Untrue(format!("{} machines have mapped a slice, not two", all.len())));
     };
-    let pages = |(process, start): &(PathBuf, u64)| pagemap::addresses(process, *start, size);
-    let (one, other) = (pages(one)?, pages(other)?);
+    let (one, other) = (one.pages()?, other.pages()?);
     match one.intersection(&other).next() {
         None if one.is_empty() || other.is_empty() => Err("a machine has no page of its slice".into()),
         None => Ok(()),
@@ -146,9 +145,9 @@ fn zeros(
     report: &Path,
     look: impl Fn(u64) -> Step,
 ) -> Step {
-    let (from, bytes) = machine.plan.as_ref().and_then(Plan::slice_in_guest).ok_or("there is no slice")?;
+    let slice = machine.plan.as_ref().and_then(Plan::slice_in_guest).ok_or("there is no slice")?;
     let kernel = report.join("zeros.elf");
-    fs::write(&kernel, egm_fixtures::payload::zeros(Ports::USUAL, from, bytes))?;
+    fs::write(&kernel, egm_fixtures::payload::zeros(Ports::USUAL, slice.start, slice.size))?;
     let mut command = runner.command(machine);
     command.arg("--kernel").arg(&kernel);
     let (console, said) = (report.join("zeros-console.log"), report.join("zeros-vmm.log"));
@@ -158,7 +157,7 @@ fn zeros(
             return Reaction::Go;
         }
         zeros = true;
-        looked = look(bytes);
+        looked = look(slice.size);
         Reaction::Terminate
     })?;
     looked?;

@@ -11,6 +11,7 @@ use crate::engine::judge::{Expected, case};
 use crate::engine::process::{Ending, Limit, Reaction, watch};
 use crate::engine::scenario::Scenario;
 use crate::engine::step::{Fault, Step};
+use crate::hosts::extent::Extent;
 use crate::hosts::parts::Plan;
 use crate::hosts::pool::Pool;
 use crate::runner::machine::{Machine, Runner};
@@ -111,7 +112,7 @@ fn pool_is_whole(pool: &Pool) -> Step {
 fn outside(address: Option<u64>, before: u64) -> Step {
     let address = address.ok_or(NO_BEAT)?;
     let (iomem, total) = (fs::read_to_string("/proc/iomem")?, meminfo("MemTotal")?);
-    if total == before && !ram(&iomem).any(|(_, from, to)| (from..to).contains(&address)) {
+    if total == before && !ram(&iomem).any(|ram| ram.contains(address)) {
         return Ok(());
     }
     Err(Fault::Untrue(format!("MemTotal is {total}, it was {before}; {address:#x} is RAM or not: {iomem}")))
@@ -121,20 +122,20 @@ fn outside(address: Option<u64>, before: u64) -> Step {
 fn visible(address: Option<u64>, before: u64) -> Step {
     let address = address.ok_or(NO_BEAT)?;
     let (iomem, total) = (fs::read_to_string("/proc/iomem")?, meminfo("MemTotal")?);
-    if total == before && ram(&iomem).any(|(_, from, to)| (from..to).contains(&address)) {
+    if total == before && ram(&iomem).any(|ram| ram.contains(address)) {
         return Ok(());
     }
     Err(Fault::Untrue(format!("MemTotal is {total}, it was {before}; {address:#x} is RAM or not: {iomem}")))
 }
 
 /// The slice is no memory of the host's kernel, and did not become any.
-fn invisible(slice: Option<(u64, u64)>, before: u64) -> Step {
-    let (start, size) = slice.ok_or("the plan names no address")?;
+fn invisible(slice: Option<Extent>, before: u64) -> Step {
+    let slice = slice.ok_or("the plan names no address")?;
     let iomem = fs::read_to_string("/proc/iomem")?;
-    if let Some(line) = ram(&iomem).find(|(_, from, to)| *from < start + size && start < *to) {
-        return Err(Fault::Untrue(format!("the kernel has it as RAM: {}", line.0)));
+    if let Some(ram) = ram(&iomem).find(|ram| ram.overlaps(slice)) {
+        return Err(Fault::Untrue(format!("the kernel has it as RAM: {ram}")));
     }
-    let all: u64 = ram(&iomem).map(|(_, from, to)| to - from).sum();
+    let all: u64 = ram(&iomem).map(|ram| ram.size).sum();
     let total = meminfo("MemTotal")?;
     if total != before || total > all {
         return Err(Fault::Untrue(format!("MemTotal is {total}, it was {before}; RAM of the kernel: {all}")));

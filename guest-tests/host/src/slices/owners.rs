@@ -15,6 +15,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::engine::error::LabError;
 use crate::engine::step::{TIMEOUT, eventually};
+use crate::hosts::extent::Extent;
 use crate::hosts::physical::Physical;
 use crate::hosts::served::serve;
 use crate::runner::machine::Runner;
@@ -25,7 +26,8 @@ use crate::slices::host_words;
 use crate::slices::host_words::physical;
 
 /// The owners: user and the word that each writes.
-pub(crate) const OWNERS: [(u32, u64); 2] = [(4001, 0x9d3c_51e8_f00b_6a27), (4002, 0x5ae1_0c97_26d4_83bf)];
+pub(crate) const OWNERS: [User; 2] =
+    [User { id: 4001, mark: 0x9d3c_51e8_f00b_6a27 }, User { id: 4002, mark: 0x5ae1_0c97_26d4_83bf }];
 /// Bytes of a slice.
 pub(crate) const SIZE: u64 = 64 << 20;
 /// Operations that an owner tries with its own file.
@@ -48,7 +50,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     write_policy(&policy, region)?;
     let _broker = Broker::start(runner, region, &socket, report, Some(&policy))?;
     steps.step("no device before", || wait_for_devices(region, 0));
-    let [one, other] = OWNERS.map(|(user, mark)| Owner::start(runner, region, &socket, user, mark));
+    let [one, other] = OWNERS.map(|user| Owner::start(runner, region, &socket, user));
     let (mut one, mut other) = (one?, other?);
     steps.step("a device each", || each_has_a_device(region, &one, &other));
     steps.step("own memory", || one.has_its_memory(&other).and_then(|()| other.has_its_memory(&one)));
@@ -56,7 +58,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
         let (of_one, of_other) = (one.device.clone(), other.device.clone());
         one.cannot_reach(&of_other).and_then(|()| other.cannot_reach(&of_one))
     });
-    let spans = [one.span.clone(), other.span.clone()];
+    let memory = [one.memory.clone(), other.memory.clone()];
     steps.step("a server has its own", || a_server_has_its_own(runner, region));
     steps.step("returned", || {
         one.end()?;
@@ -65,17 +67,24 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
         other.end()?;
         wait_for_devices(region, 0)
     });
-    steps.step("scrubbed", || spans.iter().try_for_each(|span| host_words::zeros(span.clone().ok())));
+    steps.step("scrubbed", || memory.iter().try_for_each(|extent| host_words::zeros(extent.clone().ok())));
     Ok(())
 }
 
 pub(crate) fn write_policy(path: &Path, region: &str) -> Result<(), LabError> {
-    let users = OWNERS.map(|(user, _)| user);
+    let users = OWNERS.map(|user| user.id);
     let rules = [0].iter().chain(&users).map(|user| {
         serde_json::json!({ "name": format!("user-{user}"), "user": user, "regions": [region], "quota": "1GiB" })
     });
     let policy = serde_json::json!({ "rules": rules.collect::<Vec<_>>() });
     fs::write(path, policy.to_string()).map_err(LabError::file("write", path))
+}
+
+/// An unprivileged user and the word that it writes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct User {
+    pub(crate) id: u32,
+    pub(crate) mark: u64,
 }
 
 /// An owner process, from the host's side.
@@ -86,8 +95,8 @@ pub(crate) struct Owner {
     pub(crate) mark: u64,
     /// Path of its slice's device or file.
     pub(crate) device: PathBuf,
-    /// Host physical address and bytes of that device.
-    span: Result<(u64, u64), String>,
+    /// Host physical memory of that device.
+    memory: Result<Extent, String>,
 }
 
 impl Owner {
@@ -95,21 +104,21 @@ impl Owner {
         runner: &Runner,
         region: &str,
         socket: &Path,
-        user: u32,
-        mark: u64,
+        User { id, mark }: User,
     ) -> Result<Self, LabError> {
         let program = &runner.tools.device;
         let mut command = Command::new(program);
         command.args(["carve", "grant", "--region", region, "--size", &SIZE.to_string(), "--broker"]);
         command.arg(socket).arg("--").arg(&runner.tools.lab).args(["slice-owner", &mark.to_string()]);
-        command.uid(user).gid(user).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.uid(id).gid(id).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(LabError::file("run", program))?;
         let missing = || LabError::file("talk to", program)(io::ErrorKind::BrokenPipe.into());
         let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().ok_or_else(missing)?);
-        let mut owner = Self { child, input, output, mark, device: PathBuf::new(), span: Ok((0, 0)) };
+        let mut owner =
+            Self { child, input, output, mark, device: PathBuf::new(), memory: Err(String::new()) };
         owner.device = owner.line().map_err(LabError::file("read from", program))?.into();
-        owner.span = span_of(&owner.device).map_err(|error| error.to_string());
+        owner.memory = memory_of(&owner.device).map_err(|error| error.to_string());
         Ok(owner)
     }
 
@@ -127,28 +136,28 @@ impl Owner {
         }
     }
 
-    fn span(&self) -> Result<(u64, u64), Fault> {
-        Ok(self.span.clone()?)
+    fn memory(&self) -> Result<Extent, Fault> {
+        Ok(self.memory.clone()?)
     }
 
     /// Its word lies at both ends of its device's memory.
     fn has_mark(&self) -> Step {
-        let (start, size) = self.span()?;
-        let memory = physical(start, size)?;
-        let words = [0, size - 8].map(|at| memory.word(at));
-        if size == SIZE && words == [Some(self.mark); 2] {
+        let extent = self.memory()?;
+        let memory = physical(extent)?;
+        let words = [0, extent.size - 8].map(|at| memory.word(at));
+        if extent.size == SIZE && words == [Some(self.mark); 2] {
             return Ok(());
         }
-        Err(Fault::Untrue(format!("{size:#x} bytes at {start:#x} have {words:x?} at their ends")))
+        Err(Fault::Untrue(format!("{extent} have {words:x?} at their ends")))
     }
 
     /// Its memory has no words but its own.
     fn has_its_memory(&self, other: &Self) -> Step {
         self.has_mark()?;
-        let (start, size) = self.span()?;
-        match physical(start, size)?.count(other.mark) {
+        let extent = self.memory()?;
+        match physical(extent)?.count(other.mark) {
             0 => Ok(()),
-            count => Err(Fault::Untrue(format!("{count} words of another owner lie at {start:#x}"))),
+            count => Err(Fault::Untrue(format!("{count} words of another owner lie in {extent}"))),
         }
     }
 
@@ -176,13 +185,13 @@ impl Drop for Owner {
     }
 }
 
-/// Host physical address and bytes of `device`, as the kernel shows them.
-fn span_of(device: &Path) -> io::Result<(u64, u64)> {
+/// Host physical memory of `device`, as the kernel shows it.
+fn memory_of(device: &Path) -> io::Result<Extent> {
     let folder = Path::new(DEVICES).join(device.file_name().unwrap_or_default());
     let text = |name: &str| fs::read_to_string(folder.join(name));
     let start = u64::from_str_radix(text("mapping0/start")?.trim().trim_start_matches("0x"), 16);
     let size = text("size")?.trim().parse();
-    Ok((start.map_err(io::Error::other)?, size.map_err(io::Error::other)?))
+    Ok(Extent { start: start.map_err(io::Error::other)?, size: size.map_err(io::Error::other)? })
 }
 
 /// Devices of slices of `region`.
@@ -204,11 +213,11 @@ fn wait_for_devices(region: &str, count: usize) -> Step {
 
 fn each_has_a_device(region: &str, one: &Owner, other: &Owner) -> Step {
     let (all, theirs) = (devices(region)?, BTreeSet::from([one.device.clone(), other.device.clone()]));
-    let (one, other) = (one.span()?, other.span()?);
-    if theirs.len() == 2 && all == theirs && (one.0 + one.1 <= other.0 || other.0 + other.1 <= one.0) {
+    let (one, other) = (one.memory()?, other.memory()?);
+    if theirs.len() == 2 && all == theirs && !one.overlaps(other) {
         return Ok(());
     }
-    Err(Fault::Untrue(format!("the owners have {theirs:?} at {one:x?} and {other:x?} of {all:?}")))
+    Err(Fault::Untrue(format!("the owners have {theirs:?}, {one} and {other}, of {all:?}")))
 }
 
 /// A server of a slice as a PCI function is a third owner.

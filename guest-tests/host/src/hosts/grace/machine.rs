@@ -11,6 +11,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::engine::error::LabError;
 use crate::engine::logs;
+use crate::hosts::extent::Extent;
 use crate::hosts::qemu::{self, L1, boot, words};
 
 /// Memory of each NUMA node, in MiB, one behind the other from [`RAM`] on. As on Grace nodes 0 and 1 are sockets, and 4 and 5 are
@@ -40,11 +41,21 @@ const OUTSIDE: [Gpu; 2] = [
     Gpu { slot: 0x18, bus: 9, cacheable: GPU_MEMORY, socket: 1, memory: 3, egm: 5 },
 ];
 
-/// Blocks that firmware found to be bad: node and offset. The first is in the middle, so that a slice of more than half of its
+/// Blocks that firmware found to be bad. The first is in the middle, so that a slice of more than half of its
 /// region has it.
-const RETIRED: [(usize, u64); 3] = [(4, 0x2000_0000), (4, 0x100_0000), (5, 0x300_0000)];
+const RETIRED: [Retired; 3] = [
+    Retired { node: 4, offset: 0x2000_0000 },
+    Retired { node: 4, offset: 0x100_0000 },
+    Retired { node: 5, offset: 0x300_0000 },
+];
 /// Bytes of such a block.
 pub(crate) const BLOCK: u64 = 64 << 10;
+
+/// A bad block, at an offset in the memory of a node.
+struct Retired {
+    node: usize,
+    offset: u64,
+}
 
 /// An emulated GPU.
 struct Gpu {
@@ -209,7 +220,7 @@ pub(crate) fn l1(machine: &L1<'_>, tree: &Path) -> Vec<OsString> {
             args.extend(OUTSIDE.iter().zip(machine.cards).flat_map(|(gpu, card)| plugged(gpu, card)))
         }
     }
-    let retired = RETIRED.map(|(node, offset)| format!("{node}:{offset:#x}")).join(",");
+    let retired = RETIRED.map(|Retired { node, offset }| format!("{node}:{offset:#x}")).join(",");
     let append = format!(
         "console=ttyAMA0 panic=-1 loglevel=4 mem={LINUX}M nvgrace_egm.retired={retired} {}",
         machine.words
@@ -250,20 +261,18 @@ fn properties_of(gpu: &Gpu) -> Vec<Property> {
     all
 }
 
-/// Start addresses of the retired blocks in `slice`, an address and bytes.
-pub(crate) fn retired_in(slice: Option<(u64, u64)>) -> Vec<u64> {
-    let (start, size) = slice.unwrap_or_default();
-    let all = RETIRED.iter().map(|(node, offset)| base(*node) + offset);
-    all.filter(|block| *block >= start && *block - start < size).collect()
+/// Start addresses of the retired blocks in `slice`, at its host physical address.
+pub(crate) fn retired_in(slice: Option<Extent>) -> Vec<u64> {
+    let all = RETIRED.iter().map(|block| base(block.node) + block.offset);
+    all.filter(|block| slice.is_some_and(|slice| slice.contains(*block))).collect()
 }
 
-/// Host physical address and bytes of the parts of GPU `function`'s memory: the cacheable part, and the rest, if any.
-pub(crate) fn memory_of(function: &str) -> Option<Vec<(u64, u64)>> {
+/// The parts of GPU `function`'s memory, at their host physical addresses: the cacheable part, and the rest, if any.
+pub(crate) fn memory_of(function: &str) -> Option<Vec<Extent>> {
     let gpu = INSIDE.iter().chain(&OUTSIDE).find(|gpu| function == gpu.address())?;
-    let (start, cacheable) = (base(gpu.memory), gpu.cacheable << 20);
-    let mut parts = vec![(start, cacheable), (start + cacheable, (GPU_MEMORY << 20) - cacheable)];
-    parts.retain(|(_, size)| *size > 0);
-    Some(parts)
+    let cacheable = Extent { start: base(gpu.memory), size: gpu.cacheable << 20 };
+    let rest = Extent { start: cacheable.end(), size: (GPU_MEMORY << 20) - cacheable.size };
+    Some([cacheable, rest].into_iter().filter(|part| part.size > 0).collect())
 }
 
 /// Start address of the memory of `node`.
@@ -284,15 +293,16 @@ mod tests {
     #[test]
     fn memory_of_gpus_and_egm_is_hidden_from_linux_and_has_one_owner() {
         for gpus in BOTH.map(Profile::gpus) {
-            let mut spans: Vec<_> = gpus
+            let of = |node: usize, size: u64| Extent { start: base(node), size };
+            let mut extents: Vec<_> = gpus
                 .iter()
-                .flat_map(|gpu| [(base(gpu.memory), GPU_MEMORY << 20), (base(gpu.egm), NODES[gpu.egm] << 20)])
+                .flat_map(|gpu| [of(gpu.memory, GPU_MEMORY << 20), of(gpu.egm, NODES[gpu.egm] << 20)])
                 .collect();
-            spans.sort_unstable();
-            spans.dedup(); // a socket's GPUs share its EGM
-            assert!(spans[0].0 >= (RAM + LINUX) << 20);
-            assert!(spans.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "{spans:x?}");
-            let end = spans.last().map(|(base, size)| base + size).unwrap();
+            extents.sort_unstable();
+            extents.dedup(); // a socket's GPUs share its EGM
+            assert!(extents[0].start >= (RAM + LINUX) << 20);
+            assert!(extents.windows(2).all(|pair| pair[0].end() <= pair[1].start), "{extents:x?}");
+            let end = extents.last().unwrap().end();
             assert!(end <= (RAM + NODES.iter().sum::<u64>()) << 20);
         }
     }
@@ -301,7 +311,7 @@ mod tests {
     fn a_slice_of_more_than_half_of_the_first_region_has_a_retired_block_wherever_it_lies() {
         let (region, size) = (base(4), 528 << 20);
         for start in [region, region + (NODES[4] << 20) - size] {
-            assert!(!retired_in(Some((start, size))).is_empty(), "{start:#x}");
+            assert!(!retired_in(Some(Extent { start, size })).is_empty(), "{start:#x}");
         }
         assert_eq!(retired_in(None), [] as [u64; 0]);
     }
@@ -310,13 +320,13 @@ mod tests {
     fn a_scenario_has_the_size_of_the_memory_of_each_bar() {
         let words = |name: &str| select(&[name.into()], true).unwrap().remove(0).words;
         let inside = memory_of("0000:00:03.0").unwrap();
-        assert_eq!((inside.len(), inside[0].0 + inside[0].1), (2, inside[1].0));
-        assert!(words("grace-gpu").contains(&format!("egm.arg.gpu.bar4={}", inside[0].1)));
-        assert!(words("grace-gpu").contains(&format!("egm.arg.gpu.bar2={}", inside[1].1)));
-        assert_eq!(inside[1].0 + inside[1].1, base(2) + (GPU_MEMORY << 20));
+        assert_eq!((inside.len(), inside[0].end()), (2, inside[1].start));
+        assert!(words("grace-gpu").contains(&format!("egm.arg.gpu.bar4={}", inside[0].size)));
+        assert!(words("grace-gpu").contains(&format!("egm.arg.gpu.bar2={}", inside[1].size)));
+        assert_eq!(inside[1].end(), base(2) + (GPU_MEMORY << 20));
         let outside = memory_of("0000:08:00.0").unwrap();
-        assert_eq!(outside, [(base(2), GPU_MEMORY << 20)]);
-        assert!(words("grace-outside").contains(&format!("egm.arg.gpu.bar4={}", outside[0].1)));
+        assert_eq!(outside, [Extent { start: base(2), size: GPU_MEMORY << 20 }]);
+        assert!(words("grace-outside").contains(&format!("egm.arg.gpu.bar4={}", outside[0].size)));
         assert_eq!(memory_of("0000:00:07.0"), None);
     }
 

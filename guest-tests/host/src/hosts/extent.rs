@@ -1,0 +1,48 @@
+//! Memory by its first address and its size.
+
+use std::fmt;
+
+/// Bytes one behind the other, in the address space that the use states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Extent {
+    /// First address.
+    pub(crate) start: u64,
+    /// Bytes.
+    pub(crate) size: u64,
+}
+
+impl Extent {
+    /// The address behind the last byte.
+    pub(crate) const fn end(self) -> u64 {
+        self.start.saturating_add(self.size)
+    }
+
+    pub(crate) fn contains(self, address: u64) -> bool {
+        (self.start..self.end()).contains(&address)
+    }
+
+    pub(crate) const fn overlaps(self, other: Self) -> bool {
+        self.start < other.end() && other.start < self.end()
+    }
+}
+
+impl fmt::Display for Extent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x} bytes at {:#x}", self.size, self.start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_that_touch_do_not_overlap() {
+        let first = Extent { start: 0x1000, size: 0x1000 };
+        let next = Extent { start: 0x2000, size: 0x1000 };
+        assert!(!first.overlaps(next) && !next.overlaps(first));
+        assert!(first.overlaps(Extent { start: 0x1fff, size: 2 }));
+        assert!(first.contains(0x1fff) && !first.contains(0x2000));
+        assert_eq!(next.to_string(), "0x1000 bytes at 0x2000");
+    }
+}
