@@ -153,17 +153,11 @@ fn take_back(function: &str) -> Step {
     if driver.exists() { Err(Fault::Untrue(format!("{function} still has a driver"))) } else { Ok(()) }
 }
 
-/// An extent of the ledger.
-fn extent(span: &serde_json::Value) -> Option<Extent> {
-    let start = span["start"].as_str().and_then(|text| u64::from_str_radix(text.get(2..)?, 16).ok())?;
-    Some(Extent { start, size: span["size"].as_u64()? })
-}
-
 /// The ledger records `slice` of `region` clean and of no owner.
 fn is_clean(device: &Path, region: &str, slice: Option<Extent>) -> Step {
     let states = states(device, region)?;
     let slice = slice.ok_or("the plan has no slice")?;
-    let overlaps = |span| extent(span).is_none_or(|extent| extent.overlaps(slice));
+    let overlaps = |span| Extent::of_span(span).is_none_or(|extent| extent.overlaps(slice));
     let dirty = states["dirty"].as_array().into_iter().flatten();
     let held = states["held"].as_array().into_iter().flatten().map(|held| &held["span"]);
     match dirty.chain(held).any(overlaps) {

@@ -144,10 +144,10 @@ struct Keeper(Child);
 impl Keeper {
     /// Starts it with a descriptor of the running machine, and kills the machine.
     fn take(pin: &Pin) -> Result<Self, Fault> {
-        let (process, number) = find(pin.object)?.ok_or_else(|| format!("no machine has {}", pin.object))?;
-        let machine = Pid::from_raw(process).ok_or("no such process")?;
+        let found = find(pin.object)?.ok_or_else(|| format!("no machine has {}", pin.object))?;
+        let machine = Pid::from_raw(found.process).ok_or("no such process")?;
         let process = pidfd_open(machine, PidfdFlags::empty())?;
-        let object: OwnedFd = pidfd_getfd(process, number, PidfdGetfdFlags::empty())?;
+        let object: OwnedFd = pidfd_getfd(process, found.number, PidfdGetfdFlags::empty())?;
         let mut command = Command::new("cat");
         if pin.is_confined {
             command.uid(UID).gid(UID);
@@ -165,8 +165,14 @@ impl Drop for Keeper {
     }
 }
 
-/// A machine's process and the number of its descriptor of `object`.
-fn find(object: &str) -> Result<Option<(i32, i32)>, Fault> {
+/// A descriptor of a machine.
+struct Descriptor {
+    process: i32,
+    number: i32,
+}
+
+/// A machine's descriptor of `object`.
+fn find(object: &str) -> Result<Option<Descriptor>, Fault> {
     for process in confined::machines()? {
         for entry in fs::read_dir(confined::folder(process).join("fd"))?.flatten() {
             let target = fs::read_link(entry.path()).unwrap_or_default();
@@ -174,7 +180,7 @@ fn find(object: &str) -> Result<Option<(i32, i32)>, Fault> {
             if is_object(&target, object)
                 && let Ok(number) = number
             {
-                return Ok(Some((process, number)));
+                return Ok(Some(Descriptor { process, number }));
             }
         }
     }

@@ -14,10 +14,15 @@ use crate::runner::steps::{Fault, Step, Steps};
 const COMMAND: u64 = 0x98;
 const RUN: u64 = 1;
 const TO_MEMORY: u64 = 2;
-/// Source, destination, count and command of a transfer: a page of the engine's own buffer goes to an address that no
-/// guest of the lab uses, below 2^39, so that the IOMMU could map it.
-const TRANSFER: [(u64, u64); 4] =
-    [(0x80, 0x4_0000), (0x88, 0x20_0000_0000), (0x90, 0x1000), (COMMAND, RUN | TO_MEMORY)];
+/// Offsets of a transfer's registers.
+const SOURCE: u64 = 0x80;
+const DESTINATION: u64 = 0x88;
+const COUNT: u64 = 0x90;
+/// The engine's own buffer.
+const BUFFER: u64 = 0x4_0000;
+/// An address that no guest of the lab uses, below 2^39, so that the IOMMU could map it.
+const UNMAPPED: u64 = 0x20_0000_0000;
+const PAGE: u64 = 0x1000;
 
 /// Separate refused transfers in a row: more than the kernel logs, which is ten messages in five seconds.
 const FLOOD: u64 = 64;
@@ -51,13 +56,15 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Runs one transfer of the engine to its end.
+/// Runs one transfer of a page from the engine's buffer to the unmapped address, to its end.
 pub(crate) fn transfer(engine: &str) -> Step {
     let registers = held::page(engine, 0, 0, DECODE | MASTER)?;
     let begun = Instant::now();
-    for (register, value) in TRANSFER {
-        registers.set_word(register, value).ok_or("no such register")?;
-    }
+    let set = |register, value| registers.set_word(register, value).ok_or("no such register");
+    set(SOURCE, BUFFER)?;
+    set(DESTINATION, UNMAPPED)?;
+    set(COUNT, PAGE)?;
+    set(COMMAND, RUN | TO_MEMORY)?;
     while registers.word(COMMAND).is_some_and(|command| command & RUN != 0) {
         if begun.elapsed() > TIMEOUT {
             return Err(Fault::Untrue("the engine does not end its transfer".to_owned()));

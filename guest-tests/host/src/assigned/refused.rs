@@ -73,63 +73,73 @@ struct Machines<'a> {
     config: PathBuf,
 }
 
+/// A configuration that is refused.
+struct Wrong {
+    /// Name of its case.
+    name: &'static str,
+    /// The keys that make it wrong.
+    keys: Value,
+    exit: i32,
+    /// Parts of the message.
+    words: Vec<&'static str>,
+}
+
 impl Machines<'_> {
     /// Configurations that no host could satisfy, or not this one.
     fn written_wrong(&self) -> Result<Vec<Check>, LabError> {
         let bar = |place: &str| json!([{ "type": "vfio", "function": MEMORY, "bars": { "2": place } }]);
         let by_iommufd = json!([{ "type": "vfio", "function": self.function, "backend": "iommufd" }]);
         let slice = json!([{ "region": "mem", "size": "32MiB", "node": 1 }]);
-        let mut wrong: Vec<(&str, Value, i32, Vec<&str>)> = vec![
-            (
-                "no such function",
-                devices(&["0000:3f:00.0"]),
-                HOST,
-                vec!["0000:3f:00.0 does not exist", "egm-vmm check"],
-            ),
-            (
-                "a BAR in memory",
-                json!({ "devices": bar("0x1000000") }),
-                CONFIGURATION,
-                vec!["BAR 2 cannot lie at 0x1000000", "\"bars\""],
-            ),
-            (
-                "a BAR beyond all addresses",
-                json!({ "devices": bar("0x10000000000000") }),
-                CONFIGURATION,
-                vec!["BAR 2 cannot lie at", "guest addresses end at"],
-            ),
-            (
-                "a BAR without room",
-                json!({ "devices": devices(&[MEMORY])["devices"], "pcie": { "window64": "8MiB" } }),
-                CONFIGURATION,
-                vec![
+        let mut wrong = vec![
+            Wrong {
+                name: "no such function",
+                keys: devices(&["0000:3f:00.0"]),
+                exit: HOST,
+                words: vec!["0000:3f:00.0 does not exist", "egm-vmm check"],
+            },
+            Wrong {
+                name: "a BAR in memory",
+                keys: json!({ "devices": bar("0x1000000") }),
+                exit: CONFIGURATION,
+                words: vec!["BAR 2 cannot lie at 0x1000000", "\"bars\""],
+            },
+            Wrong {
+                name: "a BAR beyond all addresses",
+                keys: json!({ "devices": bar("0x10000000000000") }),
+                exit: CONFIGURATION,
+                words: vec!["BAR 2 cannot lie at", "guest addresses end at"],
+            },
+            Wrong {
+                name: "a BAR without room",
+                keys: json!({ "devices": devices(&[MEMORY])["devices"], "pcie": { "window64": "8MiB" } }),
+                exit: CONFIGURATION,
+                words: vec![
                     "cannot place device \"vfio0\" in the 64-bit PCI window",
                     "0x1000000 bytes",
                     "\"window64\"",
                 ],
-            ),
-            (
-                "iommufd without pages",
-                json!({ "devices": by_iommufd, "egm": slice }),
-                CONFIGURATION,
-                vec!["iommufd", "region mem", "without struct pages", "\"legacy\""],
-            ),
+            },
+            Wrong {
+                name: "iommufd without pages",
+                keys: json!({ "devices": by_iommufd, "egm": slice }),
+                exit: CONFIGURATION,
+                words: vec!["iommufd", "region mem", "without struct pages", "\"legacy\""],
+            },
         ];
         if !Path::new("/dev/iommu").exists() {
             let words = vec!["/dev/iommu does not exist", "\"backend\": \"legacy\""];
-            wrong.push(("no iommufd", json!({ "devices": by_iommufd }), HOST, words));
+            let keys = json!({ "devices": by_iommufd });
+            wrong.push(Wrong { name: "no iommufd", keys, exit: HOST, words });
         }
-        let refusal = |(name, keys, exit, words): (&str, Value, i32, Vec<&str>)| {
-            let config = payload(
-                self.runner,
-                self.scenario,
-                "wrong",
-                &egm_fixtures::payload::halt(Ports::USUAL),
-                keys,
-            )?;
-            Ok(timed(name, || refused(&mut self.machine(&config), exit, &words)))
-        };
-        wrong.into_iter().map(refusal).collect()
+        wrong.into_iter().map(|wrong| self.refuses(wrong)).collect()
+    }
+
+    /// A machine of the configuration `wrong` does not start.
+    fn refuses(&self, wrong: Wrong) -> Result<Check, LabError> {
+        let Wrong { name, keys, exit, words } = wrong;
+        let halt = egm_fixtures::payload::halt(Ports::USUAL);
+        let config = payload(self.runner, self.scenario, "wrong", &halt, keys)?;
+        Ok(timed(name, || refused(&mut self.machine(&config), exit, &words)))
     }
 
     /// No driver has the function, or one of the host.

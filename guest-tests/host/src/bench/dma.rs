@@ -18,14 +18,42 @@ use crate::images::kernel;
 /// The benchmark among the tools.
 const PROGRAM: &str = "bench-dma";
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
-/// Interface, pages, MiB and rounds of each row. Of large pages, a GiB of which takes milliseconds or one, there is more, so
-/// that the time of a call without any does not show.
-const ROWS: [(&str, &str, u64, usize); 4] = [
-    ("legacy", "4K", 1024, 5),
-    ("legacy", "2M", 3072, 11),
-    ("iommufd", "4K", 1024, 5),
-    ("iommufd", "2M", 3072, 11),
+/// The rows. Of large pages, a GiB of which takes milliseconds or one, there is more, so that the time of a call without
+/// any does not show.
+const MAPS: [Map; 4] = [
+    Map { interface: "legacy", page: "4K", mib: 1024, rounds: 5 },
+    Map { interface: "legacy", page: "2M", mib: 3072, rounds: 11 },
+    Map { interface: "iommufd", page: "4K", mib: 1024, rounds: 5 },
+    Map { interface: "iommufd", page: "2M", mib: 3072, rounds: 11 },
 ];
+
+/// Memory that is mapped in each of some rounds.
+struct Map {
+    interface: &'static str,
+    /// Size of its pages.
+    page: &'static str,
+    mib: u64,
+    rounds: usize,
+}
+
+impl Map {
+    fn name(&self) -> String {
+        format!("{}, {} pages", self.interface, self.page)
+    }
+
+    /// Runs the benchmark among `tools`.
+    fn measure(&self, tools: &Path) -> Result<Seconds, LabError> {
+        let pages = if self.page == "2M" { self.mib / 2 } else { 0 };
+        fs::write(POOL, pages.to_string()).map_err(LabError::file("write", POOL))?;
+        let (size, rounds) = (self.mib.to_string(), self.rounds.to_string());
+        let line = Tool::new(&tools.join(PROGRAM).to_string_lossy(), "egm-vfio")
+            .args(["--function", FUNCTION, "--interface", self.interface])
+            .args(["--mib", &size, "--page", self.page, "--rounds", &rounds])
+            .text()?;
+        let seconds: Seconds = LabError::json(PROGRAM, line.trim().as_bytes())?;
+        Ok(seconds.of_a_gib(self.mib))
+    }
+}
 
 /// Output of the benchmark.
 #[derive(Debug, Serialize, Deserialize)]
@@ -66,17 +94,9 @@ pub(super) fn run(directory: &Path) -> Result<Report, LabError> {
 /// In the emulated host.
 pub(super) fn within(tools: &Path) -> Result<BTreeMap<String, Seconds>, LabError> {
     let mut found = BTreeMap::new();
-    for (interface, page, mib, rounds) in ROWS {
-        Stage::note(&format!("{interface}, {page} pages"));
-        let pages = if page == "2M" { mib / 2 } else { 0 };
-        fs::write(POOL, pages.to_string()).map_err(LabError::file("write", POOL))?;
-        let (size, rounds) = (mib.to_string(), rounds.to_string());
-        let line = Tool::new(&tools.join(PROGRAM).to_string_lossy(), "egm-vfio")
-            .args(["--function", FUNCTION, "--interface", interface])
-            .args(["--mib", &size, "--page", page, "--rounds", &rounds])
-            .text()?;
-        let seconds: Seconds = LabError::json(PROGRAM, line.trim().as_bytes())?;
-        found.insert(format!("{interface}, {page} pages"), seconds.of_a_gib(mib));
+    for map in MAPS {
+        Stage::note(&map.name());
+        found.insert(map.name(), map.measure(tools)?);
     }
     Ok(found)
 }

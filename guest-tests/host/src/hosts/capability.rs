@@ -44,15 +44,64 @@ pub(crate) struct Host {
 }
 
 /// Programs that the lab runs, and their Debian packages.
-const PROGRAMS: [(&str, &str, &str); 2] =
-    [("busybox", "/bin/busybox", "busybox-static"), ("depmod", "/usr/sbin/depmod", "kmod")];
-/// Devices that some scenarios need on the machine that runs egm-vmm itself.
-const OPTIONAL: [(&str, &str, &str); 4] = [
-    ("tun", "dev/net/tun", "no virtio-net on this machine; load the module tun"),
-    ("vhost-net", "dev/vhost-net", "virtio-net runs in user space; load the module vhost_net"),
-    ("vhost-vsock", "dev/vhost-vsock", "virtio-vsock runs in user space; load the module vhost_vsock"),
-    ("iommufd", "dev/iommu", "VFIO by group only, if at all"),
+const PROGRAMS: [Program; 2] = [
+    Program { name: "busybox", path: "bin/busybox", package: "busybox-static" },
+    Program { name: "depmod", path: "usr/sbin/depmod", package: "kmod" },
 ];
+/// Devices that some scenarios need on the machine that runs egm-vmm itself.
+const OPTIONAL: [Device; 4] = [
+    Device {
+        name: "tun",
+        path: "dev/net/tun",
+        without: "no virtio-net on this machine; load the module tun",
+    },
+    Device {
+        name: "vhost-net",
+        path: "dev/vhost-net",
+        without: "virtio-net runs in user space; load the module vhost_net",
+    },
+    Device {
+        name: "vhost-vsock",
+        path: "dev/vhost-vsock",
+        without: "virtio-vsock runs in user space; load the module vhost_vsock",
+    },
+    Device { name: "iommufd", path: "dev/iommu", without: "VFIO by group only, if at all" },
+];
+
+/// A program, by its path below the root.
+struct Program {
+    name: &'static str,
+    path: &'static str,
+    /// Its Debian package.
+    package: &'static str,
+}
+
+impl Program {
+    fn find(&self, root: &Path) -> Finding {
+        let present = root.join(self.path).exists();
+        let detail = match present {
+            true => format!("/{}", self.path),
+            false => format!("install the Debian package {}", self.package),
+        };
+        Finding { name: self.name, present, detail }
+    }
+}
+
+/// A device, by its path below the root.
+struct Device {
+    name: &'static str,
+    path: &'static str,
+    /// What is lost without it, and the remedy.
+    without: &'static str,
+}
+
+impl Device {
+    fn find(&self, root: &Path) -> Finding {
+        let present = root.join(self.path).exists();
+        let detail = if present { format!("/{}", self.path) } else { self.without.into() };
+        Finding { name: self.name, present, detail }
+    }
+}
 
 impl Host {
     /// Detects what this machine has.
@@ -66,16 +115,13 @@ impl Host {
         let here = stock.present && privileged;
         let mut findings = vec![kvm, stock, administrator(privileged)];
         let lab_from = findings.len();
-        findings.extend(PROGRAMS.map(|(name, path, package)| program(root, name, path, package)));
+        findings.extend(PROGRAMS.map(|program| program.find(root)));
         findings.push(memory(root));
         let lab = findings.iter().skip(lab_from).all(|f| f.present);
         findings.push(kernel("lab kernel", "host-", cache));
         findings.push(kernel("guest kernel", "guest-", cache));
         findings.push(kernel("emulator", emulator::PREFIX, cache));
-        findings.extend(OPTIONAL.map(|(name, path, without)| {
-            let present = root.join(path).exists();
-            Finding { name, present, detail: if present { format!("/{path}") } else { without.into() } }
-        }));
+        findings.extend(OPTIONAL.map(|device| device.find(root)));
         let place = if here { Some(Where::Kvm) } else { lab.then_some(Where::Lab) };
         Self { findings, place }
     }
@@ -122,12 +168,6 @@ fn administrator(privileged: bool) -> Finding {
     Finding { name: "root", present: privileged, detail: detail.into() }
 }
 
-fn program(root: &Path, name: &'static str, path: &str, package: &str) -> Finding {
-    let present = root.join(path.trim_start_matches('/')).exists();
-    let detail = if present { path.into() } else { format!("install the Debian package {package}") };
-    Finding { name, present, detail }
-}
-
 fn memory(root: &Path) -> Finding {
     let text = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -138,7 +178,7 @@ fn memory(root: &Path) -> Finding {
 }
 
 fn kernel(name: &'static str, prefix: &str, cache: Option<&Cache>) -> Finding {
-    let found: Option<PathBuf> = cache.and_then(|c| c.newest(prefix, "")).map(|(path, _)| path);
+    let found: Option<PathBuf> = cache.and_then(|c| c.newest(prefix, "")).map(|entry| entry.path);
     let detail =
         found.map_or_else(|| "is fetched when it is first needed".into(), |p| p.display().to_string());
     Finding { name, present: true, detail }

@@ -12,6 +12,12 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
+    /// The span that `egm-device` prints as JSON: its start in hexadecimal digits, and its size.
+    pub(crate) fn of_span(span: &serde_json::Value) -> Option<Self> {
+        let start = u64::from_str_radix(span["start"].as_str()?.strip_prefix("0x")?, 16).ok()?;
+        Some(Self { start, size: span["size"].as_u64()? })
+    }
+
     /// The address behind the last byte.
     pub(crate) const fn end(self) -> u64 {
         self.start.saturating_add(self.size)
@@ -44,5 +50,12 @@ mod tests {
         assert!(first.overlaps(Extent { start: 0x1fff, size: 2 }));
         assert!(first.contains(0x1fff) && !first.contains(0x2000));
         assert_eq!(next.to_string(), "0x1000 bytes at 0x2000");
+    }
+
+    #[test]
+    fn a_span_of_a_ledger_is_read() {
+        let span = |start| Extent::of_span(&serde_json::json!({ "start": start, "size": 4096 }));
+        assert_eq!(span("0x2000"), Some(Extent { start: 0x2000, size: 4096 }));
+        assert_eq!((span("2000"), span("0x")), (None, None));
     }
 }

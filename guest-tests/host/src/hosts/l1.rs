@@ -47,21 +47,9 @@ pub(crate) fn run(
     cache: &Cache,
     report: &Path,
 ) -> Result<Vec<ScenarioResult>, LabError> {
-    let (on_grace, others): (Vec<Scenario>, Vec<Scenario>) = scenarios.iter().partition(|s| s.grace);
-    let (own, stock): (Vec<Scenario>, Vec<Scenario>) = others.iter().partition(|s| s.needs_own_kernel());
-    let mut hosts: Vec<(Vec<Scenario>, Option<GraceKernel>)> = vec![(stock, None), (own, None)];
-    // One machine cannot have GPUs of other processes and an SMMUv3, nor two kernels. RDMA has a machine of its own: no
-    // other scenario needs its parts.
-    for kernel in [GraceKernel::Debian, GraceKernel::Debian16k, GraceKernel::Own, GraceKernel::LargePages] {
-        let its = |plugged, rdma| {
-            let alike = |s: &Scenario| (s.grace_kernel, s.plugged, s.rdma) == (kernel, plugged, rdma);
-            (on_grace.iter().copied().filter(alike).collect(), Some(kernel))
-        };
-        hosts.extend([its(false, false), its(false, true), its(true, false), its(true, true)]);
-    }
     let (mut results, mut missing) = (Vec::new(), Vec::new());
-    for (scenarios, on_grace) in hosts.iter().filter(|(scenarios, _)| !scenarios.is_empty()) {
-        match run_in(scenarios, *on_grace, tools, cache, report) {
+    for Group { scenarios, on_grace } in groups(scenarios) {
+        match run_in(&scenarios, on_grace, tools, cache, report) {
             Ok(done) => results.extend(done),
             Err(error) => missing.push((scenarios, error)),
         }
@@ -75,6 +63,34 @@ pub(crate) fn run(
     }
     results.sort_by_key(|result| scenarios.iter().position(|s| s.name == result.scenario));
     Ok(results)
+}
+
+/// Scenarios that need the same host: a Grace one with this kernel, or a PC.
+struct Group {
+    scenarios: Vec<Scenario>,
+    on_grace: Option<GraceKernel>,
+}
+
+/// `scenarios` by the host that they need. One machine cannot have GPUs of other processes and an SMMUv3, nor two
+/// kernels. RDMA on a Grace host has a machine of its own: no other scenario needs its parts.
+fn groups(scenarios: &[Scenario]) -> Vec<Group> {
+    let group = |on_grace, belongs: &dyn Fn(&Scenario) -> bool| Group {
+        scenarios: scenarios.iter().copied().filter(|scenario| belongs(scenario)).collect(),
+        on_grace,
+    };
+    let mut groups = vec![
+        group(None, &|s| !s.grace && !s.needs_own_kernel()),
+        group(None, &|s| !s.grace && s.needs_own_kernel()),
+    ];
+    for kernel in [GraceKernel::Debian, GraceKernel::Debian16k, GraceKernel::Own, GraceKernel::LargePages] {
+        for (plugged, rdma) in [(false, false), (false, true), (true, false), (true, true)] {
+            groups.push(group(Some(kernel), &|s| {
+                s.grace && (s.grace_kernel, s.plugged, s.rdma) == (kernel, plugged, rdma)
+            }));
+        }
+    }
+    groups.retain(|group| !group.scenarios.is_empty());
+    groups
 }
 
 /// Runs `scenarios`, which need the same host: a Grace one with the kernel `on_grace`, or a PC.
@@ -198,9 +214,16 @@ pub(crate) fn emulate(
         file.set_len(DRIVE).map_err(LabError::file("size", drive))?;
     }
     let egm = (grace && plugged).then(|| grace::make_egm(&share)).transpose()?.unwrap_or_default();
-    let kinds = if grace { served::PLUGGED_GRACE } else { served::PLUGGED };
-    let cards = plugged.then(|| served::plug(kinds, &beside("egm-function")?, &share)).transpose()?;
-    let (servers, sockets) = cards.unwrap_or_default();
+    let cards: &[served::Plugged] = match (plugged, grace) {
+        (false, _) => &[],
+        (true, false) => served::PLUGGED,
+        (true, true) => served::PLUGGED_GRACE,
+    };
+    let sockets = served::sockets(cards, &share);
+    let servers = match cards {
+        [] => Vec::new(),
+        _ => served::plug(cards, &beside("egm-function")?, &share)?,
+    };
     let frequency = match clock {
         Clock::Real => frequency(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
         Clock::Instructions => "tsc_early_khz=1000000".to_owned(),
@@ -279,6 +302,20 @@ mod tests {
         let cpu = |flags: &str| format!("processor\t: 0\ncpu MHz\t\t: 2445.432\nflags\t\t: fpu {flags} lm\n");
         assert_eq!(frequency(&cpu("hypervisor")), "tsc_early_khz=2445432");
         assert_eq!((frequency(&cpu("svm")), frequency("")), (String::new(), String::new()));
+    }
+
+    #[test]
+    fn each_scenario_is_in_one_group_with_the_host_that_it_needs() {
+        let groups = groups(ALL);
+        let grouped: usize = groups.iter().map(|group| group.scenarios.len()).sum();
+        assert_eq!(grouped, ALL.len());
+        for Group { scenarios, on_grace } in &groups {
+            for scenario in scenarios {
+                assert_eq!(scenario.grace.then_some(scenario.grace_kernel), *on_grace, "{}", scenario.name);
+                let is_alike = scenario.needs_own_kernel() == scenarios[0].needs_own_kernel();
+                assert!(scenario.grace || is_alike, "{}", scenario.name);
+            }
+        }
     }
 
     #[test]

@@ -51,11 +51,25 @@ pub(crate) const NIC: Card = Card {
 const fn grace(egm: &'static str) -> Card {
     Card { kind: Kind::Grace { egm }, bar: 64, memory: 64 }
 }
-/// The cards of an emulated PC that has some, by the names of their sockets.
-pub(crate) const PLUGGED: &[(&str, Card)] = &[("gpu0.sock", GPU), ("gpu1.sock", GPU), ("nic.sock", NIC)];
+/// A card of an emulated host.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plugged {
+    /// Name of its socket.
+    socket: &'static str,
+    pub(crate) card: Card,
+}
+
+/// The cards of an emulated PC that has some.
+pub(crate) const PLUGGED: &[Plugged] = &[
+    Plugged { socket: "gpu0.sock", card: GPU },
+    Plugged { socket: "gpu1.sock", card: GPU },
+    Plugged { socket: "nic.sock", card: NIC },
+];
 /// Those of an emulated Grace host.
-pub(crate) const PLUGGED_GRACE: &[(&str, Card)] =
-    &[("gpu0.sock", grace("egm4.ram")), ("gpu1.sock", grace("egm5.ram"))];
+pub(crate) const PLUGGED_GRACE: &[Plugged] = &[
+    Plugged { socket: "gpu0.sock", card: grace("egm4.ram") },
+    Plugged { socket: "gpu1.sock", card: grace("egm5.ram") },
+];
 
 /// A server, which is killed with this value.
 #[derive(Debug)]
@@ -138,13 +152,12 @@ pub(crate) fn serve(command: Command, stderr: Stdio) -> Result<Server, LabError>
     }
 }
 
-/// Starts `cards` of an emulated host, with their sockets in `folder`.
-pub(crate) fn plug(
-    cards: &[(&str, Card)],
-    function: &Path,
-    folder: &Path,
-) -> Result<(Vec<Server>, Vec<PathBuf>), LabError> {
-    let sockets: Vec<PathBuf> = cards.iter().map(|(name, _)| folder.join(name)).collect();
-    let start = |((_, card), socket): (&(&str, Card), &PathBuf)| start(function, *card, socket);
-    Ok((cards.iter().zip(&sockets).map(start).collect::<Result<_, _>>()?, sockets))
+/// Sockets of `cards` in `folder`.
+pub(crate) fn sockets(cards: &[Plugged], folder: &Path) -> Vec<PathBuf> {
+    cards.iter().map(|plugged| folder.join(plugged.socket)).collect()
+}
+
+/// Starts `cards` of an emulated host, with their [`sockets`] in `folder`.
+pub(crate) fn plug(cards: &[Plugged], function: &Path, folder: &Path) -> Result<Vec<Server>, LabError> {
+    cards.iter().map(|plugged| start(function, plugged.card, &folder.join(plugged.socket))).collect()
 }

@@ -18,6 +18,14 @@ pub(crate) struct Cache {
     root: PathBuf,
 }
 
+/// An entry of the cache.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) path: PathBuf,
+    /// Whether it is newer than [`FRESH`].
+    is_fresh: bool,
+}
+
 /// Held while an entry is made; the kernel releases it when the process ends in any way.
 #[derive(Debug)]
 pub(crate) struct Lock {
@@ -62,8 +70,8 @@ impl Cache {
         Ok(Lock { _file: file })
     }
 
-    /// The newest entry with a name `prefix…suffix`, and whether it is newer than [`FRESH`].
-    pub(crate) fn newest(&self, prefix: &str, suffix: &str) -> Option<(PathBuf, bool)> {
+    /// The newest entry with a name `prefix…suffix`.
+    pub(crate) fn newest(&self, prefix: &str, suffix: &str) -> Option<Entry> {
         let entries = fs::read_dir(&self.root).ok()?;
         let mut found: Vec<_> = entries
             .flatten()
@@ -77,7 +85,7 @@ impl Cache {
         found.sort();
         let (modified, path) = found.pop()?;
         let age = SystemTime::now().duration_since(modified).unwrap_or_default();
-        Some((path, age < FRESH))
+        Some(Entry { path, is_fresh: age < FRESH })
     }
 
     /// The entry when it is fresh, else a new one; without a network an old entry is better than none.
@@ -88,8 +96,8 @@ impl Cache {
         refresh: bool,
         make: impl FnOnce(&Self, &Lock) -> Result<PathBuf, LabError>,
     ) -> Result<PathBuf, LabError> {
-        let fresh =
-            || self.newest(prefix, suffix).filter(|(_, fresh)| *fresh && !refresh).map(|(path, _)| path);
+        let newest = || self.newest(prefix, suffix);
+        let fresh = || newest().filter(|entry| entry.is_fresh && !refresh).map(|entry| entry.path);
         if let Some(path) = fresh() {
             return Ok(path);
         }
@@ -98,8 +106,8 @@ impl Cache {
         if let Some(path) = fresh() {
             return Ok(path);
         }
-        make(self, &lock).or_else(|error| match self.newest(prefix, suffix) {
-            Some((path, _)) => {
+        make(self, &lock).or_else(|error| match newest() {
+            Some(Entry { path, .. }) => {
                 Stage::note(&format!("{error}; using {} from the cache", path.display()));
                 Ok(path)
             }
@@ -177,7 +185,7 @@ mod tests {
         fs::write(&made, "kernel").unwrap();
         assert_eq!(cache.newest("l1-", ".bzImage"), None);
         let path = cache.publish(&made, "l1-7.bzImage", &lock).unwrap();
-        assert_eq!(cache.newest("l1-", ".bzImage"), Some((path, true)));
+        assert_eq!(cache.newest("l1-", ".bzImage"), Some(Entry { path, is_fresh: true }));
     }
 
     #[test]

@@ -16,6 +16,23 @@ pub(crate) struct Archive {
     members: u32,
 }
 
+/// A file for an archive.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Content {
+    /// Its path below the root.
+    pub(crate) name: String,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Numbers of a device node; zeros for other members.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Device {
+    major: u32,
+    minor: u32,
+}
+
+const NO_DEVICE: Device = Device { major: 0, minor: 0 };
+
 /// Reason why a member cannot be added.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CpioError {
@@ -35,31 +52,31 @@ pub(crate) enum CpioError {
 impl Archive {
     /// Adds a directory with mode 0755; a parent must come before its children.
     pub(crate) fn directory(&mut self, name: &str) -> Result<(), CpioError> {
-        self.member(name, DIRECTORY | 0o755, (0, 0), &[])
+        self.member(name, DIRECTORY | 0o755, NO_DEVICE, &[])
     }
 
     /// Adds a file with the permission bits `mode`.
     pub(crate) fn file(&mut self, name: &str, mode: u32, data: &[u8]) -> Result<(), CpioError> {
-        self.member(name, REGULAR | (mode & 0o7777), (0, 0), data)
+        self.member(name, REGULAR | (mode & 0o7777), NO_DEVICE, data)
     }
 
     /// Adds a symbolic link to `target`.
     pub(crate) fn symlink(&mut self, name: &str, target: &str) -> Result<(), CpioError> {
-        self.member(name, SYMLINK | 0o777, (0, 0), target.as_bytes())
+        self.member(name, SYMLINK | 0o777, NO_DEVICE, target.as_bytes())
     }
 
     /// Adds a character device with mode 0600.
     pub(crate) fn character(&mut self, name: &str, major: u32, minor: u32) -> Result<(), CpioError> {
-        self.member(name, CHARACTER | 0o600, (major, minor), &[])
+        self.member(name, CHARACTER | 0o600, Device { major, minor }, &[])
     }
 
     /// The archive with its trailer.
     pub(crate) fn finish(mut self) -> Vec<u8> {
-        self.record("TRAILER!!!", 0, (0, 0), &[], 0);
+        self.record("TRAILER!!!", 0, NO_DEVICE, &[], 0);
         self.bytes
     }
 
-    fn member(&mut self, name: &str, mode: u32, device: (u32, u32), data: &[u8]) -> Result<(), CpioError> {
+    fn member(&mut self, name: &str, mode: u32, device: Device, data: &[u8]) -> Result<(), CpioError> {
         if name.is_empty() || name.starts_with('/') || name.contains('\0') {
             return Err(CpioError::Name(name.to_owned()));
         }
@@ -70,11 +87,11 @@ impl Archive {
         Ok(())
     }
 
-    fn record(&mut self, name: &str, mode: u32, device: (u32, u32), data: &[u8], size: u32) {
+    fn record(&mut self, name: &str, mode: u32, device: Device, data: &[u8], size: u32) {
         self.members += 1;
         let links = if mode & DIRECTORY == DIRECTORY { 2 } else { 1 };
         // ino mode uid gid nlink mtime filesize devmajor devminor rdevmajor rdevminor namesize check
-        let fields = [self.members, mode, 0, 0, links, 0, size, 0, 0, device.0, device.1];
+        let fields = [self.members, mode, 0, 0, links, 0, size, 0, 0, device.major, device.minor];
         self.bytes.extend_from_slice(b"070701");
         for field in fields {
             self.bytes.extend_from_slice(format!("{field:08X}").as_bytes());
@@ -98,7 +115,13 @@ mod tests {
 
     use super::*;
 
-    type Member = (String, u32, (u32, u32), Vec<u8>);
+    #[derive(Debug, PartialEq, Eq)]
+    struct Member {
+        name: String,
+        mode: u32,
+        device: Device,
+        data: Vec<u8>,
+    }
 
     /// Parses an archive by the format's specification, without any of the writer's code.
     fn read(mut bytes: &[u8]) -> Vec<Member> {
@@ -110,7 +133,8 @@ mod tests {
                 let text = std::str::from_utf8(&bytes[6 + 8 * i..14 + 8 * i]).unwrap();
                 u32::from_str_radix(text, 16).unwrap()
             };
-            let (mode, size, device, name_size) = (field(1), field(6), (field(9), field(10)), field(11));
+            let device = Device { major: field(9), minor: field(10) };
+            let (mode, size, name_size) = (field(1), field(6), field(11));
             let name_end = 110 + usize::try_from(name_size).unwrap();
             assert_eq!(bytes[name_end - 1], 0);
             let name = String::from_utf8(bytes[110..name_end - 1].to_vec()).unwrap();
@@ -120,7 +144,7 @@ mod tests {
                 assert_eq!(bytes.len(), start);
                 return members;
             }
-            members.push((name, mode, device, bytes[start..end].to_vec()));
+            members.push(Member { name, mode, device, data: bytes[start..end].to_vec() });
             let next = (end + 3) & !3;
             offset += next;
             assert_eq!(offset % 4, 0);
@@ -135,9 +159,9 @@ mod tests {
         archive.character("dev/console", 5, 1).unwrap();
         archive.symlink("bin", "usr/bin").unwrap();
         let members = read(&archive.finish());
-        assert_eq!(members[0].1, 0o040_755);
-        assert_eq!((members[1].1, members[1].2), (0o020_600, (5, 1)));
-        assert_eq!((members[2].1, members[2].3.as_slice()), (0o120_777, b"usr/bin".as_slice()));
+        assert_eq!(members[0].mode, 0o040_755);
+        assert_eq!((members[1].mode, members[1].device), (0o020_600, Device { major: 5, minor: 1 }));
+        assert_eq!((members[2].mode, members[2].data.as_slice()), (0o120_777, b"usr/bin".as_slice()));
     }
 
     #[test]
@@ -156,8 +180,8 @@ mod tests {
             for (name, mode, data) in &files {
                 archive.file(name, *mode, data).unwrap();
             }
-            let expected: Vec<_> =
-                files.into_iter().map(|(name, mode, data)| (name, 0o100_000 | mode, (0, 0), data)).collect();
+            let member = |(name, mode, data)| Member { name, mode: REGULAR | mode, device: NO_DEVICE, data };
+            let expected: Vec<_> = files.into_iter().map(member).collect();
             prop_assert_eq!(read(&archive.finish()), expected);
         }
     }

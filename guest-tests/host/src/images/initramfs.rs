@@ -5,11 +5,13 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::engine::command::Tool;
 use crate::engine::error::LabError;
 use crate::images::cache::Cache;
-use crate::images::cpio::{self, CpioError};
+use crate::images::cpio::{self, Content, CpioError};
 use crate::images::debian::{Architecture, Archive};
 use crate::images::kernel::StockKernel;
+use crate::images::pmem;
 use crate::images::rdma_kit::Kit;
 
 /// Init of the emulated host.
@@ -34,22 +36,25 @@ pub(crate) fn guest_with(
     let agent = read(kit.map_or(agent, |kit| &kit.agent))?;
     let programs = kit.map(Kit::files).transpose()?.unwrap_or_default();
     let mut files = modules(kernel)?;
-    files.extend(plan.map(|plan| ("egm/plan.json".to_owned(), plan.to_vec())));
-    let build = || {
-        let mut archive = skeleton(&["egm", "egm/modules"])?;
-        archive.file("init", 0o755, &agent)?;
-        for (name, bytes) in &files {
-            archive.file(name, 0o644, bytes)?;
-        }
-        for folder in folders(programs.iter().map(|(name, _)| name.as_str())) {
-            archive.directory(folder)?;
-        }
-        for (name, bytes) in &programs {
-            archive.file(name, 0o755, bytes)?;
-        }
-        Ok(archive.finish())
-    };
-    build().map_err(invalid)
+    let plan = plan.map(|plan| Content { name: "egm/plan.json".to_owned(), bytes: plan.to_vec() });
+    files.extend(plan);
+    guest_archive(&agent, &files, &programs).map_err(invalid)
+}
+
+/// The archive with `agent` as init, `files` to read and `programs` in their folders.
+fn guest_archive(agent: &[u8], files: &[Content], programs: &[Content]) -> Result<Vec<u8>, CpioError> {
+    let mut archive = skeleton(&["egm", "egm/modules"])?;
+    archive.file("init", 0o755, agent)?;
+    for Content { name, bytes } in files {
+        archive.file(name, 0o644, bytes)?;
+    }
+    for folder in folders(programs.iter().map(|program| program.name.as_str())) {
+        archive.directory(folder)?;
+    }
+    for Content { name, bytes } in programs {
+        archive.file(name, 0o755, bytes)?;
+    }
+    Ok(archive.finish())
 }
 
 /// The folders that these paths are in, each once and after the one that it is in.
@@ -68,7 +73,7 @@ pub(crate) fn l1(kernel: &StockKernel, grace: bool, cache: &Cache) -> Result<Vec
     if grace {
         arm = Some(arm64_busybox(cache)?);
     } else {
-        files.push(("egm/pmem.ext4.gz".to_owned(), crate::images::pmem::image(cache)?));
+        files.push(Content { name: "egm/pmem.ext4.gz".to_owned(), bytes: pmem::image(cache)? });
     }
     busybox(arm.as_deref(), L1_INIT, &["egm", "egm/modules", "run", "share"], &files)
 }
@@ -97,7 +102,7 @@ fn busybox(
     other: Option<&Path>,
     init: &str,
     directories: &[&str],
-    files: &[(String, Vec<u8>)],
+    files: &[Content],
 ) -> Result<Vec<u8>, LabError> {
     if !Path::new(BUSYBOX).exists() {
         return Err(LabError::Host {
@@ -106,31 +111,40 @@ fn busybox(
         });
     }
     let program = read(other.unwrap_or_else(|| Path::new(BUSYBOX)))?;
-    let applets = crate::engine::command::Tool::new(BUSYBOX, "busybox-static").args(["--list"]).text()?;
-    let build = || {
-        let mut archive = skeleton(directories)?;
-        archive.file("init", 0o755, init.as_bytes())?;
-        archive.directory("bin")?;
-        archive.file("bin/busybox", 0o755, &program)?;
-        for applet in applets.lines().filter(|name| *name != "busybox") {
-            archive.symlink(&format!("bin/{applet}"), "busybox")?;
-        }
-        for (name, bytes) in files {
-            archive.file(name, 0o644, bytes)?;
-        }
-        Ok(archive.finish())
-    };
-    build().map_err(invalid)
+    let applets = Tool::new(BUSYBOX, "busybox-static").args(["--list"]).text()?;
+    let mut archive = skeleton(directories).map_err(invalid)?;
+    add_busybox(&mut archive, init, &program, &applets).map_err(invalid)?;
+    for Content { name, bytes } in files {
+        archive.file(name, 0o644, bytes).map_err(invalid)?;
+    }
+    Ok(archive.finish())
+}
+
+/// Adds `program` under the names of all `applets`, a line each, and `init`.
+fn add_busybox(
+    archive: &mut cpio::Archive,
+    init: &str,
+    program: &[u8],
+    applets: &str,
+) -> Result<(), CpioError> {
+    archive.file("init", 0o755, init.as_bytes())?;
+    archive.directory("bin")?;
+    archive.file("bin/busybox", 0o755, program)?;
+    for applet in applets.lines().filter(|name| *name != "busybox") {
+        archive.symlink(&format!("bin/{applet}"), "busybox")?;
+    }
+    Ok(())
 }
 
 /// The kernel's modules and their order, by their names in the archive.
-fn modules(kernel: &StockKernel) -> Result<Vec<(String, Vec<u8>)>, LabError> {
+fn modules(kernel: &StockKernel) -> Result<Vec<Content>, LabError> {
     let directory = kernel.directory.join("modules");
     let order = read(&directory.join("order"))?;
     let names = String::from_utf8_lossy(&order).into_owned();
-    let mut files = vec![("egm/modules/order".to_owned(), order)];
+    let mut files = vec![Content { name: "egm/modules/order".to_owned(), bytes: order }];
     for name in names.lines() {
-        files.push((format!("egm/modules/{name}"), read(&directory.join(name))?));
+        let bytes = read(&directory.join(name))?;
+        files.push(Content { name: format!("egm/modules/{name}"), bytes });
     }
     Ok(files)
 }

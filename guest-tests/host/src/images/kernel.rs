@@ -26,14 +26,22 @@ struct Built {
     fragment: &'static str,
     /// Further options that distinguish this kernel from another with the same fragment.
     more: &'static str,
-    /// Drivers of the lab's that are built into it, as name and text of the files of a folder.
-    drivers: &'static [(&'static str, &'static str)],
+    /// Drivers of the lab's that are built into it, as files of a folder.
+    drivers: &'static [SourceFile],
     /// Arguments of make for the target architecture.
     make: &'static [&'static str],
-    /// The make target, and the path of the image that it makes.
-    image: (&'static str, &'static str),
+    /// The make target of its image.
+    target: &'static str,
+    /// The path of the image that it makes.
+    image: &'static str,
     /// Lines that such a build prints, for the progress bar alone.
     lines: u64,
+}
+
+/// A file of a driver.
+struct SourceFile {
+    name: &'static str,
+    text: &'static str,
 }
 
 const X86: Built = Built {
@@ -42,7 +50,8 @@ const X86: Built = Built {
     more: "",
     drivers: &[],
     make: &[],
-    image: ("bzImage", "arch/x86/boot/bzImage"),
+    target: "bzImage",
+    image: "arch/x86/boot/bzImage",
     lines: 2_800,
 };
 
@@ -51,11 +60,15 @@ const GRACE: Built = Built {
     fragment: include_str!("../../../../scripts/lab/l1-arm64.config"),
     more: "",
     drivers: &[
-        ("Makefile", include_str!("../../../../scripts/lab/nvgrace-egm/Makefile")),
-        ("nvgrace-egm.c", include_str!("../../../../scripts/lab/nvgrace-egm/nvgrace-egm.c")),
+        SourceFile { name: "Makefile", text: include_str!("../../../../scripts/lab/nvgrace-egm/Makefile") },
+        SourceFile {
+            name: "nvgrace-egm.c",
+            text: include_str!("../../../../scripts/lab/nvgrace-egm/nvgrace-egm.c"),
+        },
     ],
     make: &["ARCH=arm64", "CROSS_COMPILE=aarch64-linux-gnu-"],
-    image: ("Image", "arch/arm64/boot/Image"),
+    target: "Image",
+    image: "arch/arm64/boot/Image",
     lines: 3_300,
 };
 
@@ -66,8 +79,10 @@ const GRACE_64K: Built = Built {
     ..GRACE
 };
 
-/// Folder for the lab's drivers in the source, and the makefile line that builds them.
-const DRIVERS: (&str, &str) = ("drivers/misc/egm-lab", "\nobj-y += egm-lab/\n");
+/// Folder for the lab's drivers in the source.
+const DRIVERS: &str = "drivers/misc/egm-lab";
+/// The makefile line that builds them.
+const DRIVERS_RULE: &str = "\nobj-y += egm-lab/\n";
 
 /// A kernel in the cache: `vmlinuz`, `modules/*.ko` and `modules/order`.
 #[derive(Debug, Clone)]
@@ -200,7 +215,7 @@ impl Built {
     /// Twelve digits that change whenever an option of the fragment or a driver does.
     fn id(&self) -> String {
         let options = self.options().filter(|line| line.contains("CONFIG_"));
-        let drivers = self.drivers.iter().map(|(_, text)| *text);
+        let drivers = self.drivers.iter().map(|file| file.text);
         id(&options.chain(drivers).collect::<Vec<_>>().join("\n"))
     }
 
@@ -221,15 +236,15 @@ impl Built {
         if self.drivers.is_empty() {
             return Ok(());
         }
-        let folder = tree.join(DRIVERS.0);
+        let folder = tree.join(DRIVERS);
         fs::create_dir_all(&folder).map_err(LabError::file("make", &folder))?;
-        for (name, text) in self.drivers {
+        for SourceFile { name, text } in self.drivers {
             let path = folder.join(name);
             fs::write(&path, text).map_err(LabError::file("write", &path))?;
         }
         let parent = folder.with_file_name("Makefile");
         let text = fs::read_to_string(&parent).map_err(LabError::file("read", &parent))?;
-        fs::write(&parent, text + DRIVERS.1).map_err(LabError::file("write", &parent))
+        fs::write(&parent, text + DRIVERS_RULE).map_err(LabError::file("write", &parent))
     }
 
     /// `tinyconfig` and the fragment; an option that this kernel no longer has is reported, not silently lost.
@@ -268,14 +283,13 @@ fn build(built: &Built, cache: &Cache, held: &Lock) -> Result<PathBuf, LabError>
     built.configure(&tree)?;
     let stage = Stage::counted("building the lab's host kernel", built.lines);
     let jobs = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let (target, image) = built.image;
-    built.make(&tree).args([format!("-j{jobs}"), target.into()]).lines(|_| stage.tick())?;
+    built.make(&tree).args([format!("-j{jobs}"), built.target.into()]).lines(|_| stage.tick())?;
     stage.end();
     let made = scratch.path().join("made");
     let order = made.join("modules/order");
     fs::create_dir_all(made.join("modules")).map_err(LabError::file("make", &made))?;
     fs::write(&order, "").map_err(LabError::file("write", &order))?;
-    let image = tree.join(image);
+    let image = tree.join(built.image);
     fs::rename(&image, made.join("vmlinuz")).map_err(LabError::file("take", &image))?;
     cache.publish(&made, &name, held)
 }
@@ -390,7 +404,7 @@ mod tests {
         for option in ["KVM", "NET_9P_VIRTIO", "9P_FS", "IOMMUFD", "ARM_SMMU_V3", "NVGRACE_GPU_VFIO_PCI"] {
             assert!(GRACE.fragment.contains(&format!("CONFIG_{option}=y\n")), "{option}");
         }
-        let other = Built { drivers: &[("Makefile", "")], ..GRACE };
+        let other = Built { drivers: &[SourceFile { name: "Makefile", text: "" }], ..GRACE };
         assert_ne!(other.id(), GRACE.id());
     }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::engine::error::LabError;
 use crate::engine::progress::Stage;
 use crate::images::cache::{Cache, Lock};
+use crate::images::cpio::Content;
 use crate::images::debian::{Architecture, Archive};
 use crate::images::kernel::{self, StockKernel};
 
@@ -44,8 +45,24 @@ struct Kind {
     build: &'static str,
     /// Debian's folder of libraries.
     folder: &'static str,
-    /// The loader in that folder, and where programs look for it.
-    loader: (&'static str, &'static str),
+    loader: Loader,
+}
+
+/// The program that loads others.
+struct Loader {
+    /// Its name in the folder of libraries.
+    name: &'static str,
+    /// Its path in the guest, where programs look for it.
+    path: &'static str,
+}
+
+/// A file of the kit.
+#[derive(Debug, PartialEq, Eq)]
+struct Installed {
+    /// Its path in the packages.
+    from: String,
+    /// Its path in a guest.
+    to: String,
 }
 
 const AMD64: Kind = Kind {
@@ -54,7 +71,7 @@ const AMD64: Kind = Kind {
     target: "x86_64-unknown-linux-gnu",
     build: "cargo guest-lab",
     folder: "usr/lib/x86_64-linux-gnu",
-    loader: ("ld-linux-x86-64.so.2", "lib64/ld-linux-x86-64.so.2"),
+    loader: Loader { name: "ld-linux-x86-64.so.2", path: "lib64/ld-linux-x86-64.so.2" },
 };
 const ARM64: Kind = Kind {
     architecture: Architecture::Arm64,
@@ -62,7 +79,7 @@ const ARM64: Kind = Kind {
     target: "aarch64-unknown-linux-gnu",
     build: "scripts/lab/arm64 guest-lab",
     folder: "usr/lib/aarch64-linux-gnu",
-    loader: ("ld-linux-aarch64.so.1", "lib/ld-linux-aarch64.so.1"),
+    loader: Loader { name: "ld-linux-aarch64.so.1", path: "lib/ld-linux-aarch64.so.1" },
 };
 
 impl Kind {
@@ -90,13 +107,12 @@ impl Kind {
         })
     }
 
-    /// Each file: its path in the packages, and its path in a guest.
-    fn files(&self) -> Vec<(String, String)> {
+    fn files(&self) -> Vec<Installed> {
         let libraries = LIBRARIES.iter().map(|name| format!("{}/{name}", self.folder));
         let same = libraries.chain(OTHERS.iter().map(|path| (*path).to_owned()));
-        let (loader, place) = self.loader;
-        let loader = (format!("{}/{loader}", self.folder), place.to_owned());
-        same.map(|path| (path.clone(), path)).chain([loader]).collect()
+        let Loader { name, path } = self.loader;
+        let loader = Installed { from: format!("{}/{name}", self.folder), to: path.to_owned() };
+        same.map(|path| Installed { from: path.clone(), to: path }).chain([loader]).collect()
     }
 
     fn fetch(&self, cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
@@ -115,7 +131,7 @@ impl Kind {
         let (all, made) = (scratch.path().join("all"), scratch.path().join("made"));
         fs::create_dir_all(&all).map_err(LabError::file("make", &all))?;
         archive.unpack_with_dependencies(&package, &all)?;
-        for (from, to) in self.files() {
+        for Installed { from, to } in self.files() {
             // Through links: the guest has files only.
             let file = all.join(&from);
             let bytes = fs::read(&file).map_err(LabError::file("read", &file))?;
@@ -167,16 +183,16 @@ impl Kit {
 
     /// Puts all but the kernel into `directory`.
     pub(crate) fn copy_to(&self, directory: &Path) -> Result<(), LabError> {
-        for (path, bytes) in self.files()? {
-            let to = directory.join("tree").join(path);
+        for Content { name, bytes } in self.files()? {
+            let to = directory.join("tree").join(name);
             write(&to, &bytes)?;
         }
         let bytes = fs::read(&self.agent).map_err(LabError::file("read", &self.agent))?;
         write(&directory.join("egm-guest"), &bytes)
     }
 
-    /// Path below the root and bytes of each file of the tree, in order.
-    pub(crate) fn files(&self) -> Result<Vec<(String, Vec<u8>)>, LabError> {
+    /// The files of the tree, in order.
+    pub(crate) fn files(&self) -> Result<Vec<Content>, LabError> {
         let mut files = Vec::new();
         gather(&self.tree, "", &mut files)?;
         files.sort();
@@ -185,7 +201,7 @@ impl Kit {
 }
 
 /// Adds the files of `folder` and of those in it to `files`, with `before` in front of their paths.
-fn gather(folder: &Path, before: &str, files: &mut Vec<(String, Vec<u8>)>) -> Result<(), LabError> {
+fn gather(folder: &Path, before: &str, files: &mut Vec<Content>) -> Result<(), LabError> {
     let entries = fs::read_dir(folder).map_err(LabError::file("read", folder))?;
     for entry in entries {
         let path = entry.map_err(LabError::file("read", folder))?.path();
@@ -193,7 +209,8 @@ fn gather(folder: &Path, before: &str, files: &mut Vec<(String, Vec<u8>)>) -> Re
         if path.is_dir() {
             gather(&path, &format!("{name}/"), files)?;
         } else {
-            files.push((name, fs::read(&path).map_err(LabError::file("read", &path))?));
+            let bytes = fs::read(&path).map_err(LabError::file("read", &path))?;
+            files.push(Content { name, bytes });
         }
     }
     Ok(())
@@ -254,8 +271,9 @@ mod tests {
         {
             let files = kind.files();
             assert_eq!(files.len(), LIBRARIES.len() + OTHERS.len() + 1);
-            let moved: Vec<_> = files.iter().filter(|(from, to)| from != to).collect();
-            assert_eq!(moved, [&(format!("{}/{}", kind.folder, kind.loader.0), loader.to_owned())]);
+            let moved: Vec<_> = files.iter().filter(|file| file.from != file.to).collect();
+            let from = format!("{}/{}", kind.folder, kind.loader.name);
+            assert_eq!(moved, [&Installed { from, to: loader.to_owned() }]);
         }
     }
 
@@ -265,11 +283,11 @@ mod tests {
         let kernel = StockKernel { directory: folder.path().join("kernel") };
         let kit = Kit { kernel, agent: folder.path().join("agent"), tree: folder.path().join("libraries") };
         fs::write(&kit.agent, "agent").unwrap();
-        let mut meant: Vec<_> =
-            ARM64.files().into_iter().map(|(_, to)| (to.clone(), to.into_bytes())).collect();
+        let content = |file: Installed| Content { name: file.to.clone(), bytes: file.to.into_bytes() };
+        let mut meant: Vec<_> = ARM64.files().into_iter().map(content).collect();
         meant.sort();
-        for (path, bytes) in &meant {
-            write(&kit.tree.join(path), bytes).unwrap();
+        for Content { name, bytes } in &meant {
+            write(&kit.tree.join(name), bytes).unwrap();
         }
         let there = folder.path().join("there");
         assert!(Kit::copied(&there).is_none());

@@ -68,7 +68,7 @@ pub(crate) fn read(recording: &[u8]) -> Result<Wire, String> {
         let end = begin.saturating_add(usize::try_from(length).unwrap_or(usize::MAX));
         let Some(packet) = recording.get(begin..end) else { break };
         at = end;
-        if let Some((from, to, code, data)) = packet_of(packet) {
+        if let Some(Packet { from, to, code, data }) = packet_of(packet) {
             let way = wire.ways.entry((from, to)).or_default();
             way.count(code, data);
             if packet.len() >= COPIED {
@@ -104,8 +104,17 @@ fn keep(kept: &mut Vec<Vec<u8>>, bytes: &[u8]) {
     kept.push(bytes.to_vec());
 }
 
-/// Both ends, the operation code and the data of a packet of RoCE v2.
-fn packet_of(packet: &[u8]) -> Option<(Mac, Mac, u8, &[u8])> {
+/// A packet of RoCE v2.
+struct Packet<'a> {
+    from: Mac,
+    to: Mac,
+    /// Its operation code.
+    code: u8,
+    data: &'a [u8],
+}
+
+/// Parses `packet`; `None` if it is none of RoCE v2.
+fn packet_of(packet: &[u8]) -> Option<Packet<'_>> {
     let (to, from) = (packet.get(..6)?.try_into().ok()?, packet.get(6..12)?.try_into().ok()?);
     let ip = packet.get(ETHERNET_HEADER..).filter(|_| big(packet, 12) == Some(0x0800))?;
     let (first, protocol) = (*ip.first()?, *ip.get(9)?);
@@ -116,7 +125,7 @@ fn packet_of(packet: &[u8]) -> Option<(Mac, Mac, u8, &[u8])> {
     let (code, padding) = (*base.first()?, usize::from(*base.get(1)? >> 4 & 3));
     let begin = BASE_HEADER + extended(code);
     let end = base.len().checked_sub(CHECK_SUM + padding)?;
-    Some((from, to, code, base.get(begin..end)?))
+    Some(Packet { from, to, code, data: base.get(begin..end)? })
 }
 
 /// Size of the headers between the base and the data: a write's target in its first packet; an acknowledgement in a

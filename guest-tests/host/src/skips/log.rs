@@ -3,9 +3,17 @@
 /// Prefix of a test's line when this host cannot decide it.
 const SKIPPED: &str = "skipped: ";
 
-/// Name and reason of each skip in the output of cargo-nextest, of libtest, or of scripts/test; a pair that repeats is one.
-pub(super) fn skips(log: &str) -> Vec<(String, String)> {
-    let mut found: Vec<(String, String)> = Vec::new();
+/// A skip in a log.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Printed {
+    /// The test or step.
+    pub(super) of: String,
+    pub(super) reason: String,
+}
+
+/// Each skip in the output of cargo-nextest, of libtest, or of scripts/test; one that repeats is one.
+pub(super) fn skips(log: &str) -> Vec<Printed> {
+    let mut found: Vec<Printed> = Vec::new();
     let mut test = String::new();
     for line in log.lines() {
         if let Some(name) = test_of(line) {
@@ -17,7 +25,7 @@ pub(super) fn skips(log: &str) -> Vec<(String, String)> {
             Some(step) if !step.is_empty() => step.trim(),
             _ => &test,
         };
-        let skip = (name.to_owned(), reason.trim().to_owned());
+        let skip = Printed { of: name.to_owned(), reason: reason.trim().to_owned() };
         if !found.contains(&skip) {
             found.push(skip);
         }
@@ -46,13 +54,13 @@ mod tests {
         let log = "        PASS [   0.005s] (  1/447) egm-device::users as_two_users\n  stdout ───\n\n    running 1 test\n    \
                    skipped: only root\n    test as_two_users ... ok\n        PASS [   0.010s] egm-vmm tap::tests::opens\n    \
                    skipped: no tap\n    skipped: no tap\n";
-        let pair = |name: &str, reason: &str| (name.to_owned(), reason.to_owned());
-        assert_eq!(skips(log), [pair("as_two_users", "only root"), pair("tap::tests::opens", "no tap")]);
+        let skip = |of: &str, reason: &str| Printed { of: of.to_owned(), reason: reason.to_owned() };
+        assert_eq!(skips(log), [skip("as_two_users", "only root"), skip("tap::tests::opens", "no tap")]);
         let libtest = "---- users::two stdout ----\nskipped: only root\n\nsuccesses:\n    users::two\n";
-        assert_eq!(skips(libtest), [pair("users::two", "only root")]);
+        assert_eq!(skips(libtest), [skip("users::two", "only root")]);
         assert_eq!(
             skips("fuzzing: skipped: run only with --full\n"),
-            [pair("fuzzing", "run only with --full")]
+            [skip("fuzzing", "run only with --full")]
         );
     }
 }

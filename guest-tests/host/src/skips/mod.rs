@@ -134,7 +134,7 @@ pub(crate) fn run(arguments: &SkipsArguments) -> Result<ExitCode, LabError> {
     let table = Skips::read()?;
     let site = Site::of_this_host(false, &arguments.options);
     let (mut refused, mut allowed) = (0u32, 0u32);
-    for (of, reason) in log::skips(&String::from_utf8_lossy(&text)) {
+    for log::Printed { of, reason } in log::skips(&String::from_utf8_lossy(&text)) {
         let skip = Skip { kind: arguments.kind, of: &of, check: None, reason: &reason };
         let row = table.row(skip, site);
         match row {

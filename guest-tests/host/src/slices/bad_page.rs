@@ -16,6 +16,7 @@ use crate::engine::judge::{Expected, case};
 use crate::engine::process::{Ending, Limit, Reaction, watch};
 use crate::engine::scenario::Scenario;
 use crate::engine::step::{TIMEOUT, eventually};
+use crate::hosts::extent::Extent;
 use crate::hosts::grace::is_arm;
 use crate::hosts::parts::Plan;
 use crate::runner::machine::Runner;
@@ -153,12 +154,8 @@ fn retired(runner: &Runner, region: &str, plan: Option<&Plan>, bad: Option<u64>)
     let bad = in_region(plan, bad.ok_or(NO_BEAT)?)?;
     let all = regions(runner)?;
     let one = all.iter().find(|one| one["name"] == region).ok_or("the region is gone")?;
-    let spans = one["retired"].as_array().cloned().unwrap_or_default();
-    let covers = |span: &serde_json::Value| {
-        let start = span["start"].as_str().and_then(|text| u64::from_str_radix(text.get(2..)?, 16).ok());
-        start.zip(span["size"].as_u64()).is_some_and(|(start, size)| (start..start + size).contains(&bad))
-    };
-    if spans.iter().any(covers) {
+    let spans = one["retired"].as_array().into_iter().flatten();
+    if spans.filter_map(Extent::of_span).any(|extent| extent.contains(bad)) {
         return Ok(());
     }
     Err(Fault::Untrue(format!("{bad:#x} is not retired: {}", one["retired"])))

@@ -9,17 +9,32 @@ use crate::engine::error::LabError;
 use crate::hosts::pool::Pool;
 use crate::runner::steps::{Fault, Step, Steps};
 
-/// Test programs and the tests of each; all tests if none is named.
-const PROGRAMS: [(&str, &[&str]); 4] =
-    [("egm_device", &["free::"]), ("broker_attacks", &[]), ("broker_pools", &[]), ("dax_devices", &[])];
-/// Tests of the first program that make their files on the file system that maps its medium directly.
+/// Test programs.
+const PROGRAMS: [Program; 4] = [
+    Program { name: UNIT_TESTS, tests: &["free::"] },
+    Program { name: "broker_attacks", tests: &[] },
+    Program { name: "broker_pools", tests: &[] },
+    Program { name: "dax_devices", tests: &[] },
+];
+/// The program with the unit tests.
+const UNIT_TESTS: &str = "egm_device";
+/// Tests of that program that make their files on the file system that maps its medium directly.
 const DIRECT: [&str; 2] = ["backing::fsdax::", "ledger::slice_file::"];
 /// That file system.
 const MEDIUM: &str = "/mnt/pmem";
-/// The program that tests start, and the file with its path on the machine that built it.
-const PROGRAM: (&str, &str) = ("egm-device", "path");
+/// The program that tests start.
+const STARTED: &str = "egm-device";
+/// The file with its path on the machine that built it.
+const PATH: &str = "path";
 /// Pages of 2 MiB that the tests use.
 const PAGES: u64 = 8;
+
+/// A test program.
+struct Program {
+    name: &'static str,
+    /// The tests that run; all if none is named.
+    tests: &'static [&'static str],
+}
 
 /// Runs each program.
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
@@ -28,10 +43,10 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
         steps.skip("no test programs: scripts/lab/tests builds them");
         return Ok(());
     };
-    let path = fs::read_to_string(folder.join(PROGRAM.1)).map_err(LabError::file("read", folder))?;
-    link(&folder.join(PROGRAM.0), Path::new(path.trim()))?;
+    let path = fs::read_to_string(folder.join(PATH)).map_err(LabError::file("read", folder))?;
+    link(&folder.join(STARTED), Path::new(path.trim()))?;
     let _pool = Pool::resize(2 << 10, PAGES)?;
-    for (name, tests) in PROGRAMS {
+    for Program { name, tests } in PROGRAMS {
         let log = report.join(format!("{name}.log"));
         steps.step(name, || passes(Command::new(folder.join(name)).args(tests), &log));
     }
@@ -42,7 +57,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
         {
             return Err(Fault::Untrue(format!("nothing is mounted at {MEDIUM}")));
         }
-        let mut command = Command::new(folder.join(PROGRAMS[0].0));
+        let mut command = Command::new(folder.join(UNIT_TESTS));
         passes(command.args(DIRECT).env("TMPDIR", MEDIUM), &report.join("fsdax.log"))
     });
     Ok(())

@@ -16,9 +16,10 @@ const SIZES: [HugetlbRam; 2] = [
     HugetlbRam { size: "512MiB", page_size: "2M", page_kib: 2 << 10, pages: 256 },
     HugetlbRam { size: "1GiB", page_size: "1G", page_kib: 1 << 20, pages: 1 },
 ];
-/// Frees the caches, then makes free memory contiguous. Not every kernel compacts memory; the pool's size shows the result.
-const MAKE_ROOM: [(&str, &str); 2] =
-    [("/proc/sys/vm/drop_caches", "3"), ("/proc/sys/vm/compact_memory", "1")];
+/// A write of "3" frees the kernel's caches.
+const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
+/// A write of "1" makes free memory contiguous. Not every kernel does; the pool's size shows the result.
+const COMPACT: &str = "/proc/sys/vm/compact_memory";
 /// The kernel moves pages out of a GiB in one attempt, and gives up where one of them is in use at that moment.
 const ATTEMPTS: u32 = 10;
 /// Prefix of the VMM's report of its memory's page size.
@@ -56,9 +57,8 @@ fn boot(steps: &mut Steps<'_>, ram: HugetlbRam) -> Result<(), LabError> {
 /// A pool of all pages, where the host has as much contiguous memory.
 fn pool(ram: HugetlbRam) -> Result<Option<Pool>, LabError> {
     for _ in 0..ATTEMPTS {
-        for (file, word) in MAKE_ROOM {
-            let _ = fs::write(file, word);
-        }
+        let _ = fs::write(DROP_CACHES, "3");
+        let _ = fs::write(COMPACT, "1");
         let pool = Pool::resize(ram.page_kib, ram.pages)?;
         if pool.free()? == ram.pages {
             return Ok(Some(pool));

@@ -50,6 +50,8 @@ const RETIRED: [Retired; 3] = [
 ];
 /// Bytes of such a block.
 pub(crate) const BLOCK: u64 = 64 << 10;
+/// The root bus in the device tree.
+const ROOT: &str = "/pcie@10000000";
 
 /// A bad block, at an offset in the memory of a node.
 struct Retired {
@@ -79,26 +81,26 @@ impl Gpu {
         }
     }
 
-    /// Its node in the device tree, and those of its port and itself with their `reg` (IEEE 1275 PCI binding: bus and device).
-    fn nodes(&self) -> (String, Vec<Property>) {
-        let reg = |node: &str, bus, slot| Property {
-            node: node.to_owned(),
-            name: "reg",
-            cells: vec![bus << 16 | slot << 11, 0, 0, 0, 0],
-        };
-        let root = "/pcie@10000000";
+    /// Its node in the device tree.
+    fn node(&self) -> String {
         match self.bus {
-            0 => {
-                let node = format!("{root}/gpu@{:x},0", self.slot);
-                let own = reg(&node, 0, self.slot);
-                (node, vec![own])
-            }
-            bus => {
-                let port = format!("{root}/pcie@{:x},0", self.slot);
-                let node = format!("{port}/gpu@0,0");
-                let both = vec![reg(&port, 0, self.slot), reg(&node, bus, 0)];
-                (node, both)
-            }
+            0 => format!("{ROOT}/gpu@{:x},0", self.slot),
+            _ => format!("{}/gpu@0,0", self.port()),
+        }
+    }
+
+    /// The node of its port.
+    fn port(&self) -> String {
+        format!("{ROOT}/pcie@{:x},0", self.slot)
+    }
+
+    /// `reg` of its port, if any, and of itself (IEEE 1275 PCI binding: bus and device).
+    fn positions(&self) -> Vec<Property> {
+        let reg =
+            |node, bus, slot| Property { node, name: "reg", cells: vec![bus << 16 | slot << 11, 0, 0, 0, 0] };
+        match self.bus {
+            0 => vec![reg(self.node(), 0, self.slot)],
+            bus => vec![reg(self.port(), 0, self.slot), reg(self.node(), bus, 0)],
         }
     }
 }
@@ -247,7 +249,7 @@ pub(super) fn properties(profile: Profile) -> Vec<Property> {
 }
 
 fn properties_of(gpu: &Gpu) -> Vec<Property> {
-    let (node, mut all) = gpu.nodes();
+    let (node, mut all) = (gpu.node(), gpu.positions());
     let property = |name, cells| Property { node: node.clone(), name, cells };
     let long = |name, value: u64| property(name, vec![value >> 32, value & 0xffff_ffff]);
     all.extend([
@@ -352,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_gpu_has_the_file_of_its_sockets_egm() {
-        let cards = PLUGGED_GRACE.iter().map(|(_, card)| card.kind);
+        let cards = PLUGGED_GRACE.iter().map(|plugged| plugged.card.kind);
         for (kind, gpu) in cards.zip(&OUTSIDE) {
             assert!(matches!(kind, Kind::Grace { egm } if egm == egm_file(gpu.egm)), "{kind:?}");
         }
