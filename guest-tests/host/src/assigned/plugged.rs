@@ -40,12 +40,12 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
         &without,
         |line, function| {
             if let Some(round) = line.split(PLUG).nth(1) {
-                let plug = || ask(&socket, &format!("plug {ID} {function}"), "ok 1");
+                let plug = || request(&socket, &format!("plug {ID} {function}"), "ok 1");
                 return Some(timed(&format!("plugged {round}"), plug));
             }
             let round = line.split(UNPLUG).nth(1)?;
             let unplug = || {
-                ask(&socket, &format!("unplug {ID}"), "ok Orderly")?;
+                request(&socket, &format!("unplug {ID}"), "ok Orderly")?;
                 free(function)
             };
             Some(timed(&format!("given back {round}"), unplug))
@@ -140,17 +140,17 @@ fn watch(
     Ok(())
 }
 
-/// Sends `question` to the machine's socket and expects the answer `expected`.
-fn ask(socket: &Path, question: &str, expected: &str) -> Step {
+/// Sends `words` to the machine's socket and expects the answer `expected`.
+fn request(socket: &Path, words: &str, expected: &str) -> Step {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
-    writeln!(stream, "{question}")?;
+    writeln!(stream, "{words}")?;
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer)?;
     if answer.trim() == expected {
         return Ok(());
     }
-    Err(Fault::Untrue(format!("{question}: {}", answer.trim())))
+    Err(Fault::Untrue(format!("{words}: {}", answer.trim())))
 }
 
 /// Unbinds `function` from its driver; the kernel returns once its user has closed it.

@@ -95,7 +95,7 @@ impl Drop for Server {
 
 impl Server {
     /// Sends it SIGTERM; a slice's server then requests the slice from its guest.
-    pub(crate) fn ask(&self) -> io::Result<()> {
+    pub(crate) fn request_slice(&self) -> io::Result<()> {
         Ok(kill_process(Pid::from_child(&self.0), Signal::TERM)?)
     }
 

@@ -47,7 +47,7 @@ pub(crate) struct Qemu<'a> {
 
 impl Qemu<'_> {
     /// Its monitor.
-    pub(crate) fn ask(&self) -> io::Result<qmp::Monitor> {
+    pub(crate) fn monitor(&self) -> io::Result<qmp::Monitor> {
         qmp::Monitor::connect(&self.parts.control())
     }
 }
@@ -60,21 +60,21 @@ impl Monitor for Qemu<'_> {
     }
 
     fn reset(&self) -> io::Result<()> {
-        self.ask()?.execute("system_reset", json!({}))
+        self.monitor()?.execute("system_reset", json!({}))
     }
 
     fn plug(&self) -> io::Result<()> {
         let socket = json!({ "type": "unix", "path": self.parts.spare() });
         let device = json!({ "driver": "vfio-user-pci", "id": SPARE, "bus": "spare", "socket": socket });
-        self.ask()?.execute("device_add", device)
+        self.monitor()?.execute("device_add", device)
     }
 
     fn unplug(&self) -> io::Result<()> {
-        self.ask()?.execute("device_del", json!({ "id": SPARE }))
+        self.monitor()?.execute("device_del", json!({ "id": SPARE }))
     }
 
     fn plug_another(&self) -> io::Result<()> {
-        self.ask()?.execute("device_add", json!({ "driver": "virtio-rng-pci", "bus": "spare" }))
+        self.monitor()?.execute("device_add", json!({ "driver": "virtio-rng-pci", "bus": "spare" }))
     }
 }
 

@@ -75,7 +75,10 @@ fn kept(steps: &mut Steps<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Res
     steps.step("the host sees the guest's bytes", || holds_checks(&server.memory(SIZE)?, 2));
     drop(spare);
     boot(steps, &WANTED, start(monitor, &WANTED)?, |event, _| {
-        (event == "want").then(|| timed("the owner requests it", || Ok(server.ask()?))).into_iter().collect()
+        (event == "want")
+            .then(|| timed("the owner requests it", || Ok(server.request_slice()?)))
+            .into_iter()
+            .collect()
     })?;
     steps.step("the server ends well", || ended(server.wait()?));
     steps.step("the slice is returned", || nothing_granted(parts));
@@ -122,8 +125,8 @@ fn taken(steps: &mut Steps<'_>, parts: &Parts<'_>, qemu: &Qemu<'_>) -> Result<()
             return Vec::new();
         }
         let stopped = timed("QEMU stops a guest whose slice is taken", || {
-            let mut monitor = qemu.ask()?;
-            server.ask()?;
+            let mut monitor = qemu.monitor()?;
+            server.request_slice()?;
             monitor.wait("STOP")?;
             Ok(monitor.execute("quit", json!({}))?)
         });
@@ -136,7 +139,7 @@ fn served_again(steps: &mut Steps<'_>, parts: &Parts<'_>, monitor: &impl Monitor
     let mut server = parts.serve()?;
     boot(steps, &BACK, start(monitor, &BACK)?, |_, _| Vec::new())?;
     steps.step("the last server ends well", || {
-        server.ask()?;
+        server.request_slice()?;
         ended(server.wait()?)
     });
     Ok(())

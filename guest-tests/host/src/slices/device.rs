@@ -81,7 +81,7 @@ fn leased(steps: &mut Steps<'_>) -> Result<(), LabError> {
         Err(Fault::Untrue(format!("all of the region is asked for: {}, {said}", output.status)))
     });
     steps.step("the server ends well", || {
-        server.ask()?;
+        server.request_slice()?;
         match server.wait()? {
             Some(0) => Ok(()),
             code => Err(Fault::Untrue(format!("its exit code is {code:?}"))),

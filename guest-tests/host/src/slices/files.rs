@@ -166,7 +166,7 @@ fn a_server_has_its_own(runner: &Runner, region: &str) -> Step {
     command.args(["serve", "--region", region, "--pxm", "0", "--size", "24MiB", "--socket"]).arg(&socket);
     let mut server = serve(command, Stdio::null())?;
     let served = wait_for_files(1);
-    server.ask()?;
+    server.request_slice()?;
     let code = server.wait()?;
     served?;
     if code != Some(0) {
