@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use egm_guest::findings::{Check, Outcome};
 
+use crate::engine::error::LabError;
 use crate::engine::judge::case;
 
 /// Longest wait for an event that a guest or a program must cause, under emulation.
@@ -22,6 +23,20 @@ pub(crate) enum Fault {
     Untrue(String),
     /// The reason why the step cannot be decided.
     Undecided(&'static str),
+}
+
+impl Fault {
+    fn reason(self) -> String {
+        match self {
+            Self::Untrue(reason) => reason,
+            Self::Undecided(reason) => reason.to_owned(),
+        }
+    }
+
+    /// The fault as an error of `what` in the lab.
+    pub(crate) fn of_lab(self, what: &str) -> LabError {
+        LabError::Content { what: what.to_owned(), problem: self.reason() }
+    }
 }
 
 impl<E: std::fmt::Display> From<E> for Fault {

@@ -3,19 +3,18 @@
 use std::fs::File;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
 
 use crate::engine::command::output;
 use crate::engine::error::LabError;
-use crate::engine::step::TIMEOUT;
+use crate::engine::step::{Fault, TIMEOUT, eventually};
 use crate::runner::machine::Runner;
 
 /// A broker, killed on drop.
 pub(crate) struct Broker(Child);
 
 impl Broker {
-    /// Starts a broker at `socket` with the rules in `policy`, by default root's, and its log in `report`. It has granted 2 MiB of `region` once when this
-    /// returns.
+    /// Starts a broker at `socket` with the rules in `policy`, by default root's, and its log in `report`. It has granted
+    /// 2 MiB of `region` once when this returns.
     pub(crate) fn start(
         runner: &Runner,
         region: &str,
@@ -29,19 +28,17 @@ impl Broker {
         command.arg("broker").arg("--socket").arg(socket).stdin(Stdio::null()).stderr(errors);
         command.args(policy.iter().flat_map(|policy| ["--policy".as_ref(), policy.as_os_str()]));
         let broker = Self(command.spawn().map_err(LabError::file("run", device))?);
-        let begun = Instant::now();
-        loop {
+        let grants = eventually(TIMEOUT, || {
             let mut client = Command::new(device);
             client.args(["carve", "grant", "--region", region, "--size", "2MiB", "--broker"]);
             let said = output(client.arg(socket).arg("--").arg(&runner.tools.lab).arg("zeros"))?;
-            if said.status.success() {
-                return Ok(broker);
+            match said.status.success() {
+                true => Ok(()),
+                false => Err(Fault::Untrue(String::from_utf8_lossy(&said.stderr).into_owned())),
             }
-            if begun.elapsed() > TIMEOUT {
-                let problem = String::from_utf8_lossy(&said.stderr).into_owned();
-                return Err(LabError::Content { what: "a broker that grants".into(), problem });
-            }
-        }
+        });
+        grants.map_err(|fault| fault.of_lab("a broker that grants"))?;
+        Ok(broker)
     }
 }
 
