@@ -27,8 +27,7 @@ use crate::images::rdma_kit::Kit;
 use crate::images::rootfs;
 use crate::images::tools::Tools;
 use crate::runner::machine::{Runner, Vmm};
-use crate::scenarios;
-use crate::scenarios::run_scenario;
+use crate::scenarios::{self, run_scenario};
 use crate::skips::{Site, Skips};
 
 /// Default folder for logs and results.

@@ -23,8 +23,7 @@ use crate::hosts::parts::Plan;
 use crate::hosts::physical::Physical;
 use crate::runner::machine::{Machine, Runner};
 use crate::runner::steps::{Fault, Step, Steps};
-use crate::slices::host_words;
-use crate::slices::host_words::{beats, host_address, meminfo, ram};
+use crate::slices::host_words::{self, beats, host_address, meminfo, ram};
 
 /// Memory of the machine's own process.
 const LOCAL: &str = "local";

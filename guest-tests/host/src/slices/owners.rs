@@ -22,8 +22,7 @@ use crate::runner::machine::Runner;
 use crate::runner::steps::{Fault, Step, Steps};
 use crate::slices::broker::Broker;
 use crate::slices::grant::Inherited;
-use crate::slices::host_words;
-use crate::slices::host_words::physical;
+use crate::slices::host_words::{self, physical};
 
 /// The owners: user and the word that each writes.
 pub(crate) const OWNERS: [User; 2] =
