@@ -54,61 +54,61 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Reports what this host can run; exit code 3 when it cannot run a guest at all.
+    /// Report what this host can run; exit code 3 when it cannot run a guest at all.
     Check {
-        /// As JSON.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Gets a kernel into the cache and prints where it is.
+    /// Get a kernel into the cache, and print its path.
     Kernel {
-        /// Which.
+        /// Kernel to get.
         which: Which,
-        /// Looks for a newer one even when the cache has one of the last 30 days.
+        /// Look for a newer one even when the cache has one of the last 30 days.
         #[arg(long)]
         refresh: bool,
     },
-    /// Runs scenarios; the last line counts their passed, failed and skipped checks.
+    /// Run scenarios; the last line counts their passed, failed and skipped checks.
     Run(RunArguments),
-    /// Boots a configuration of your own in the emulated PC, where /dev/kvm does not run stock kernels; Ctrl-C ends all.
+    /// Boot a configuration of your own in the emulated PC, where /dev/kvm runs no stock kernels; Ctrl-C ends it.
     RunConfig(RunConfigArguments),
-    /// Prints the skips of a test log; exit code 1 when guest-tests/skips.json does not allow one of them.
+    /// Print the skips of a test log; exit code 1 when guest-tests/skips.json does not allow one of them.
     Skips(SkipsArguments),
-    /// Plants faults in our programs, one at a time; exit code 1 when the test or scenario of one stays green.
+    /// Plant faults in our programs, one at a time; exit code 1 when the test or scenario of one stays green.
     Faults(FaultsArguments),
-    /// Runs the mutation tests of the pure cores; exit code 1 when a mutant survives that guest-tests/mutants.json does
+    /// Run the mutation tests of the pure cores; exit code 1 when a mutant survives that guest-tests/mutants.json does
     /// not list, or less than 95 % of a whole core's viable mutants are caught.
     Mutants(MutantsArguments),
-    /// Measures start, memory, prefault and a guest's boot, beside QEMU in the same run.
+    /// Measure start, memory, prefault and a guest's boot, and QEMU's in the same run.
     Bench(BenchArguments),
-    /// Boots configs/demo.json and prints the report of its guest.
+    /// Boot configs/demo.json, and print the report of its guest.
     Demo,
     /// Whether the slice that `egm-device carve grant` passes is zero; exit code 1 when it is not.
     #[command(hide = true)]
     Zeros,
     /// The emulated Grace host (arm64): a shell or a command in it.
     Grace(GraceArguments),
-    /// Owner of a slice that `egm-device carve grant` provides: see `slice_owners.rs`.
+    /// Owner of a slice that `egm-device carve grant` provides: see `slices/owners.rs`.
     #[command(hide = true)]
     SliceOwner {
         /// Word that it writes.
         mark: u64,
     },
-    /// Runs Debian's newest QEMU for x86_64, from the cache.
+    /// Run Debian's newest QEMU for x86_64, from the cache.
     Qemu {
         /// Its arguments.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
-    /// Writes a guest's initial root: the agent, the kernel's modules and the plan.
+    /// Write a guest's initial root: the agent, the kernel's modules and the plan.
     Initramfs {
-        /// What `egm-vmm plan --json` printed.
+        /// Output of `egm-vmm plan --json`.
         #[arg(long)]
         plan: Option<PathBuf>,
-        /// The agent.
+        /// Path of the agent.
         #[arg(long)]
         agent: PathBuf,
-        /// Where to write it.
+        /// File to write.
         #[arg(long)]
         out: PathBuf,
     },

@@ -18,8 +18,8 @@ use crate::images::kernel;
 /// The benchmark among the tools.
 const PROGRAM: &str = "bench-dma";
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
-/// The rows. Of large pages, a GiB of which takes milliseconds or one, there is more, so that the time of a call without
-/// any does not show.
+/// The rows. Of large pages, a GiB of which takes milliseconds or one, there is more, so that the time of a call
+/// without any does not show.
 const MAPS: [Map; 4] = [
     Map { interface: "legacy", page: "4K", mib: 1024, rounds: 5 },
     Map { interface: "legacy", page: "2M", mib: 3072, rounds: 11 },

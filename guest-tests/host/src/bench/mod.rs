@@ -53,10 +53,10 @@ const ELSEWHERE: [(PeerName, &str); 2] = [
 pub(crate) struct BenchArguments {
     /// Sections; all when none is named.
     sections: Vec<Section>,
-    /// Prints JSON instead of a table.
+    /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// Where logs and the figures as JSON (bench.json) go.
+    /// Folder for logs and for the figures as JSON (bench.json).
     #[arg(long, value_name = "DIR", default_value = ".lab/bench")]
     report: PathBuf,
     /// In the emulated host: the directory with the programs.
@@ -83,11 +83,11 @@ impl BenchArguments {
 enum Section {
     /// Process start until the guest's first byte.
     Start,
-    /// Memory beside the guest's.
+    /// Memory of the monitor without the guest's.
     Memory,
-    /// How fast guest memory becomes present.
+    /// Time to make guest memory present.
     Prefault,
-    /// How fast memory is zeroed for its next owner.
+    /// Time to zero memory for its next owner.
     Scrub,
     /// A stock kernel in the emulated host: time and VM exits until init.
     Guest,
@@ -98,12 +98,12 @@ enum Section {
     Assigned,
     /// A slice as a PCI function: a register's round trip, its memory as a client maps it and as a guest does.
     Served,
-    /// What a register costs that the monitor answers, here and in the emulated host.
+    /// Cost of a register that the monitor answers, here and in the emulated host.
     Exits,
 }
 
 impl Section {
-    /// As on the command line.
+    /// Its name on the command line.
     fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
@@ -195,8 +195,8 @@ impl Programs {
     }
 }
 
-/// Copies `program` into `folder`: the pages of a file in the page cache depend on the program that wrote it, and change a start by up to
-/// a tenth.
+/// Copies `program` into `folder`: how a file's pages lie in the page cache depends on its writer, and changes a start
+/// by up to a tenth.
 fn copied(program: &Path, folder: &Path) -> Result<PathBuf, LabError> {
     let copy = folder.join(program.file_name().unwrap_or(program.as_os_str()));
     fs::create_dir_all(folder).map_err(LabError::file("make", folder))?;

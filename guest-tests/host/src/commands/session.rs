@@ -38,19 +38,19 @@ const REPORT: &str = ".lab";
 pub(crate) struct RunArguments {
     /// Scenarios; all that are not long when none is named.
     scenarios: Vec<String>,
-    /// Lists the scenarios and what they show.
+    /// List the scenarios and their claims.
     #[arg(long)]
     list: bool,
-    /// The long ones too.
+    /// Run the long ones too.
     #[arg(long)]
     full: bool,
-    /// Runs every Nth of the chosen scenarios, from the Ith on; all shards together run each scenario once.
+    /// Run every Nth of the chosen scenarios, from the Ith on; all shards together run each scenario once.
     #[arg(long, value_name = "I/N")]
     shard: Option<Shard>,
-    /// Plants this fault in the host's programs, which must be built with them: see scripts/test --faults.
+    /// Plant this fault in the host's programs, which must be built with them: see scripts/test --faults.
     #[arg(long, value_name = "NAME")]
     fault: Option<String>,
-    /// Where; by default here when this machine's KVM runs stock kernels, else in the lab.
+    /// Place to run guests; by default this machine, where its KVM runs stock kernels, else the lab.
     #[arg(long = "where", value_name = "PLACE")]
     place: Option<Where>,
     /// Monitor that runs the guest.
@@ -59,19 +59,19 @@ pub(crate) struct RunArguments {
     /// A monitor that you provide, by name and program: cloud-hypervisor=PATH, for the scenario peer-cloud-hypervisor.
     #[arg(long = "peer", value_name = "NAME=PATH")]
     peers: Vec<PeerProgram>,
-    /// Writes the results as JUnit XML as well.
+    /// Write the results as JUnit XML as well.
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
-    /// Prints the results as JSON instead of a table.
+    /// Print the results as JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// Where logs and results go.
+    /// Folder for logs and results.
     #[arg(long, value_name = "DIR", default_value = REPORT)]
     report: PathBuf,
-    /// A directory with the programs, the kernel and configs/, instead of those of the checkout.
+    /// Directory with the programs, the kernel and configs/, instead of those of the checkout.
     #[arg(long, hide = true)]
     tools: Option<PathBuf>,
-    /// Where files of a running machine are.
+    /// Folder for files of a running machine.
     #[arg(long, hide = true)]
     work: Option<PathBuf>,
 }

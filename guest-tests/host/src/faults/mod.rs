@@ -27,13 +27,13 @@ const REPORT: &str = "target/fault-logs";
 pub(crate) struct FaultsArguments {
     /// Faults; all of the table when none is named.
     faults: Vec<String>,
-    /// Those of unit tests only, for which nothing is built but the tests themselves.
+    /// Run those of unit tests only, for which nothing is built but the tests themselves.
     #[arg(long)]
     unit: bool,
-    /// Lists the faults and what finds each.
+    /// List the faults, and the check that finds each.
     #[arg(long)]
     list: bool,
-    /// Prints the verdicts as JSON.
+    /// Print the verdicts as JSON.
     #[arg(long)]
     json: bool,
 }

@@ -19,7 +19,7 @@ use crate::engine::results::ScenarioResult;
 /// Within the program, because the emulated host has no checkout.
 const TABLE: &str = include_str!("../../../skips.json");
 
-/// What a row is about.
+/// Subject of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Kind {
@@ -116,10 +116,10 @@ fn is_like(text: &str, pattern: &str) -> bool {
     starts.filter_map(|at| text.get(at..)).any(|tail| is_like(tail, rest))
 }
 
-/// A log and what it is of.
+/// A log and its kind.
 #[derive(Debug, Args)]
 pub(crate) struct SkipsArguments {
-    /// What the log is of.
+    /// Kind of the log.
     kind: Kind,
     /// The output of `cargo nextest run`, of `cargo test -- --show-output`, or lines `NAME: skipped: REASON`.
     log: PathBuf,

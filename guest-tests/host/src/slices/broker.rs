@@ -13,8 +13,8 @@ use crate::runner::machine::Runner;
 pub(crate) struct Broker(Child);
 
 impl Broker {
-    /// Starts a broker at `socket` with the rules in `policy`, by default root's, and its log in `report`. It has granted
-    /// 2 MiB of `region` once when this returns.
+    /// Starts a broker at `socket` with the rules in `policy`, by default root's, and its log in `report`. It has
+    /// granted 2 MiB of `region` once when this returns.
     pub(crate) fn start(
         runner: &Runner,
         region: &str,
