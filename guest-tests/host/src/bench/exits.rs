@@ -42,10 +42,27 @@ struct Subject {
     qemu: String,
     /// Vendor and device.
     ids: u32,
-    /// Position of its MSI-X table in our machine and in QEMU's: the BAR's register, and the offset inside.
-    table: [(u32, u32); 2],
+    /// Its MSI-X table in our machine.
+    table: Table,
+    /// And in QEMU's.
+    qemu_table: Table,
     /// Offset of a register of the device itself that must be trapped too, because the table is in the same page.
     neighbour: Option<u32>,
+}
+
+/// Position of an MSI-X table.
+#[derive(Clone, Copy)]
+struct Table {
+    /// The register of its BAR.
+    bar: u32,
+    /// Its offset in the BAR.
+    offset: u32,
+}
+
+/// A register to read, with its name.
+struct Named {
+    name: &'static str,
+    register: Register,
 }
 
 impl Subject {
@@ -55,7 +72,8 @@ impl Subject {
             ours: serde_json::json!({ "type": "virtio-rng", "root_port": false }),
             qemu: "virtio-rng-pci,disable-legacy=on".into(),
             ids: 0x1044_1af4,
-            table: [(0x10, 0x4000), (0x14, 0)],
+            table: Table { bar: 0x10, offset: 0x4000 },
+            qemu_table: Table { bar: 0x14, offset: 0 },
             neighbour: None,
         }
     }
@@ -67,27 +85,29 @@ impl Subject {
             ours: serde_json::json!({ "type": "vfio", "function": FUNCTION, "root_port": false }),
             qemu: format!("vfio-pci,host={FUNCTION},rombar=0"),
             ids: 0x0010_1b36,
-            table: [(0x10, 0x2000); 2],
+            table: Table { bar: 0x10, offset: 0x2000 },
+            qemu_table: Table { bar: 0x10, offset: 0x2000 },
             neighbour: Some(0x2800),
         }
     }
 
-    /// The registers to read, with their names.
-    fn registers(&self, table: u32) -> Vec<(&'static str, Register)> {
+    /// The registers to read; the MSI-X table is at `table` in the BAR.
+    fn registers(&self, table: u32) -> Vec<Named> {
         let memory = |offset, value| Register { place: Place::Memory(BAR + offset), value };
         let ids = Register { place: Place::Config(config(0)), value: Some(self.ids) };
         // Each vector's control begins masked (PCI 3.0 §6.8.2.9).
-        let entry = ("MSI-X table", memory(table + 12, Some(1)));
-        let neighbour = self.neighbour.map(|offset| ("register beside it", memory(offset, None)));
-        [entry, ("configuration space", ids)].into_iter().chain(neighbour).collect()
+        let entry = Named { name: "MSI-X table", register: memory(table + 12, Some(1)) };
+        let ids = Named { name: "configuration space", register: ids };
+        let neighbour = |offset| Named { name: "register beside it", register: memory(offset, None) };
+        [entry, ids].into_iter().chain(self.neighbour.map(neighbour)).collect()
     }
 
     /// The guest for our machine or for QEMU's.
     fn payload(&self, qemu: bool) -> Vec<u8> {
-        let (bar, table) = self.table[usize::from(qemu)];
+        let Table { bar, offset } = if qemu { self.qemu_table } else { self.table };
         let high = if qemu && bar == 0x14 { Vec::new() } else { vec![(config(bar + 4), 0)] };
         let setup: Vec<_> = [(config(bar), BAR)].into_iter().chain(high).chain([(config(4), 2)]).collect();
-        let registers: Vec<_> = self.registers(table).into_iter().map(|(_, register)| register).collect();
+        let registers: Vec<_> = self.registers(offset).into_iter().map(|named| named.register).collect();
         exits(Ports::USUAL, &setup, &registers, READS)
     }
 }
@@ -137,7 +157,7 @@ fn rows(subject: &Subject, samples: &Samples) -> Report {
     let micros = |seconds: &Vec<f64>| Summary::of(seconds).map(|s| s.map(|s| 1e6 * s / f64::from(READS)));
     let floor = micros(&samples.floor);
     let named = subject.registers(0).into_iter().zip(&samples.ours).enumerate();
-    let rows = named.flat_map(|(index, ((name, _), ours))| {
+    let rows = named.flat_map(|(index, (Named { name, .. }, ours))| {
         let row = micros(ours).map(|ours| Row::new(format!("read, {name} of {}", subject.name), "µs", ours));
         let qemu = row.clone().map(|row| row.beside("QEMU q35", samples.qemu.get(index).and_then(micros)));
         [qemu, row.map(|row| row.beside("a monitor that does nothing", floor))]

@@ -28,15 +28,24 @@ const QUIET: &str = "console=ttyS0 quiet panic=-1";
 /// Kernel words for a console with all 19 KB of the kernel's messages.
 const VERBOSE: &str = "console=ttyS0 panic=-1";
 const PEER: &str = "QEMU q35, KVM";
-/// KVM's counters that are shown, by file name.
-const EXITS: [(&str, &str); 6] = [
-    ("exits", "VM exits until init, in the lab"),
-    ("io_exits", "of them for a port"),
-    ("mmio_exits", "of them for a device's memory"),
-    ("irq_exits", "of them for the host's interrupts"),
-    ("halt_exits", "of them because the guest waits"),
-    ("pf_taken", "of them for memory that is not mapped yet"),
+/// KVM's counters that are shown.
+const EXITS: [Counter; 6] = [
+    Counter { file: "exits", name: "VM exits until init, in the lab" },
+    Counter { file: "io_exits", name: "of them for a port" },
+    Counter { file: "mmio_exits", name: "of them for a device's memory" },
+    Counter { file: "irq_exits", name: "of them for the host's interrupts" },
+    Counter { file: "halt_exits", name: "of them because the guest waits" },
+    Counter { file: "pf_taken", name: "of them for memory that is not mapped yet" },
 ];
+
+/// A counter of KVM's.
+struct Counter {
+    /// Its file in the machine's folder.
+    file: &'static str,
+    /// Its name in the table.
+    name: &'static str,
+}
+
 /// The guest's initial root among the tools.
 const INITRAMFS: &str = "init.cpio";
 
@@ -72,7 +81,7 @@ fn rows(ours: &Boots, theirs: &Boots) -> Vec<Row> {
     };
     let quiet = row("stock kernel until init, in the lab", "s", &ours.quiet, &theirs.quiet);
     let exits = EXITS.iter().zip(ours.exits.iter().zip(&theirs.exits));
-    let exits = exits.filter_map(|((_, name), (ours, theirs))| row(name, "", ours, theirs));
+    let exits = exits.filter_map(|(counter, (ours, theirs))| row(counter.name, "", ours, theirs));
     let verbose = row("the same with all its messages, next", "s", &ours.verbose, &theirs.verbose);
     quiet.map(|row| row.should(Target::AtMost(10.0))).into_iter().chain(exits).chain(verbose).collect()
 }
@@ -102,8 +111,8 @@ pub(super) fn within(tools: &Path, logs: &Path, peer: bool) -> Result<Boots, Lab
     let quiet = start(QUIET)?;
     boots.quiet.push(quiet.elapsed.as_secs_f64());
     if let Some(machine) = machine(quiet.id()) {
-        for ((file, _), samples) in EXITS.iter().zip(&mut boots.exits) {
-            samples.extend(count(&machine.join(file)));
+        for (counter, samples) in EXITS.iter().zip(&mut boots.exits) {
+            samples.extend(count(&machine.join(counter.file)));
         }
     }
     drop(quiet);

@@ -57,25 +57,40 @@ pub(super) fn of_test(row: &Row, binaries: &Binaries, report: &Path) -> Result<V
             )
         });
     }
-    let (outcome, reason) = verdict(&clean, &start(&binary, test, Some(&row.fault), &folder)?);
+    let Decision { outcome, reason } = decide(&clean, &start(&binary, test, Some(&row.fault), &folder)?);
     Ok(Verdict::new(row, outcome, &reason))
 }
 
-/// The verdict on a test without its fault and with it.
-fn verdict(clean: &Run, faulty: &Run) -> (Outcome, String) {
-    let (outcome, reason) = match (clean.ending, faulty.ending) {
-        _ if !clean.is_one || !faulty.is_one => (Outcome::Missed, "not exactly one test ran"),
-        (ending, _) if ending != Ending::Exit(0) => (Outcome::Missed, "the test fails without the fault"),
-        (_, Ending::Exit(0)) if !faulty.reached => (Outcome::Missed, "the test does not reach the fault"),
-        (_, Ending::Exit(0)) => (Outcome::Missed, "the test passes with the fault"),
+/// An outcome with its reason.
+struct Decision {
+    outcome: Outcome,
+    reason: String,
+}
+
+impl Decision {
+    fn caught(reason: &str) -> Self {
+        Self { outcome: Outcome::Caught, reason: reason.to_owned() }
+    }
+
+    fn missed(reason: &str) -> Self {
+        Self { outcome: Outcome::Missed, reason: reason.to_owned() }
+    }
+}
+
+/// Decides on a test without its fault and with it.
+fn decide(clean: &Run, faulty: &Run) -> Decision {
+    match (clean.ending, faulty.ending) {
+        _ if !clean.is_one || !faulty.is_one => Decision::missed("not exactly one test ran"),
+        (ending, _) if ending != Ending::Exit(0) => Decision::missed("the test fails without the fault"),
+        (_, Ending::Exit(0)) if !faulty.reached => Decision::missed("the test does not reach the fault"),
+        (_, Ending::Exit(0)) => Decision::missed("the test passes with the fault"),
         _ if !faulty.reached => {
-            (Outcome::Missed, "the test fails, but not for the fault, which it does not reach")
+            Decision::missed("the test fails, but not for the fault, which it does not reach")
         }
-        (_, Ending::Deadline) => (Outcome::Caught, "the test waits for ever"),
-        (_, Ending::Exit(FAILED)) => (Outcome::Caught, "the test fails"),
-        (_, ending) => return (Outcome::Caught, format!("the test program ends with {ending:?}")),
-    };
-    (outcome, reason.to_owned())
+        (_, Ending::Deadline) => Decision::caught("the test waits for ever"),
+        (_, Ending::Exit(FAILED)) => Decision::caught("the test fails"),
+        (_, ending) => Decision::caught(&format!("the test program ends with {ending:?}")),
+    }
 }
 
 fn start(binary: &Binary<'_>, test: &str, fault: Option<&str>, folder: &Path) -> Result<Run, LabError> {
@@ -182,7 +197,7 @@ mod tests {
             (run(Ending::Exit(FAILED), false), run(Ending::Exit(FAILED), true), Outcome::Missed),
             (passed(), Run { is_one: false, ..run(Ending::Exit(FAILED), true) }, Outcome::Missed),
         ] {
-            assert_eq!(verdict(&clean, &faulty).0, outcome);
+            assert_eq!(decide(&clean, &faulty).outcome, outcome);
         }
     }
 

@@ -21,15 +21,21 @@ pub(crate) const SIZE: u64 = 6 << 20;
 /// Seconds that a server waits for its guest to return the slice.
 const TIMEOUT: u32 = 60;
 /// Files that make the folder a host with one node and a ledger of its own; no part of it needs root.
-const HOST: [(&str, &str); 7] = [
-    ("proc/cmdline", ""),
-    ("proc/iomem", "00100000-3fffffff : System RAM\n"),
-    ("proc/sys/kernel/random/boot_id", "a boot\n"),
-    ("etc/machine-id", "a host\n"),
-    ("sys/devices/system/node/online", "0\n"),
-    ("sys/devices/system/node/node0/cpulist", "0\n"),
-    ("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: 1048576 kB\n"),
+const HOST: [HostFile; 7] = [
+    HostFile { path: "proc/cmdline", text: "" },
+    HostFile { path: "proc/iomem", text: "00100000-3fffffff : System RAM\n" },
+    HostFile { path: "proc/sys/kernel/random/boot_id", text: "a boot\n" },
+    HostFile { path: "etc/machine-id", text: "a host\n" },
+    HostFile { path: "sys/devices/system/node/online", text: "0\n" },
+    HostFile { path: "sys/devices/system/node/node0/cpulist", text: "0\n" },
+    HostFile { path: "sys/devices/system/node/node0/meminfo", text: "Node 0 MemTotal: 1048576 kB\n" },
 ];
+
+/// A file of that host.
+struct HostFile {
+    path: &'static str,
+    text: &'static str,
+}
 
 /// The files of the scenario.
 #[derive(Debug)]
@@ -60,8 +66,8 @@ impl<'a> Parts<'a> {
         if parts.host().exists() {
             fs::remove_dir_all(parts.host()).map_err(LabError::file("remove", parts.host()))?;
         }
-        for (name, text) in HOST {
-            write(&parts.host().join(name), text.as_bytes())?;
+        for HostFile { path, text } in HOST {
+            write(&parts.host().join(path), text.as_bytes())?;
         }
         let kernel = runner.tools.kernel(false);
         write(&parts.folder.join("initramfs.cpio"), &initramfs::guest(&runner.tools.agent, None, kernel)?)?;
