@@ -33,6 +33,27 @@ pub(crate) enum Limit {
     Silence(Duration),
 }
 
+/// Time that a child has left.
+struct Timer {
+    limit: Limit,
+    /// Its start, or, for a limit of silence, its last output.
+    since: Instant,
+}
+
+impl Timer {
+    /// The child wrote something `now`.
+    fn output(&mut self, now: Instant) {
+        if matches!(self.limit, Limit::Silence(_)) {
+            self.since = now;
+        }
+    }
+
+    fn left(&self, now: Instant) -> Duration {
+        let (Limit::Total(allowed) | Limit::Silence(allowed)) = self.limit;
+        allowed.saturating_sub(now.saturating_duration_since(self.since))
+    }
+}
+
 /// Reaction of the watcher to a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reaction {
@@ -119,15 +140,13 @@ fn follow(
     mut console: Console,
     mut line: impl FnMut(&str) -> Reaction,
 ) -> Result<Ending, LabError> {
-    let (mut since, mut status, mut closed, mut late) = (Instant::now(), None, false, false);
-    let (Limit::Total(allowed) | Limit::Silence(allowed)) = limit;
+    let mut timer = Timer { limit, since: Instant::now() };
+    let (mut status, mut closed, mut late) = (None, false, false);
     while status.is_none() || !closed {
-        let left = if late { Duration::MAX } else { allowed.saturating_sub(since.elapsed()) };
+        let left = if late { Duration::MAX } else { timer.left(Instant::now()) };
         match events.recv_timeout(left) {
             Ok(Event::Bytes(bytes)) => {
-                if matches!(limit, Limit::Silence(_)) {
-                    since = Instant::now();
-                }
+                timer.output(Instant::now());
                 console.feed(&bytes, |text| react(line(text), pid));
             }
             Ok(Event::Closed) => closed = true,
@@ -217,11 +236,21 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_falls_silent_is_killed_and_one_that_talks_is_not() {
-        let silence = Limit::Silence(Duration::from_secs(2));
-        let talks = "for i in 1 2 3 4 5 6; do echo; sleep 0.5; done";
-        assert_eq!(shell(talks, silence, |_| Reaction::Go), Ending::Exit(0));
-        assert_eq!(shell(&format!("{talks}; sleep 1000"), silence, |_| Reaction::Go), Ending::Deadline);
+    fn a_child_that_falls_silent_is_killed() {
+        let silence = Limit::Silence(Duration::from_millis(1));
+        assert_eq!(shell("echo; sleep 1000", silence, |_| Reaction::Go), Ending::Deadline);
+    }
+
+    #[test]
+    fn output_extends_a_limit_of_silence_and_no_other() {
+        let (begun, second) = (Instant::now(), Duration::from_secs(1));
+        let left = |limit| {
+            let mut timer = Timer { limit, since: begun };
+            timer.output(begun + 2 * second);
+            [3, 9].map(|seconds| timer.left(begun + seconds * second))
+        };
+        assert_eq!(left(Limit::Silence(3 * second)), [2 * second, Duration::ZERO]);
+        assert_eq!(left(Limit::Total(4 * second)), [second, Duration::ZERO]);
     }
 
     #[test]
