@@ -23,7 +23,7 @@ use egm_vmm::hotplug::{Handle, HotplugError, Source, UNPLUG_TIMEOUT};
 use egm_vmm::machine;
 use egm_vmm::resources::{Leases, Resources, connect_servers};
 
-/// A machine whose functions are plugged in and out by a word on a socket, for tests.
+/// A machine for tests: words on a socket plug its functions in and out.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The machine's configuration.

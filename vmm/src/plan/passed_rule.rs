@@ -103,7 +103,8 @@ pub enum PassedRule {
     },
     /// A vfio-user server, and memory that cannot be shared with it.
     #[error(
-        "device \"{device}\": a vfio-user server is lent memory as a file, and {backing} is of region {region}, whose file is all of it"
+        "device \"{device}\": cannot share {backing} with its vfio-user server: the file of region {region} holds all slices of \
+         the region"
     )]
     ServerMemory {
         /// Id of the device.

@@ -30,8 +30,8 @@ pub(super) fn notes(spec: &Spec, facts: &Facts) -> Vec<String> {
         served(spec).filter(|(_, socket)| facts.servers.iter().all(|server| server.socket != *socket));
     let note = |(device, socket): (&Device, &Path)| {
         format!(
-            "device \"{}\": its BARs are not in this plan, and move what is placed after them: only its server says how \
-             large they are; while it runs, record them with: egm-vmm facts --server {}",
+            "device \"{}\": its BARs are not in this plan, and move what is placed after them: only its running server reports \
+             their sizes; record them with: egm-vmm facts --server {}",
             device.id,
             socket.display()
         )

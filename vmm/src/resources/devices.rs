@@ -156,9 +156,7 @@ impl Report for DeviceError {
             }),
             Self::Passed(error) => error.remedy(),
             Self::Thread(_) => Some(ThreadError::HELP.to_owned()),
-            Self::Reset(_) => {
-                Some("look for its errors: dmesg, lspci -vv, or what its server says".to_owned())
-            }
+            Self::Reset(_) => Some("look for its errors: dmesg, lspci -vv, or its server's log".to_owned()),
             Self::Server(error) => error.help(),
             Self::Slice(error) => error.help(),
             Self::NotConnected { .. } => None,

@@ -60,7 +60,7 @@ impl Report for PassedError {
                  \"hugetlb\""
                     .to_owned(),
             ),
-            Self::Share { .. } => Some("look at what the server says, and start it again".to_owned()),
+            Self::Share { .. } => Some("read the server's log, and start it again".to_owned()),
         }
     }
 }

@@ -52,7 +52,7 @@ impl Report for ServerError {
                 }
                 _ => "start the server first, and set \"socket\" to where it listens".to_owned(),
             },
-            Self::Open(_) | Self::Backend(_) => "look at what the server says, and start it again".to_owned(),
+            Self::Open(_) | Self::Backend(_) => "read the server's log, and start it again".to_owned(),
         })
     }
 }

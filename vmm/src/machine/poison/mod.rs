@@ -177,7 +177,7 @@ impl Poison {
                 |block: &mut ErrorBlock| new.iter().flat_map(guest).any(|bad| block.is_on(bad));
             let _ = self.errors.take_if(block_is_bad); // else the VMM itself would read the bad page
             for bad in new.iter() {
-                memory.tell(number, bad, event.cause, &self.checks, self.errors.as_mut());
+                memory.report(number, bad, event.cause, &self.checks, self.errors.as_mut());
             }
         }
     }
@@ -185,7 +185,7 @@ impl Poison {
 
 impl Memory {
     /// Records `bad`, newly bad bytes of memory `number`, and reports them to guest, device and operator.
-    fn tell(
+    fn report(
         &self,
         number: usize,
         bad: Span<InRegion>,
@@ -198,24 +198,25 @@ impl Memory {
         if let Some(slice) = &self.slice {
             line.push_str(&format!(" of region \"{}\"", slice.region().name));
         }
-        let (mut told, mut untold) = (cause == Cause::Consumed, false);
+        let (mut reported, mut unreported) = (cause == Cause::Consumed, false);
         for guest in checks.places.of_bytes(number, bad) {
             line.push_str(&format!(", guest address {:#x}", guest.start()));
             if cause != Cause::Consumed {
-                let heard = checks.found(guest) || errors.as_mut().is_some_and(|block| block.tell(guest));
-                told |= heard;
-                untold |= !heard;
+                let accepted =
+                    checks.found(guest) || errors.as_mut().is_some_and(|block| block.report(guest));
+                reported |= accepted;
+                unreported |= !accepted;
             }
         }
         if let (Some(device), Some(slice)) = (&self.device, &self.slice) {
             device.retire(&in_slice(slice.slice(), &SpanSet::from_iter([bad])));
-            told = true;
+            reported = true;
         }
         line.push_str(match cause {
             Cause::Consumed => "; the guest read it",
-            Cause::Found | Cause::Listed if told && untold => "; the guest is told of a part",
-            Cause::Found | Cause::Listed if told => "; the guest is told",
-            Cause::Found | Cause::Listed => "; the guest cannot be told",
+            Cause::Found | Cause::Listed if reported && unreported => "; reported to the guest in part",
+            Cause::Found | Cause::Listed if reported => "; reported to the guest",
+            Cause::Found | Cause::Listed => "; cannot be reported to the guest",
         });
         match recorded {
             Some(Ok(())) => line.push_str(", no later owner gets it"),
