@@ -27,58 +27,41 @@
 //!         └─► host      does the host have what was planned
 //! ```
 
+mod assigned_plan;
+mod assigned_rule;
 mod backing;
 mod bits;
-mod blocks;
-mod cliques;
-mod cpus;
-mod data_direct;
+mod demand;
 mod error;
-mod fixed;
-mod functions;
-mod host;
-mod intx;
-mod memory;
+mod map;
 mod nccl;
-mod near;
 mod no_place;
-mod nodes;
-mod pages;
-mod passed;
-mod passed_plan;
-mod passed_rule;
-mod pci;
-mod place;
-mod plug;
-mod regions;
+mod policy;
 mod render;
-mod retired;
-mod served;
-mod space;
 #[cfg(test)]
 pub(crate) mod tests;
-mod tree;
-mod trust;
 mod types;
 mod units;
-mod wanted;
 
+pub use assigned_plan::*;
+pub use assigned_rule::{PassedRule, PlaceRule};
 pub use backing::{Allocation, BackingPlan, HostPages, MemoryKind, MemoryPlan};
 pub use bits::AddressBits;
+pub use demand::devices::VIRTIO_BAR_SIZE;
+pub(crate) use demand::pages::may_mount;
+pub(crate) use demand::regions::lost;
 pub use error::PlanError;
-pub use intx::{IntxLines, RootPin};
+pub use map::intx::{IntxLines, RootPin};
+pub use map::plug::plug;
 pub use nccl::nccl;
 pub use no_place::NoPlace;
-pub(crate) use pages::may_mount;
-pub use passed_plan::*;
-pub use passed_rule::{PassedRule, PlaceRule};
-pub use pci::VIRTIO_BAR_SIZE;
-pub use plug::plug;
-pub(crate) use regions::lost;
 pub use render::{Colour, html, json, text};
 pub use types::*;
 pub(crate) use units::huge_alignment;
 
+use self::demand::{cpus, data_direct, devices, host, pages, regions, served, trust};
+use self::map::{functions, intx, memory, nodes, place, space, tree};
+use self::policy::assigned;
 use crate::arch::layout_of;
 use crate::config::Spec;
 use crate::facts::Facts;
@@ -95,7 +78,7 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     host::check_cpus(&vcpus, facts)?;
     trust::check_gpus(spec, facts)?;
     let sources = regions::choose(spec, facts)?;
-    let mut wanted = pci::wanted(spec, facts, &sources)?;
+    let mut wanted = devices::wanted(spec, facts, &sources)?;
     let alone = data_direct::decide(facts, &mut wanted)?;
     let mut space = space::Space::new(spec, facts, layout)?;
     let (mut backings, memory, coarse) = memory::plan(spec, &sources, &mut space)?;
@@ -105,10 +88,10 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     let (mut nodes, mut distances) = (nodes::plan(spec, &memory), nodes::distances(spec));
     let tree = tree::tree(spec, facts, &wanted, nodes.first().map_or(0, |first| first.id))?;
     let (low, high) = (place::Blocks::new(&wanted, &tree, false)?, place::Blocks::new(&wanted, &tree, true)?);
-    let windows = pci::windows(spec, &high, tree.buses(), &mut space)?;
+    let windows = devices::windows(spec, &high, tree.buses(), &mut space)?;
     let low = place::place(&low, Some(windows.memory32), &space)?;
     let high = place::place(&high, windows.memory64, &space)?;
-    let decided = passed::decide(spec, facts, &wanted, &backings)?;
+    let decided = assigned::decide(spec, facts, &wanted, &backings)?;
     let (pci, expanders) = functions::functions(&wanted, &tree, (&low, &high), &decided.functions)?;
     nodes::add_gpus(&mut nodes, &mut distances, &pci);
     let own = layout.lines.iter().map(|&(owner, gsi)| LinePlan { gsi, owner: owner.to_owned() });

@@ -12,12 +12,12 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
 mod arm;
+mod assigned;
 mod data_direct;
 mod functions;
 mod limits;
 mod page;
 mod pages;
-mod passed;
 mod served;
 mod slices;
 mod sources;

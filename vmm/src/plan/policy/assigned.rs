@@ -7,25 +7,26 @@ use egm_vfio::variant::Variant;
 
 use crate::config::{Device, DeviceKind, MAX_NODES, Spec, VfioBackend};
 use crate::facts::Facts;
-use crate::plan::wanted::Wanted;
+use crate::plan::demand::wanted::Wanted;
+use crate::plan::policy::cliques;
 use crate::plan::{
     BackingPlan, GPU_NODES, GpuMemoryPlan, GroupPlan, Interface, PassedPlan, PassedRule, PassthroughPlan,
-    PlanError, cliques,
+    PlanError,
 };
 
 /// First kernel with an iommufd that maps BARs of other functions, as dma-bufs (71db84a092c3).
 const IOMMUFD_BARS: (u32, u32) = (6, 19);
 
 /// Decisions for all host functions, and notes for the operator.
-pub(super) struct Decided {
+pub(in crate::plan) struct Decided {
     /// By device.
-    pub(super) functions: Vec<Option<PassedPlan>>,
-    pub(super) passthrough: Option<PassthroughPlan>,
-    pub(super) notes: Vec<String>,
+    pub(in crate::plan) functions: Vec<Option<PassedPlan>>,
+    pub(in crate::plan) passthrough: Option<PassthroughPlan>,
+    pub(in crate::plan) notes: Vec<String>,
 }
 
 /// Decides for all host functions of the machine.
-pub(super) fn decide(
+pub(in crate::plan) fn decide(
     spec: &Spec,
     facts: &Facts,
     wanted: &[Wanted<'_>],

@@ -6,7 +6,7 @@ use egm_vfio::host::{HostFunction, ReservedKind};
 use crate::arch::Layout;
 use crate::config::{DeviceKind, Spec};
 use crate::facts::Facts;
-use crate::plan::pages::huge_page;
+use crate::plan::demand::pages::huge_page;
 use crate::plan::{AddressBits, PlanError, WindowKind, WindowPlan};
 
 /// AMD's HyperTransport range just below 1 TiB: the processor routes it elsewhere, and its IOMMU does not translate it
@@ -24,28 +24,32 @@ fn passed<'a>(spec: &'a Spec, facts: &'a Facts) -> impl Iterator<Item = &'a Host
 }
 
 /// Where PCI memory and configuration space are.
-pub(super) struct Windows {
-    pub(super) memory32: Span<Guest>,
-    pub(super) memory64: Option<Span<Guest>>,
-    pub(super) ecam: Span<Guest>,
+pub(in crate::plan) struct Windows {
+    pub(in crate::plan) memory32: Span<Guest>,
+    pub(in crate::plan) memory64: Option<Span<Guest>>,
+    pub(in crate::plan) ecam: Span<Guest>,
 }
 
 /// The guest physical address space and what is still free in it above RAM.
-pub(super) struct Space {
-    pub(super) layout: &'static Layout,
-    pub(super) bits: AddressBits,
+pub(in crate::plan) struct Space {
+    pub(in crate::plan) layout: &'static Layout,
+    pub(in crate::plan) bits: AddressBits,
     /// One past the last usable address.
-    pub(super) limit: u64,
+    pub(in crate::plan) limit: u64,
     /// Bytes of a transparent huge page of the host.
-    pub(super) huge_page: u64,
+    pub(in crate::plan) huge_page: u64,
     /// Ranges that nothing may use, with what a person should read.
     reserved: Vec<(String, Span<Guest>)>,
     /// Everything from here to `limit` is free but for `reserved`.
-    pub(super) top: Gpa,
+    pub(in crate::plan) top: Gpa,
 }
 
 impl Space {
-    pub(super) fn new(spec: &Spec, facts: &Facts, layout: &'static Layout) -> Result<Self, PlanError> {
+    pub(in crate::plan) fn new(
+        spec: &Spec,
+        facts: &Facts,
+        layout: &'static Layout,
+    ) -> Result<Self, PlanError> {
         let bits = facts.address_bits;
         if !(32..=52).contains(&bits) && !egm_address::fault!("address-bits-unchecked") {
             return Err(PlanError::AddressBits { bits });
@@ -93,24 +97,24 @@ impl Space {
     }
 
     /// Everything that must stay free.
-    pub(super) fn blocked(&self) -> SpanSet<Guest> {
+    pub(in crate::plan) fn blocked(&self) -> SpanSet<Guest> {
         self.reserved.iter().map(|(_, span)| *span).collect()
     }
 
     /// Addresses from `top` to the limit that are free.
-    pub(super) fn placer_at_top(&self) -> Placer<Guest> {
+    pub(in crate::plan) fn placer_at_top(&self) -> Placer<Guest> {
         Placer::new(&Span::between(self.top, Gpa::new(self.limit)).into_iter().collect(), &self.blocked())
     }
 
     /// Places `size` bytes at the lowest aligned free address above everything placed before.
-    pub(super) fn place_at_top(&mut self, size: u64, align: u64) -> Option<Span<Guest>> {
+    pub(in crate::plan) fn place_at_top(&mut self, size: u64, align: u64) -> Option<Span<Guest>> {
         let span = self.placer_at_top().place(Request { tag: (), size, align }).ok()?.span;
         self.top = span.end();
         Some(span)
     }
 
     /// Every window of the plan, ascending.
-    pub(super) fn windows(&self, pci: &Windows) -> Vec<WindowPlan> {
+    pub(in crate::plan) fn windows(&self, pci: &Windows) -> Vec<WindowPlan> {
         let named = |kind, label: &str, span| WindowPlan { kind, label: label.to_owned(), span };
         let mut all: Vec<WindowPlan> =
             self.layout.fixed.iter().map(|w| named(w.kind, w.label, w.span)).collect();

@@ -10,30 +10,31 @@ use egm_device::region::{Region, RegionKind};
 
 use crate::config::{DeviceKind, EgmSlice, GUEST_MEMFD, LOCAL, PageSize, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion, Trust};
+use crate::plan::demand::trust;
 use crate::plan::units::{HUGE_PAGE, huge_alignment};
-use crate::plan::{NoPlace, PlanError, trust};
+use crate::plan::{NoPlace, PlanError};
 
 /// Source of a slice's bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Source {
+pub(in crate::plan) struct Source {
     /// The region, or `None` for memory of this process.
-    pub(super) region: Option<String>,
+    pub(in crate::plan) region: Option<String>,
     /// Whether it is memory of the machine itself.
-    pub(super) guest_memfd: bool,
+    pub(in crate::plan) guest_memfd: bool,
     /// Offset of its first byte in the region.
-    pub(super) offset: u64,
+    pub(in crate::plan) offset: u64,
     /// Host physical address of its first byte, where the region's is known.
-    pub(super) hpa: Option<Hpa>,
+    pub(in crate::plan) hpa: Option<Hpa>,
     /// Retired bytes, counted in the region.
-    pub(super) holes: SpanSet<InRegion>,
+    pub(in crate::plan) holes: SpanSet<InRegion>,
     /// Host pages.
-    pub(super) page_size: PageSize,
+    pub(in crate::plan) page_size: PageSize,
     /// Note on what the slice lacks against its first choice.
-    pub(super) lost: Option<String>,
+    pub(in crate::plan) lost: Option<String>,
 }
 
 /// One source for each slice of `spec`.
-pub(super) fn choose(spec: &Spec, facts: &Facts) -> Result<Vec<Source>, PlanError> {
+pub(in crate::plan) fn choose(spec: &Spec, facts: &Facts) -> Result<Vec<Source>, PlanError> {
     let mut hosts: Vec<HostRegion> = facts.regions.clone();
     let all = spec.egm.iter().enumerate();
     all.map(|(index, slice)| one(index, slice, spec, &mut hosts)).collect()

@@ -39,7 +39,7 @@ fn ordered(spec: &Spec) -> Vec<Node<'_>> {
     all
 }
 
-pub(super) fn plan(spec: &Spec, memory: &[MemoryPlan]) -> Vec<NodePlan> {
+pub(in crate::plan) fn plan(spec: &Spec, memory: &[MemoryPlan]) -> Vec<NodePlan> {
     let bytes = |id: u32| memory.iter().filter(|m| m.node == id).map(|m| m.span.size()).sum();
     let node = |node: Node<'_>| NodePlan {
         initiator: None,
@@ -54,7 +54,11 @@ pub(super) fn plan(spec: &Spec, memory: &[MemoryPlan]) -> Vec<NodePlan> {
 
 /// Adds the nodes of GPU memory, behind those with processors: so do vendors' machines, and Linux numbers nodes in that
 /// order (ACPI 6.5, 5.2.16: processors, generic initiators, memory).
-pub(super) fn add_gpus(nodes: &mut Vec<NodePlan>, distances: &mut Vec<Vec<u8>>, pci: &[FunctionPlan]) {
+pub(in crate::plan) fn add_gpus(
+    nodes: &mut Vec<NodePlan>,
+    distances: &mut Vec<Vec<u8>>,
+    pci: &[FunctionPlan],
+) {
     let gpu = |function: &FunctionPlan| match &function.role {
         FunctionRole::Endpoint { passed: Some(PassedPlan { node, memory: Some(memory), .. }), .. } => {
             Some(Gpu { address: function.address, near: *node, first: memory.first_node })
@@ -123,7 +127,7 @@ impl Gpu {
 }
 
 /// Distances in the order of the nodes; one that was given in one direction only holds in both.
-pub(super) fn distances(spec: &Spec) -> Vec<Vec<u8>> {
+pub(in crate::plan) fn distances(spec: &Spec) -> Vec<Vec<u8>> {
     let nodes = ordered(spec);
     let distance = |from: &Node<'_>, to: &Node<'_>| {
         let given = from.distances.get(&to.id).or_else(|| to.distances.get(&from.id));

@@ -19,16 +19,16 @@ use egm_vfio::topology::{self, Acs, upstream_port};
 use crate::config::{PciTopology, SparePorts, Spec};
 use crate::facts::Facts;
 use crate::plan::PlanError;
-use crate::plan::wanted::Wanted;
+use crate::plan::demand::wanted::Wanted;
 
 /// Device numbers on a bus.
 const BUS_PLACES: usize = 32;
 /// Number of the node that is bus 0.
-pub(super) const ROOT: usize = 0;
+pub(in crate::plan) const ROOT: usize = 0;
 
 /// Kind of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum What {
+pub(in crate::plan) enum What {
     /// The bus of a host bridge, the first of which is bus 0; near a guest node.
     Host { near: Option<u32> },
     /// A port, with the Access Control Services of its counterpart on the host.
@@ -41,24 +41,24 @@ pub(super) enum What {
 
 /// Kind of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Port {
+pub(in crate::plan) enum Port {
     Root,
     Upstream,
     Downstream,
 }
 
 /// A place of the tree.
-pub(super) struct Node {
-    pub(super) what: What,
+pub(in crate::plan) struct Node {
+    pub(in crate::plan) what: What,
     /// Number of the node that owns the bus it is on; a host bridge is on its own.
-    pub(super) above: usize,
+    pub(in crate::plan) above: usize,
     /// One past the number of the last node behind it.
-    pub(super) end: usize,
+    pub(in crate::plan) end: usize,
 }
 
 /// All nodes; each is followed by those behind it.
-pub(super) struct Tree {
-    pub(super) nodes: Vec<Node>,
+pub(in crate::plan) struct Tree {
+    pub(in crate::plan) nodes: Vec<Node>,
 }
 
 /// Devices that share a switch of the host, or a device alone.
@@ -70,14 +70,14 @@ struct Group {
 
 impl Tree {
     /// Numbers of the nodes on the bus of node `number`.
-    pub(super) fn on(&self, number: usize) -> impl Iterator<Item = usize> {
+    pub(in crate::plan) fn on(&self, number: usize) -> impl Iterator<Item = usize> {
         let end = self.nodes.get(number).map_or(0, |node| node.end);
         let below = number.saturating_add(1)..end;
         below.filter(move |below| self.nodes.get(*below).is_some_and(|node| node.above == number))
     }
 
     /// The devices behind node `number`, or itself.
-    pub(super) fn devices(&self, number: usize) -> impl Iterator<Item = usize> {
+    pub(in crate::plan) fn devices(&self, number: usize) -> impl Iterator<Item = usize> {
         let end = self.nodes.get(number).map_or(0, |node| node.end);
         self.nodes.get(number..end).unwrap_or_default().iter().filter_map(|node| match node.what {
             What::Device(device) => Some(device),
@@ -86,7 +86,7 @@ impl Tree {
     }
 
     /// Nodes with addresses that no other PCI node encloses: those on bus 0, and expanders.
-    pub(super) fn tops(&self) -> impl Iterator<Item = usize> {
+    pub(in crate::plan) fn tops(&self) -> impl Iterator<Item = usize> {
         self.on(ROOT).chain(self.expanders())
     }
 
@@ -96,14 +96,19 @@ impl Tree {
     }
 
     /// Number of buses.
-    pub(super) fn buses(&self) -> usize {
+    pub(in crate::plan) fn buses(&self) -> usize {
         self.nodes.iter().filter(|node| !matches!(node.what, What::Device(_))).count()
     }
 }
 
 /// The tree of `wanted`: functions near the first node and what is near none on bus 0, the others each on the bus of an
 /// expander for their node. `first` is the node of bus 0.
-pub(super) fn tree(spec: &Spec, facts: &Facts, wanted: &[Wanted<'_>], first: u32) -> Result<Tree, PlanError> {
+pub(in crate::plan) fn tree(
+    spec: &Spec,
+    facts: &Facts,
+    wanted: &[Wanted<'_>],
+    first: u32,
+) -> Result<Tree, PlanError> {
     let mut builder = Builder {
         wanted,
         facts,

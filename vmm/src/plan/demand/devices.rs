@@ -9,13 +9,14 @@ use egm_vfio::host::{HostBar, HostBarKind};
 
 use crate::config::{Device, DeviceKind, Spec};
 use crate::facts::Facts;
-use crate::plan::near::guest_node;
-use crate::plan::place::Blocks;
-use crate::plan::regions::Source;
-use crate::plan::space::{Space, Windows};
+use crate::plan::demand::near::guest_node;
+use crate::plan::demand::regions::Source;
+use crate::plan::demand::wanted::{Wanted, WantedBar};
+use crate::plan::map::fixed;
+use crate::plan::map::place::Blocks;
+use crate::plan::map::space::{Space, Windows};
 use crate::plan::units::{BRIDGE_UNIT, with_spare};
-use crate::plan::wanted::{Wanted, WantedBar};
-use crate::plan::{BarKind, PlanError, fixed};
+use crate::plan::{BarKind, PlanError};
 
 /// Size of BAR 0 of a virtio function, its only one: configuration structures, then the MSI-X table and its pending
 /// bits. What lies where inside is the function's own affair.
@@ -29,7 +30,7 @@ const BUS_CONFIGURATION: u64 = 1 << 20;
 const FIXED_UNIT: u64 = 1 << 30;
 
 /// PCI resources that each device needs, in the order of the configuration.
-pub(super) fn wanted<'a>(
+pub(in crate::plan) fn wanted<'a>(
     spec: &'a Spec,
     facts: &'a Facts,
     sources: &[Source],
@@ -107,7 +108,7 @@ fn wanted_by<'a>(
 
 /// The memory BARs of a host function as a guest sees them. Port BARs are left out: drivers of PCI Express devices must
 /// do without (PCI Express Base 7.5.1.2.1).
-pub(super) fn bars(device: &Device, host: &[HostBar]) -> Result<Vec<WantedBar>, PlanError> {
+pub(in crate::plan) fn bars(device: &Device, host: &[HostBar]) -> Result<Vec<WantedBar>, PlanError> {
     let mut registers = [false; 6];
     let mut out = Vec::new();
     for bar in host {
@@ -134,7 +135,7 @@ pub(super) fn bars(device: &Device, host: &[HostBar]) -> Result<Vec<WantedBar>, 
 }
 
 /// Chooses the windows; the 64-bit one has room for a quarter more than the BARs, and shrinks where that does not fit.
-pub(super) fn windows(
+pub(in crate::plan) fn windows(
     spec: &Spec,
     high: &Blocks<'_>,
     buses: usize,

@@ -5,7 +5,7 @@ use crate::config::Spec;
 use crate::plan::{PlanError, VcpuPlan};
 
 /// The vCPUs: threads of a core are neighbours, then cores of a socket.
-pub(super) fn plan(spec: &Spec, layout: &Layout) -> Result<Vec<VcpuPlan>, PlanError> {
+pub(in crate::plan) fn plan(spec: &Spec, layout: &Layout) -> Result<Vec<VcpuPlan>, PlanError> {
     let cpus = &spec.cpus;
     let (threads, cores) = (cpus.threads.max(1), cpus.cores.max(1));
     (0..cpus.count)

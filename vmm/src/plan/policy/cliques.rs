@@ -8,7 +8,7 @@ use egm_vfio::variant::clique::{self, Path};
 
 use crate::config::{Clique, DeviceKind};
 use crate::facts::Facts;
-use crate::plan::wanted::Wanted;
+use crate::plan::demand::wanted::Wanted;
 use crate::plan::{PassedRule, PlanError};
 
 /// A GPU that may be in a clique.
@@ -24,7 +24,7 @@ struct Gpu<'a> {
 
 /// Clique numbers by device, and what is wrong with them: those of the configuration; GPUs without one that share a
 /// switch get numbers above. The last argument holds, by device, whether others reach its BARs.
-pub(super) fn decide(
+pub(in crate::plan) fn decide(
     facts: &Facts,
     wanted: &[Wanted<'_>],
     lends: &[bool],

@@ -8,24 +8,24 @@ use egm_address::{Gpa, Guest, InRegion, Span, SpanSet, align_down, align_up};
 use egm_report::show;
 
 use crate::arch::Layout;
-use crate::plan::regions::Source;
+use crate::plan::demand::regions::Source;
 use crate::plan::{MemoryKind, MemoryPlan};
 
 /// Holes do not grow beyond this.
 const LARGEST_UNIT: u64 = 1 << 40;
 
 /// A slice that is memory of the guest.
-pub(super) struct Slice<'a> {
+pub(in crate::plan) struct Slice<'a> {
     /// Guest addresses.
-    pub(super) span: Span<Guest>,
+    pub(in crate::plan) span: Span<Guest>,
     /// Offset in its region, and the holes there.
-    pub(super) source: &'a Source,
-    pub(super) node: u32,
-    pub(super) backing: usize,
+    pub(in crate::plan) source: &'a Source,
+    pub(in crate::plan) node: u32,
+    pub(in crate::plan) backing: usize,
 }
 
 /// The rest of `slices`, with a note for each that loses good memory; there are `others` pieces of memory beside.
-pub(super) fn without_retired(
+pub(in crate::plan) fn without_retired(
     slices: &[Slice<'_>],
     others: usize,
     layout: &Layout,
@@ -69,7 +69,7 @@ impl Slice<'_> {
     }
 
     /// Where in its region a retired page is that lies in `within` of the guest.
-    pub(super) fn retired(&self, within: Span<Guest>) -> Option<u64> {
+    pub(in crate::plan) fn retired(&self, within: Span<Guest>) -> Option<u64> {
         let offset = |at: Gpa| at.offset_from(self.span.start()).unwrap_or(0);
         let from = egm_address::Offset::new(self.source.offset.saturating_add(offset(within.start())));
         let asked: SpanSet<InRegion> = Span::new(from, within.size()).into_iter().collect();

@@ -2,13 +2,13 @@
 
 use egm_address::PciAddress;
 
-use crate::plan::place::Places;
-use crate::plan::tree::{Node, Port, ROOT, Tree, What};
-use crate::plan::wanted::Wanted;
+use crate::plan::demand::wanted::Wanted;
+use crate::plan::map::place::Places;
+use crate::plan::map::tree::{Node, Port, ROOT, Tree, What};
 use crate::plan::{BridgePlan, ExpanderPlan, FunctionPlan, FunctionRole, PassedPlan, PlanError};
 
 /// Every function by address, and the expanders.
-pub(super) fn functions(
+pub(in crate::plan) fn functions(
     wanted: &[Wanted<'_>],
     tree: &Tree,
     (low, high): (&Places, &Places),

@@ -2,24 +2,29 @@
 
 use egm_address::{ByteSize, Gpa, Guest, PlaceError, Placer, Request, Span, SpanSet};
 
-use crate::plan::blocks::{Block, Item, PackError, pack};
-use crate::plan::space::Space;
-use crate::plan::tree::{ROOT, Tree, What};
+use crate::plan::demand::wanted::{Wanted, WantedBar};
+use crate::plan::map::blocks::{Block, Item, PackError, pack};
+use crate::plan::map::fixed;
+use crate::plan::map::space::Space;
+use crate::plan::map::tree::{ROOT, Tree, What};
 use crate::plan::units::{BRIDGE_UNIT, PAGE, with_spare};
-use crate::plan::wanted::{Wanted, WantedBar};
-use crate::plan::{BarPlan, PassedRule, PlaceRule, PlanError, fixed};
+use crate::plan::{BarPlan, PassedRule, PlaceRule, PlanError};
 
 /// The blocks of all nodes in one window, by node: a device's of its BARs, a bridge's of what is behind it. `None` for
 /// a node without BARs there, and for bus 0, which has the whole window.
-pub(super) struct Blocks<'a> {
-    pub(super) wanted: &'a [Wanted<'a>],
+pub(in crate::plan) struct Blocks<'a> {
+    pub(in crate::plan) wanted: &'a [Wanted<'a>],
     tree: &'a Tree,
     high: bool,
     blocks: Vec<Option<Block>>,
 }
 
 impl<'a> Blocks<'a> {
-    pub(super) fn new(wanted: &'a [Wanted<'a>], tree: &'a Tree, high: bool) -> Result<Self, PlanError> {
+    pub(in crate::plan) fn new(
+        wanted: &'a [Wanted<'a>],
+        tree: &'a Tree,
+        high: bool,
+    ) -> Result<Self, PlanError> {
         let mut blocks: Vec<Option<Block>> = tree.nodes.iter().map(|_| None).collect();
         // What is behind a node follows it, so it is packed before.
         for number in (ROOT.saturating_add(1)..tree.nodes.len()).rev() {
@@ -51,7 +56,7 @@ impl<'a> Blocks<'a> {
     }
 
     /// Spans of blocks that must be somewhere.
-    pub(super) fn fixed(&self) -> Result<Vec<(usize, Span<Guest>)>, PlanError> {
+    pub(in crate::plan) fn fixed(&self) -> Result<Vec<(usize, Span<Guest>)>, PlanError> {
         let span = |item: Item| Some((item.tag, Span::new(Gpa::new(item.at?), item.size)));
         let spans = self.items().filter_map(span);
         spans
@@ -59,13 +64,13 @@ impl<'a> Blocks<'a> {
             .collect()
     }
 
-    pub(super) fn requests(&self) -> Vec<Request<usize>> {
+    pub(in crate::plan) fn requests(&self) -> Vec<Request<usize>> {
         let free = self.items().filter(|item| item.at.is_none());
         free.map(|item| Request { tag: item.tag, size: item.size, align: item.align }).collect()
     }
 
     /// Bytes from the start of a window to the end of its last block, were the window large enough and nothing fixed.
-    pub(super) fn needed(&self) -> Result<u64, PlanError> {
+    pub(in crate::plan) fn needed(&self) -> Result<u64, PlanError> {
         let whole = Span::new(Gpa::new(0), u64::MAX).into_iter().collect();
         let placed = Placer::new(&whole, &SpanSet::default()).place_all(self.requests());
         let placed = placed.map_err(|error| self.no_place(error, &whole, None))?;
@@ -109,7 +114,7 @@ fn device_block(wanted: Option<&Wanted<'_>>, direct: bool, high: bool) -> Result
     pack(&bars, if direct { PAGE } else { BRIDGE_UNIT }).map_err(|error| bar_error(wanted, &error))
 }
 
-pub(super) fn bar_item(bar: &WantedBar) -> Item {
+pub(in crate::plan) fn bar_item(bar: &WantedBar) -> Item {
     let size = bar.size.max(PAGE);
     Item { tag: bar.index.into(), size, align: size, at: bar.at.map(Gpa::get) }
 }
@@ -142,13 +147,13 @@ fn bridge_error(wanted: &[Wanted<'_>], tree: &Tree, error: &PackError) -> PlanEr
 }
 
 /// Address ranges of nodes and devices in one window, by number.
-pub(super) struct Places {
-    pub(super) spans: Vec<Option<Span<Guest>>>,
-    pub(super) bars: Vec<Vec<BarPlan>>,
+pub(in crate::plan) struct Places {
+    pub(in crate::plan) spans: Vec<Option<Span<Guest>>>,
+    pub(in crate::plan) bars: Vec<Vec<BarPlan>>,
 }
 
 /// Places every block.
-pub(super) fn place(
+pub(in crate::plan) fn place(
     blocks: &Blocks<'_>,
     window: Option<Span<Guest>>,
     space: &Space,

@@ -4,13 +4,13 @@ use egm_address::{Gpa, Guest, Span};
 use egm_vfio::host::HostBar;
 
 use crate::config::{BarPlace, BarPlaces, Device, FixedBar};
-use crate::plan::space::Space;
+use crate::plan::demand::wanted::{Wanted, WantedBar};
+use crate::plan::map::space::Space;
 use crate::plan::units::PAGE;
-use crate::plan::wanted::{Wanted, WantedBar};
 use crate::plan::{BarKind, PassedRule, PlaceRule, PlanError};
 
 /// Sets the addresses in `bars` that the configuration fixes.
-pub(super) fn fix(
+pub(in crate::plan) fn fix(
     device: &Device,
     places: &BarPlaces,
     host: &[HostBar],
@@ -49,7 +49,7 @@ pub(super) fn fix(
 }
 
 /// Checks that fixed BARs lie where BARs may be.
-pub(super) fn check_fixed(wanted: &[Wanted<'_>], space: &Space) -> Result<(), PlanError> {
+pub(in crate::plan) fn check_fixed(wanted: &[Wanted<'_>], space: &Space) -> Result<(), PlanError> {
     for (device, bar, at) in fixed(wanted) {
         let span = Span::<Guest>::new(at, bar.size.max(PAGE));
         let beyond = || PlaceRule::Beyond { limit: space.limit, bits: space.bits };
@@ -83,7 +83,7 @@ fn fixed<'a>(wanted: &'a [Wanted<'_>]) -> impl Iterator<Item = (&'a Device, &'a 
 }
 
 /// The error for a device with fixed BARs that overlap those of `other`.
-pub(super) fn shared(one: &Wanted<'_>, other: &str) -> PlanError {
+pub(in crate::plan) fn shared(one: &Wanted<'_>, other: &str) -> PlanError {
     let first = fixed(std::slice::from_ref(one)).next();
     let span = first.and_then(|(_, bar, at)| Some((bar, Span::new(at, bar.size).ok()?)));
     match span {

@@ -5,32 +5,32 @@
 use egm_address::{Gpa, Guest, Placer, Request, Span, SpanSet, align_down, align_up};
 
 /// Something that takes addresses.
-pub(super) struct Item {
+pub(in crate::plan) struct Item {
     /// The caller's number for it.
-    pub(super) tag: usize,
+    pub(in crate::plan) tag: usize,
     /// Bytes, at least 1.
-    pub(super) size: u64,
+    pub(in crate::plan) size: u64,
     /// A power of two.
-    pub(super) align: u64,
+    pub(in crate::plan) align: u64,
     /// Where it must be.
-    pub(super) at: Option<u64>,
+    pub(in crate::plan) at: Option<u64>,
 }
 
 /// Several items in one span.
-pub(super) struct Block {
+pub(in crate::plan) struct Block {
     /// Tag of each item and its offset in the block.
-    pub(super) parts: Vec<(usize, u64)>,
+    pub(in crate::plan) parts: Vec<(usize, u64)>,
     /// A multiple of the unit.
-    pub(super) size: u64,
+    pub(in crate::plan) size: u64,
     /// The largest of the parts' and the unit.
-    pub(super) align: u64,
+    pub(in crate::plan) align: u64,
     /// Where it must be, when one of its parts must be somewhere.
-    pub(super) at: Option<u64>,
+    pub(in crate::plan) at: Option<u64>,
 }
 
 /// Why there is no block.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum PackError {
+pub(in crate::plan) enum PackError {
     /// Together they exceed 64 bits, this one first.
     TooLarge(usize),
     /// Two are fixed at the same addresses.
@@ -38,13 +38,13 @@ pub(super) enum PackError {
 }
 
 impl Block {
-    pub(super) fn item(&self, tag: usize) -> Item {
+    pub(in crate::plan) fn item(&self, tag: usize) -> Item {
         Item { tag, size: self.size, align: self.align, at: self.at }
     }
 }
 
 /// Packs `items` into a block of whole `unit`s, itself a power of two; `None` without items.
-pub(super) fn pack(items: &[Item], unit: u64) -> Result<Option<Block>, PackError> {
+pub(in crate::plan) fn pack(items: &[Item], unit: u64) -> Result<Option<Block>, PackError> {
     let Some(largest) = items.iter().max_by_key(|item| item.size) else { return Ok(None) };
     let too_large = || PackError::TooLarge(largest.tag);
     let span = |start: u64, size| Span::<Guest>::new(Gpa::new(start), size).map_err(|_| too_large());

@@ -8,7 +8,7 @@ use crate::facts::{Facts, HostMemory, HostNode};
 use crate::plan::{BackingPlan, PlanError, VcpuPlan};
 
 /// Whether the host is of the guest's kind and runs that many vCPUs.
-pub(super) fn check_target(spec: &Spec, facts: &Facts) -> Result<(), PlanError> {
+pub(in crate::plan) fn check_target(spec: &Spec, facts: &Facts) -> Result<(), PlanError> {
     if spec.arch != facts.arch {
         let (wanted, host) = (layout_of(spec.arch).name, layout_of(facts.arch).name);
         return Err(PlanError::Architecture { wanted, host });
@@ -22,7 +22,7 @@ pub(super) fn check_target(spec: &Spec, facts: &Facts) -> Result<(), PlanError> 
 }
 
 /// Whether the host has the CPUs that vCPUs are pinned to.
-pub(super) fn check_cpus(vcpus: &[VcpuPlan], facts: &Facts) -> Result<(), PlanError> {
+pub(in crate::plan) fn check_cpus(vcpus: &[VcpuPlan], facts: &Facts) -> Result<(), PlanError> {
     let cpus: CpuSet = facts.nodes.iter().flat_map(|node| node.cpus.iter()).collect();
     let pinned = vcpus.iter().flat_map(|vcpu| vcpu.host_cpus.iter().map(move |set| (vcpu.index, set)));
     for (vcpu, set) in pinned {
@@ -34,7 +34,7 @@ pub(super) fn check_cpus(vcpus: &[VcpuPlan], facts: &Facts) -> Result<(), PlanEr
 }
 
 /// Whether the host has the memory and the huge pages.
-pub(super) fn check_backings(backings: &[BackingPlan], facts: &Facts) -> Result<(), PlanError> {
+pub(in crate::plan) fn check_backings(backings: &[BackingPlan], facts: &Facts) -> Result<(), PlanError> {
     let known: CpuSet = facts.nodes.iter().map(|node| node.id).collect();
     for backing in backings {
         let missing = backing.host_nodes.iter().flat_map(CpuSet::iter).find(|node| !known.contains(*node));

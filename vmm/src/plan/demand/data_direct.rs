@@ -8,11 +8,11 @@ use egm_vfio::variant::Variant;
 use egm_vfio::variant::data_direct::{Candidate, pair, placement};
 
 use crate::facts::Facts;
-use crate::plan::wanted::Wanted;
+use crate::plan::demand::wanted::Wanted;
 use crate::plan::{PassedRule, PlanError};
 
 /// Finds the pairs among `wanted`, and fixes the BARs that they need. What a machine without GPUs does not use is a note.
-pub(super) fn decide(facts: &Facts, wanted: &mut [Wanted<'_>]) -> Result<Vec<String>, PlanError> {
+pub(in crate::plan) fn decide(facts: &Facts, wanted: &mut [Wanted<'_>]) -> Result<Vec<String>, PlanError> {
     let hosts: Vec<&HostFunction> = wanted.iter().filter_map(|one| one.host).collect();
     let candidates: Vec<Candidate<'_>> = hosts.iter().filter_map(|host| candidate(host)).collect();
     let mut pairs: Vec<(&HostFunction, PciAddress)> = Vec::new();

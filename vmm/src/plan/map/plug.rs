@@ -5,11 +5,11 @@ use egm_address::{Guest, PlaceError, Span};
 use egm_vfio::host::HostFunction;
 
 use crate::config::Device;
-use crate::plan::blocks::{Item, pack};
-use crate::plan::pci::bars;
-use crate::plan::place::bar_item;
+use crate::plan::demand::devices::bars;
+use crate::plan::demand::wanted::WantedBar;
+use crate::plan::map::blocks::{Item, pack};
+use crate::plan::map::place::bar_item;
 use crate::plan::units::BRIDGE_UNIT;
-use crate::plan::wanted::WantedBar;
 use crate::plan::{BarPlan, BridgePlan, PlanError};
 
 /// The BARs of `host`, which becomes `device`, behind `bridge`.

@@ -7,37 +7,37 @@ use crate::config::Device;
 use crate::plan::BarKind;
 
 /// A device of the configuration and what it needs.
-pub(super) struct Wanted<'a> {
-    pub(super) device: &'a Device,
+pub(in crate::plan) struct Wanted<'a> {
+    pub(in crate::plan) device: &'a Device,
     /// The host function that it is.
-    pub(super) host: Option<&'a HostFunction>,
-    pub(super) bars: Vec<WantedBar>,
-    pub(super) msix_vectors: u16,
+    pub(in crate::plan) host: Option<&'a HostFunction>,
+    pub(in crate::plan) bars: Vec<WantedBar>,
+    pub(in crate::plan) msix_vectors: u16,
     /// The guest node that a host function is near to.
-    pub(super) node: Option<u32>,
+    pub(in crate::plan) node: Option<u32>,
     /// The other host function of a Data Direct pair.
-    pub(super) partner: Option<PciAddress>,
+    pub(in crate::plan) partner: Option<PciAddress>,
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct WantedBar {
-    pub(super) index: u8,
-    pub(super) kind: BarKind,
-    pub(super) size: u64,
+pub(in crate::plan) struct WantedBar {
+    pub(in crate::plan) index: u8,
+    pub(in crate::plan) kind: BarKind,
+    pub(in crate::plan) size: u64,
     /// Where it must be.
-    pub(super) at: Option<Gpa>,
+    pub(in crate::plan) at: Option<Gpa>,
     /// Whether that is for Data Direct, not for the configuration.
-    pub(super) data_direct: bool,
+    pub(in crate::plan) data_direct: bool,
 }
 
 impl BarKind {
     /// Whether it lies in the 64-bit window.
-    pub(super) const fn is_high(self) -> bool {
+    pub(in crate::plan) const fn is_high(self) -> bool {
         matches!(self, Self::Memory64Prefetchable)
     }
 
     /// Whether it takes two registers.
-    pub(super) const fn is_wide(self) -> bool {
+    pub(in crate::plan) const fn is_wide(self) -> bool {
         matches!(self, Self::Memory64 | Self::Memory64Prefetchable)
     }
 }

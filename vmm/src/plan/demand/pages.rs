@@ -25,7 +25,7 @@ const BASE: u64 = 4 << 10;
 const MOST: u64 = 1 << 30;
 
 /// Bytes of a transparent huge page of the host.
-pub(super) fn huge_page(facts: &Facts) -> u64 {
+pub(in crate::plan) fn huge_page(facts: &Facts) -> u64 {
     let plausible =
         |bytes: &u64| bytes.is_power_of_two() && (PageSize::Size2M.bytes()..=MOST).contains(bytes);
     Some(facts.huge_page.get()).filter(plausible).unwrap_or(PageSize::Size2M.bytes())
@@ -46,7 +46,7 @@ fn server(spec: &Spec) -> Option<&str> {
 }
 
 /// Decides the pages of `backings` that are ordinary memory; returns notes for the operator.
-pub(super) fn decide(spec: &Spec, facts: &Facts, backings: &mut [BackingPlan]) -> Vec<String> {
+pub(in crate::plan) fn decide(spec: &Spec, facts: &Facts, backings: &mut [BackingPlan]) -> Vec<String> {
     let ordinary = |backing: &&mut BackingPlan| backing.region.is_none() && !backing.guest_memfd;
     let auto = backings.iter_mut().filter(|b| ordinary(b) && b.page_size == PageSize::Auto);
     let total = auto.fold(0u64, |sum, backing| sum.saturating_add(backing.size));

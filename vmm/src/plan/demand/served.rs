@@ -11,7 +11,11 @@ use crate::plan::{BackingPlan, PassedRule, PlanError};
 ///
 /// # Errors
 /// [`PassedRule::ServerMemory`].
-pub(super) fn check_memory(spec: &Spec, facts: &Facts, backings: &[BackingPlan]) -> Result<(), PlanError> {
+pub(in crate::plan) fn check_memory(
+    spec: &Spec,
+    facts: &Facts,
+    backings: &[BackingPlan],
+) -> Result<(), PlanError> {
     let Some((device, _)) = served(spec).next() else { return Ok(()) };
     // A device's memory is a BAR: servers do not get it, and a note reports that.
     for backing in backings.iter().filter(|backing| !backing.device) {
@@ -25,7 +29,7 @@ pub(super) fn check_memory(spec: &Spec, facts: &Facts, backings: &[BackingPlan])
 }
 
 /// Notes on servers that the facts do not describe.
-pub(super) fn notes(spec: &Spec, facts: &Facts) -> Vec<String> {
+pub(in crate::plan) fn notes(spec: &Spec, facts: &Facts) -> Vec<String> {
     let unknown =
         served(spec).filter(|(_, socket)| facts.servers.iter().all(|server| server.socket != *socket));
     let note = |(device, socket): (&Device, &Path)| {

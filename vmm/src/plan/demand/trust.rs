@@ -9,7 +9,7 @@ use crate::facts::{Facts, HostRegion, Trust};
 use crate::plan::PlanError;
 
 /// Refuses GPUs of `spec` that would reach another trust domain's slices or meet its GPUs.
-pub(super) fn check_gpus(spec: &Spec, facts: &Facts) -> Result<(), PlanError> {
+pub(in crate::plan) fn check_gpus(spec: &Spec, facts: &Facts) -> Result<(), PlanError> {
     let gpus = spec.devices.iter().filter_map(|device| match device.kind {
         DeviceKind::Vfio { function, .. } => Some(function),
         _ => None,
@@ -23,7 +23,11 @@ pub(super) fn check_gpus(spec: &Spec, facts: &Facts) -> Result<(), PlanError> {
 }
 
 /// Whether the machine of `spec` may have `gpus` of the region of `host`, or a slice of it when `gpus` is empty.
-pub(super) fn check(spec: &Spec, host: &HostRegion, gpus: &[PciAddress]) -> Result<(), Box<Conflict>> {
+pub(in crate::plan) fn check(
+    spec: &Spec,
+    host: &HostRegion,
+    gpus: &[PciAddress],
+) -> Result<(), Box<Conflict>> {
     let domain = spec.trust_domain.as_deref();
     let hold = |owner: &String, theirs: &Trust, gpu| Hold {
         party: Party { owner: owner.clone(), domain: theirs.domain().map(str::to_owned) },

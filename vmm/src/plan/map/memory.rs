@@ -9,19 +9,23 @@ use egm_address::{Gpa, Guest, Span, SpanSet, align_down, align_up};
 
 use crate::arch::Layout;
 use crate::config::{EgmForm, EgmSlice, Node, Spec};
-use crate::plan::regions::Source;
-use crate::plan::retired::{Slice, without_retired};
-use crate::plan::space::Space;
+use crate::plan::demand::regions::Source;
+use crate::plan::map::retired::{Slice, without_retired};
+use crate::plan::map::space::Space;
 use crate::plan::units::huge_alignment;
 use crate::plan::{BackingPlan, MemoryKind, MemoryPlan, PlanError};
 
 const LARGE_PAGE: u64 = 2 << 20;
 
 /// Backings, memory, and notes for the operator.
-pub(super) type Planned = (Vec<BackingPlan>, Vec<MemoryPlan>, Vec<String>);
+pub(in crate::plan) type Planned = (Vec<BackingPlan>, Vec<MemoryPlan>, Vec<String>);
 
 /// The memory of the machine; `space.top` is above it afterwards.
-pub(super) fn plan(spec: &Spec, sources: &[Source], space: &mut Space) -> Result<Planned, PlanError> {
+pub(in crate::plan) fn plan(
+    spec: &Spec,
+    sources: &[Source],
+    space: &mut Space,
+) -> Result<Planned, PlanError> {
     check_first(spec, space.layout)?;
     let mut backings = Vec::new();
     let mut memory = Vec::new();
