@@ -306,7 +306,7 @@ fn passed(
     connections: &Connections<'_>,
 ) -> Result<Endpoint, TreeError> {
     let decided = match &plan.role {
-        FunctionRole::Endpoint { passed, .. } => passed.as_ref(),
+        FunctionRole::Endpoint { assigned, .. } => assigned.as_ref(),
         _ => None,
     };
     let gsi = connections.plan.intx(id);

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// Plan of one assigned host function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PassedPlan {
+pub struct AssignedPlan {
     /// The host function.
     pub function: PciAddress,
     /// Its IOMMU group; `None` when the facts have none.
@@ -14,7 +14,7 @@ pub struct PassedPlan {
     pub node: Option<u32>,
     /// Number for NVIDIA's peer-to-peer capability, 0 to 15; `None` leaves the capability out.
     pub clique: Option<u8>,
-    /// Whether the machine's other passed functions reach its BARs.
+    /// Whether the machine's other assigned functions reach its BARs.
     pub p2p: bool,
     /// The other host function of a Data Direct pair.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -68,6 +68,6 @@ pub enum Interface {
 pub struct GroupPlan {
     /// Its number.
     pub id: u32,
-    /// The host functions in it that are passed, ascending.
+    /// The host functions in it that are assigned, ascending.
     pub functions: Vec<PciAddress>,
 }

@@ -8,7 +8,7 @@ use crate::plan::{AddressBits, GPU_NODES};
 
 /// A rule that the keys of a host function break.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PassedRule {
+pub enum AssignedRule {
     /// A BAR that cannot be where the configuration wants it.
     #[error("device \"{device}\": BAR {index} cannot have the address that \"bars\" gives it: {why}")]
     FixedBar {
@@ -155,7 +155,7 @@ pub enum PlaceRule {
     Shared(String),
 }
 
-impl PassedRule {
+impl AssignedRule {
     /// The remedy.
     pub(super) fn help(&self) -> String {
         match self {

@@ -44,7 +44,7 @@ mod types;
 mod units;
 
 pub use assigned_plan::*;
-pub use assigned_rule::{PassedRule, PlaceRule};
+pub use assigned_rule::{AssignedRule, PlaceRule};
 pub use backing::{Allocation, BackingPlan, HostPages, MemoryKind, MemoryPlan};
 pub use bits::AddressBits;
 pub use demand::devices::VIRTIO_BAR_SIZE;

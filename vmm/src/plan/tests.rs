@@ -169,7 +169,7 @@ fn big_gpu(bus: u8) -> HostFunction {
     gpu(bus, &[(0, kind, 16 * MIB), (2, kind, 256 * GIB), (4, kind, 32 * MIB)])
 }
 
-fn passed(function: &HostFunction) -> DeviceKind {
+fn assigned(function: &HostFunction) -> DeviceKind {
     DeviceKind::Vfio {
         function: function.address,
         backend: VfioBackend::Auto,
@@ -180,7 +180,7 @@ fn passed(function: &HostFunction) -> DeviceKind {
 }
 
 fn pass(spec: &mut Spec, facts: &mut Facts, function: HostFunction, root_port: bool) {
-    let kind = passed(&function);
+    let kind = assigned(&function);
     spec.devices.push(device(&format!("vfio{}", spec.devices.len()), root_port, kind));
     facts.functions.push(function);
 }
@@ -238,12 +238,12 @@ fn check_backings(spec: &Spec, plan: &Plan) {
 }
 
 fn check_reserved(spec: &Spec, facts: &Facts, plan: &Plan) {
-    let passed = |f: &&HostFunction| {
+    let assigned = |f: &&HostFunction| {
         spec.devices
             .iter()
             .any(|d| matches!(d.kind, DeviceKind::Vfio { function, .. } if function == f.address))
     };
-    for region in facts.functions.iter().filter(passed).flat_map(|f| &f.reserved) {
+    for region in facts.functions.iter().filter(assigned).flat_map(|f| &f.reserved) {
         let (start, end) = (region.span.start().get(), region.span.end().get());
         let clear = |span: Span<Guest>| span.end().get() <= start || end <= span.start().get();
         assert!(plan.memory.iter().all(|m| clear(m.span)), "memory in {region:?}");

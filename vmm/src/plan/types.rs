@@ -5,7 +5,7 @@ use egm_vfio::topology::Acs;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Access, Architecture, Boot, Console, Device};
-use crate::plan::{BackingPlan, MemoryPlan, PassedPlan, PassthroughPlan};
+use crate::plan::{AssignedPlan, BackingPlan, MemoryPlan, PassthroughPlan};
 
 /// Version of the JSON form of [`Plan`]; a reader refuses others.
 pub const PLAN_VERSION: u32 = 1;
@@ -186,8 +186,8 @@ pub enum FunctionRole {
         /// The device, as configured.
         device: Device,
         /// Plan of the host function, if the device is one.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        passed: Option<PassedPlan>,
+        #[serde(default, rename = "passed", skip_serializing_if = "Option::is_none")]
+        assigned: Option<AssignedPlan>,
     },
 }
 

@@ -68,7 +68,7 @@ impl Report for PassedError {
 /// The host functions of `plan`.
 pub(super) fn passed(plan: &Plan) -> impl Iterator<Item = PciAddress> {
     plan.pci.iter().filter_map(|function| match &function.role {
-        FunctionRole::Endpoint { passed: Some(passed), .. } => Some(passed.function),
+        FunctionRole::Endpoint { assigned: Some(assigned), .. } => Some(assigned.function),
         _ => None,
     })
 }

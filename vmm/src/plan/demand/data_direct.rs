@@ -9,7 +9,7 @@ use egm_vfio::variant::data_direct::{Candidate, pair, placement};
 
 use crate::facts::Facts;
 use crate::plan::demand::wanted::Wanted;
-use crate::plan::{PassedRule, PlanError};
+use crate::plan::{AssignedRule, PlanError};
 
 /// Finds the pairs among `wanted`, and fixes the BARs that they need. What a machine without GPUs does not use is a note.
 pub(in crate::plan) fn decide(facts: &Facts, wanted: &mut [Wanted<'_>]) -> Result<Vec<String>, PlanError> {
@@ -21,7 +21,7 @@ pub(in crate::plan) fn decide(facts: &Facts, wanted: &mut [Wanted<'_>]) -> Resul
         if let Some(why) = found.problem {
             let (device, function) = (one.device.id.clone(), found.data_direct);
             let partner = other(facts, function, false);
-            return Err(PassedRule::DataDirect { device, function, why, partner }.into());
+            return Err(AssignedRule::DataDirect { device, function, why, partner }.into());
         }
         let network = found.network.into_iter();
         pairs.extend(network.filter_map(|network| Some((one.host?, network))));
@@ -39,7 +39,7 @@ pub(in crate::plan) fn decide(facts: &Facts, wanted: &mut [Wanted<'_>]) -> Resul
             && one.partner.is_none()
             && let Some(partner) = other(facts, host.address, true)
         {
-            let missing = PassedRule::NoDataDirect { device: one.device.id.clone(), partner };
+            let missing = AssignedRule::NoDataDirect { device: one.device.id.clone(), partner };
             if has_gpus {
                 return Err(missing.into());
             }
@@ -87,7 +87,7 @@ fn fix(one: &mut Wanted<'_>, data_direct: &HostFunction) -> Result<(), PlanError
         return Ok(());
     }
     let device = one.device.id.clone();
-    let wrong = |index, why| PassedRule::DataDirectBar { device: device.clone(), index, why };
+    let wrong = |index, why| AssignedRule::DataDirectBar { device: device.clone(), index, why };
     let wish = placement(&host.bars).ok_or_else(|| wrong(2, "the host gave it none"))?;
     let bar = one.bars.iter_mut().find(|bar| bar.index == wish.bar);
     let bar = bar.ok_or_else(|| wrong(wish.bar, "the function has no such memory BAR"))?;

@@ -35,14 +35,14 @@ pub(in crate::plan) fn wanted<'a>(
     facts: &'a Facts,
     sources: &[Source],
 ) -> Result<Vec<Wanted<'a>>, PlanError> {
-    let mut passed: Vec<(PciAddress, &str)> = Vec::new();
+    let mut assigned: Vec<(PciAddress, &str)> = Vec::new();
     for device in &spec.devices {
         let DeviceKind::Vfio { function, .. } = device.kind else { continue };
-        if let Some((_, first)) = passed.iter().find(|(other, _)| *other == function) {
+        if let Some((_, first)) = assigned.iter().find(|(other, _)| *other == function) {
             let (first, second) = ((*first).to_owned(), device.id.clone());
             return Err(PlanError::FunctionTwice { first, second, function });
         }
-        passed.push((function, &device.id));
+        assigned.push((function, &device.id));
     }
     spec.devices.iter().map(|device| wanted_by(device, spec, facts, sources)).collect()
 }

@@ -30,11 +30,11 @@ fn egm_node(spec: &Spec, facts: &Facts, sources: &[Source], host: &HostFunction)
     let shares = |other: &&HostFunction| {
         other.address == host.address || switch.is_some() && upstream_port(other, 0) == switch
     };
-    let passed = spec.devices.iter().filter_map(|device| match device.kind {
+    let assigned = spec.devices.iter().filter_map(|device| match device.kind {
         DeviceKind::Vfio { function, .. } => topology::find(&facts.functions, function).filter(shares),
         _ => None,
     });
-    passed.filter_map(|function| own_slice(spec, facts, sources, function)).next()
+    assigned.filter_map(|function| own_slice(spec, facts, sources, function)).next()
 }
 
 fn own_slice(spec: &Spec, facts: &Facts, sources: &[Source], host: &HostFunction) -> Option<u32> {

@@ -115,12 +115,12 @@ fn source(wanted: &str, slice: &EgmSlice, spec: &Spec, hosts: &mut [HostRegion])
 
 /// Whether a host function of the machine uses `region` as EGM.
 fn is_of_gpu(region: &Region, spec: &Spec) -> bool {
-    let mut passed = spec.devices.iter().filter_map(|device| match device.kind {
+    let mut assigned = spec.devices.iter().filter_map(|device| match device.kind {
         DeviceKind::Vfio { function, .. } => Some(function),
         _ => None,
     });
     matches!(region.kind, RegionKind::Egm { .. })
-        && passed.any(|function| region.functions.contains(&function))
+        && assigned.any(|function| region.functions.contains(&function))
 }
 
 impl Source {

@@ -4,13 +4,13 @@ use std::path::Path;
 
 use crate::config::{Device, DeviceKind, Spec};
 use crate::facts::Facts;
-use crate::plan::{BackingPlan, PassedRule, PlanError};
+use crate::plan::{AssignedRule, BackingPlan, PlanError};
 
 /// Checks that all memory of the machine can be shared with its servers. A device file would share the whole region,
 /// other machines' slices included.
 ///
 /// # Errors
-/// [`PassedRule::ServerMemory`].
+/// [`AssignedRule::ServerMemory`].
 pub(in crate::plan) fn check_memory(
     spec: &Spec,
     facts: &Facts,
@@ -22,7 +22,7 @@ pub(in crate::plan) fn check_memory(
         let Some(host) = backing.region.as_ref().and_then(|name| facts.region(name)) else { continue };
         if host.region.kind.shares_file() && !egm_address::fault!("region-file-for-a-server") {
             let (device, backing, region) = (device.id.clone(), backing.id.clone(), host.region.name.clone());
-            return Err(PassedRule::ServerMemory { device, backing, region }.into());
+            return Err(AssignedRule::ServerMemory { device, backing, region }.into());
         }
     }
     Ok(())

@@ -7,7 +7,7 @@ use crate::config::{BarPlace, BarPlaces, Device, FixedBar};
 use crate::plan::demand::wanted::{Wanted, WantedBar};
 use crate::plan::map::space::Space;
 use crate::plan::units::PAGE;
-use crate::plan::{BarKind, PassedRule, PlaceRule, PlanError};
+use crate::plan::{AssignedRule, BarKind, PlaceRule, PlanError};
 
 /// Sets the addresses in `bars` that the configuration fixes.
 pub(in crate::plan) fn fix(
@@ -27,7 +27,7 @@ pub(in crate::plan) fn fix(
         BarPlaces::Each(places) => places.clone(),
     };
     for FixedBar { index, place } in all {
-        let wrong = |why| PlanError::from(PassedRule::FixedBar { device: device.id.clone(), index, why });
+        let wrong = |why| PlanError::from(AssignedRule::FixedBar { device: device.id.clone(), index, why });
         let bar = bars.iter_mut().find(|bar| bar.index == index);
         let bar = bar.ok_or_else(|| wrong("the function has no such memory BAR"))?;
         if !high(bar) {
@@ -54,7 +54,7 @@ pub(in crate::plan) fn check_fixed(wanted: &[Wanted<'_>], space: &Space) -> Resu
         let span = Span::<Guest>::new(at, bar.size.max(PAGE));
         let beyond = || PlaceRule::Beyond { limit: space.limit, bits: space.bits };
         let Ok(span) = span else {
-            return Err(PassedRule::FixedBar {
+            return Err(AssignedRule::FixedBar {
                 device: device.id.clone(),
                 index: bar.index,
                 why: "it runs past the end of the 64-bit address space",
@@ -68,7 +68,7 @@ pub(in crate::plan) fn check_fixed(wanted: &[Wanted<'_>], space: &Space) -> Resu
             None => continue,
         };
         let (device, data_direct) = (device.id.clone(), bar.data_direct);
-        return Err(PassedRule::Place { device, what: what(bar), span, rule, data_direct }.into());
+        return Err(AssignedRule::Place { device, what: what(bar), span, rule, data_direct }.into());
     }
     Ok(())
 }
@@ -87,7 +87,7 @@ pub(in crate::plan) fn shared(one: &Wanted<'_>, other: &str) -> PlanError {
     let first = fixed(std::slice::from_ref(one)).next();
     let span = first.and_then(|(_, bar, at)| Some((bar, Span::new(at, bar.size).ok()?)));
     match span {
-        Some((bar, span)) => PassedRule::Place {
+        Some((bar, span)) => AssignedRule::Place {
             device: one.device.id.clone(),
             what: what(bar),
             span,

@@ -5,14 +5,14 @@ use egm_address::PciAddress;
 use crate::plan::demand::wanted::Wanted;
 use crate::plan::map::place::Places;
 use crate::plan::map::tree::{Node, Port, ROOT, Tree, What};
-use crate::plan::{BridgePlan, ExpanderPlan, FunctionPlan, FunctionRole, PassedPlan, PlanError};
+use crate::plan::{AssignedPlan, BridgePlan, ExpanderPlan, FunctionPlan, FunctionRole, PlanError};
 
 /// Every function by address, and the expanders.
 pub(in crate::plan) fn functions(
     wanted: &[Wanted<'_>],
     tree: &Tree,
     (low, high): (&Places, &Places),
-    passed: &[Option<PassedPlan>],
+    assigned: &[Option<AssignedPlan>],
 ) -> Result<(Vec<FunctionPlan>, Vec<ExpanderPlan>), PlanError> {
     let mut all = vec![function(0, 0, FunctionRole::HostBridge)?];
     let mut expanders = Vec::new();
@@ -42,8 +42,8 @@ pub(in crate::plan) fn functions(
             }
             What::Device(index) => {
                 let wanted = wanted.get(index).ok_or(PlanError::Internal("a device is not wanted"))?;
-                let passed = passed.get(index).cloned().flatten();
-                FunctionRole::Endpoint { device: wanted.device.clone(), passed }
+                let assigned = assigned.get(index).cloned().flatten();
+                FunctionRole::Endpoint { device: wanted.device.clone(), assigned }
             }
         };
         let mut function = function(above.secondary, place, role)?;

@@ -53,14 +53,14 @@ pub(in crate::plan) fn lines(
     all: &[FunctionPlan],
     intx: Option<IntxLines>,
 ) -> impl Iterator<Item = LinePlan> {
-    let passed = all.iter().filter_map(|function| match &function.role {
+    let assigned = all.iter().filter_map(|function| match &function.role {
         FunctionRole::Endpoint { device: Device { kind: DeviceKind::Egm { .. }, .. }, .. } => None,
         FunctionRole::Endpoint { device, .. } if device.kind.is_passed() => {
             Some((function.address, intx_owner(&device.id)))
         }
         _ => None,
     });
-    passed.filter_map(move |(address, owner)| {
+    assigned.filter_map(move |(address, owner)| {
         let (intx, root) = (intx?, RootPin::of(all, address));
         let number = u32::from(root.device).wrapping_add(root.pin.into()).checked_rem(intx.count)?;
         Some(LinePlan { gsi: intx.first.checked_add(number)?, owner })

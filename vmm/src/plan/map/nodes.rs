@@ -6,7 +6,7 @@ use egm_address::{CpuSet, PciAddress};
 
 use crate::config::distance::{self, FAR_GPU, LOCAL, NEAR_GPU, OTHER_GPU, SAME_GPU};
 use crate::config::{Access, Spec};
-use crate::plan::{FunctionPlan, FunctionRole, GPU_NODES, MemoryPlan, NodePlan, PassedPlan};
+use crate::plan::{AssignedPlan, FunctionPlan, FunctionRole, GPU_NODES, MemoryPlan, NodePlan};
 
 /// One node of the specification, whichever list it comes from.
 struct Node<'a> {
@@ -60,9 +60,9 @@ pub(in crate::plan) fn add_gpus(
     pci: &[FunctionPlan],
 ) {
     let gpu = |function: &FunctionPlan| match &function.role {
-        FunctionRole::Endpoint { passed: Some(PassedPlan { node, memory: Some(memory), .. }), .. } => {
-            Some(Gpu { address: function.address, near: *node, first: memory.first_node })
-        }
+        FunctionRole::Endpoint {
+            assigned: Some(AssignedPlan { node, memory: Some(memory), .. }), ..
+        } => Some(Gpu { address: function.address, near: *node, first: memory.first_node }),
         _ => None,
     };
     let gpus: Vec<Gpu> = pci.iter().filter_map(gpu).collect();

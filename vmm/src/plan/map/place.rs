@@ -8,7 +8,7 @@ use crate::plan::map::fixed;
 use crate::plan::map::space::Space;
 use crate::plan::map::tree::{ROOT, Tree, What};
 use crate::plan::units::{BRIDGE_UNIT, PAGE, with_spare};
-use crate::plan::{BarPlan, PassedRule, PlaceRule, PlanError};
+use crate::plan::{AssignedRule, BarPlan, PlaceRule, PlanError};
 
 /// The blocks of all nodes in one window, by node: a device's of its BARs, a bridge's of what is behind it. `None` for
 /// a node without BARs there, and for bus 0, which has the whole window.
@@ -163,7 +163,7 @@ pub(in crate::plan) fn place(
     let mut tops = blocks.fixed()?;
     tops.sort_by_key(|(_, span)| *span);
     if let Some([a, b]) = tops.array_windows().find(|[a, b]| a.1.overlaps(b.1)) {
-        return Err(PassedRule::Place {
+        return Err(AssignedRule::Place {
             device: blocks.device(a.0),
             what: "its block of BARs".to_owned(),
             span: a.1,

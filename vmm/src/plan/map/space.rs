@@ -16,7 +16,7 @@ const AMD_HYPERTRANSPORT: (u64, u64) = (0xfd_0000_0000, 0x100_0000_0000);
 const AMD_HYPERTRANSPORT_BITS: u8 = 40;
 
 /// The host functions of the machine that are in the facts.
-fn passed<'a>(spec: &'a Spec, facts: &'a Facts) -> impl Iterator<Item = &'a HostFunction> {
+fn assigned<'a>(spec: &'a Spec, facts: &'a Facts) -> impl Iterator<Item = &'a HostFunction> {
     spec.devices.iter().filter_map(|device| match device.kind {
         DeviceKind::Vfio { function, .. } => facts.functions.iter().find(|host| host.address == function),
         _ => None,
@@ -54,7 +54,7 @@ impl Space {
         if !(32..=52).contains(&bits) && !egm_address::fault!("address-bits-unchecked") {
             return Err(PlanError::AddressBits { bits });
         }
-        let translated = passed(spec, facts).filter_map(|host| host.iova_bits).min();
+        let translated = assigned(spec, facts).filter_map(|host| host.iova_bits).min();
         let bits = match translated.filter(|translated| (32..bits).contains(translated)) {
             Some(translated) => AddressBits::Translated(translated),
             None => AddressBits::Guest(bits),
@@ -77,7 +77,7 @@ impl Space {
         let first_ram = self.layout.ram.first().map_or(0, |ram| ram.start().get());
         let tables = Span::new(Gpa::new(first_ram), self.layout.min_memory)
             .map_err(|_| PlanError::Internal("the layout has no least memory"))?;
-        for host in passed(spec, facts) {
+        for host in assigned(spec, facts) {
             let function = host.address;
             for region in host.reserved.iter().filter(|r| r.kind != ReservedKind::DirectRelaxable) {
                 let end = Gpa::new(region.span.end().get().min(self.limit));

@@ -10,7 +10,7 @@ use crate::facts::Facts;
 use crate::plan::demand::wanted::Wanted;
 use crate::plan::policy::cliques;
 use crate::plan::{
-    BackingPlan, GPU_NODES, GpuMemoryPlan, GroupPlan, Interface, PassedPlan, PassedRule, PassthroughPlan,
+    AssignedPlan, AssignedRule, BackingPlan, GPU_NODES, GpuMemoryPlan, GroupPlan, Interface, PassthroughPlan,
     PlanError,
 };
 
@@ -20,7 +20,7 @@ const IOMMUFD_BARS: (u32, u32) = (6, 19);
 /// Decisions for all host functions, and notes for the operator.
 pub(in crate::plan) struct Decided {
     /// By device.
-    pub(in crate::plan) functions: Vec<Option<PassedPlan>>,
+    pub(in crate::plan) functions: Vec<Option<AssignedPlan>>,
     pub(in crate::plan) passthrough: Option<PassthroughPlan>,
     pub(in crate::plan) notes: Vec<String>,
 }
@@ -42,7 +42,7 @@ pub(in crate::plan) fn decide(
     let lends = lends_bars(interface, facts);
     if !lends && hosts.len() > 1 && wanted.iter().any(wants_p2p) {
         notes.push(format!(
-            "passed functions do not reach each other's BARs: iommufd of Linux {} cannot map them, 6.19 can, and so can \
+            "assigned functions do not reach each other's BARs: iommufd of Linux {} cannot map them, 6.19 can, and so can \
              \"backend\": \"legacy\"",
             facts.kernel
         ));
@@ -68,13 +68,14 @@ pub(in crate::plan) fn decide(
         });
         let (function, group, node) = (host.address, host.iommu_group, one.node);
         let partner = one.partner;
-        Some(PassedPlan { function, group, node, clique, p2p, memory, partner })
+        Some(AssignedPlan { function, group, node, clique, p2p, memory, partner })
     };
-    let functions: Vec<Option<PassedPlan>> = wanted.iter().zip(peers).zip(cliques).map(one).collect();
-    for (one, passed) in wanted.iter().zip(&functions) {
-        let first = passed.as_ref().and_then(|passed| passed.memory.as_ref()).map(|memory| memory.first_node);
+    let functions: Vec<Option<AssignedPlan>> = wanted.iter().zip(peers).zip(cliques).map(one).collect();
+    for (one, assigned) in wanted.iter().zip(&functions) {
+        let first =
+            assigned.as_ref().and_then(|assigned| assigned.memory.as_ref()).map(|memory| memory.first_node);
         if let Some(first) = first.filter(|first| first.saturating_add(GPU_NODES) > MAX_NODES) {
-            return Err(PassedRule::Nodes { device: one.device.id.clone(), first }.into());
+            return Err(AssignedRule::Nodes { device: one.device.id.clone(), first }.into());
         }
     }
     let pinned =
@@ -131,17 +132,17 @@ fn is_invisible(backing: &BackingPlan, facts: &Facts) -> bool {
 }
 
 /// Refuses guest memory that no function of the host can reach: files of DAX file systems have no long-term pins.
-fn check_pins(wanted: &[Wanted<'_>], facts: &Facts, backings: &[BackingPlan]) -> Result<(), PassedRule> {
+fn check_pins(wanted: &[Wanted<'_>], facts: &Facts, backings: &[BackingPlan]) -> Result<(), AssignedRule> {
     for backing in backings.iter().filter(|backing| !backing.device) {
         let Some(region) = region(backing, facts).filter(|region| region.kind.has_slice_files()) else {
             continue;
         };
-        let passed = wanted.iter().find(|one| one.host.is_some());
-        let what = passed.map_or_else(
+        let assigned = wanted.iter().find(|one| one.host.is_some());
+        let what = assigned.map_or_else(
             || "a function that is plugged into a spare port".to_owned(),
             |one| format!("device \"{}\"", one.device.id),
         );
-        return Err(PassedRule::FsdaxMemory {
+        return Err(AssignedRule::FsdaxMemory {
             what,
             backing: backing.id.clone(),
             region: region.name.clone(),
@@ -214,14 +215,14 @@ fn interface(
     let invisible = backings.iter().find(|backing| is_invisible(backing, facts));
     if let Some((first, interface)) = asked.first() {
         if let Some((second, _)) = asked.iter().find(|(_, other)| other != interface) {
-            return Err(PassedRule::Interfaces { first: first.clone(), second: second.clone() }.into());
+            return Err(AssignedRule::Interfaces { first: first.clone(), second: second.clone() }.into());
         }
         if *interface == Interface::Iommufd
             && let Some(backing) = invisible
             && !maps_invisible(facts)
         {
             let region = backing.region.clone().unwrap_or_default();
-            return Err(PassedRule::IommufdMemory {
+            return Err(AssignedRule::IommufdMemory {
                 device: first.clone(),
                 backing: backing.id.clone(),
                 region,

@@ -9,7 +9,7 @@ use egm_vfio::variant::clique::{self, Path};
 use crate::config::{Clique, DeviceKind};
 use crate::facts::Facts;
 use crate::plan::demand::wanted::Wanted;
-use crate::plan::{PassedRule, PlanError};
+use crate::plan::{AssignedRule, PlanError};
 
 /// A GPU that may be in a clique.
 struct Gpu<'a> {
@@ -60,7 +60,7 @@ fn gpus<'a>(wanted: &[Wanted<'a>], lends: &[bool]) -> Result<Vec<Gpu<'a>>, PlanE
         let is_gpu = matches!(Variant::of(host), Variant::NvidiaDisplay | Variant::NvGrace);
         let number = match clique {
             Clique::Number(_) if !is_gpu => {
-                return Err(PassedRule::Clique { device: one.device.id.clone() }.into());
+                return Err(AssignedRule::Clique { device: one.device.id.clone() }.into());
             }
             Clique::Number(number) => clique::Clique::new(*number),
             Clique::Auto if is_gpu => None,

@@ -170,7 +170,7 @@ fn a_slice_is_a_gpus_egm_only_at_the_beginning_of_its_region() {
     let made = |facts: &Facts| {
         let plan = plan(&spec, facts).unwrap();
         let egm = plan.pci.iter().find_map(|function| match &function.role {
-            FunctionRole::Endpoint { passed: Some(passed), .. } => passed.memory.as_ref()?.egm,
+            FunctionRole::Endpoint { assigned: Some(assigned), .. } => assigned.memory.as_ref()?.egm,
             _ => None,
         });
         let slice = plan.backings.iter().position(|backing| backing.id == "egm0").unwrap();

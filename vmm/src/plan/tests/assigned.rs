@@ -77,9 +77,11 @@ pub(super) fn roles(plan: &Plan) -> Vec<String> {
     plan.pci.iter().map(|f| format!("{} {}", &f.address.to_string()[5..], name(&f.role))).collect()
 }
 
-pub(super) fn of<'a>(plan: &'a Plan, device: &str) -> (&'a FunctionPlan, &'a PassedPlan) {
+pub(super) fn of<'a>(plan: &'a Plan, device: &str) -> (&'a FunctionPlan, &'a AssignedPlan) {
     let found = plan.pci.iter().find_map(|f| match &f.role {
-        FunctionRole::Endpoint { device: d, passed: Some(passed) } if d.id == device => Some((f, passed)),
+        FunctionRole::Endpoint { device: d, assigned: Some(assigned) } if d.id == device => {
+            Some((f, assigned))
+        }
         _ => None,
     });
     found.unwrap()
@@ -179,8 +181,8 @@ fn two_devices_at_one_place_are_both_named() {
 
 /// The interface for this machine, and why.
 fn chosen(spec: &Spec, facts: &Facts) -> (Interface, String) {
-    let passed = made(spec, facts).passthrough.unwrap();
-    (passed.interface, passed.why)
+    let assigned = made(spec, facts).passthrough.unwrap();
+    (assigned.interface, assigned.why)
 }
 
 #[test]
@@ -213,7 +215,7 @@ fn an_interface_that_cannot_map_the_memory_or_two_of_them_are_refused() {
     *wishes(&mut spec, 1).0 = VfioBackend::Iommufd;
     let deaf = made(&spec, &facts);
     assert!(
-        deaf.notes.iter().any(|note| note.starts_with("passed functions do not reach each other's BARs")),
+        deaf.notes.iter().any(|note| note.starts_with("assigned functions do not reach each other's BARs")),
         "{:?}",
         deaf.notes
     );
@@ -225,7 +227,7 @@ fn an_interface_that_cannot_map_the_memory_or_two_of_them_are_refused() {
     facts.kernel = "6.14.0-1013-nvidia-64k".to_owned();
     assert!(plan(&spec, &facts).is_ok(), "NVIDIA's kernels map it");
     *wishes(&mut spec, 2).0 = VfioBackend::Legacy;
-    assert!(matches!(plan(&spec, &facts), Err(PlanError::Passed(PassedRule::Interfaces { .. }))));
+    assert!(matches!(plan(&spec, &facts), Err(PlanError::Assigned(AssignedRule::Interfaces { .. }))));
 }
 
 #[test]
@@ -272,7 +274,7 @@ fn a_clique_is_for_nvidia_gpus() {
     let (mut spec, mut facts) = three_gpus();
     facts.functions[0].vendor = 0x1002;
     *wishes(&mut spec, 0).1 = Clique::Number(1);
-    assert!(matches!(plan(&spec, &facts), Err(PlanError::Passed(PassedRule::Clique { .. }))));
+    assert!(matches!(plan(&spec, &facts), Err(PlanError::Assigned(AssignedRule::Clique { .. }))));
 }
 
 #[test]
@@ -409,7 +411,7 @@ fn a_function_is_placed_in_the_windows_of_a_spare_port_or_refused_with_the_size_
     let (_, planned) = with_spare(&facts());
     let port = planned.pci.iter().find_map(|function| function.role.bridge()).unwrap();
     let gpu = big_gpu(9);
-    let new = device("gpu0", true, passed(&gpu));
+    let new = device("gpu0", true, assigned(&gpu));
     let bars = plug(&new, &gpu, port).unwrap();
     assert_eq!(bars.iter().map(|bar| bar.index).collect::<Vec<_>>(), [0, 2, 4]);
     for bar in &bars {
