@@ -27,6 +27,7 @@ mod windows;
 pub(crate) use arm::egm_first;
 
 use super::*;
+use crate::arch::layout_of;
 use crate::config::{
     Architecture, BarPlaces, Boot, BootTables, Clique, Console, Cpus, Device, DeviceKind, EgmForm, EgmSlice,
     Memory, Node, PageSize, PciTopology, Pcie, VfioBackend,

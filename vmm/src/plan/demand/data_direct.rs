@@ -8,16 +8,16 @@ use egm_vfio::variant::Variant;
 use egm_vfio::variant::data_direct::{Candidate, pair, placement};
 
 use crate::facts::Facts;
-use crate::plan::demand::wanted::Wanted;
+use crate::plan::demand::devices::DeviceDemand;
 use crate::plan::{AssignedRule, PlanError};
 
-/// Finds the pairs among `wanted`, and fixes the BARs that they need. What a machine without GPUs does not use is a note.
-pub(in crate::plan) fn decide(facts: &Facts, wanted: &mut [Wanted<'_>]) -> Result<Vec<String>, PlanError> {
-    let hosts: Vec<&HostFunction> = wanted.iter().filter_map(|one| one.host).collect();
+/// Finds the pairs among `devices`, and fixes the BARs that they need. What a machine without GPUs does not use is a note.
+pub(super) fn decide(facts: &Facts, devices: &mut [DeviceDemand<'_>]) -> Result<Vec<String>, PlanError> {
+    let hosts: Vec<&HostFunction> = devices.iter().filter_map(|one| one.host).collect();
     let candidates: Vec<Candidate<'_>> = hosts.iter().filter_map(|host| candidate(host)).collect();
     let mut pairs: Vec<(&HostFunction, PciAddress)> = Vec::new();
     for found in pair(&candidates) {
-        let Some(one) = wanted.iter().find(|one| is_at(one, found.data_direct)) else { continue };
+        let Some(one) = devices.iter().find(|one| is_at(one, found.data_direct)) else { continue };
         if let Some(why) = found.problem {
             let (device, function) = (one.device.id.clone(), found.data_direct);
             let partner = other(facts, function, false);
@@ -28,7 +28,7 @@ pub(in crate::plan) fn decide(facts: &Facts, wanted: &mut [Wanted<'_>]) -> Resul
     }
     let mut notes = Vec::new();
     let has_gpus = hosts.iter().any(|host| Variant::of(host).takes_clique());
-    for one in wanted.iter_mut() {
+    for one in devices.iter_mut() {
         let Some(host) = one.host else { continue };
         one.partner = pairs.iter().find_map(|(data_direct, network)| match host.address {
             at if at == *network => Some(data_direct.address),
@@ -50,12 +50,12 @@ pub(in crate::plan) fn decide(facts: &Facts, wanted: &mut [Wanted<'_>]) -> Resul
         }
     }
     for (data_direct, _) in pairs {
-        wanted.iter_mut().try_for_each(|one| fix(one, data_direct))?;
+        devices.iter_mut().try_for_each(|one| fix(one, data_direct))?;
     }
     Ok(notes)
 }
 
-fn is_at(one: &Wanted<'_>, address: PciAddress) -> bool {
+fn is_at(one: &DeviceDemand<'_>, address: PciAddress) -> bool {
     one.host.is_some_and(|host| host.address == address)
 }
 
@@ -80,7 +80,7 @@ fn other(facts: &Facts, address: PciAddress, data_direct: bool) -> Option<PciAdd
 }
 
 /// Fixes the BAR of a GPU that `data_direct` reaches: by switches, or as one group of the IOMMU (the driver's own test).
-fn fix(one: &mut Wanted<'_>, data_direct: &HostFunction) -> Result<(), PlanError> {
+fn fix(one: &mut DeviceDemand<'_>, data_direct: &HostFunction) -> Result<(), PlanError> {
     let Some(host) = one.host.filter(|host| Variant::of(host).takes_clique()) else { return Ok(()) };
     let one_group = host.iommu_group.is_some() && host.iommu_group == data_direct.iommu_group;
     if !one_group && relation(host, data_direct) > Relation::Pxb {

@@ -12,12 +12,7 @@ use crate::plan::demand::regions::Source;
 
 /// In this order: the EGM node of the function's own slice, which its driver looks for; the only node; the node with
 /// the memory nearest to the function's host node. Memory that may come from anywhere is near nothing.
-pub(in crate::plan) fn guest_node(
-    spec: &Spec,
-    facts: &Facts,
-    sources: &[Source],
-    host: &HostFunction,
-) -> Option<u32> {
+pub(super) fn guest_node(spec: &Spec, facts: &Facts, sources: &[Source], host: &HostFunction) -> Option<u32> {
     egm_node(spec, facts, sources, host).or_else(|| match spec.memory.nodes.as_slice() {
         [only] => Some(only.id),
         _ => nearest(spec, facts, sources, host.numa_node?),

@@ -46,7 +46,7 @@ fn server(spec: &Spec) -> Option<&str> {
 }
 
 /// Decides the pages of `backings` that are ordinary memory; returns notes for the operator.
-pub(in crate::plan) fn decide(spec: &Spec, facts: &Facts, backings: &mut [BackingPlan]) -> Vec<String> {
+pub(super) fn decide(spec: &Spec, facts: &Facts, backings: &mut [BackingPlan]) -> Vec<String> {
     let ordinary = |backing: &&mut BackingPlan| backing.region.is_none() && !backing.guest_memfd;
     let auto = backings.iter_mut().filter(|b| ordinary(b) && b.page_size == PageSize::Auto);
     let total = auto.fold(0u64, |sum, backing| sum.saturating_add(backing.size));

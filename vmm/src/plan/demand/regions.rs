@@ -1,18 +1,25 @@
-//! Which region of the host each EGM slice comes from, and where in it.
+//! Which region of the host each EGM slice comes from, and where in it; and whether its trust domain may have it.
 //!
 //! A slice names regions or kinds, the most wanted first, and gets the first that can give it now; the plan notes what
 //! it then lacks. Slices of one plan do not overlap: each comes from what the earlier ones leave free.
 
-use egm_address::{CpuSet, Hpa, InRegion, Offset, Span, SpanSet};
+use egm_address::{CpuSet, Hpa, InRegion, Offset, PciAddress, Span, SpanSet};
 use egm_device::carve::plan::{Request, place};
-use egm_device::owner::Owner;
+use egm_device::owner::{Owner, is_same};
 use egm_device::region::{Region, RegionKind};
+use egm_device::trust::{self, Conflict, Hold, Party};
 
 use crate::config::{DeviceKind, EgmSlice, GUEST_MEMFD, LOCAL, PageSize, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion, Trust};
-use crate::plan::demand::trust;
-use crate::plan::units::{HUGE_PAGE, huge_alignment};
 use crate::plan::{NoPlace, PlanError};
+
+/// A GPU and a hypervisor both map memory best in pieces of this size.
+const HUGE_PAGE: u64 = 1 << 30;
+
+/// How a slice of `size` bytes is aligned so that huge mappings survive in it; 0 when it is too small for one.
+pub(crate) const fn huge_alignment(size: u64) -> u64 {
+    if size >= HUGE_PAGE { HUGE_PAGE } else { 0 }
+}
 
 /// Source of a slice's bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +41,7 @@ pub(in crate::plan) struct Source {
 }
 
 /// One source for each slice of `spec`.
-pub(in crate::plan) fn choose(spec: &Spec, facts: &Facts) -> Result<Vec<Source>, PlanError> {
+pub(super) fn choose(spec: &Spec, facts: &Facts) -> Result<Vec<Source>, PlanError> {
     let mut hosts: Vec<HostRegion> = facts.regions.clone();
     let all = spec.egm.iter().enumerate();
     all.map(|(index, slice)| one(index, slice, spec, &mut hosts)).collect()
@@ -79,7 +86,7 @@ fn source(wanted: &str, slice: &EgmSlice, spec: &Spec, hosts: &mut [HostRegion])
     let huge = Request { align: huge_alignment(request.size), ..request.clone() };
     let mut first = None;
     for host in hosts.iter_mut().filter(|host| host.region.name == wanted || offers(host, wanted, slice)) {
-        if let Err(conflict) = trust::check(spec, host, &[]) {
+        if let Err(conflict) = check_trust(spec, host, &[]) {
             first.get_or_insert(NoPlace::Exclusive(conflict));
             continue;
         }
@@ -194,6 +201,34 @@ fn lacks(kind: &str) -> &'static str {
         }
         _ => "no GPU reaches it at link speed, the host kernel sees it, and its pages may be small",
     }
+}
+
+/// Refuses GPUs of `spec` that would reach slices or a region of another trust domain's GPUs.
+pub(super) fn check_gpus(spec: &Spec, facts: &Facts) -> Result<(), PlanError> {
+    let gpus = spec.devices.iter().filter_map(|device| match device.kind {
+        DeviceKind::Vfio { function, .. } => Some(function),
+        _ => None,
+    });
+    for gpu in gpus {
+        for host in facts.regions.iter().filter(|host| host.region.functions.contains(&gpu)) {
+            check_trust(spec, host, &[gpu])?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether the machine of `spec` may have `gpus` of the region of `host`, or a slice of it when `gpus` is empty.
+fn check_trust(spec: &Spec, host: &HostRegion, gpus: &[PciAddress]) -> Result<(), Box<Conflict>> {
+    let domain = spec.trust_domain.as_deref();
+    let hold = |owner: &String, theirs: &Trust, gpu| Hold {
+        party: Party { owner: owner.clone(), domain: theirs.domain().map(str::to_owned) },
+        is_trusted: *theirs == Trust::Unrecorded || is_same(domain, theirs.domain()),
+        gpu,
+    };
+    let live = host.gpus.iter().map(|gpu| hold(&gpu.owner, &gpu.trust, Some(gpu.function)));
+    let slices = host.held.iter().map(|held| hold(&held.owner, &held.trust, None));
+    let requester = Party { owner: format!("machine \"{}\"", spec.name), domain: spec.trust_domain.clone() };
+    trust::check(&host.region.name, &requester, gpus, live.chain(slices))
 }
 
 #[cfg(test)]

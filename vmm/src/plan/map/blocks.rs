@@ -4,33 +4,36 @@
 
 use egm_address::{Gpa, Guest, Placer, Request, Span, SpanSet, align_down, align_up};
 
+/// Least window of a bridge and its unit (PCI-to-PCI Bridge 1.2, 3.2.5.8).
+pub(super) const BRIDGE_UNIT: u64 = 1 << 20;
+
 /// Something that takes addresses.
-pub(in crate::plan) struct Item {
+pub(super) struct Item {
     /// The caller's number for it.
-    pub(in crate::plan) tag: usize,
+    pub(super) tag: usize,
     /// Bytes, at least 1.
-    pub(in crate::plan) size: u64,
+    pub(super) size: u64,
     /// A power of two.
-    pub(in crate::plan) align: u64,
+    pub(super) align: u64,
     /// Where it must be.
-    pub(in crate::plan) at: Option<u64>,
+    pub(super) at: Option<u64>,
 }
 
 /// Several items in one span.
-pub(in crate::plan) struct Block {
+pub(super) struct Block {
     /// Tag of each item and its offset in the block.
-    pub(in crate::plan) parts: Vec<(usize, u64)>,
+    pub(super) parts: Vec<(usize, u64)>,
     /// A multiple of the unit.
-    pub(in crate::plan) size: u64,
+    pub(super) size: u64,
     /// The largest of the parts' and the unit.
-    pub(in crate::plan) align: u64,
+    pub(super) align: u64,
     /// Where it must be, when one of its parts must be somewhere.
-    pub(in crate::plan) at: Option<u64>,
+    pub(super) at: Option<u64>,
 }
 
 /// Why there is no block.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::plan) enum PackError {
+pub(super) enum PackError {
     /// Together they exceed 64 bits, this one first.
     TooLarge(usize),
     /// Two are fixed at the same addresses.
@@ -38,13 +41,13 @@ pub(in crate::plan) enum PackError {
 }
 
 impl Block {
-    pub(in crate::plan) fn item(&self, tag: usize) -> Item {
+    pub(super) fn item(&self, tag: usize) -> Item {
         Item { tag, size: self.size, align: self.align, at: self.at }
     }
 }
 
 /// Packs `items` into a block of whole `unit`s, itself a power of two; `None` without items.
-pub(in crate::plan) fn pack(items: &[Item], unit: u64) -> Result<Option<Block>, PackError> {
+pub(super) fn pack(items: &[Item], unit: u64) -> Result<Option<Block>, PackError> {
     let Some(largest) = items.iter().max_by_key(|item| item.size) else { return Ok(None) };
     let too_large = || PackError::TooLarge(largest.tag);
     let span = |start: u64, size| Span::<Guest>::new(Gpa::new(start), size).map_err(|_| too_large());

@@ -2,21 +2,27 @@
 
 use egm_address::PciAddress;
 
-use crate::plan::demand::wanted::Wanted;
-use crate::plan::map::place::Places;
+use crate::plan::demand::devices::DeviceDemand;
+use crate::plan::map::place::{Placed, Places};
 use crate::plan::map::tree::{Node, Port, ROOT, Tree, What};
-use crate::plan::{AssignedPlan, BridgePlan, ExpanderPlan, FunctionPlan, FunctionRole, PlanError};
+use crate::plan::{BridgePlan, ExpanderPlan, FunctionPlan, FunctionRole, PlanError};
 
-/// Every function by address, and the expanders.
-pub(in crate::plan) fn functions(
-    wanted: &[Wanted<'_>],
+/// PCI functions of a guest.
+pub(super) struct Functions {
+    /// By address; how those of the host are assigned is not decided yet.
+    pub(super) all: Vec<FunctionPlan>,
+    pub(super) expanders: Vec<ExpanderPlan>,
+}
+
+/// The functions of all nodes of `tree`.
+pub(super) fn functions(
+    devices: &[DeviceDemand<'_>],
     tree: &Tree,
-    (low, high): (&Places, &Places),
-    assigned: &[Option<AssignedPlan>],
-) -> Result<(Vec<FunctionPlan>, Vec<ExpanderPlan>), PlanError> {
+    placed: &Placed,
+) -> Result<Functions, PlanError> {
     let mut all = vec![function(0, 0, FunctionRole::HostBridge)?];
     let mut expanders = Vec::new();
-    let bridges = bridges(tree, low, high);
+    let bridges = bridges(tree, placed);
     let is_root = |node: &&Node| matches!(node.what, What::Port(Port::Root, _) | What::Spare(_));
     let ports = tree.nodes.iter().filter(is_root).count();
     let (mut root_slots, mut slots) = (1.., u16::try_from(ports).unwrap_or(u16::MAX).saturating_add(1)..);
@@ -41,26 +47,25 @@ pub(in crate::plan) fn functions(
                 FunctionRole::SwitchDownstream { slot: slots.next().unwrap_or(u16::MAX), bridge }
             }
             What::Device(index) => {
-                let wanted = wanted.get(index).ok_or(PlanError::Internal("a device is not wanted"))?;
-                let assigned = assigned.get(index).cloned().flatten();
-                FunctionRole::Endpoint { device: wanted.device.clone(), assigned }
+                let one = devices.get(index).ok_or(PlanError::Internal("the tree has an unknown device"))?;
+                FunctionRole::Endpoint { device: one.device.clone(), assigned: None }
             }
         };
         let mut function = function(above.secondary, place, role)?;
         if let What::Device(index) = node.what {
             let bars = |places: &Places| places.bars.get(index).cloned().unwrap_or_default();
-            function.bars = [bars(low), bars(high)].concat();
+            function.bars = [bars(&placed.low), bars(&placed.high)].concat();
             function.bars.sort_by_key(|bar| bar.index);
-            function.msix_vectors = wanted.get(index).map_or(0, |one| one.msix_vectors);
+            function.msix_vectors = devices.get(index).map_or(0, |one| one.msix_vectors);
         }
         all.push(function);
     }
     all.sort_by_key(|function| function.address);
-    Ok((all, expanders))
+    Ok(Functions { all, expanders })
 }
 
 /// Buses and windows by node; a device has its bridge's.
-fn bridges(tree: &Tree, low: &Places, high: &Places) -> Vec<BridgePlan> {
+fn bridges(tree: &Tree, placed: &Placed) -> Vec<BridgePlan> {
     let has_bus = |node: &&Node| !matches!(node.what, What::Device(_));
     let mut next = 0u8;
     let bridge = |(number, node): (usize, &Node)| {
@@ -72,8 +77,8 @@ fn bridges(tree: &Tree, low: &Places, high: &Places) -> Vec<BridgePlan> {
         BridgePlan {
             secondary,
             subordinate: secondary.saturating_add(last),
-            window32: window(low),
-            window64: window(high),
+            window32: window(&placed.low),
+            window64: window(&placed.high),
             acs: match node.what {
                 What::Port(_, acs) => acs,
                 _ => None,

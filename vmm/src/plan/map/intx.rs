@@ -49,10 +49,7 @@ impl RootPin {
 }
 
 /// The lines of host functions and vfio-user devices; slices have no pins. Functions that end at one pin share a line, as do some others.
-pub(in crate::plan) fn lines(
-    all: &[FunctionPlan],
-    intx: Option<IntxLines>,
-) -> impl Iterator<Item = LinePlan> {
+pub(super) fn lines(all: &[FunctionPlan], intx: Option<IntxLines>) -> impl Iterator<Item = LinePlan> {
     let assigned = all.iter().filter_map(|function| match &function.role {
         FunctionRole::Endpoint { device: Device { kind: DeviceKind::Egm { .. }, .. }, .. } => None,
         FunctionRole::Endpoint { device, .. } if device.kind.is_passed() => {

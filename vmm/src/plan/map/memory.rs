@@ -9,59 +9,68 @@ use egm_address::{Gpa, Guest, Span, SpanSet, align_down, align_up};
 
 use crate::arch::Layout;
 use crate::config::{EgmForm, EgmSlice, Node, Spec};
-use crate::plan::demand::regions::Source;
+use crate::plan::demand::Demand;
+use crate::plan::demand::regions::huge_alignment;
 use crate::plan::map::retired::{Slice, without_retired};
 use crate::plan::map::space::Space;
-use crate::plan::units::huge_alignment;
-use crate::plan::{BackingPlan, MemoryKind, MemoryPlan, PlanError};
+use crate::plan::{MemoryKind, MemoryPlan, PlanError};
 
 const LARGE_PAGE: u64 = 2 << 20;
 
-/// Backings, memory, and notes for the operator.
-pub(in crate::plan) type Planned = (Vec<BackingPlan>, Vec<MemoryPlan>, Vec<String>);
+/// Guest memory.
+pub(super) struct Memory {
+    /// Ascending and disjoint.
+    pub(super) pieces: Vec<MemoryPlan>,
+    /// Notes on good memory that slices lose beside retired pages.
+    pub(super) notes: Vec<String>,
+}
+
+/// A slice that is memory of the guest, and its place.
+struct PlacedSlice {
+    index: usize,
+    span: Span<Guest>,
+}
 
 /// The memory of the machine; `space.top` is above it afterwards.
-pub(in crate::plan) fn plan(
-    spec: &Spec,
-    sources: &[Source],
-    space: &mut Space,
-) -> Result<Planned, PlanError> {
+pub(super) fn plan(demand: &Demand<'_>, space: &mut Space) -> Result<Memory, PlanError> {
+    let spec = demand.spec;
     check_first(spec, space.layout)?;
-    let mut backings = Vec::new();
-    let mut memory = Vec::new();
-    let mut slices = Vec::new();
+    let mut pieces = Vec::new();
+    let mut placed = Vec::new();
     let mut ram = Ram::new(space);
-    let first_slice = spec.memory.nodes.iter().filter(|node| node.size.get() > 0).count();
+    let mut backing = 0;
     for node in &spec.memory.nodes {
         if let Some((index, slice)) = spec.slice_of(node.id) {
             let span = ram.whole(slice.size.get()).ok_or_else(|| ram.no_place(index, slice, space))?;
-            slices.push((index, span));
+            placed.push(PlacedSlice { index, span });
         }
         if node.size.get() > 0 {
-            memory.extend(ram.node(spec, node, backings.len(), space)?);
-            backings.push(node_backing(spec, node));
+            pieces.extend(ram.node(spec, node, backing, space)?);
+            backing += 1;
         }
     }
     let high = space.layout.ram.last().map_or(Gpa::new(0), |ram| ram.start());
-    let ends = memory.iter().map(|m| m.span.end()).chain(slices.iter().map(|(_, span)| span.end()));
+    let ends =
+        pieces.iter().map(|m: &MemoryPlan| m.span.end()).chain(placed.iter().map(|slice| slice.span.end()));
     space.top = ends.fold(high, Ord::max);
-    for (index, (slice, source)) in spec.egm.iter().zip(sources).enumerate() {
-        let of_node = slices.iter().any(|(placed, _)| *placed == index);
+    for (index, slice) in spec.egm.iter().enumerate() {
+        let of_node = placed.iter().any(|placed| placed.index == index);
         if slice.form == EgmForm::Memory && !of_node {
-            slices.push((index, place_slice(index, slice, space)?));
+            placed.push(PlacedSlice { index, span: place_slice(index, slice, space)? });
         }
-        backings.push(slice_backing(spec, index, slice, source));
     }
-    let slice = |(index, span): &(usize, Span<Guest>)| {
-        let (slice, source) = spec.egm.get(*index).zip(sources.get(*index))?;
-        Some(Slice { span: *span, source, node: slice.node, backing: first_slice.saturating_add(*index) })
+    let first_slice = backing;
+    let slice = |placed: &PlacedSlice| {
+        let source = demand.sources.get(placed.index)?;
+        let node = spec.egm.get(placed.index)?.node;
+        Some(Slice { span: placed.span, source, node, backing: first_slice.saturating_add(placed.index) })
     };
-    let slices: Vec<Slice<'_>> = slices.iter().filter_map(slice).collect();
-    check_tables(&memory, &slices, first_slice, space.layout)?;
-    let (pieces, notes) = without_retired(&slices, memory.len(), space.layout);
-    memory.extend(pieces);
-    memory.sort_by_key(|m| m.span);
-    Ok((backings, without_hole(memory, space.layout.ram_hole), notes))
+    let slices: Vec<Slice<'_>> = placed.iter().filter_map(slice).collect();
+    check_tables(&pieces, &slices, first_slice, space.layout)?;
+    let rest = without_retired(&slices, pieces.len(), space.layout);
+    pieces.extend(rest.pieces);
+    pieces.sort_by_key(|piece| piece.span);
+    Ok(Memory { pieces: without_hole(pieces, space.layout.ram_hole), notes: rest.notes })
 }
 
 /// Checks that the first node with memory has room for the guest's tables.
@@ -99,6 +108,13 @@ fn check_tables(
         }
         None => Ok(()),
     }
+}
+
+/// A span of guest memory.
+struct Piece {
+    span: Span<Guest>,
+    /// Offset of its first byte in the memory of its node.
+    offset: u64,
 }
 
 /// Free RAM addresses, lowest first.
@@ -148,7 +164,8 @@ impl Ram {
             short_by,
             key: "memory.size",
         })?;
-        let ram = |(span, offset)| MemoryPlan { span, kind: MemoryKind::Ram, node: node.id, backing, offset };
+        let (kind, node) = (MemoryKind::Ram, node.id);
+        let ram = |Piece { span, offset }| MemoryPlan { span, kind, node, backing, offset };
         Ok(pieces.into_iter().map(ram).collect())
     }
 
@@ -171,12 +188,11 @@ impl Ram {
         no_place(index, slice, largest, space)
     }
 
-    /// Spans for `size` bytes, which are whole pages, with the offset of each; `start - offset` is a multiple of `unit` for
-    /// all of them.
+    /// Pieces of `size` bytes, which are whole pages; `start - offset` is a multiple of `unit` for all of them.
     ///
     /// # Errors
     /// The number of bytes that found no address.
-    fn take(&mut self, size: u64, unit: u64) -> Result<Vec<(Span<Guest>, u64)>, u64> {
+    fn take(&mut self, size: u64, unit: u64) -> Result<Vec<Piece>, u64> {
         let mut pieces = Vec::new();
         let mut offset = 0;
         while offset < size {
@@ -190,7 +206,7 @@ impl Ram {
             };
             let bytes = align_down(usable.size().min(left), self.page);
             let Ok(span) = Span::new(usable.start(), bytes) else { continue };
-            pieces.push((span, offset));
+            pieces.push(Piece { span, offset });
             offset += bytes;
             self.free.extend(Span::between(span.end(), gap.end()));
         }
@@ -209,23 +225,6 @@ fn without_hole(memory: Vec<MemoryPlan>, hole: Span<Guest>) -> Vec<MemoryPlan> {
         })
     };
     memory.into_iter().flat_map(left).collect()
-}
-
-fn node_backing(spec: &Spec, node: &Node) -> BackingPlan {
-    let page_size = spec.memory.page_size;
-    BackingPlan {
-        id: format!("node{}", node.id),
-        region: None,
-        guest_memfd: false,
-        device: false,
-        offset: 0,
-        hpa: None,
-        size: align_up(node.size.get(), page_size.bytes()).unwrap_or(u64::MAX),
-        page_size,
-        pages: None,
-        host_nodes: node.host_nodes.clone(),
-        prefault: spec.memory.prefault,
-    }
 }
 
 /// A slice is one span, because a GPU finds a byte of EGM by its distance from the slice's start.
@@ -247,21 +246,5 @@ fn no_place(index: usize, slice: &EgmSlice, largest: u64, space: &Space) -> Plan
         bits: space.bits,
         short_by: size.saturating_sub(align_down(largest, align)),
         key: "egm.size",
-    }
-}
-
-fn slice_backing(spec: &Spec, index: usize, slice: &EgmSlice, source: &Source) -> BackingPlan {
-    BackingPlan {
-        id: format!("egm{index}"),
-        region: source.region.clone(),
-        guest_memfd: source.guest_memfd,
-        device: slice.form == EgmForm::Device,
-        offset: source.offset,
-        hpa: source.hpa,
-        size: align_up(slice.size.get(), source.page_size.bytes()).unwrap_or(u64::MAX),
-        page_size: source.page_size,
-        pages: None,
-        host_nodes: slice.host_nodes.clone(),
-        prefault: spec.memory.prefault,
     }
 }

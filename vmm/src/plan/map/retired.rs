@@ -15,27 +15,30 @@ use crate::plan::{MemoryKind, MemoryPlan};
 const LARGEST_UNIT: u64 = 1 << 40;
 
 /// A slice that is memory of the guest.
-pub(in crate::plan) struct Slice<'a> {
+pub(super) struct Slice<'a> {
     /// Guest addresses.
-    pub(in crate::plan) span: Span<Guest>,
+    pub(super) span: Span<Guest>,
     /// Offset in its region, and the holes there.
-    pub(in crate::plan) source: &'a Source,
-    pub(in crate::plan) node: u32,
-    pub(in crate::plan) backing: usize,
+    pub(super) source: &'a Source,
+    pub(super) node: u32,
+    pub(super) backing: usize,
 }
 
-/// The rest of `slices`, with a note for each that loses good memory; there are `others` pieces of memory beside.
-pub(in crate::plan) fn without_retired(
-    slices: &[Slice<'_>],
-    others: usize,
-    layout: &Layout,
-) -> (Vec<MemoryPlan>, Vec<String>) {
+/// Slices without their retired pages.
+pub(super) struct Rest {
+    pub(super) pieces: Vec<MemoryPlan>,
+    /// A note for each slice that loses good memory.
+    pub(super) notes: Vec<String>,
+}
+
+/// The rest of `slices`; there are `others` pieces of memory beside.
+pub(super) fn without_retired(slices: &[Slice<'_>], others: usize, layout: &Layout) -> Rest {
     let mut unit = layout.page;
     loop {
         let pieces: Vec<MemoryPlan> = slices.iter().flat_map(|slice| slice.pieces(unit)).collect();
         if pieces.len().saturating_add(others) <= layout.most_regions || unit >= LARGEST_UNIT {
             let notes = slices.iter().filter_map(|slice| slice.note(unit, layout)).collect();
-            return (pieces, notes);
+            return Rest { pieces, notes };
         }
         unit = unit.saturating_mul(2);
     }
@@ -69,7 +72,7 @@ impl Slice<'_> {
     }
 
     /// Where in its region a retired page is that lies in `within` of the guest.
-    pub(in crate::plan) fn retired(&self, within: Span<Guest>) -> Option<u64> {
+    pub(super) fn retired(&self, within: Span<Guest>) -> Option<u64> {
         let offset = |at: Gpa| at.offset_from(self.span.start()).unwrap_or(0);
         let from = egm_address::Offset::new(self.source.offset.saturating_add(offset(within.start())));
         let asked: SpanSet<InRegion> = Span::new(from, within.size()).into_iter().collect();

@@ -1,11 +1,10 @@
 //! Guest physical addresses that may be used at all.
 
 use egm_address::{Gpa, Guest, Placer, Request, Span, SpanSet};
-use egm_vfio::host::{HostFunction, ReservedKind};
+use egm_vfio::host::ReservedKind;
 
 use crate::arch::Layout;
-use crate::config::{DeviceKind, Spec};
-use crate::facts::Facts;
+use crate::plan::demand::Demand;
 use crate::plan::demand::pages::huge_page;
 use crate::plan::{AddressBits, PlanError, WindowKind, WindowPlan};
 
@@ -15,46 +14,35 @@ const AMD_HYPERTRANSPORT: (u64, u64) = (0xfd_0000_0000, 0x100_0000_0000);
 /// Processors with fewer address bits end below that range.
 const AMD_HYPERTRANSPORT_BITS: u8 = 40;
 
-/// The host functions of the machine that are in the facts.
-fn assigned<'a>(spec: &'a Spec, facts: &'a Facts) -> impl Iterator<Item = &'a HostFunction> {
-    spec.devices.iter().filter_map(|device| match device.kind {
-        DeviceKind::Vfio { function, .. } => facts.functions.iter().find(|host| host.address == function),
-        _ => None,
-    })
-}
-
 /// Where PCI memory and configuration space are.
-pub(in crate::plan) struct Windows {
-    pub(in crate::plan) memory32: Span<Guest>,
-    pub(in crate::plan) memory64: Option<Span<Guest>>,
-    pub(in crate::plan) ecam: Span<Guest>,
+pub(super) struct Windows {
+    pub(super) memory32: Span<Guest>,
+    pub(super) memory64: Option<Span<Guest>>,
+    pub(super) ecam: Span<Guest>,
 }
 
 /// The guest physical address space and what is still free in it above RAM.
-pub(in crate::plan) struct Space {
-    pub(in crate::plan) layout: &'static Layout,
-    pub(in crate::plan) bits: AddressBits,
+pub(super) struct Space {
+    pub(super) layout: &'static Layout,
+    pub(super) bits: AddressBits,
     /// One past the last usable address.
-    pub(in crate::plan) limit: u64,
+    pub(super) limit: u64,
     /// Bytes of a transparent huge page of the host.
-    pub(in crate::plan) huge_page: u64,
+    pub(super) huge_page: u64,
     /// Ranges that nothing may use, with what a person should read.
     reserved: Vec<(String, Span<Guest>)>,
     /// Everything from here to `limit` is free but for `reserved`.
-    pub(in crate::plan) top: Gpa,
+    pub(super) top: Gpa,
 }
 
 impl Space {
-    pub(in crate::plan) fn new(
-        spec: &Spec,
-        facts: &Facts,
-        layout: &'static Layout,
-    ) -> Result<Self, PlanError> {
+    pub(super) fn new(demand: &Demand<'_>) -> Result<Self, PlanError> {
+        let (facts, layout) = (demand.facts, demand.layout);
         let bits = facts.address_bits;
         if !(32..=52).contains(&bits) && !egm_address::fault!("address-bits-unchecked") {
             return Err(PlanError::AddressBits { bits });
         }
-        let translated = assigned(spec, facts).filter_map(|host| host.iova_bits).min();
+        let translated = demand.hosts().filter_map(|host| host.iova_bits).min();
         let bits = match translated.filter(|translated| (32..bits).contains(translated)) {
             Some(translated) => AddressBits::Translated(translated),
             None => AddressBits::Guest(bits),
@@ -67,17 +55,17 @@ impl Space {
             let span = Span::between(Gpa::new(start), Gpa::new(end));
             space.reserved.extend(span.map(|span| ("AMD HyperTransport".to_owned(), span)));
         }
-        space.reserve_for_devices(spec, facts)?;
+        space.reserve_for_devices(demand)?;
         Ok(space)
     }
 
     /// Keeps free what the IOMMU groups of the machine's own host functions cannot map: guest physical addresses are
     /// the I/O virtual addresses of its devices.
-    fn reserve_for_devices(&mut self, spec: &Spec, facts: &Facts) -> Result<(), PlanError> {
+    fn reserve_for_devices(&mut self, demand: &Demand<'_>) -> Result<(), PlanError> {
         let first_ram = self.layout.ram.first().map_or(0, |ram| ram.start().get());
         let tables = Span::new(Gpa::new(first_ram), self.layout.min_memory)
             .map_err(|_| PlanError::Internal("the layout has no least memory"))?;
-        for host in assigned(spec, facts) {
+        for host in demand.hosts() {
             let function = host.address;
             for region in host.reserved.iter().filter(|r| r.kind != ReservedKind::DirectRelaxable) {
                 let end = Gpa::new(region.span.end().get().min(self.limit));
@@ -97,24 +85,24 @@ impl Space {
     }
 
     /// Everything that must stay free.
-    pub(in crate::plan) fn blocked(&self) -> SpanSet<Guest> {
+    pub(super) fn blocked(&self) -> SpanSet<Guest> {
         self.reserved.iter().map(|(_, span)| *span).collect()
     }
 
     /// Addresses from `top` to the limit that are free.
-    pub(in crate::plan) fn placer_at_top(&self) -> Placer<Guest> {
+    pub(super) fn placer_at_top(&self) -> Placer<Guest> {
         Placer::new(&Span::between(self.top, Gpa::new(self.limit)).into_iter().collect(), &self.blocked())
     }
 
     /// Places `size` bytes at the lowest aligned free address above everything placed before.
-    pub(in crate::plan) fn place_at_top(&mut self, size: u64, align: u64) -> Option<Span<Guest>> {
+    pub(super) fn place_at_top(&mut self, size: u64, align: u64) -> Option<Span<Guest>> {
         let span = self.placer_at_top().place(Request { tag: (), size, align }).ok()?.span;
         self.top = span.end();
         Some(span)
     }
 
     /// Every window of the plan, ascending.
-    pub(in crate::plan) fn windows(&self, pci: &Windows) -> Vec<WindowPlan> {
+    pub(super) fn windows(&self, pci: &Windows) -> Vec<WindowPlan> {
         let named = |kind, label: &str, span| WindowPlan { kind, label: label.to_owned(), span };
         let mut all: Vec<WindowPlan> =
             self.layout.fixed.iter().map(|w| named(w.kind, w.label, w.span)).collect();

@@ -16,68 +16,70 @@ use egm_address::PciAddress;
 use egm_vfio::host::HostFunction;
 use egm_vfio::topology::{self, Acs, upstream_port};
 
-use crate::config::{PciTopology, SparePorts, Spec};
-use crate::facts::Facts;
+use crate::config::{PciTopology, SparePorts};
 use crate::plan::PlanError;
-use crate::plan::demand::wanted::Wanted;
+use crate::plan::demand::Demand;
+use crate::plan::demand::devices::DeviceDemand;
 
 /// Device numbers on a bus.
 const BUS_PLACES: usize = 32;
 /// Number of the node that is bus 0.
-pub(in crate::plan) const ROOT: usize = 0;
+pub(super) const ROOT: usize = 0;
 
 /// Kind of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::plan) enum What {
+pub(super) enum What {
     /// The bus of a host bridge, the first of which is bus 0; near a guest node.
     Host { near: Option<u32> },
     /// A port, with the Access Control Services of its counterpart on the host.
     Port(Port, Option<Acs>),
     /// A root port with nothing behind it.
     Spare(SparePorts),
-    /// The device with this number among the wanted ones.
+    /// The device with this number in the configuration.
     Device(usize),
 }
 
 /// Kind of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::plan) enum Port {
+pub(super) enum Port {
     Root,
     Upstream,
     Downstream,
 }
 
 /// A place of the tree.
-pub(in crate::plan) struct Node {
-    pub(in crate::plan) what: What,
+pub(super) struct Node {
+    pub(super) what: What,
     /// Number of the node that owns the bus it is on; a host bridge is on its own.
-    pub(in crate::plan) above: usize,
+    pub(super) above: usize,
     /// One past the number of the last node behind it.
-    pub(in crate::plan) end: usize,
+    pub(super) end: usize,
 }
 
 /// All nodes; each is followed by those behind it.
-pub(in crate::plan) struct Tree {
-    pub(in crate::plan) nodes: Vec<Node>,
+pub(super) struct Tree {
+    pub(super) nodes: Vec<Node>,
 }
 
 /// Devices that share a switch of the host, or a device alone.
 struct Group {
     /// Upstream port of that switch.
     switch: Option<PciAddress>,
+    /// Number of that switch among those above a member, from the root.
+    depth: usize,
     members: Vec<usize>,
 }
 
 impl Tree {
     /// Numbers of the nodes on the bus of node `number`.
-    pub(in crate::plan) fn on(&self, number: usize) -> impl Iterator<Item = usize> {
+    pub(super) fn on(&self, number: usize) -> impl Iterator<Item = usize> {
         let end = self.nodes.get(number).map_or(0, |node| node.end);
         let below = number.saturating_add(1)..end;
         below.filter(move |below| self.nodes.get(*below).is_some_and(|node| node.above == number))
     }
 
     /// The devices behind node `number`, or itself.
-    pub(in crate::plan) fn devices(&self, number: usize) -> impl Iterator<Item = usize> {
+    pub(super) fn devices(&self, number: usize) -> impl Iterator<Item = usize> {
         let end = self.nodes.get(number).map_or(0, |node| node.end);
         self.nodes.get(number..end).unwrap_or_default().iter().filter_map(|node| match node.what {
             What::Device(device) => Some(device),
@@ -86,7 +88,7 @@ impl Tree {
     }
 
     /// Nodes with addresses that no other PCI node encloses: those on bus 0, and expanders.
-    pub(in crate::plan) fn tops(&self) -> impl Iterator<Item = usize> {
+    pub(super) fn tops(&self) -> impl Iterator<Item = usize> {
         self.on(ROOT).chain(self.expanders())
     }
 
@@ -96,34 +98,23 @@ impl Tree {
     }
 
     /// Number of buses.
-    pub(in crate::plan) fn buses(&self) -> usize {
+    pub(super) fn buses(&self) -> usize {
         self.nodes.iter().filter(|node| !matches!(node.what, What::Device(_))).count()
     }
 }
 
-/// The tree of `wanted`: functions near the first node and what is near none on bus 0, the others each on the bus of an
+/// The tree of the machine's devices: functions near the first node and what is near none on bus 0, the others each on the bus of an
 /// expander for their node. `first` is the node of bus 0.
-pub(in crate::plan) fn tree(
-    spec: &Spec,
-    facts: &Facts,
-    wanted: &[Wanted<'_>],
-    first: u32,
-) -> Result<Tree, PlanError> {
-    let mut builder = Builder {
-        wanted,
-        facts,
-        mirror: spec.pcie.topology == PciTopology::Mirror,
-        spare: spec.pcie.spare,
-        tree: Tree { nodes: Vec::new() },
-    };
-    let elsewhere = |one: &Wanted<'_>| one.node.filter(|node| *node != first && one.device.root_port);
-    let mut near: Vec<Option<u32>> = wanted.iter().map(elsewhere).collect();
+pub(super) fn tree(demand: &Demand<'_>, first: u32) -> Result<Tree, PlanError> {
+    let mut builder = Builder { demand, tree: Tree { nodes: Vec::new() } };
+    let elsewhere = |one: &DeviceDemand<'_>| one.node.filter(|node| *node != first && one.device.root_port);
+    let mut near: Vec<Option<u32>> = demand.devices.iter().map(elsewhere).collect();
     near.push(None); // bus 0 is there without devices too
     near.sort_unstable();
     near.dedup();
     for near in near {
-        let here = |(_, one): &(usize, &Wanted<'_>)| elsewhere(one) == near;
-        let here: Vec<usize> = wanted.iter().enumerate().filter(here).map(|(index, _)| index).collect();
+        let numbers = (0..).zip(&demand.devices).filter(|(_, one)| elsewhere(one) == near);
+        let here: Vec<usize> = numbers.map(|(number, _)| number).collect();
         builder.host(near, &here);
     }
     let devices = builder.tree.on(ROOT).count();
@@ -142,10 +133,7 @@ pub(in crate::plan) fn tree(
 }
 
 struct Builder<'a> {
-    wanted: &'a [Wanted<'a>],
-    facts: &'a Facts,
-    mirror: bool,
-    spare: Option<SparePorts>,
+    demand: &'a Demand<'a>,
     tree: Tree,
 }
 
@@ -155,14 +143,14 @@ impl Builder<'_> {
     fn host(&mut self, near: Option<u32>, here: &[usize]) {
         let host = self.tree.nodes.len();
         self.open(host, What::Host { near });
-        let asks = |index: &&usize| self.wanted.get(**index).is_some_and(|one| one.device.root_port);
+        let asks = |index: &&usize| self.demand.devices.get(**index).is_some_and(|one| one.device.root_port);
         let (behind, direct): (Vec<&usize>, Vec<&usize>) = here.iter().partition(asks);
         let behind: Vec<usize> = behind.into_iter().copied().collect();
-        let groups = self.groups(&behind, 0).into_iter().map(|group| self.without_lone_switches(group, 0));
-        for (group, depth) in groups.collect::<Vec<_>>() {
-            self.port(host, Port::Root, &group, depth);
+        for group in self.groups(&behind, 0) {
+            let group = self.without_lone_switches(group);
+            self.port(host, Port::Root, &group);
         }
-        if let Some(spare) = self.spare.filter(|_| host == ROOT) {
+        if let Some(spare) = self.demand.spec.pcie.spare.filter(|_| host == ROOT) {
             for _ in 0..spare.ports {
                 let port = self.open(host, What::Spare(spare));
                 self.close(port);
@@ -175,31 +163,29 @@ impl Builder<'_> {
     }
 
     /// Replaces a top switch with one branch by that branch: such a switch does not show how near devices are.
-    fn without_lone_switches(&self, group: Group, depth: usize) -> (Group, usize) {
-        let mut inner = self.groups(&group.members, depth.saturating_add(1));
+    fn without_lone_switches(&self, group: Group) -> Group {
+        let mut inner = self.groups(&group.members, group.depth.saturating_add(1));
         match inner.pop() {
-            Some(only) if group.switch.is_some() && inner.is_empty() => {
-                self.without_lone_switches(only, depth.saturating_add(1))
-            }
-            _ => (group, depth),
+            Some(only) if group.switch.is_some() && inner.is_empty() => self.without_lone_switches(only),
+            _ => group,
         }
     }
 
-    /// Adds a port on the bus of node `above`, and behind it `group`; its members share switch `depth` of the host.
-    fn port(&mut self, above: usize, kind: Port, group: &Group, depth: usize) {
-        let acs = self.acs(kind, group, depth);
+    /// Adds a port on the bus of node `above`, and behind it `group`.
+    fn port(&mut self, above: usize, kind: Port, group: &Group) {
+        let acs = self.acs(kind, group);
         let [first, ..] = group.members.as_slice() else { return };
         if group.switch.is_none() {
             let port = self.open(above, What::Port(kind, acs));
             self.device(port, *first);
             return self.close(port);
         }
-        let inside = depth.saturating_add(1);
+        let inside = group.depth.saturating_add(1);
         for part in self.groups(&group.members, inside).chunks(BUS_PLACES) {
             let port = self.open(above, What::Port(kind, acs));
             let switch = self.open(port, What::Port(Port::Upstream, None));
             for group in part {
-                self.port(switch, Port::Downstream, group, inside);
+                self.port(switch, Port::Downstream, group);
             }
             self.close(switch);
             self.close(port);
@@ -210,29 +196,34 @@ impl Builder<'_> {
     fn groups(&self, members: &[usize], depth: usize) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
         for &member in members {
-            let host = self.host_function(member).filter(|_| self.mirror);
+            let host = self.host_function(member).filter(|_| self.mirrors());
             let switch = host.and_then(|host| upstream_port(host, depth));
             match groups.iter_mut().find(|group| group.switch.is_some() && group.switch == switch) {
                 Some(group) => group.members.push(member),
-                None => groups.push(Group { switch, members: vec![member] }),
+                None => groups.push(Group { switch, depth, members: vec![member] }),
             }
         }
         groups
     }
 
     fn host_function(&self, device: usize) -> Option<&HostFunction> {
-        self.wanted.get(device)?.host
+        self.demand.devices.get(device)?.host
     }
 
-    /// Access Control Services of the host's root port, or of the host's port of the switch above number `depth`.
-    fn acs(&self, kind: Port, group: &Group, depth: usize) -> Option<Acs> {
-        let host = self.host_function(*group.members.first()?).filter(|_| self.mirror)?;
+    /// Whether the guest has the host's switches.
+    fn mirrors(&self) -> bool {
+        self.demand.spec.pcie.topology == PciTopology::Mirror
+    }
+
+    /// Access Control Services of the host's root port, or of its port of the switch above that of `group`.
+    fn acs(&self, kind: Port, group: &Group) -> Option<Acs> {
+        let host = self.host_function(*group.members.first()?).filter(|_| self.mirrors())?;
         let place = match kind {
             Port::Root => 0,
             Port::Upstream => return None,
-            Port::Downstream => depth.saturating_mul(2),
+            Port::Downstream => group.depth.saturating_mul(2),
         };
-        let port = topology::find(&self.facts.functions, *host.place.bridges.get(place)?)?;
+        let port = topology::find(&self.demand.facts.functions, *host.place.bridges.get(place)?)?;
         port.place.express?.acs
     }
 

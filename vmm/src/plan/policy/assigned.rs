@@ -1,13 +1,15 @@
 //! Plan of the host functions: the kernel's interface that opens them, and which functions reach each other.
 
+use std::collections::BTreeMap;
+
 use egm_device::region::{Region, RegionKind};
 use egm_vfio::host::HostFunction;
 use egm_vfio::topology;
 use egm_vfio::variant::Variant;
 
-use crate::config::{Device, DeviceKind, MAX_NODES, Spec, VfioBackend};
+use crate::config::{DeviceKind, MAX_NODES, Spec, VfioBackend};
 use crate::facts::Facts;
-use crate::plan::demand::wanted::Wanted;
+use crate::plan::demand::Demand;
 use crate::plan::policy::cliques;
 use crate::plan::{
     AssignedPlan, AssignedRule, BackingPlan, GPU_NODES, GpuMemoryPlan, GroupPlan, Interface, PassthroughPlan,
@@ -18,70 +20,63 @@ use crate::plan::{
 const IOMMUFD_BARS: (u32, u32) = (6, 19);
 
 /// Decisions for all host functions, and notes for the operator.
-pub(in crate::plan) struct Decided {
-    /// By device.
-    pub(in crate::plan) functions: Vec<Option<AssignedPlan>>,
-    pub(in crate::plan) passthrough: Option<PassthroughPlan>,
-    pub(in crate::plan) notes: Vec<String>,
+#[derive(Default)]
+pub(super) struct Decided {
+    /// By id of the device.
+    pub(super) functions: BTreeMap<String, AssignedPlan>,
+    pub(super) passthrough: Option<PassthroughPlan>,
+    pub(super) notes: Vec<String>,
 }
 
 /// Decides for all host functions of the machine.
-pub(in crate::plan) fn decide(
-    spec: &Spec,
-    facts: &Facts,
-    wanted: &[Wanted<'_>],
-    backings: &[BackingPlan],
-) -> Result<Decided, PlanError> {
-    let hosts: Vec<&HostFunction> = wanted.iter().filter_map(|one| one.host).collect();
-    if hosts.is_empty() && !takes_functions(spec, facts) {
-        return Ok(Decided { functions: Vec::new(), passthrough: None, notes: Vec::new() });
+pub(super) fn decide(demand: &Demand<'_>) -> Result<Decided, PlanError> {
+    let hosts: Vec<&HostFunction> = demand.hosts().collect();
+    if hosts.is_empty() && !takes_functions(demand) {
+        return Ok(Decided::default());
     }
-    check_pins(wanted, facts, backings)?;
-    let (interface, why) = interface(spec, facts, &hosts, backings)?;
-    let mut notes: Vec<String> = hosts.iter().filter_map(|host| unusable(facts, host)).collect();
-    let lends = lends_bars(interface, facts);
-    if !lends && hosts.len() > 1 && wanted.iter().any(wants_p2p) {
+    check_pins(demand)?;
+    let Choice { interface, why } = interface(demand, &hosts)?;
+    let shares = shares_bars(interface, demand.facts);
+    let cliques = cliques::decide(demand, shares)?;
+    let mut notes: Vec<String> = hosts.iter().filter_map(|host| unusable(demand.facts, host)).collect();
+    if !shares && hosts.len() > 1 && demand.devices.iter().any(|one| one.allows_p2p()) {
         notes.push(format!(
             "assigned functions do not reach each other's BARs: iommufd of Linux {} cannot map them, 6.19 can, and so can \
              \"backend\": \"legacy\"",
-            facts.kernel
+            demand.facts.kernel
         ));
     }
-    notes.extend(
-        backings.iter().filter(|backing| backing.guest_memfd).map(|backing| by_address(backing, interface)),
-    );
-    let peers: Vec<bool> = wanted.iter().map(|one| lends && wants_p2p(one)).collect();
-    let (cliques, warnings) = cliques::decide(facts, wanted, &peers)?;
-    notes.extend(warnings);
-    let mut nodes = free_nodes(spec);
-    let one = |((one, p2p), clique): ((&Wanted<'_>, bool), Option<u8>)| {
-        let host = one.host?;
-        let memory = gpu_memory(host).map(|bars| {
-            let egm = own_egm(host, facts, backings).and_then(|own| match own {
-                (index, BackingPlan { offset: 0, .. }) => Some(index),
-                (_, backing) => {
-                    notes.push(no_egm(host, backing));
-                    None
-                }
-            });
-            GpuMemoryPlan { bars, first_node: nodes.next().unwrap_or(u32::MAX), egm }
+    let guest_memfd = demand.backings.iter().filter(|backing| backing.guest_memfd);
+    notes.extend(guest_memfd.map(|backing| by_address(backing, interface)));
+    notes.extend(cliques.warnings);
+    let mut functions = BTreeMap::new();
+    let mut nodes = free_nodes(demand.spec);
+    for (one, clique) in demand.devices.iter().zip(cliques.numbers) {
+        let Some(host) = one.host else { continue };
+        let memory = memory_bars(host).map(|bars| {
+            let first_node = nodes.next().unwrap_or(u32::MAX);
+            GpuMemoryPlan { bars, first_node, egm: egm_backing(host, demand, &mut notes) }
         });
-        let (function, group, node) = (host.address, host.iommu_group, one.node);
-        let partner = one.partner;
-        Some(AssignedPlan { function, group, node, clique, p2p, memory, partner })
-    };
-    let functions: Vec<Option<AssignedPlan>> = wanted.iter().zip(peers).zip(cliques).map(one).collect();
-    for (one, assigned) in wanted.iter().zip(&functions) {
-        let first =
-            assigned.as_ref().and_then(|assigned| assigned.memory.as_ref()).map(|memory| memory.first_node);
-        if let Some(first) = first.filter(|first| first.saturating_add(GPU_NODES) > MAX_NODES) {
+        if let Some(GpuMemoryPlan { first_node: first, .. }) = memory
+            && first.saturating_add(GPU_NODES) > MAX_NODES
+        {
             return Err(AssignedRule::Nodes { device: one.device.id.clone(), first }.into());
         }
+        let assigned = AssignedPlan {
+            function: host.address,
+            group: host.iommu_group,
+            node: one.node,
+            clique,
+            p2p: shares && one.allows_p2p(),
+            memory,
+            partner: one.partner,
+        };
+        functions.insert(one.device.id.clone(), assigned);
     }
-    let pinned =
-        backings.iter().filter(|backing| !is_invisible(backing, facts)).map(|backing| backing.size).sum();
-    let passthrough = PassthroughPlan { interface, why, groups: groups(&hosts), pinned };
-    Ok(Decided { functions, passthrough: Some(passthrough), notes })
+    let pinned = demand.backings.iter().filter(|backing| !is_invisible(backing, demand.facts));
+    let pinned = pinned.map(|backing| backing.size).sum();
+    let passthrough = Some(PassthroughPlan { interface, why, groups: groups(&hosts), pinned });
+    Ok(Decided { functions, passthrough, notes })
 }
 
 /// First numbers of as many free ones as a GPU has nodes, above the ordinary ones. Linux counts memory of slices
@@ -104,19 +99,15 @@ fn free_nodes(spec: &Spec) -> impl Iterator<Item = u32> {
 }
 
 /// Whether functions of the host can be plugged into the machine's spare ports.
-fn takes_functions(spec: &Spec, facts: &Facts) -> bool {
-    spec.pcie.spare.is_some() && facts.iommu.present().is_some()
+fn takes_functions(demand: &Demand<'_>) -> bool {
+    demand.spec.pcie.spare.is_some() && demand.facts.iommu.present().is_some()
 }
 
 /// The BARs of `host` that are memory; `None` without any.
-fn gpu_memory(host: &HostFunction) -> Option<Vec<u8>> {
+fn memory_bars(host: &HostFunction) -> Option<Vec<u8>> {
     let shown: Vec<(u8, u64)> = host.memory.iter().map(|memory| (memory.bar, memory.size)).collect();
     let bars: Vec<u8> = Variant::memory(host, &shown).iter().map(|memory| memory.bar).collect();
     (!bars.is_empty()).then_some(bars)
-}
-
-fn wants_p2p(one: &Wanted<'_>) -> bool {
-    matches!(one.device.kind, DeviceKind::Vfio { p2p: true, .. })
 }
 
 /// Reason why the host would not hand over `host` in its present state.
@@ -132,21 +123,16 @@ fn is_invisible(backing: &BackingPlan, facts: &Facts) -> bool {
 }
 
 /// Refuses guest memory that no function of the host can reach: files of DAX file systems have no long-term pins.
-fn check_pins(wanted: &[Wanted<'_>], facts: &Facts, backings: &[BackingPlan]) -> Result<(), AssignedRule> {
-    for backing in backings.iter().filter(|backing| !backing.device) {
-        let Some(region) = region(backing, facts).filter(|region| region.kind.has_slice_files()) else {
-            continue;
+fn check_pins(demand: &Demand<'_>) -> Result<(), AssignedRule> {
+    for backing in demand.backings.iter().filter(|backing| !backing.device) {
+        let region = region(backing, demand.facts).filter(|region| region.kind.has_slice_files());
+        let Some(region) = region else { continue };
+        let what = match demand.devices.iter().find(|one| one.host.is_some()) {
+            Some(one) => format!("device \"{}\"", one.device.id),
+            None => "a function that is plugged into a spare port".to_owned(),
         };
-        let assigned = wanted.iter().find(|one| one.host.is_some());
-        let what = assigned.map_or_else(
-            || "a function that is plugged into a spare port".to_owned(),
-            |one| format!("device \"{}\"", one.device.id),
-        );
-        return Err(AssignedRule::FsdaxMemory {
-            what,
-            backing: backing.id.clone(),
-            region: region.name.clone(),
-        });
+        let (backing, region) = (backing.id.clone(), region.name.clone());
+        return Err(AssignedRule::FsdaxMemory { what, backing, region });
     }
     Ok(())
 }
@@ -156,18 +142,21 @@ fn region<'a>(backing: &BackingPlan, facts: &'a Facts) -> Option<&'a Region> {
     facts.region(backing.region.as_ref()?).map(|host| &host.region)
 }
 
-/// The first backing that is memory of the guest and of the EGM region of GPU `host`.
-fn own_egm<'a>(
-    host: &HostFunction,
-    facts: &Facts,
-    backings: &'a [BackingPlan],
-) -> Option<(usize, &'a BackingPlan)> {
-    backings.iter().enumerate().find(|(_, backing)| {
-        region(backing, facts).is_some_and(|region| {
-            let is_egm = matches!(region.kind, RegionKind::Egm { .. });
-            is_egm && region.functions.contains(&host.address) && !backing.device
+/// Index of the first backing that is memory of the guest and of the EGM region of GPU `host`, if the GPU can use it; a note
+/// where not.
+fn egm_backing(host: &HostFunction, demand: &Demand<'_>, notes: &mut Vec<String>) -> Option<usize> {
+    let is_own = |backing: &BackingPlan| {
+        let region = region(backing, demand.facts).filter(|_| !backing.device);
+        region.is_some_and(|region| {
+            matches!(region.kind, RegionKind::Egm { .. }) && region.functions.contains(&host.address)
         })
-    })
+    };
+    let (index, backing) = demand.backings.iter().enumerate().find(|(_, backing)| is_own(backing))?;
+    if backing.offset == 0 {
+        return Some(index);
+    }
+    notes.push(no_egm(host, backing));
+    None
 }
 
 /// Note that the GPU would take other bytes of the region for those of the slice.
@@ -187,7 +176,8 @@ fn maps_invisible(facts: &Facts) -> bool {
     facts.kernel.contains("nvidia")
 }
 
-fn lends_bars(interface: Interface, facts: &Facts) -> bool {
+/// Whether functions that `interface` opens reach each other's BARs.
+fn shares_bars(interface: Interface, facts: &Facts) -> bool {
     interface == Interface::Legacy || release(&facts.kernel) >= IOMMUFD_BARS
 }
 
@@ -198,61 +188,85 @@ fn release(kernel: &str) -> (u32, u32) {
 }
 
 /// The interface for all functions, and why.
-fn interface(
-    spec: &Spec,
-    facts: &Facts,
-    hosts: &[&HostFunction],
-    backings: &[BackingPlan],
-) -> Result<(Interface, String), PlanError> {
-    let asked = |device: &Device| match device.kind {
-        DeviceKind::Vfio { backend: VfioBackend::Legacy, .. } => Some((device.id.clone(), Interface::Legacy)),
-        DeviceKind::Vfio { backend: VfioBackend::Iommufd, .. } => {
-            Some((device.id.clone(), Interface::Iommufd))
+struct Choice {
+    interface: Interface,
+    why: String,
+}
+
+/// The interface that a device of the configuration asks for.
+struct Asked<'a> {
+    device: &'a str,
+    interface: Interface,
+}
+
+fn interface(demand: &Demand<'_>, hosts: &[&HostFunction]) -> Result<Choice, PlanError> {
+    let asked = asked(demand.spec);
+    let invisible = demand.backings.iter().find(|backing| is_invisible(backing, demand.facts));
+    if let Some(first) = asked.first() {
+        if let Some(second) = asked.iter().find(|other| other.interface != first.interface) {
+            let (first, second) = (first.device.to_owned(), second.device.to_owned());
+            return Err(AssignedRule::Interfaces { first, second }.into());
         }
-        _ => None,
-    };
-    let asked: Vec<(String, Interface)> = spec.devices.iter().filter_map(asked).collect();
-    let invisible = backings.iter().find(|backing| is_invisible(backing, facts));
-    if let Some((first, interface)) = asked.first() {
-        if let Some((second, _)) = asked.iter().find(|(_, other)| other != interface) {
-            return Err(AssignedRule::Interfaces { first: first.clone(), second: second.clone() }.into());
-        }
-        if *interface == Interface::Iommufd
+        if first.interface == Interface::Iommufd
             && let Some(backing) = invisible
-            && !maps_invisible(facts)
+            && !maps_invisible(demand.facts)
         {
-            let region = backing.region.clone().unwrap_or_default();
-            return Err(AssignedRule::IommufdMemory {
-                device: first.clone(),
-                backing: backing.id.clone(),
-                region,
-            }
-            .into());
+            let (device, region) = (first.device.to_owned(), backing.region.clone().unwrap_or_default());
+            return Err(AssignedRule::IommufdMemory { device, backing: backing.id.clone(), region }.into());
         }
-        return Ok((*interface, format!("device \"{first}\" asks for it")));
+        let why = format!("device \"{}\" asks for it", first.device);
+        return Ok(Choice { interface: first.interface, why });
     }
-    let legacy = |why: String| Ok((Interface::Legacy, why));
+    Ok(match legacy_only(demand, hosts, invisible) {
+        Some(why) => Choice { interface: Interface::Legacy, why },
+        None => {
+            let why = "the host has it, and it maps all of the machine's memory".to_owned();
+            Choice { interface: Interface::Iommufd, why }
+        }
+    })
+}
+
+fn asked(spec: &Spec) -> Vec<Asked<'_>> {
+    let mut asked = Vec::new();
+    for device in &spec.devices {
+        let interface = match device.kind {
+            DeviceKind::Vfio { backend: VfioBackend::Legacy, .. } => Interface::Legacy,
+            DeviceKind::Vfio { backend: VfioBackend::Iommufd, .. } => Interface::Iommufd,
+            _ => continue,
+        };
+        asked.push(Asked { device: &device.id, interface });
+    }
+    asked
+}
+
+/// Why iommufd does not do for the machine, where the configuration leaves the choice.
+fn legacy_only(
+    demand: &Demand<'_>,
+    hosts: &[&HostFunction],
+    invisible: Option<&BackingPlan>,
+) -> Option<String> {
+    let facts = demand.facts;
     if let Some(backing) = invisible {
         let region = backing.region.as_deref().unwrap_or_default();
-        let id = &backing.id;
-        return legacy(format!(
-            "{id} is of {region}, memory without struct pages, which iommufd of stock kernels does not map"
+        return Some(format!(
+            "{} is of {region}, memory without struct pages, which iommufd of stock kernels does not map",
+            backing.id
         ));
     }
     if !facts.iommu.present().is_some_and(|iommu| iommu.iommufd) {
-        return legacy("the host has no /dev/iommu".to_owned());
+        return Some("the host has no /dev/iommu".to_owned());
     }
     if let Some(without) = hosts.iter().find(|host| host.place.cdev.is_none()) {
-        return legacy(format!("{} has no file in /dev/vfio/devices", without.address));
+        return Some(format!("{} has no file in /dev/vfio/devices", without.address));
     }
-    let more = spec.pcie.spare.map_or(0, |spare| usize::from(spare.ports));
-    if hosts.len().saturating_add(more) > 1 && !lends_bars(Interface::Iommufd, facts) {
-        return legacy(format!(
+    let more = demand.spec.pcie.spare.map_or(0, |spare| usize::from(spare.ports));
+    if hosts.len().saturating_add(more) > 1 && !shares_bars(Interface::Iommufd, facts) {
+        return Some(format!(
             "functions reach each other's BARs, for which iommufd needs Linux 6.19: this is {}",
             facts.kernel
         ));
     }
-    Ok((Interface::Iommufd, "the host has it, and it maps all of the machine's memory".to_owned()))
+    None
 }
 
 /// Note on how devices reach guest_memfd: both interfaces pin what the machine's process has mapped.
