@@ -31,7 +31,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, kill_process, pidfd_getf
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Blame, Chain, Report};
-use crate::resources::SliceProgress;
+use crate::reserve::SliceProgress;
 
 /// Signals that the machine gets in the keeper's place.
 const FORWARDED: [Signal; 5] =

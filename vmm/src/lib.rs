@@ -31,6 +31,7 @@ pub mod pci;
 mod places;
 pub mod plan;
 mod program;
+pub mod reserve;
 pub mod resources;
 mod user;
 pub mod virtio;

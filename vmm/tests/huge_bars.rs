@@ -14,7 +14,8 @@ mod tests {
     use egm_vmm::facts::{self, Facts, Scope};
     use egm_vmm::machine::{self, ExitReason};
     use egm_vmm::plan::{FunctionPlan, FunctionRole, Plan, WindowKind, plan};
-    use egm_vmm::resources::{Leases, OpenDevice, Resources, Servers};
+    use egm_vmm::reserve::{Leases, Servers};
+    use egm_vmm::resources::{OpenDevice, Resources};
     use serde_json::{Value, json};
 
     const GIB: u64 = 1 << 30;

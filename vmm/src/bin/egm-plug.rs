@@ -21,7 +21,8 @@ use egm_vmm::error::Chain;
 use egm_vmm::facts::{self, Scope};
 use egm_vmm::hotplug::{Handle, HotplugError, Source, UNPLUG_TIMEOUT};
 use egm_vmm::machine;
-use egm_vmm::resources::{Leases, Resources, connect_servers};
+use egm_vmm::reserve::Leases;
+use egm_vmm::resources::{Resources, connect_servers};
 
 /// A machine for tests: words on a socket plug its functions in and out.
 #[derive(Debug, Parser)]

@@ -2,7 +2,7 @@
 
 use crate::custody::Keeper;
 use crate::error::Report;
-use crate::resources::Leases;
+use crate::reserve::Leases;
 use crate::user::{self, User};
 
 /// The user of a machine, and the process that returns its slices.

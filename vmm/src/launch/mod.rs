@@ -24,7 +24,8 @@ use crate::facts::{self, Facts, Scope};
 use crate::machine::{self, Machine};
 use crate::memory::Present;
 use crate::plan::Plan;
-use crate::resources::{self, Broker, Leases, Resources, Runs, Servers};
+use crate::reserve::{Broker, Leases, Runs, Servers};
+use crate::resources::{self, Resources};
 
 type Outcome<T> = Result<T, Box<dyn Report>>;
 
@@ -72,7 +73,7 @@ impl Reserved {
     /// Opens every descriptor that the plan names, and makes memory present where devices reach it.
     ///
     /// # Errors
-    /// [`resources::ResourceError`], and [`resources::CloseError`] for a machine that cannot run as its user.
+    /// [`resources::ResourceError`], and [`crate::reserve::CloseError`] for a machine that cannot run as its user.
     pub(crate) fn open(self) -> Outcome<Opened> {
         let Self { plan, servers, confined, held } = self;
         if confined.is_some() {

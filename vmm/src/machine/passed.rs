@@ -15,7 +15,8 @@ use crate::hotplug::{HotplugError, Maker, New};
 use crate::kvm::{Routes, SlotTable};
 use crate::passthrough::{Connections, HostEvents, Line, PassedFunction, PassthroughError, Peers};
 use crate::plan::{self, BarPlan, BridgePlan};
-use crate::resources::{left_behind, reached};
+use crate::reserve::reached;
+use crate::resources::left_behind;
 
 /// Parts of the machine that every host function is connected to.
 #[derive(Clone)]

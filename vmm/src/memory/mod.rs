@@ -23,7 +23,7 @@ pub use self::huge::Present;
 use crate::config::PageSize;
 use crate::kvm::Vm;
 use crate::plan::{Allocation, BackingPlan, Plan};
-use crate::resources::Leases;
+use crate::reserve::Leases;
 
 /// Callback, from any thread: bytes that are present so far, and bytes in total.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);

@@ -6,7 +6,7 @@ use egm_address::{ByteSize, CpuSet, Gpa, Guest, Hpa, PciAddress, Span};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Access, Architecture, Boot, Console, PageSize};
-use crate::plan::{ExpanderPlan, FunctionPlan, PassthroughPlan, SmmuPlan};
+use crate::plan::{ExpanderPlan, FunctionPlan, FunctionRole, PassthroughPlan, SmmuPlan};
 
 /// Version of the JSON form of [`Plan`]; a reader refuses others.
 pub const PLAN_VERSION: u32 = 1;
@@ -313,6 +313,14 @@ impl Plan {
         let near = self.memory.iter().find(|m| m.span.end() > span.start())?;
         let below = near.span.start().offset_from(span.start())?;
         Some((span, near.backing, near.offset.checked_sub(below)?))
+    }
+
+    /// Host functions that are assigned.
+    pub(crate) fn assigned_functions(&self) -> impl Iterator<Item = PciAddress> {
+        self.pci.iter().filter_map(|function| match &function.role {
+            FunctionRole::Endpoint { assigned: Some(assigned), .. } => Some(assigned.function),
+            _ => None,
+        })
     }
 
     /// One past the highest RAM address, 0 without RAM.

@@ -10,11 +10,11 @@ use egm_vfio::kernel::OpenError;
 
 use super::ThreadError;
 use super::passed::AddressSpaces;
-use super::servers::ServerError;
 use super::slices::{OpenSlice, SliceError, Slices};
 use crate::config::{Device, DeviceKind};
 use crate::error::{Blame, Report, opening};
 use crate::plan::{FunctionRole, Plan};
+use crate::reserve::ServerError;
 use crate::virtio::blk::{Disk, DiskError};
 use crate::virtio::net::Backend;
 use crate::virtio::net::tap::{self, TapError};

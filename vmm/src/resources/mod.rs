@@ -2,15 +2,9 @@
 //!
 //! Only slices, GPUs and connections to vfio-user servers are reserved before it; nothing after it makes decisions.
 
-mod close;
 mod devices;
-mod gpus;
-mod lease_error;
-mod leases;
-mod loans;
 mod passed;
 mod reset;
-mod servers;
 mod slices;
 
 use std::fs::{File, FileType, OpenOptions};
@@ -19,18 +13,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread::{self, Scope, ScopedJoinHandle};
 
-pub use self::close::CloseError;
-pub(crate) use self::close::Runs;
 pub use self::devices::{DeviceError, OpenDevice};
-pub use self::gpus::claim_gpus;
-pub(crate) use self::gpus::reached;
-pub use self::lease_error::LeaseError;
-pub(crate) use self::leases::Taken;
-pub use self::leases::{Leases, SliceProgress};
-pub use self::loans::Broker;
 pub use self::passed::{AddressSpaces, PassedError};
 pub(crate) use self::reset::left_behind;
-pub use self::servers::{ServerError, Servers};
 use self::slices::Slices;
 pub use self::slices::{OpenSlice, SliceError};
 use crate::arch::boot::BootFiles;
@@ -41,6 +26,7 @@ use crate::facts::Facts;
 use crate::kvm::{Hypervisor, KvmError, Vm};
 use crate::memory::{GuestRam, MemoryError, Present, Progress};
 use crate::plan::{BackingPlan, Plan};
+use crate::reserve::{Leases, Servers};
 
 /// Open resources that a machine is built from.
 pub struct Resources {

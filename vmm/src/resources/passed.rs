@@ -14,9 +14,8 @@ use crate::error::{Blame, Report, opening};
 use crate::facts::Facts;
 use crate::kvm::{KvmError, Vm};
 use crate::memory::GuestRam;
-use crate::plan::{FunctionRole, Interface, Plan};
-
-use super::servers::Servers;
+use crate::plan::{Interface, Plan};
+use crate::reserve::Servers;
 
 /// Why a machine's host functions cannot have their memory.
 #[derive(Debug, thiserror::Error)]
@@ -65,14 +64,6 @@ impl Report for PassedError {
     }
 }
 
-/// The host functions of `plan`.
-pub(super) fn passed(plan: &Plan) -> impl Iterator<Item = PciAddress> {
-    plan.pci.iter().filter_map(|function| match &function.role {
-        FunctionRole::Endpoint { assigned: Some(assigned), .. } => Some(assigned.function),
-        _ => None,
-    })
-}
-
 /// The I/O address spaces of a machine: one for all functions of the kernel, so that memory is pinned once, and one a
 /// vfio-user server.
 #[derive(Default)]
@@ -95,7 +86,7 @@ impl AddressSpaces {
         };
         let kernel = kernel.or_else(|error| {
             // A fault of a function is the cause of a fault of all of VFIO.
-            passed(plan).try_for_each(KernelFunction::check)?;
+            plan.assigned_functions().try_for_each(KernelFunction::check)?;
             Err(error)
         })?;
         Ok(Self { kernel: Some(kernel), servers })

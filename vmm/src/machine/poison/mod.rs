@@ -35,7 +35,7 @@ use crate::arch::native::machine_check::Reporter;
 use crate::error::Chain;
 use crate::memory::GuestRam;
 use crate::plan::{BackingPlan, Plan};
-use crate::resources::{Leases, Taken};
+use crate::reserve::{Leases, Taken};
 
 /// How often an EGM device's list of retired pages is read: no event reports its growth.
 const LOOK: Duration = Duration::from_secs(10);

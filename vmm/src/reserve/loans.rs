@@ -11,7 +11,7 @@ use egm_address::{Offset, Span, SpanSet};
 use egm_device::broker::{Client, ClientError, Loan, Take};
 use egm_device::region::{Region, RegionKind};
 
-use super::lease_error::LeaseError;
+use super::error::LeaseError;
 use crate::config::{EgmSlice, GUEST_MEMFD, LOCAL, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion, Trust};
 use crate::plan::{huge_alignment, lost};

@@ -7,8 +7,7 @@ use egm_device::ledger::{GpuLease, Identity, Ledger, Paths, Watch};
 use egm_device::owner::Owner;
 use egm_device::region::Region;
 
-use super::lease_error::LeaseError;
-use super::passed::passed;
+use super::error::LeaseError;
 use crate::facts::{self, FactsError};
 use crate::plan::Plan;
 
@@ -17,7 +16,7 @@ use crate::plan::Plan;
 /// # Errors
 /// [`LeaseError`] when another trust domain has a slice or a GPU of that region, or this user may not use the ledger.
 pub fn claim_gpus(plan: &Plan, domain: Option<&str>) -> Result<Option<GpuLease>, LeaseError> {
-    let functions: Vec<PciAddress> = passed(plan).collect();
+    let functions: Vec<PciAddress> = plan.assigned_functions().collect();
     let mut regions = Vec::new();
     for function in &functions {
         regions.extend(reached(*function)?);

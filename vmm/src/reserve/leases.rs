@@ -17,7 +17,7 @@ use egm_device::ledger::{GrantError, Identity, Ledger, Paths, Progress, Watch};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, Slice};
 
-use super::lease_error::{ATTEMPTS, LeaseError};
+use super::error::{ATTEMPTS, LeaseError};
 use super::loans::{self, Broker};
 use crate::config::Spec;
 use crate::error::Report;

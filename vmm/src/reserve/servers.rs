@@ -95,16 +95,16 @@ impl Servers {
     }
 
     /// The device of the server at `socket`, if it is one of these.
-    pub(super) fn function(&self, socket: &Path) -> Option<Arc<dyn Backend>> {
+    pub(crate) fn function(&self, socket: &Path) -> Option<Arc<dyn Backend>> {
         self.0.get(socket).map(|server| Arc::clone(&server.function) as _)
     }
 
     /// Socket and I/O address space of each.
-    pub(super) fn domains(&self) -> impl Iterator<Item = (&Path, Arc<dyn Domain>)> {
+    pub(crate) fn domains(&self) -> impl Iterator<Item = (&Path, Arc<dyn Domain>)> {
         self.0.iter().map(|(socket, server)| (socket.as_path(), Arc::clone(&server.domain) as _))
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }

@@ -1,0 +1,26 @@
+//! What a machine reserves before anything is opened: slices, GPUs and connections to vfio-user servers. Side effects start
+//! here.
+//!
+//! | file | content |
+//! |---|---|
+//! | `leases` | slices of the host's regions, granted and scrubbed; `loans`: slices from a broker |
+//! | `gpus` | claims on GPUs that reach a whole region |
+//! | `servers` | vfio-user servers, connected |
+//! | `close` | closes the files of slices once their memory is mapped |
+
+mod close;
+mod error;
+mod gpus;
+mod leases;
+mod loans;
+mod servers;
+
+pub use self::close::CloseError;
+pub(crate) use self::close::Runs;
+pub use self::error::LeaseError;
+pub use self::gpus::claim_gpus;
+pub(crate) use self::gpus::reached;
+pub(crate) use self::leases::Taken;
+pub use self::leases::{Leases, SliceProgress};
+pub use self::loans::Broker;
+pub use self::servers::{ServerError, Servers};
