@@ -31,7 +31,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, kill_process, pidfd_getf
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Blame, Chain, Report};
-use crate::reserve::SliceProgress;
+use crate::reserve::{OwnSlice, SliceProgress};
 
 /// Signals that the machine gets in the keeper's place.
 const FORWARDED: [Signal; 5] =
@@ -94,19 +94,23 @@ impl Keeper {
         self.parent
     }
 
-    /// Hands over the locks of `leases`, of a machine that runs as user `uid`; returns when the keeper has them.
+    /// Hands over the locks of `slices`, of a machine that runs as user `uid`; returns when the keeper has them.
     ///
     /// # Errors
     /// [`CustodyError`].
-    pub(crate) fn hand_over(&self, leases: &[(&str, &Lease)], uid: u32) -> Result<(), CustodyError> {
-        let grant = |(id, lease): &(&str, &Lease)| Grant {
-            id: (*id).to_owned(),
+    pub(crate) fn hand_over<'a>(
+        &self,
+        slices: impl Iterator<Item = OwnSlice<'a>>,
+        uid: u32,
+    ) -> Result<(), CustodyError> {
+        let grant = |OwnSlice { id, lease }: OwnSlice<'_>| Grant {
+            id: id.to_owned(),
             region: lease.region().clone(),
             slice: lease.slice().clone(),
             owner: Owner { uid, ..lease.owner().clone() },
             claim: lease.claim().as_raw_fd(),
         };
-        let grants: Vec<_> = leases.iter().map(grant).collect();
+        let grants: Vec<_> = slices.map(grant).collect();
         self.send(&grants).map_err(failed("leave the slices to the process that returns them"))
     }
 

@@ -31,7 +31,7 @@ impl Confined {
     /// # Errors
     /// The keeper has ended.
     pub(super) fn hand_over(&self, leases: &Leases) -> Result<(), Box<dyn Report>> {
-        Ok(self.keeper.hand_over(&leases.own(), self.uid())?)
+        Ok(self.keeper.hand_over(leases.own(), self.uid())?)
     }
 
     /// Drops all privileges.

@@ -37,7 +37,7 @@ impl Reservation {
     /// machine end with its process.
     ///
     /// # Errors
-    /// [`reserve::LeaseError`].
+    /// [`reserve::ReserveError`].
     pub(super) fn claim_gpus(
         &mut self,
         plan: &Plan,

@@ -5,12 +5,11 @@
 
 use std::io;
 
+use egm_device::Backing as _;
 use egm_device::close::Closing;
 use egm_device::region::RegionKind;
 
-use egm_device::Backing as _;
-
-use super::leases::Leases;
+use super::leases::{Leases, Named};
 use crate::error::{Blame, Report};
 use crate::plan::Plan;
 
@@ -48,13 +47,27 @@ impl Report for CloseError {
     }
 }
 
-/// User of the machine's process while the guest runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Runs {
-    /// The user that started it.
-    AsIs,
-    /// An unprivileged user, without files that are not needed.
-    Confined,
+/// A slice, as far as that decides about its file.
+struct SliceFile<'a> {
+    named: &'a Named,
+    /// Whether it is the file of other slices too.
+    is_shared: bool,
+    /// Whether the region reports retired pages through it.
+    has_list: bool,
+    /// Whether a PCI function of the machine keeps it.
+    is_device: bool,
+}
+
+impl<'a> SliceFile<'a> {
+    fn of(named: &'a Named, plan: &Plan) -> Self {
+        let kind = &named.taken.region().kind;
+        Self {
+            named,
+            is_shared: kind.shares_file(),
+            has_list: matches!(kind, RegionKind::Egm { .. }),
+            is_device: plan.backings.iter().any(|backing| backing.id == named.id && backing.device),
+        }
+    }
 }
 
 impl Leases {
@@ -63,52 +76,67 @@ impl Leases {
     /// # Errors
     /// [`CloseError::Needed`].
     pub(crate) fn check_confinable(&self, plan: &Plan) -> Result<(), CloseError> {
-        let needed = self.iter().find(|(id, taken)| taken.region().kind.shares_file() && is_device(plan, id));
-        match needed {
-            Some((id, taken)) => {
-                Err(CloseError::Needed { id: id.to_owned(), region: taken.region().name.clone() })
+        let mut files = self.iter().map(|named| SliceFile::of(named, plan));
+        match files.find(|file| file.is_shared && file.is_device) {
+            Some(SliceFile { named, .. }) => {
+                let (id, region) = (named.id.clone(), named.taken.region().name.clone());
+                Err(CloseError::Needed { id, region })
             }
             None => Ok(()),
         }
     }
 
-    /// Closes the files of slices that the machine of `plan` needs no more, its memory being mapped and registered. Returns
-    /// what the operator should know.
+    /// Closes the files of whole regions that the machine of `plan` needs no more, its memory being mapped and registered. It
+    /// runs as the user that started it: root, who could open them again, and reads lists of retired pages from them. Returns
+    /// notes for the operator.
     ///
     /// # Errors
     /// [`CloseError::Close`].
-    pub(crate) fn close_files(
+    pub(crate) fn close_files(&self, plan: &Plan) -> Result<Vec<String>, CloseError> {
+        self.close_except(plan, |file| !file.is_shared || file.has_list || file.is_device)
+    }
+
+    /// Closes all files but those of single slices that a function keeps, or `has_servers` receive, for a machine that becomes
+    /// an unprivileged user's. Returns notes for the operator.
+    ///
+    /// # Errors
+    /// [`CloseError::Close`].
+    pub(crate) fn close_files_for_user(
         &self,
         plan: &Plan,
         has_servers: bool,
-        runs: Runs,
+    ) -> Result<Vec<String>, CloseError> {
+        let mut notes = self.close_except(plan, |file| !file.is_shared && (has_servers || file.is_device))?;
+        let unwatched = self.iter().filter(|named| SliceFile::of(named, plan).has_list).map(|named| {
+            format!(
+                "pages of \"{}\" that the host retires while the guest runs are not noticed: the user has no descriptor of \
+                 region \"{}\"",
+                named.id,
+                named.taken.region().name
+            )
+        });
+        notes.extend(unwatched);
+        Ok(notes)
+    }
+
+    fn close_except(
+        &self,
+        plan: &Plan,
+        keeps: impl Fn(&SliceFile<'_>) -> bool,
     ) -> Result<Vec<String>, CloseError> {
         let (mut closing, mut kept, mut notes) = (Closing::default(), Closing::default(), Vec::new());
-        for (id, taken) in self.iter() {
-            let list = matches!(taken.region().kind, RegionKind::Egm { .. });
-            let keeps = match (taken.region().kind.shares_file(), runs) {
-                // Root could open it anyway, and reads the list of retired pages from it.
-                (true, Runs::AsIs) => list || is_device(plan, id),
-                (true, Runs::Confined) => false,
-                (false, Runs::AsIs) => true,
-                // The slice's own file: servers receive it.
-                (false, Runs::Confined) => has_servers || is_device(plan, id),
-            };
-            match keeps {
-                true => kept.add(taken.file())?,
-                false => closing.add(taken.file())?,
+        for named in self.iter() {
+            let file = SliceFile::of(named, plan);
+            if !keeps(&file) {
+                closing.add(named.taken.file())?;
+                continue;
             }
-            if list && runs == Runs::Confined {
+            kept.add(named.taken.file())?;
+            if file.is_shared {
                 notes.push(format!(
-                    "pages of \"{id}\" that the host retires while the guest runs are not noticed: the user has no \
-                     descriptor of region \"{}\"",
-                    taken.region().name
-                ));
-            }
-            if keeps && taken.region().kind.shares_file() {
-                notes.push(format!(
-                    "\"{id}\" keeps the file of all slices of \"{}\" open while the guest runs",
-                    taken.region().name
+                    "\"{}\" keeps the file of all slices of \"{}\" open while the guest runs",
+                    named.id,
+                    named.taken.region().name
                 ));
             }
         }
@@ -124,14 +152,10 @@ impl Leases {
     /// [`CloseError::Close`].
     pub(crate) fn close_locks(&self) -> Result<(), CloseError> {
         let mut closing = Closing::default();
-        for (_, lease) in self.own() {
-            closing.add(lease.claim())?;
+        for own in self.own() {
+            closing.add(own.lease.claim())?;
         }
         closing.close()?;
         Ok(())
     }
-}
-
-fn is_device(plan: &Plan, id: &str) -> bool {
-    plan.backings.iter().any(|backing| backing.id == id && backing.device)
 }

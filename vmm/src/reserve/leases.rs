@@ -13,16 +13,15 @@ use egm_device::Backing;
 use egm_device::broker::Loan;
 use egm_device::carve::plan::Request;
 use egm_device::lease::Lease;
-use egm_device::ledger::{GrantError, Identity, Ledger, Paths, Progress, Watch};
+use egm_device::ledger::{Identity, Ledger, Paths, Progress, Watch};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, Slice};
 
-use super::error::{ATTEMPTS, LeaseError};
-use super::loans::{self, Broker};
+use super::error::ReserveError;
 use crate::config::Spec;
 use crate::error::Report;
-use crate::facts::{Facts, FactsError};
-use crate::plan::{BackingPlan, Plan, plan};
+use crate::facts::Facts;
+use crate::plan::{BackingPlan, Plan};
 
 /// A slice of this machine.
 #[derive(Debug)]
@@ -30,15 +29,16 @@ pub(crate) enum Taken {
     /// Locked by this process.
     Own(Box<Lease>),
     /// Granted by a broker, which handed over the memory.
-    Lent(Box<Loan>, Passed),
+    Broker(Box<Loan>, BrokerMemory),
 }
 
-/// Memory of a loan, as the broker handed it over.
-pub(crate) struct Passed(Box<dyn Backing>);
+/// Memory of a slice, as a broker handed it over.
+pub(crate) struct BrokerMemory(Box<dyn Backing>);
 
-impl fmt::Debug for Passed {
+impl fmt::Debug for BrokerMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Passed").field("offset", &self.0.offset()).field("size", &self.0.size()).finish()
+        let mut debug = f.debug_struct("BrokerMemory");
+        debug.field("offset", &self.0.offset()).field("size", &self.0.size()).finish()
     }
 }
 
@@ -47,7 +47,7 @@ impl Taken {
     pub(crate) fn backing(&self) -> &dyn Backing {
         match self {
             Self::Own(lease) => lease.as_ref(),
-            Self::Lent(_, Passed(backing)) => backing.as_ref(),
+            Self::Broker(_, BrokerMemory(backing)) => backing.as_ref(),
         }
     }
 
@@ -55,7 +55,7 @@ impl Taken {
     pub(crate) fn region(&self) -> &Region {
         match self {
             Self::Own(lease) => lease.region(),
-            Self::Lent(loan, _) => loan.region(),
+            Self::Broker(loan, _) => loan.region(),
         }
     }
 
@@ -63,20 +63,28 @@ impl Taken {
     pub(crate) fn slice(&self) -> &Slice {
         match self {
             Self::Own(lease) => lease.slice(),
-            Self::Lent(loan, _) => loan.slice(),
+            Self::Broker(loan, _) => loan.slice(),
         }
     }
 
-    /// Keeps `bad` (bytes of the region) from later owners. A loan's broker records it when the slice is returned.
+    /// Keeps `bad` (bytes of the region) from later owners. A broker records it when the slice is returned.
     pub(crate) fn retire(&self, bad: &SpanSet<InRegion>) -> Result<(), Box<dyn Report>> {
         match self {
             Self::Own(lease) => Ok(lease.retire(bad)?),
-            Self::Lent(loan, _) => Ok(loan.retire(bad)?),
+            Self::Broker(loan, _) => Ok(loan.retire(bad)?),
         }
+    }
+
+    /// Whether it lies where `backing` is planned.
+    fn is_at(&self, backing: &BackingPlan) -> bool {
+        let slice = self.slice();
+        Some(&slice.region) == backing.region.as_ref()
+            && slice.offset == backing.offset
+            && slice.size.get() == backing.size
     }
 }
 
-/// Delegates to the lease or the loan's memory.
+/// Delegates to the lease, or to the memory that a broker handed over.
 impl Backing for Taken {
     fn file(&self) -> &File {
         self.backing().file()
@@ -101,160 +109,125 @@ impl Backing for Taken {
 /// Called from any thread with a slice's id and each step of the work on it.
 pub type SliceProgress<'a> = &'a (dyn Fn(&str, Progress) + Sync);
 
-/// The slices of one machine, by the id of their backing.
+/// A slice, by the id of its backing.
+#[derive(Debug, Clone)]
+pub(super) struct Named {
+    pub(super) id: String,
+    pub(super) taken: Arc<Taken>,
+}
+
+/// A slice that this process locked itself.
+pub(crate) struct OwnSlice<'a> {
+    /// Id of its backing.
+    pub(crate) id: &'a str,
+    pub(crate) lease: &'a Lease,
+}
+
+/// The slices of one machine.
 #[derive(Debug, Default, Clone)]
-pub struct Leases(Vec<(String, Arc<Taken>)>);
+pub struct Leases(Vec<Named>);
 
 impl Leases {
-    /// The plan of `spec` and the slices that it names. `look` reads the host's facts, anew after each lost race.
+    /// Takes the slices that `plan` names.
     ///
     /// # Errors
-    /// [`LeaseError`]; nothing stays taken.
-    pub fn take(
+    /// [`ReserveError`]; nothing stays taken.
+    pub(crate) fn take(
         spec: &Spec,
-        look: impl Fn() -> Result<Facts, FactsError>,
+        plan: &Plan,
+        facts: &Facts,
         progress: SliceProgress<'_>,
-    ) -> Result<(Facts, Plan, Self), LeaseError> {
-        let mut attempt = 1;
-        loop {
-            let mut facts = look()?;
-            let mut planned = plan(spec, &facts)?;
-            let leases = match Self::of(spec, &planned, &facts, progress) {
-                Err(LeaseError::Grant { source: GrantError::Short { .. }, .. }) if attempt < ATTEMPTS => None,
-                other => Some(other?),
-            };
-            if let Some(leases) = leases {
-                // Some kernels report retired pages only through the open region: they become holes of guest memory.
-                if leases.tell_retired(&mut facts) {
-                    planned = plan(spec, &facts)?;
-                }
-                if leases.are_those_of(&planned) {
-                    return Ok((facts, planned, leases));
-                }
-                if attempt >= ATTEMPTS {
-                    return Err(LeaseError::Moved);
-                }
-            }
-            attempt += 1;
-        }
-    }
-
-    /// The slices of `spec` that `broker` grants, and the plan around them. `waiting` is called with a slice that must
-    /// wait, and the reason.
-    ///
-    /// # Errors
-    /// [`LeaseError`]; slices granted until then are returned.
-    pub fn borrow(
-        spec: &Spec,
-        look: impl Fn() -> Result<Facts, FactsError>,
-        broker: &Broker,
-        waiting: &dyn Fn(&str, &str),
-    ) -> Result<(Facts, Plan, Self), LeaseError> {
-        let lent = broker.lend(spec, waiting)?;
-        let (mut pinned, mut facts) = (spec.clone(), look()?);
-        let notes = loans::pin(&mut pinned, &mut facts, &lent);
-        let mut planned = plan(&pinned, &facts)?;
-        planned.notes.extend(notes);
-        let take = |(index, lent)| {
-            let loans::Source::Loan(loan) = lent else { return None };
-            let id = format!("egm{index}");
-            Some(match loan.backing() {
-                Ok(backing) => Ok((id, Arc::new(Taken::Lent(loan, Passed(backing))))),
-                Err(source) => Err(LeaseError::Broker { id, source }),
-            })
-        };
-        let taken = lent.into_iter().filter_map(take).collect::<Result<_, _>>()?;
-        Ok((facts, planned, Self(taken)))
-    }
-
-    fn of(spec: &Spec, plan: &Plan, facts: &Facts, progress: SliceProgress<'_>) -> Result<Self, LeaseError> {
-        let wanted: Vec<(&BackingPlan, &Region)> = plan
-            .backings
-            .iter()
-            .filter_map(|backing| {
-                let host = facts.region(backing.region.as_ref()?)?;
-                Some((backing, &host.region))
-            })
-            .collect();
-        if wanted.is_empty() {
-            return Ok(Self::default());
+    ) -> Result<Self, ReserveError> {
+        let mut leases = Self::default();
+        if plan.backings.iter().all(|backing| backing.region.is_none()) {
+            return Ok(leases);
         }
         let root = Path::new("/");
-        let ledger = Ledger::open(Paths::below(root), Identity::read(root).map_err(LeaseError::Boot)?)?;
+        let ledger = Ledger::open(Paths::below(root), Identity::read(root).map_err(ReserveError::Boot)?)?;
         let owner = Owner::this(&plan.name).in_domain(spec.trust_domain.clone());
-        let take = |(backing, region): (&BackingPlan, &Region)| {
+        for backing in &plan.backings {
+            let Some(host) = backing.region.as_ref().and_then(|name| facts.region(name)) else { continue };
+            let (id, region) = (&backing.id, &host.region);
             let request = Request { at: Some(backing.offset), ..Request::new(backing.size, owner.clone()) };
-            let (near, told) = (near(facts, region), |step| progress(&backing.id, step));
-            let watch = Watch { progress: &told, near: near.as_ref(), ..Watch::nobody() };
+            let (near, report) = (near(facts, region), |step| progress(id, step));
+            let watch = Watch { progress: &report, near: near.as_ref(), ..Watch::nobody() };
             let lease = ledger.grant(region, &request, &watch);
-            let lease = lease.map_err(|source| LeaseError::Grant { id: backing.id.clone(), source })?;
-            Ok((backing.id.clone(), Arc::new(Taken::Own(Box::new(lease)))))
-        };
-        wanted.into_iter().map(take).collect::<Result<_, _>>().map(Self)
+            let lease = lease.map_err(|source| ReserveError::Grant { id: id.clone(), source })?;
+            leases.0.push(Named { id: id.clone(), taken: Arc::new(Taken::Own(Box::new(lease))) });
+        }
+        Ok(leases)
+    }
+
+    /// Adds the slice of backing `id` that a broker granted.
+    ///
+    /// # Errors
+    /// [`ReserveError::Broker`] where its memory did not come with it.
+    pub(super) fn add(&mut self, id: String, loan: Box<Loan>) -> Result<(), ReserveError> {
+        match loan.backing() {
+            Ok(memory) => {
+                let taken = Arc::new(Taken::Broker(loan, BrokerMemory(memory)));
+                self.0.push(Named { id, taken });
+                Ok(())
+            }
+            Err(source) => Err(ReserveError::Broker { id, source }),
+        }
     }
 
     /// The slice behind backing `id`.
     pub(crate) fn get(&self, id: &str) -> Option<&Arc<Taken>> {
-        self.0.iter().find(|(other, _)| other == id).map(|(_, lease)| lease)
+        self.0.iter().find(|named| named.id == id).map(|named| &named.taken)
     }
 
-    /// All slices, by the id of their backing.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &Taken)> {
-        self.0.iter().map(|(id, taken)| (id.as_str(), taken.as_ref()))
+    /// All slices.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Named> {
+        self.0.iter()
     }
 
     /// Slices that this process locked itself.
-    pub(crate) fn own(&self) -> Vec<(&str, &Lease)> {
-        let mut own = Vec::new();
-        for (id, taken) in self.iter() {
-            if let Taken::Own(lease) = taken {
-                own.push((id, lease.as_ref()));
-            }
-        }
-        own
+    pub(crate) fn own(&self) -> impl Iterator<Item = OwnSlice<'_>> {
+        self.0.iter().filter_map(|named| match named.taken.as_ref() {
+            Taken::Own(lease) => Some(OwnSlice { id: &named.id, lease }),
+            Taken::Broker(..) => None,
+        })
     }
 
     /// Records for each own slice that the machine runs as user `uid` with the VFIO devices that it has opened.
     ///
     /// # Errors
-    /// [`LeaseError::Ledger`].
-    pub(crate) fn record_process(&self, uid: u32) -> Result<(), LeaseError> {
-        self.own().into_iter().try_for_each(|(_, lease)| Ok(lease.record_process(uid)?))
+    /// [`ReserveError::Ledger`].
+    pub(crate) fn record_process(&self, uid: u32) -> Result<(), ReserveError> {
+        self.own().try_for_each(|own| Ok(own.lease.record_process(uid)?))
     }
 
     /// Keeps the broker's slices only; the others stay with the process that holds their locks.
     pub(crate) fn leave_own(mut self) -> Self {
-        self.0.retain(|(_, taken)| matches!(taken.as_ref(), Taken::Lent(..)));
+        self.0.retain(|named| matches!(named.taken.as_ref(), Taken::Broker(..)));
         self
     }
 
     /// Adds to `facts` the retired pages that they lack; returns whether there were any.
-    fn tell_retired(&self, facts: &mut Facts) -> bool {
-        let mut news = false;
-        for (_, lease) in &self.0 {
-            let known = facts.regions.iter_mut().find(|host| host.region.name == lease.region().name);
-            let Some(known) = known.filter(|host| host.region.retired != lease.region().retired) else {
-                continue;
-            };
-            known.region.retired = lease.region().retired.clone();
-            news = true;
+    pub(crate) fn add_retired(&self, facts: &mut Facts) -> bool {
+        let mut has_new = false;
+        for named in &self.0 {
+            let region = named.taken.region();
+            let known = facts.regions.iter_mut().find(|host| host.region.name == region.name);
+            if let Some(known) = known.filter(|host| host.region.retired != region.retired) {
+                known.region.retired = region.retired.clone();
+                has_new = true;
+            }
         }
-        news
+        has_new
     }
 
-    fn are_those_of(&self, plan: &Plan) -> bool {
-        plan.backings.iter().filter(|backing| backing.region.is_some()).all(|backing| {
-            self.get(&backing.id).is_some_and(|lease| {
-                let slice = lease.slice();
-                (Some(&slice.region), slice.offset, slice.size.get())
-                    == (backing.region.as_ref(), backing.offset, backing.size)
-            })
-        })
+    /// Whether they lie where `plan` has them.
+    pub(crate) fn are_those_of(&self, plan: &Plan) -> bool {
+        let mut backings = plan.backings.iter().filter(|backing| backing.region.is_some());
+        backings.all(|backing| self.get(&backing.id).is_some_and(|taken| taken.is_at(backing)))
     }
 
     /// Scrubs all slices and gives them back. A signal ends the scrub; the next owner's grant scrubs what is left.
     /// Returns the errors of slices that were not scrubbed or not given back.
-    pub fn give_back(self, facts: &Facts, progress: SliceProgress<'_>) -> Vec<LeaseError> {
+    pub fn give_back(self, facts: &Facts, progress: SliceProgress<'_>) -> Vec<ReserveError> {
         let cancel = Arc::new(AtomicBool::new(false));
         if !self.0.is_empty() {
             for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
@@ -262,21 +235,32 @@ impl Leases {
                 let _ = signal_hook::flag::register(signal, Arc::clone(&cancel));
             }
         }
-        let give = |(id, taken): (String, Arc<Taken>)| {
-            let lease = match Arc::into_inner(taken) {
-                None => return Some(LeaseError::InUse { id }),
-                Some(Taken::Lent(loan, lent)) => {
-                    drop(lent);
-                    return loan.give_back(&cancel).err().map(|source| LeaseError::Broker { id, source });
-                }
-                Some(Taken::Own(lease)) => lease,
-            };
-            let (near, told) = (near(facts, lease.region()), |step| progress(&id, step));
-            let watch = Watch { progress: &told, cancel: &cancel, near: near.as_ref(), pace: None };
-            let given = lease.give_back(&watch);
-            given.err().map(|source| LeaseError::GiveBack { id: id.clone(), source })
-        };
-        self.0.into_iter().filter_map(give).collect()
+        let given = self.0.into_iter().map(|named| named.give_back(facts, progress, &cancel));
+        given.filter_map(Result::err).collect()
+    }
+}
+
+impl Named {
+    fn give_back(
+        self,
+        facts: &Facts,
+        progress: SliceProgress<'_>,
+        cancel: &AtomicBool,
+    ) -> Result<(), ReserveError> {
+        let id = self.id;
+        match Arc::into_inner(self.taken) {
+            None => Err(ReserveError::InUse { id }),
+            Some(Taken::Broker(loan, memory)) => {
+                drop(memory);
+                loan.give_back(cancel).map_err(|source| ReserveError::Broker { id, source })
+            }
+            Some(Taken::Own(lease)) => {
+                let (near, report) = (near(facts, lease.region()), |step| progress(&id, step));
+                let watch = Watch { progress: &report, cancel, near: near.as_ref(), pace: None };
+                let given = lease.give_back(&watch);
+                given.map_err(|source| ReserveError::GiveBack { id: id.clone(), source })
+            }
+        }
     }
 }
 

@@ -16,11 +16,10 @@ mod loans;
 mod servers;
 
 pub use self::close::CloseError;
-pub(crate) use self::close::Runs;
-pub use self::error::LeaseError;
+pub use self::error::{ReserveError, ServerError};
 pub use self::gpus::claim_gpus;
 pub(crate) use self::gpus::reached;
-pub(crate) use self::leases::Taken;
 pub use self::leases::{Leases, SliceProgress};
+pub(crate) use self::leases::{OwnSlice, Taken};
 pub use self::loans::Broker;
-pub use self::servers::{ServerError, Servers};
+pub use self::servers::Servers;

@@ -1,61 +1,17 @@
 //! vfio-user servers, connected.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use egm_vfio::backend::{Backend, BackendError};
-use egm_vfio::client::{self, OpenError, Settings, UserDomain, UserFunction};
+use egm_vfio::backend::Backend;
+use egm_vfio::client::{self, Settings, UserDomain, UserFunction};
 use egm_vfio::dma::Domain;
 
-use crate::error::{Blame, Report};
+use super::error::{ReserveError, ServerError};
+use crate::config::{Device, DeviceKind};
 use crate::facts::Server;
-
-/// Why a server's device cannot be a guest's.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// The path names no socket.
-    #[error("{} is not a socket", path.display())]
-    NotSocket {
-        /// The path.
-        path: PathBuf,
-    },
-    /// No server there, or one that breaks the protocol.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// It no longer answers.
-    #[error(transparent)]
-    Backend(#[from] BackendError),
-}
-
-impl Report for ServerError {
-    fn blame(&self) -> Blame {
-        match self {
-            Self::NotSocket { .. } => Blame::Configuration,
-            Self::Open(_) | Self::Backend(_) => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        Some(match self {
-            Self::NotSocket { .. } => {
-                "set \"socket\" to the Unix socket that the server listens on".to_owned()
-            }
-            Self::Open(OpenError::Connect { path, source }) => match source.kind() {
-                io::ErrorKind::PermissionDenied => {
-                    format!("let this user write to it (ls -l {path}), or be root")
-                }
-                io::ErrorKind::WouldBlock => {
-                    "the server takes no more clients: end the one that it has".to_owned()
-                }
-                _ => "start the server first, and set \"socket\" to where it listens".to_owned(),
-            },
-            Self::Open(_) | Self::Backend(_) => "read the server's log, and start it again".to_owned(),
-        })
-    }
-}
 
 struct Connected {
     function: Arc<UserFunction>,
@@ -69,6 +25,20 @@ struct Connected {
 pub struct Servers(BTreeMap<PathBuf, Connected>);
 
 impl Servers {
+    /// The connected servers of `devices`.
+    ///
+    /// # Errors
+    /// [`ReserveError::Device`] with the first that cannot be used.
+    pub fn of(devices: &[Device]) -> Result<Self, ReserveError> {
+        let mut servers = Self::default();
+        for device in devices {
+            let DeviceKind::VfioUser { socket } = &device.kind else { continue };
+            let connected = servers.connect(socket);
+            connected.map_err(|source| ReserveError::Device { id: device.id.clone(), source })?;
+        }
+        Ok(servers)
+    }
+
     /// Connects the server at `socket`.
     ///
     /// # Errors

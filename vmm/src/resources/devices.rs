@@ -14,7 +14,6 @@ use super::slices::{OpenSlice, SliceError, Slices};
 use crate::config::{Device, DeviceKind};
 use crate::error::{Blame, Report, opening};
 use crate::plan::{FunctionRole, Plan};
-use crate::reserve::ServerError;
 use crate::virtio::blk::{Disk, DiskError};
 use crate::virtio::net::Backend;
 use crate::virtio::net::tap::{self, TapError};
@@ -99,9 +98,6 @@ pub enum DeviceError {
     /// A thread for its reset.
     #[error(transparent)]
     Thread(ThreadError),
-    /// A vfio-user server.
-    #[error(transparent)]
-    Server(#[from] ServerError),
     /// A slice.
     #[error(transparent)]
     Slice(#[from] SliceError),
@@ -123,7 +119,6 @@ impl Report for DeviceError {
             Self::Socket(error) => error.blame(),
             Self::Vsock(error) => error.blame(),
             Self::Passed(error) => opening(error),
-            Self::Server(error) => error.blame(),
             Self::VhostFile { .. } | Self::Reset(_) | Self::Thread(_) => Blame::Host,
             Self::Slice(error) => error.blame(),
             Self::NotConnected { .. } => Blame::Internal,
@@ -157,7 +152,6 @@ impl Report for DeviceError {
             Self::Passed(error) => error.remedy(),
             Self::Thread(_) => Some(ThreadError::HELP.to_owned()),
             Self::Reset(_) => Some("look for its errors: dmesg, lspci -vv, or its server's log".to_owned()),
-            Self::Server(error) => error.help(),
             Self::Slice(error) => error.help(),
             Self::NotConnected { .. } => None,
         }

@@ -1,6 +1,7 @@
 //! Opens every descriptor that the plan names: the last stage that can fail with "not permitted".
 //!
-//! Only slices, GPUs and connections to vfio-user servers are reserved before it; nothing after it makes decisions.
+//! Only slices, GPUs and connections to vfio-user servers are reserved before it ([`crate::reserve`]); nothing after it
+//! makes decisions.
 
 mod devices;
 mod passed;
@@ -19,7 +20,7 @@ pub(crate) use self::reset::left_behind;
 use self::slices::Slices;
 pub use self::slices::{OpenSlice, SliceError};
 use crate::arch::boot::BootFiles;
-use crate::config::{Boot, Device, DeviceKind};
+use crate::config::{Boot, Device};
 use crate::console::{Console, ConsoleError};
 use crate::error::{Blame, Report};
 use crate::facts::Facts;
@@ -227,20 +228,6 @@ fn open_boot(boot: &Boot) -> Result<BootFiles, ResourceError> {
     let kernel = open_file("boot.kernel", &boot.kernel)?;
     let initramfs = boot.initramfs.as_deref().map(|path| open_file("boot.initramfs", path)).transpose()?;
     Ok(BootFiles { kernel, initramfs })
-}
-
-/// Connects the vfio-user servers of `devices`, which the plan asks for facts.
-///
-/// # Errors
-/// [`ResourceError::Device`] with the first that cannot be used.
-pub fn connect_servers(devices: &[Device]) -> Result<Servers, ResourceError> {
-    let mut servers = Servers::default();
-    for device in devices {
-        let DeviceKind::VfioUser { socket } = &device.kind else { continue };
-        let connected = servers.connect(socket).map_err(DeviceError::from);
-        connected.map_err(|source| ResourceError::Device { id: device.id.clone(), source })?;
-    }
-    Ok(servers)
 }
 
 /// Host CPUs on the nodes that a backing is bound to.

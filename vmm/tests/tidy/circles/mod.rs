@@ -14,6 +14,11 @@ use modules::Modules;
 /// or grow.
 pub(crate) const LEFT: &[(&str, &str)] = &[];
 
+/// Files with production code that imports `item`, or has a path to it.
+pub(crate) fn files_with_path_to(item: &str, texts: &BTreeMap<String, String>) -> BTreeSet<String> {
+    Modules::of(texts).with_path_to(item)
+}
+
 /// Circles in `texts`, each with all its files.
 pub(crate) fn circles(texts: &BTreeMap<String, String>) -> BTreeSet<BTreeSet<String>> {
     let modules = Modules::of(texts);
@@ -99,6 +104,17 @@ mod tests {
             ("x/src/a.rs", "use super::X; pub struct A;"),
         ];
         assert!(found(&child).is_empty());
+    }
+
+    #[test]
+    fn an_item_is_found_by_import_and_by_path_outside_of_tests() {
+        let with_item = |text: &str| {
+            let texts = [ROOT, ("x/src/a.rs", text), ("x/src/b.rs", "pub struct B;")];
+            let texts = texts.map(|(path, text)| (path.to_owned(), text.to_owned())).into();
+            files_with_path_to("b::B", &texts).contains("x/src/a.rs")
+        };
+        assert!(with_item("use crate::{b::{B}};") && with_item("fn f(_: crate::b::B) {}"));
+        assert!(!with_item("use crate::bb::B;") && !with_item("#[cfg(test)] use crate::b::B;"));
     }
 
     #[test]
