@@ -74,11 +74,11 @@ impl Passer {
                 "device \"{id}\": {left_out} parts of its BARs are reached by exits, which is slow: it has too many to map"
             ),
         }
-        match function.lend(bars) {
+        match function.share_bars(bars) {
             Err(error @ PassthroughError::Unreachable { .. }) => {
                 tracing::info!("device \"{id}\": {}", Chain(&error));
             }
-            lent => lent?,
+            shared => shared?,
         }
         Ok(New { function, host_events })
     }

@@ -104,7 +104,7 @@ impl Grace {
         };
         let opened =
             PassedFunction::new(Arc::clone(&self.fake) as _, &function.bars, Vec::new(), connections)?;
-        opened.lend(&function.bars)?;
+        opened.share_bars(&function.bars)?;
         Ok(opened)
     }
 }

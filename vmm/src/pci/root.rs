@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use egm_address::{Gpa, Guest, Span};
 
-use super::{PciFunction, Port};
+use super::{DecodedBar, PciFunction, Port};
 use crate::lock::lock;
 
 /// Something at a place of a bus.
@@ -188,9 +188,10 @@ impl RootComplex {
 
 fn collect(function: &Arc<dyn PciFunction>, ports: &[&Port], all: &mut Vec<Window>) {
     let mut bars = function.decoded();
-    bars.retain(|(_, span)| ports.iter().all(|port| port.forwards(*span)));
+    bars.retain(|bar| ports.iter().all(|port| port.forwards(bar.span)));
     function.place(&bars);
-    all.extend(bars.into_iter().map(|(bar, span)| Window { span, bar, function: Arc::clone(function) }));
+    let window = |bar: DecodedBar| Window { span: bar.span, bar: bar.index, function: Arc::clone(function) };
+    all.extend(bars.into_iter().map(window));
 }
 
 fn is_config_access(offset: u16, length: usize) -> bool {
@@ -212,8 +213,8 @@ mod tests {
         fn config_write(&self, _offset: u16, _data: &[u8]) -> bool {
             false
         }
-        fn decoded(&self) -> Vec<(u8, Span<Guest>)> {
-            vec![(0, self.0)]
+        fn decoded(&self) -> Vec<DecodedBar> {
+            vec![DecodedBar::new(0, self.0)]
         }
         fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) {
             data.fill(0x77);

@@ -246,7 +246,7 @@ fn passed(
         memory: Vec::new(),
     };
     let function = PassedFunction::new(Arc::new(function), bars, Vec::new(), connections).ok()?;
-    let _ = function.lend(bars);
+    let _ = function.share_bars(bars);
     let mut bus = Bus::default();
     bus.add(8, Arc::clone(&function) as _);
     Some((function, RootComplex::new(bus), slots))

@@ -85,7 +85,7 @@ impl Pair {
             };
             let bars = bars(number);
             let function = PassedFunction::new(Arc::new(backend), &bars, Vec::new(), connections).unwrap();
-            function.lend(&bars).unwrap();
+            function.share_bars(&bars).unwrap();
             number += 1;
             bus.add(u8::try_from(number * 8).unwrap(), Arc::clone(&function) as _);
             function

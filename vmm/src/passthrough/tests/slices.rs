@@ -61,7 +61,7 @@ fn guest() -> Guest {
         memory: Vec::new(),
     };
     let function = PassedFunction::new(Arc::new(backend), &bars, Vec::new(), connections).unwrap();
-    function.lend(&bars).unwrap();
+    function.share_bars(&bars).unwrap();
     let mut bus = Bus::default();
     bus.add(8, function as _);
     let root = RootComplex::new(bus);
