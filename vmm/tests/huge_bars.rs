@@ -163,7 +163,7 @@ mod tests {
             Resources::open(&without, &facts, &Leases::default(), Servers::default(), &|_, _| ()).unwrap();
         let fakes = (0..).zip(passed(&plan));
         resources.devices = fakes
-            .map(|(number, (_, device))| (device.clone(), OpenDevice::Passed(Arc::new(fake(number)))))
+            .map(|(number, (_, device))| (device.clone(), OpenDevice::Assigned(Arc::new(fake(number)))))
             .collect();
         let ended = machine::build(&plan, resources).unwrap().run();
         let console = fs::read_to_string(folder.path().join("console.txt")).unwrap();

@@ -53,7 +53,7 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     let tree = tree::build(plan, devices, &connections)?;
     subscribers.extend(tree.subscribers);
     let root = Arc::new(tree.root);
-    let maker = connections.passer.maker(spaces.kernel());
+    let maker = connections.assigner.maker(spaces.kernel());
     let hotplug = keep(&root, tree.hotplug_slots, tree.fixed, maker)?;
     board.pci(&root)?;
 

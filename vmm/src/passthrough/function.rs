@@ -56,7 +56,7 @@ enum Own {
 }
 
 /// A host function assigned to a guest.
-pub struct PassedFunction {
+pub struct AssignedFunction {
     backend: Arc<dyn Backend>,
     /// Locked while the function answers, which a server may take seconds for.
     shadow: Mutex<Shadow>,
@@ -82,7 +82,7 @@ pub struct PassedFunction {
     ended: AtomicBool,
 }
 
-impl PassedFunction {
+impl AssignedFunction {
     /// `backend` with its BARs at `bars`, and `added` capabilities. It was reset: a guest sees no other guest's state.
     ///
     /// # Errors
@@ -234,7 +234,7 @@ fn decoded(shadow: &Shadow) -> Vec<DecodedBar> {
     shadow.decoded().into_iter().map(|(index, span)| DecodedBar::new(index, span)).collect()
 }
 
-impl PciFunction for PassedFunction {
+impl PciFunction for AssignedFunction {
     fn config_read(&self, offset: u16, data: &mut [u8]) {
         if self.is_gone() {
             return data.fill(0xff); // what a bus reads where no function answers
@@ -320,7 +320,7 @@ impl PciFunction for PassedFunction {
     }
 }
 
-impl Plugged for PassedFunction {
+impl Plugged for AssignedFunction {
     fn reset(&self, together: &[&str]) {
         lock(&self.decoded).clear();
         self.windows.withdraw();

@@ -92,7 +92,7 @@ impl Grace {
         Self { fake: Arc::new(fake()), slots, domain: Arc::new(domain) }
     }
 
-    fn open(&self, plan: &Plan) -> Result<Arc<PassedFunction>, PassthroughError> {
+    fn open(&self, plan: &Plan) -> Result<Arc<AssignedFunction>, PassthroughError> {
         let (function, assigned) = gpu(plan);
         let connections = Connections {
             router: Arc::new(FakeRouter::default()),
@@ -103,7 +103,7 @@ impl Grace {
             memory: assigned.memory.unwrap().bars,
         };
         let opened =
-            PassedFunction::new(Arc::clone(&self.fake) as _, &function.bars, Vec::new(), connections)?;
+            AssignedFunction::new(Arc::clone(&self.fake) as _, &function.bars, Vec::new(), connections)?;
         opened.share_bars(&function.bars)?;
         Ok(opened)
     }

@@ -134,10 +134,10 @@ impl Line for FakeLine {
     }
 }
 
-/// A guest with one passed function at 00:01.0.
+/// A guest with one assigned function at 00:01.0.
 struct Machine {
     fake: Arc<FakeFunction>,
-    function: Arc<PassedFunction>,
+    function: Arc<AssignedFunction>,
     root: RootComplex,
     slots: Arc<FakeSlots>,
     router: Arc<FakeRouter>,
@@ -164,7 +164,7 @@ impl Machine {
             memory: Vec::new(),
         };
         let backend = Arc::clone(&fake) as Arc<dyn Backend>;
-        let function = PassedFunction::new(backend, &bars(), Vec::new(), connections).unwrap();
+        let function = AssignedFunction::new(backend, &bars(), Vec::new(), connections).unwrap();
         function.share_bars(&bars()).unwrap();
         let mut bus = Bus::default();
         bus.add(8, Arc::clone(&function) as _);

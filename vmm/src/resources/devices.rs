@@ -9,7 +9,7 @@ use egm_vfio::backend::BackendError;
 use egm_vfio::kernel::OpenError;
 
 use super::ThreadError;
-use super::passed::AddressSpaces;
+use super::assigned::AddressSpaces;
 use super::slices::{OpenSlice, SliceError, Slices};
 use crate::config::{Device, DeviceKind};
 use crate::error::{Blame, Report, opening};
@@ -36,7 +36,7 @@ pub enum OpenDevice {
     /// virtio-rng: needs nothing.
     Rng,
     /// A host function.
-    Passed(Arc<dyn egm_vfio::backend::Backend>),
+    Assigned(Arc<dyn egm_vfio::backend::Backend>),
     /// A slice.
     Slice(OpenSlice),
 }
@@ -91,7 +91,7 @@ pub enum DeviceError {
     },
     /// A host function.
     #[error(transparent)]
-    Passed(#[from] OpenError),
+    Assigned(#[from] OpenError),
     /// A host function that could not be reset: it would show the guest what its last user left.
     #[error(transparent)]
     Reset(#[from] BackendError),
@@ -118,7 +118,7 @@ impl Report for DeviceError {
             Self::Vhost(error) => error.blame(),
             Self::Socket(error) => error.blame(),
             Self::Vsock(error) => error.blame(),
-            Self::Passed(error) => opening(error),
+            Self::Assigned(error) => opening(error),
             Self::VhostFile { .. } | Self::Reset(_) | Self::Thread(_) => Blame::Host,
             Self::Slice(error) => error.blame(),
             Self::NotConnected { .. } => Blame::Internal,
@@ -149,7 +149,7 @@ impl Report for DeviceError {
                 VHOST_NET => "load it with modprobe vhost_net, or set \"vhost\": false".to_owned(),
                 _ => "load it with modprobe vhost_vsock, or set \"socket\" to a path".to_owned(),
             }),
-            Self::Passed(error) => error.remedy(),
+            Self::Assigned(error) => error.remedy(),
             Self::Thread(_) => Some(ThreadError::HELP.to_owned()),
             Self::Reset(_) => Some("look for its errors: dmesg, lspci -vv, or its server's log".to_owned()),
             Self::Slice(error) => error.help(),
@@ -190,10 +190,10 @@ fn open_one(device: &Device, spaces: &AddressSpaces, slices: &Slices<'_>) -> Res
         DeviceKind::VirtioVsock { cid, socket } => {
             Ok(OpenDevice::Vsock(Box::new(Vsock::new(*cid, vsock_backend(socket.as_deref())?)?)))
         }
-        DeviceKind::Vfio { function, .. } => Ok(OpenDevice::Passed(spaces.function(*function)?)),
+        DeviceKind::Vfio { function, .. } => Ok(OpenDevice::Assigned(spaces.function(*function)?)),
         DeviceKind::VfioUser { socket } => {
             let missing = || DeviceError::NotConnected { socket: socket.clone() };
-            spaces.served(socket).map(OpenDevice::Passed).ok_or_else(missing)
+            spaces.served(socket).map(OpenDevice::Assigned).ok_or_else(missing)
         }
         DeviceKind::Egm { node, .. } => Ok(OpenDevice::Slice(slices.open(&device.id, *node)?)),
     }

@@ -3,8 +3,8 @@
 //! Only slices, GPUs and connections to vfio-user servers are reserved before it ([`crate::reserve`]); nothing after it
 //! makes decisions.
 
+mod assigned;
 mod devices;
-mod passed;
 mod reset;
 mod slices;
 
@@ -14,8 +14,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread::{self, Scope, ScopedJoinHandle};
 
+pub use self::assigned::{AddressSpaces, AssignedError};
 pub use self::devices::{DeviceError, OpenDevice};
-pub use self::passed::{AddressSpaces, PassedError};
 pub(crate) use self::reset::left_behind;
 use self::slices::Slices;
 pub use self::slices::{OpenSlice, SliceError};
@@ -75,8 +75,8 @@ pub enum ResourceError {
     #[error("cannot provide the guest's console")]
     Console(#[from] ConsoleError),
     /// A resource of host functions.
-    #[error("cannot pass host functions to the guest")]
-    Passed(#[from] PassedError),
+    #[error("cannot assign host functions to the guest")]
+    Assigned(#[from] AssignedError),
     /// A thread to prepare the machine.
     #[error("cannot map the guest's memory for its devices")]
     Thread(#[from] ThreadError),
@@ -108,7 +108,7 @@ impl Report for ResourceError {
             Self::Console(error) => error.blame(),
             Self::Kvm(error) => error.blame(),
             Self::Memory(error) => error.blame(),
-            Self::Passed(error) => error.blame(),
+            Self::Assigned(error) => error.blame(),
             Self::Thread(_) => Blame::Host,
             Self::Device { source, .. } => source.blame(),
         }
@@ -121,7 +121,7 @@ impl Report for ResourceError {
             }
             Self::Kvm(error) => error.help(),
             Self::Memory(error) => error.help(),
-            Self::Passed(error) => error.help(),
+            Self::Assigned(error) => error.help(),
             Self::Thread(_) => Some(ThreadError::HELP.to_owned()),
             Self::Device { source, .. } => source.help(),
             Self::Console(error) => error.help(),
@@ -168,7 +168,7 @@ impl Resources {
 /// Prefaults memory with many threads, while the IOMMU maps it and the devices reset themselves. Memory that devices
 /// reach stays in place, so all of it is made present.
 fn at_once(
-    map: impl FnOnce() -> Result<(), PassedError> + Send,
+    map: impl FnOnce() -> Result<(), AssignedError> + Send,
     reset: impl FnOnce() -> Result<(), (String, DeviceError)> + Send,
     prefault: impl FnOnce() -> Result<(), MemoryError>,
 ) -> Result<(), ResourceError> {

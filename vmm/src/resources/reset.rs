@@ -17,11 +17,11 @@ type Refused = (String, DeviceError);
 /// # Errors
 /// The first that has a reset of its own and fails at it.
 pub(super) fn reset(devices: &[(Device, OpenDevice)]) -> Result<(), Refused> {
-    let passed = devices.iter().filter_map(|(device, opened)| match opened {
-        OpenDevice::Passed(backend) => Some((device.id.as_str(), backend.as_ref())),
+    let assigned = devices.iter().filter_map(|(device, opened)| match opened {
+        OpenDevice::Assigned(backend) => Some((device.id.as_str(), backend.as_ref())),
         _ => None,
     });
-    let notes = reset_all(&passed.collect::<Vec<_>>())?;
+    let notes = reset_all(&assigned.collect::<Vec<_>>())?;
     notes.iter().for_each(|note| tracing::info!("{note}"));
     Ok(())
 }

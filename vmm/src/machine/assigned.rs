@@ -13,14 +13,14 @@ use crate::config::{BarPlaces, Device, DeviceKind, VfioBackend};
 use crate::error::Chain;
 use crate::hotplug::{HotplugError, Maker, New};
 use crate::kvm::{Routes, SlotTable};
-use crate::passthrough::{Connections, HostEvents, Line, PassedFunction, PassthroughError, Peers};
+use crate::passthrough::{AssignedFunction, Connections, HostEvents, Line, PassthroughError, Peers};
 use crate::plan::{self, BarPlan, BridgePlan};
 use crate::reserve::reached;
 use crate::resources::left_behind;
 
 /// Parts of the machine that every host function is connected to.
 #[derive(Clone)]
-pub(super) struct Passer {
+pub(super) struct Assigner {
     pub(super) routes: Arc<Routes>,
     pub(super) slots: Arc<dyn SlotTable>,
     pub(super) peers: Arc<Peers>,
@@ -47,9 +47,9 @@ pub(super) struct GuestPlacement<'a> {
     pub(super) bars: &'a [BarPlan],
 }
 
-impl Passer {
+impl Assigner {
     /// Makes the device of `placement` from `backend`, which was reset; other functions reach its BARs if allowed.
-    pub(super) fn pass(
+    pub(super) fn assign(
         &self,
         placement: GuestPlacement<'_>,
         backend: Arc<dyn Backend>,
@@ -67,7 +67,7 @@ impl Passer {
         let added = own.clique.and_then(Clique::new).map(Clique::capability).into_iter().collect();
         // Before others reach its BARs: a later failure would leave those mappings behind.
         let host_events = Some(HostEvents::new(backend.as_ref())?);
-        let function = PassedFunction::new(backend, bars, added, to)?;
+        let function = AssignedFunction::new(backend, bars, added, to)?;
         match function.trapped_parts() {
             0 => {}
             left_out => tracing::info!(
@@ -116,7 +116,7 @@ impl Passer {
             GuestPlacement { id, address: PciAddress::new(0, bus, 0, 0).unwrap_or(address), bars: &bars };
         let backend: Arc<dyn Backend> = Arc::new(KernelFunction::open(address, domain)?);
         fresh(id, address, backend.as_ref())?;
-        Ok((chosen, self.pass(placement, backend, Own::default())?))
+        Ok((chosen, self.assign(placement, backend, Own::default())?))
     }
 }
 

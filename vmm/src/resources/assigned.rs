@@ -19,7 +19,7 @@ use crate::reserve::Servers;
 
 /// Why a machine's host functions cannot have their memory.
 #[derive(Debug, thiserror::Error)]
-pub enum PassedError {
+pub enum AssignedError {
     /// The kernel's interface to them.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -40,7 +40,7 @@ pub enum PassedError {
     },
 }
 
-impl Report for PassedError {
+impl Report for AssignedError {
     fn blame(&self) -> Blame {
         match self {
             Self::Open(error) => opening(error),
@@ -76,8 +76,8 @@ impl AddressSpaces {
     /// The empty address spaces of `plan`'s functions, beside those of `servers`. `vm` tracks what is opened in them.
     ///
     /// # Errors
-    /// [`PassedError`].
-    pub(super) fn open(plan: &Plan, vm: &Vm, servers: Servers) -> Result<Self, PassedError> {
+    /// [`AssignedError`].
+    pub(super) fn open(plan: &Plan, vm: &Vm, servers: Servers) -> Result<Self, AssignedError> {
         let Some(passthrough) = &plan.passthrough else { return Ok(Self { kernel: None, servers }) };
         let track: Track = Arc::new(vm.vfio_files()?);
         let kernel = match passthrough.interface {
@@ -129,8 +129,8 @@ impl AddressSpaces {
     /// How the functions come to reach all RAM of `plan`, slices among it, where the guest has it.
     ///
     /// # Errors
-    /// [`PassedError::Dma`] and [`PassedError::Share`] when that can be known not to work.
-    pub(super) fn maps(&self, plan: &Plan, ram: &GuestRam) -> Result<Maps, PassedError> {
+    /// [`AssignedError::Dma`] and [`AssignedError::Share`] when that can be known not to work.
+    pub(super) fn maps(&self, plan: &Plan, ram: &GuestRam) -> Result<Maps, AssignedError> {
         let all = |domain: &Arc<dyn Domain>| order(pieces(plan, ram), &domain.limits());
         let kernel = self.kernel.iter().map(|kernel| {
             let domain = kernel.domain();
@@ -139,11 +139,11 @@ impl AddressSpaces {
             Ok(Map { socket: None, domain, pieces })
         });
         let servers = self.servers.domains().map(|(socket, domain)| {
-            let share = |source| PassedError::Share { socket: socket.to_owned(), source };
+            let share = |source| AssignedError::Share { socket: socket.to_owned(), source };
             let pieces = all(&domain).map_err(share)?;
             Ok(Map { socket: Some(socket.to_owned()), domain, pieces })
         });
-        kernel.chain(servers).collect::<Result<_, PassedError>>().map(Maps)
+        kernel.chain(servers).collect::<Result<_, AssignedError>>().map(Maps)
     }
 }
 
@@ -174,15 +174,15 @@ impl Maps {
     /// Maps it, each node's memory on a thread near it.
     ///
     /// # Errors
-    /// [`PassedError::Dma`] and [`PassedError::Share`].
-    pub(super) fn make(self, facts: &Facts) -> Result<(), PassedError> {
+    /// [`AssignedError::Dma`] and [`AssignedError::Share`].
+    pub(super) fn make(self, facts: &Facts) -> Result<(), AssignedError> {
         self.0.into_iter().try_for_each(|Map { socket, domain, pieces }| {
             let mapped = map_all(domain.as_ref(), pieces, &|node| {
                 let node = facts.nodes.iter().find(|known| Some(known.id) == node);
                 egm_device::pin(node.map(|node| &node.cpus));
             });
             mapped.map_err(|source| match socket {
-                Some(socket) => PassedError::Share { socket, source },
+                Some(socket) => AssignedError::Share { socket, source },
                 None => source.into(),
             })
         })
