@@ -172,7 +172,7 @@ pub fn build(plan: &Plan) -> Result<Image, FirmwareError> {
     let fits = |s: Span<Guest>| s.start().is_aligned(align) && s.size() > kept;
     let window = window(plan, WindowKind::Firmware, "firmware", rule, fits)?;
     let mut room = Room::new(window);
-    let (rsdp, errors) = acpi::place(plan, &mut room)?;
+    let acpi::Roots { rsdp, errors } = acpi::place(plan, &mut room)?;
     let efi = match plan.arch {
         Architecture::X86_64 => None,
         Architecture::Aarch64 => {

@@ -19,7 +19,7 @@ use crate::passthrough::{Line, PassthroughError, Peers};
 use crate::pci::msix::{MsiRouter, Msix};
 use crate::pci::{Bus, HostBridge, PciFunction, Port, PortConfig, PortKind, RootComplex};
 use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, Plan};
-use crate::resources::{AddressSpaces, OpenDevice};
+use crate::resources::{AddressSpaces, OpenDevice, OpenedDevice};
 use crate::virtio::blk::Block;
 use crate::virtio::net::Net;
 use crate::virtio::rng::Rng;
@@ -130,7 +130,7 @@ type Endpoints = BTreeMap<PciAddress, Endpoint>;
 /// Builds the tree. `opened` is in the order of the plan's endpoints.
 pub(super) fn build(
     plan: &Plan,
-    opened: Vec<(Device, OpenDevice)>,
+    opened: Vec<OpenedDevice>,
     connections: &Connections<'_>,
 ) -> Result<Tree, TreeError> {
     let mut tree = Tree {
@@ -144,9 +144,9 @@ pub(super) fn build(
     let mut endpoints = BTreeMap::new();
     for function in &plan.pci {
         if let FunctionRole::Endpoint { device, .. } = &function.role {
-            let found = opened.next().filter(|(of, _)| of.id == device.id);
-            let (device, resource) = found.ok_or_else(|| TreeError::Missing { id: device.id.clone() })?;
-            endpoints.insert(function.address, tree.endpoint(function, &device, resource, connections)?);
+            let found = opened.next().filter(|found| found.device.id == device.id);
+            let found = found.ok_or_else(|| TreeError::Missing { id: device.id.clone() })?;
+            endpoints.insert(function.address, tree.endpoint(function, found, connections)?);
         }
     }
     let root = tree.bus(0, &mut endpoints, connections)?;
@@ -260,13 +260,12 @@ impl Tree {
     fn endpoint(
         &mut self,
         plan: &FunctionPlan,
-        device: &Device,
-        resource: OpenDevice,
+        OpenedDevice { device, opened }: OpenedDevice,
         connections: &Connections<'_>,
     ) -> Result<Endpoint, TreeError> {
         let id = device.id.as_str();
         let error = |source| TreeError::Device { id: id.to_owned(), source };
-        let virtio = match (resource, &device.kind) {
+        let virtio = match (opened, &device.kind) {
             (OpenDevice::Block(disk), _) => self.subscribe(Block::new(disk, id).map_err(error)?),
             (OpenDevice::Net { taps, backend }, DeviceKind::VirtioNet { mac, .. }) => {
                 self.subscribe(Net::new(*mac, taps, backend).map_err(error)?)
@@ -280,7 +279,7 @@ impl Tree {
         let function = connections.transport(plan, id, Arc::clone(&virtio))?;
         self.devices.push(RunningDevice {
             id: id.to_owned(),
-            name: name(device),
+            name: name(&device),
             device: virtio,
             function: Arc::clone(&function),
         });

@@ -20,7 +20,22 @@ use crate::virtio::net::tap::{self, TapError};
 use crate::virtio::vhost::VhostError;
 use crate::virtio::vsock::{self, HostSockets, SocketError, Vsock, VsockError};
 
-/// A device of the configuration with its descriptors.
+/// A device of the configuration, and what was opened for it.
+pub struct OpenedDevice {
+    /// As configured.
+    pub device: Device,
+    /// Its descriptors.
+    pub opened: OpenDevice,
+}
+
+/// A device without its resources.
+#[derive(Debug)]
+pub(super) struct DeviceFailure {
+    pub(super) id: String,
+    pub(super) source: DeviceError,
+}
+
+/// Descriptors of a device.
 pub enum OpenDevice {
     /// virtio-blk.
     Block(Disk),
@@ -166,17 +181,15 @@ pub(super) fn open(
     plan: &Plan,
     spaces: &AddressSpaces,
     slices: &Slices<'_>,
-) -> Result<Vec<(Device, OpenDevice)>, (String, DeviceError)> {
-    let devices = plan.pci.iter().filter_map(|function| match &function.role {
-        FunctionRole::Endpoint { device, .. } => Some(device),
-        _ => None,
-    });
-    devices
-        .map(|device| {
-            let opened = open_one(device, spaces, slices).map_err(|error| (device.id.clone(), error))?;
-            Ok((device.clone(), opened))
-        })
-        .collect()
+) -> Result<Vec<OpenedDevice>, DeviceFailure> {
+    let mut all = Vec::new();
+    for function in &plan.pci {
+        let FunctionRole::Endpoint { device, .. } = &function.role else { continue };
+        let opened = open_one(device, spaces, slices);
+        let opened = opened.map_err(|source| DeviceFailure { id: device.id.clone(), source })?;
+        all.push(OpenedDevice { device: device.clone(), opened });
+    }
+    Ok(all)
 }
 
 fn open_one(device: &Device, spaces: &AddressSpaces, slices: &Slices<'_>) -> Result<OpenDevice, DeviceError> {

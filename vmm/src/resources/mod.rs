@@ -15,12 +15,13 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, Scope, ScopedJoinHandle};
 
 pub use self::assigned::{AddressSpaces, AssignedError};
-pub use self::devices::{DeviceError, OpenDevice};
+use self::devices::DeviceFailure;
+pub use self::devices::{DeviceError, OpenDevice, OpenedDevice};
 pub(crate) use self::reset::left_behind;
 use self::slices::Slices;
 pub use self::slices::{OpenSlice, SliceError};
 use crate::arch::boot::BootFiles;
-use crate::config::{Boot, Device};
+use crate::config::Boot;
 use crate::console::{Console, ConsoleError};
 use crate::error::{Blame, Report};
 use crate::facts::Facts;
@@ -42,7 +43,7 @@ pub struct Resources {
     /// The serial console.
     pub console: Console,
     /// Resources of each device, in the order of the plan's endpoints.
-    pub devices: Vec<(Device, OpenDevice)>,
+    pub devices: Vec<OpenedDevice>,
     /// I/O address spaces of host functions.
     pub spaces: AddressSpaces,
     /// Guest memory that is touched already; `None` where nothing is.
@@ -89,6 +90,12 @@ pub enum ResourceError {
         #[source]
         source: DeviceError,
     },
+}
+
+impl From<DeviceFailure> for ResourceError {
+    fn from(DeviceFailure { id, source }: DeviceFailure) -> Self {
+        Self::Device { id, source }
+    }
 }
 
 /// The host gave no thread.
@@ -149,8 +156,7 @@ impl Resources {
         let console = Console::open(&plan.console)?;
         let spaces = AddressSpaces::open(plan, &vm, servers)?;
         let slices = Slices { plan, host: facts, leases, vm: &vm };
-        let devices = devices::open(plan, &spaces, &slices)
-            .map_err(|(id, source)| ResourceError::Device { id, source })?;
+        let devices = devices::open(plan, &spaces, &slices)?;
         let ram = GuestRam::open(plan, leases, &vm)?;
         let (early, late) = spaces.maps(plan, &ram)?.around_prefault();
         let prefault = || ram.prefault(plan, spaces.pin(), |backing| near(facts, backing), progress);
@@ -169,7 +175,7 @@ impl Resources {
 /// reach stays in place, so all of it is made present.
 fn at_once(
     map: impl FnOnce() -> Result<(), AssignedError> + Send,
-    reset: impl FnOnce() -> Result<(), (String, DeviceError)> + Send,
+    reset: impl FnOnce() -> Result<(), DeviceFailure> + Send,
     prefault: impl FnOnce() -> Result<(), MemoryError>,
 ) -> Result<(), ResourceError> {
     thread::scope(|scope| {
@@ -177,7 +183,7 @@ fn at_once(
         let resetting = spawn(scope, reset)?;
         prefault()?;
         joined(mapping)?;
-        joined(resetting).map_err(|(id, source)| ResourceError::Device { id, source })
+        Ok(joined(resetting)?)
     })
 }
 

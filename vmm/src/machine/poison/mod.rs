@@ -67,6 +67,21 @@ pub(super) struct Poison {
     timer: TimerFd,
 }
 
+/// Ways to report bad memory to the guest, where it has them.
+pub(super) struct Reports {
+    /// Of machine checks.
+    pub(super) reporter: Option<Reporter>,
+    /// Of the firmware's tables.
+    pub(super) errors: Option<ErrorBlock>,
+}
+
+/// A slice that is a PCI function.
+pub(super) struct SliceDevice {
+    /// Id of the backing, and of the device.
+    pub(super) id: String,
+    pub(super) function: Function,
+}
+
 impl Memory {
     fn new(id: &str, slice: Option<&Arc<Taken>>, device: Option<&Function>) -> Self {
         let name = slice.map_or_else(|| format!("memory {id}"), |slice| slice.region().name.clone());
@@ -83,7 +98,7 @@ impl Memory {
 }
 
 impl Poison {
-    /// Watches the memory of `plan`; `devices` are the functions that have some of it behind BARs, by backing. Runs on
+    /// Watches the memory of `plan`; `devices` are the functions that have some of it behind BARs. Runs on
     /// the event loop's thread, which gets the signals, before the vCPUs have threads.
     ///
     /// # Errors
@@ -92,13 +107,13 @@ impl Poison {
         plan: &Plan,
         ram: &GuestRam,
         leases: &Leases,
-        devices: &[(String, Function)],
-        (reporter, errors): (Option<Reporter>, Option<ErrorBlock>),
+        devices: &[SliceDevice],
+        Reports { reporter, errors }: Reports,
     ) -> io::Result<Self> {
         let mut watch = Watch::new()?;
         let memory = |backing: &BackingPlan| {
-            let device = devices.iter().find(|(id, _)| *id == backing.id).map(|(_, device)| device);
-            Memory::new(&backing.id, leases.get(&backing.id), device)
+            let device = devices.iter().find(|device| device.id == backing.id);
+            Memory::new(&backing.id, leases.get(&backing.id), device.map(|device| &device.function))
         };
         let memories: Vec<_> = plan.backings.iter().map(memory).collect();
         let mut places = Vec::new();
