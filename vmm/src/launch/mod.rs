@@ -6,7 +6,7 @@
 //!          host             scrubbed                      GPUs,       Resources Machine  ExitReason
 //!                                                         servers
 //! ```
-//! Side effects start in [`Reserved`]; the loop is [`Placement::take`]. Whatever ends the start, and the machine, drops what
+//! Side effects start in `Reserved`; the loop is [`Placement::take`]. Whatever ends the start, and the machine, drops what
 //! it reserved: that releases its GPUs, then scrubs and returns its slices. After the plan no phase decides anything.
 
 mod confined;
