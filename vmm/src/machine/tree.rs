@@ -17,7 +17,7 @@ use crate::hotplug::{Occupant, Slot};
 use crate::kvm::{KvmError, SlotTable, Vm};
 use crate::passthrough::{Line, PassthroughError, Peers};
 use crate::pci::msix::{MsiRouter, Msix};
-use crate::pci::{Bus, HostBridge, PciFunction, Port, PortConfig, PortKind, RootComplex};
+use crate::pci::{Bus, HostBridge, PciFunction, Port, PortConfig, PortKind, RootBus, RootComplex};
 use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, Plan};
 use crate::resources::{AddressSpaces, OpenDevice, OpenedDevice};
 use crate::virtio::blk::Block;
@@ -151,7 +151,8 @@ pub(super) fn build(
     }
     let root = tree.bus(0, &mut endpoints, connections)?;
     let expanders = plan.expanders.iter().map(|expander| expander.bridge.secondary);
-    let expanders = expanders.map(|number| Ok((number, tree.bus(number, &mut endpoints, connections)?)));
+    let expanders =
+        expanders.map(|number| Ok(RootBus { number, bus: tree.bus(number, &mut endpoints, connections)? }));
     let expanders = expanders.collect::<Result<_, TreeError>>()?;
     tree.root = RootComplex::with_expanders(root, expanders);
     Ok(tree)

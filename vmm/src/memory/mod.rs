@@ -230,7 +230,7 @@ fn extents(plan: &Plan) -> Vec<Extent> {
         offset,
     };
     let mut all: Vec<_> = plan.memory.iter().map(|m| extent(m.span, m.backing, m.offset)).collect();
-    all.extend(plan.window_memory().map(|(span, backing, offset)| extent(span, backing, offset)));
+    all.extend(plan.window_memory().map(|memory| extent(memory.span, memory.backing, memory.offset)));
     all.sort_unstable_by_key(|e| e.gpa);
     let mut merged: Vec<Extent> = Vec::with_capacity(all.len());
     for next in all {

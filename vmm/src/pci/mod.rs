@@ -12,7 +12,7 @@ pub use config_space::*;
 use egm_address::{Guest, Span};
 pub use host_bridge::HostBridge;
 pub use port::{Duty, Plugged, Port, PortConfig, PortKind};
-pub use root::{Bus, RootComplex};
+pub use root::{Bus, RootBus, RootComplex};
 
 /// A base address register of a function, and where it decodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -103,11 +103,19 @@ struct Window {
     function: Arc<dyn PciFunction>,
 }
 
+/// The bus of a host bridge.
+pub struct RootBus {
+    /// Its number.
+    pub number: u8,
+    /// What is on it.
+    pub bus: Bus,
+}
+
 /// All PCI functions of a guest.
 #[derive(Default)]
 pub struct RootComplex {
     /// Buses of host bridges, bus 0 the first.
-    roots: Vec<(u8, Bus)>,
+    roots: Vec<RootBus>,
     /// Taken while decoding is recomputed, so that two vCPUs do not interleave their moves.
     moving: Mutex<()>,
     /// Sorted by start. Where two overlap the lower start wins.
@@ -120,9 +128,9 @@ impl RootComplex {
         Self::with_expanders(root, Vec::new())
     }
 
-    /// With the buses of further host bridges, by number.
-    pub fn with_expanders(root: Bus, expanders: Vec<(u8, Bus)>) -> Self {
-        let roots = std::iter::once((0, root)).chain(expanders).collect();
+    /// With the buses of further host bridges.
+    pub fn with_expanders(root: Bus, expanders: Vec<RootBus>) -> Self {
+        let roots = std::iter::once(RootBus { number: 0, bus: root }).chain(expanders).collect();
         let complex = Self { roots, ..Self::default() };
         complex.update();
         complex
@@ -150,14 +158,14 @@ impl RootComplex {
     }
 
     fn find(&self, bus: u8, devfn: u8) -> Option<Arc<dyn PciFunction>> {
-        self.roots.iter().find_map(|(number, root)| root.find(*number, bus, devfn))
+        self.roots.iter().find_map(|root| root.bus.find(root.number, bus, devfn))
     }
 
     /// Recomputes which BAR answers where, and notifies the functions.
     pub fn update(&self) {
         let _moving = lock(&self.moving);
         let mut all: Vec<Window> = Vec::new();
-        self.roots.iter().for_each(|(_, root)| root.collect(&mut Vec::new(), &mut all));
+        self.roots.iter().for_each(|root| root.bus.collect(&mut Vec::new(), &mut all));
         all.sort_by_key(|window| window.span);
         *self.decoded.write().unwrap_or_else(PoisonError::into_inner) = all;
     }
@@ -292,7 +300,7 @@ mod tests {
         let (mut root, mut expander) = (Bus::default(), Bus::default());
         root.add(0, Arc::new(HostBridge::default()));
         expander.add(8, Arc::new(Page(Span::new(AT, 0x1000).unwrap())));
-        let complex = RootComplex::with_expanders(root, vec![(0x15, expander)]);
+        let complex = RootComplex::with_expanders(root, vec![RootBus { number: 0x15, bus: expander }]);
         assert_eq!([vendor(&complex, 0x15, 8), vendor(&complex, 0, 8)], [0x5a5a, 0xffff]);
         let mut data = [0];
         complex.memory_read(AT, &mut data);

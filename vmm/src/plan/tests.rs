@@ -227,7 +227,7 @@ fn check_backings(spec: &Spec, plan: &Plan) {
             assert_eq!(apart % unit, 0, "{} at {}", backing.id, piece.span);
         }
     }
-    for (window, backing, offset) in plan.window_memory() {
+    for WindowMemory { span: window, backing, offset } in plan.window_memory() {
         let size = plan.backings[backing].size;
         assert!(plan.memory.iter().all(|m| {
             m.backing != backing || m.offset >= offset + window.size() || m.offset + m.span.size() <= offset
@@ -283,7 +283,7 @@ fn a_small_machine_has_its_memory_below_the_hole() {
     assert_eq!(spans(&plan), ["0x0..0xa0000 +0x0", "0x100000..0x20000000 +0x100000"]);
     assert_eq!(plan.window(WindowKind::PciMemory64).unwrap().to_string(), "0x1000000000..0x2000000000");
     assert_eq!((plan.line("serial"), plan.port("reset")), (Some(4), Some(0x604)));
-    assert_eq!(plan.window_memory().map(|(_, _, offset)| offset).collect::<Vec<_>>(), [0xc_0000, 0xe_0000]);
+    assert_eq!(plan.window_memory().map(|memory| memory.offset).collect::<Vec<_>>(), [0xc_0000, 0xe_0000]);
 }
 
 #[test]

@@ -181,6 +181,17 @@ impl fmt::Display for AddressBits {
     }
 }
 
+/// The memory behind a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowMemory {
+    /// The window.
+    pub span: Span<Guest>,
+    /// Index into [`Plan::backings`].
+    pub backing: usize,
+    /// Offset of its first byte in the backing.
+    pub offset: u64,
+}
+
 /// One vCPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VcpuPlan {
@@ -304,15 +315,15 @@ impl Plan {
 
     /// The windows that are memory, the backing of each and its offset there. The first RAM above a window has the same
     /// backing, with offsets that grow with guest addresses over the windows too.
-    pub fn window_memory(&self) -> impl Iterator<Item = (Span<Guest>, usize, u64)> {
+    pub fn window_memory(&self) -> impl Iterator<Item = WindowMemory> {
         let kinds = [WindowKind::OptionRoms, WindowKind::Firmware];
         kinds.into_iter().filter_map(|kind| self.behind(self.window(kind)?))
     }
 
-    fn behind(&self, span: Span<Guest>) -> Option<(Span<Guest>, usize, u64)> {
+    fn behind(&self, span: Span<Guest>) -> Option<WindowMemory> {
         let near = self.memory.iter().find(|m| m.span.end() > span.start())?;
         let below = near.span.start().offset_from(span.start())?;
-        Some((span, near.backing, near.offset.checked_sub(below)?))
+        Some(WindowMemory { span, backing: near.backing, offset: near.offset.checked_sub(below)? })
     }
 
     /// Host functions that are assigned.

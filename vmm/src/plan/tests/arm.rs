@@ -97,7 +97,11 @@ fn a_slice_is_the_memory_of_a_node_with_processors_and_the_guest_starts_in_it() 
     assert_eq!(plan.backings[first.backing].id, "egm0");
     assert_eq!(
         plan.window_memory().collect::<Vec<_>>(),
-        [(plan.window(WindowKind::Firmware).unwrap(), first.backing, 0)]
+        [WindowMemory {
+            span: plan.window(WindowKind::Firmware).unwrap(),
+            backing: first.backing,
+            offset: 0
+        }]
     );
     assert_eq!((plan.memory[1].node, plan.memory[1].span.start()), (1, Gpa::new(65 * GIB)));
 }
