@@ -29,8 +29,8 @@ pub(super) struct Cliques {
     pub(super) warnings: Vec<String>,
 }
 
-/// Numbers those of the configuration, and above them GPUs without one that share a switch. `shares`: functions of the
-/// machine may reach each other's BARs.
+/// Numbers the machine's GPUs: as the configuration does, and above that GPUs without a number that share a switch. `shares`:
+/// functions of the machine may reach each other's BARs.
 pub(super) fn decide(demand: &Demand<'_>, shares: bool) -> Result<Cliques, PlanError> {
     let all = gpus(demand, shares)?;
     let path = |from, to| path(demand.facts, &all, from, to);
