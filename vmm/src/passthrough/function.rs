@@ -113,7 +113,7 @@ impl AssignedFunction {
             trapped_parts: parts.left_out,
             memory,
             msix: shadow.msix(),
-            decoded: Mutex::new(decoded(&shadow)),
+            decoded: Mutex::default(),
             shadow: Mutex::new(shadow),
             failed: AtomicU64::new(0),
             resets: AtomicU64::new(0),
@@ -122,6 +122,7 @@ impl AssignedFunction {
             ended: AtomicBool::new(false),
             backend,
         });
+        function.publish(&lock(&function.shadow));
         function.start(&lock(&function.shadow));
         if !function.memory.is_empty() {
             coherent::wait(function.backend.as_ref(), Instant::now, thread::sleep)?;
@@ -161,7 +162,7 @@ impl AssignedFunction {
     }
 
     fn publish(&self, shadow: &Shadow) {
-        *lock(&self.decoded) = decoded(shadow);
+        *lock(&self.decoded) = shadow.decoded().into_iter().map(DecodedBar::from).collect();
     }
 
     fn reset_device(&self) {
@@ -227,11 +228,6 @@ impl AssignedFunction {
         let end = u64::try_from(length).ok().and_then(|length| offset.checked_add(length));
         end.is_some_and(|end| end <= self.backend.region(region).size)
     }
-}
-
-/// Where the BARs of `shadow` decode.
-fn decoded(shadow: &Shadow) -> Vec<DecodedBar> {
-    shadow.decoded().into_iter().map(|(index, span)| DecodedBar::new(index, span)).collect()
 }
 
 impl PciFunction for AssignedFunction {

@@ -87,7 +87,7 @@ impl Leases {
     }
 
     /// Closes the files of whole regions that the machine of `plan` needs no more, its memory being mapped and registered. It
-    /// runs as the user that started it: root, who could open them again, and reads lists of retired pages from them. Returns
+    /// runs as the user that started it: root, which could open them again, and reads lists of retired pages from them. Returns
     /// notes for the operator.
     ///
     /// # Errors
