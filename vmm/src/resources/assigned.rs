@@ -14,7 +14,7 @@ use crate::error::{Blame, Report, opening};
 use crate::facts::Facts;
 use crate::kvm::{KvmError, Vm};
 use crate::memory::GuestRam;
-use crate::plan::{Interface, Plan};
+use crate::plan::{Interface, MemoryPlan, Plan};
 use crate::reserve::Servers;
 
 /// Why a machine's host functions cannot have their memory.
@@ -150,6 +150,14 @@ impl AddressSpaces {
 /// Memory to map, by address space.
 pub(super) struct Maps(Vec<Map>);
 
+/// Memory to map, by when that can be done.
+pub(super) struct AroundPrefault {
+    /// During prefault.
+    pub(super) early: Maps,
+    /// After its end.
+    pub(super) late: Maps,
+}
+
 /// Memory to map in one address space.
 struct Map {
     /// Socket of the vfio-user server that owns this address space, if any.
@@ -159,16 +167,17 @@ struct Map {
 }
 
 impl Maps {
-    /// Splits the mappings into those that can be made during prefault, and those that wait for its end.
-    pub(super) fn around_prefault(self) -> (Self, Self) {
-        let split = |Map { socket, domain, pieces }| {
-            let (early, late) =
-                pieces.into_iter().partition(|piece: &Piece| domain.takes_unfilled(piece.memory.as_ref()));
+    /// Splits the mappings around prefault.
+    pub(super) fn around_prefault(self) -> AroundPrefault {
+        let mut around = AroundPrefault { early: Self(Vec::new()), late: Self(Vec::new()) };
+        for Map { socket, domain, pieces } in self.0 {
+            let (early, late): (Vec<Piece>, Vec<Piece>) =
+                pieces.into_iter().partition(|piece| domain.takes_unfilled(piece.memory.as_ref()));
             let late = Map { socket: socket.clone(), domain: Arc::clone(&domain), pieces: late };
-            (Map { socket, domain, pieces: early }, late)
-        };
-        let (early, late) = self.0.into_iter().map(split).unzip();
-        (Self(early), Self(late))
+            around.late.0.push(late);
+            around.early.0.push(Map { socket, domain, pieces: early });
+        }
+        around
     }
 
     /// Maps it, each node's memory on a thread near it.
@@ -176,34 +185,39 @@ impl Maps {
     /// # Errors
     /// [`AssignedError::Dma`] and [`AssignedError::Share`].
     pub(super) fn make(self, facts: &Facts) -> Result<(), AssignedError> {
-        self.0.into_iter().try_for_each(|Map { socket, domain, pieces }| {
-            let mapped = map_all(domain.as_ref(), pieces, &|node| {
-                let node = facts.nodes.iter().find(|known| Some(known.id) == node);
-                egm_device::pin(node.map(|node| &node.cpus));
-            });
-            mapped.map_err(|source| match socket {
-                Some(socket) => AssignedError::Share { socket, source },
-                None => source.into(),
-            })
+        self.0.into_iter().try_for_each(|map| map.make(facts))
+    }
+}
+
+impl Map {
+    fn make(self, facts: &Facts) -> Result<(), AssignedError> {
+        let Self { socket, domain, pieces } = self;
+        let mapped = map_all(domain.as_ref(), pieces, &|node| {
+            let node = facts.nodes.iter().find(|known| Some(known.id) == node);
+            egm_device::pin(node.map(|node| &node.cpus));
+        });
+        mapped.map_err(|source| match socket {
+            Some(socket) => AssignedError::Share { socket, source },
+            None => source.into(),
         })
     }
 }
 
 /// The plan's RAM as devices are to find it: at guest addresses.
 fn pieces(plan: &Plan, ram: &GuestRam) -> Vec<Piece> {
-    let piece = |memory: &crate::plan::MemoryPlan| {
-        let (start, size) = (memory.span.start(), memory.span.size());
-        let holder = ram.pieces.iter().rfind(|piece| piece.gpa <= start)?;
-        let node = plan.backings.get(memory.backing)?.host_nodes.as_ref().and_then(only);
-        Some(Piece {
-            iova: Span::new(Iova::new(start.get()), size).ok()?,
-            memory: Arc::clone(&holder.shared) as Arc<dyn HostMemory>,
-            offset: start.offset_from(holder.gpa)?,
-            access: Access::ReadWrite,
-            node,
-        })
-    };
-    plan.memory.iter().filter_map(piece).collect()
+    plan.memory.iter().filter_map(|memory| piece(memory, plan, ram)).collect()
+}
+
+fn piece(memory: &MemoryPlan, plan: &Plan, ram: &GuestRam) -> Option<Piece> {
+    let (start, size) = (memory.span.start(), memory.span.size());
+    let holder = ram.pieces.iter().rfind(|piece| piece.gpa <= start)?;
+    Some(Piece {
+        iova: Span::new(Iova::new(start.get()), size).ok()?,
+        memory: Arc::clone(&holder.shared) as Arc<dyn HostMemory>,
+        offset: start.offset_from(holder.gpa)?,
+        access: Access::ReadWrite,
+        node: plan.backings.get(memory.backing)?.host_nodes.as_ref().and_then(only),
+    })
 }
 
 /// The node, where there is one.
@@ -257,7 +271,7 @@ mod tests {
         };
         let pieces = (0..).zip(memories).map(piece).collect();
         let maps = Maps(vec![Map { socket: None, domain: Arc::new(FilledFiles), pieces }]);
-        let (early, late) = maps.around_prefault();
+        let AroundPrefault { early, late } = maps.around_prefault();
         let starts = |maps: &Maps| -> Vec<u64> {
             maps.0.iter().flat_map(|map| &map.pieces).map(|piece| piece.iova.start().get()).collect()
         };

@@ -14,6 +14,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread::{self, Scope, ScopedJoinHandle};
 
+use self::assigned::AroundPrefault;
 pub use self::assigned::{AddressSpaces, AssignedError};
 use self::devices::DeviceFailure;
 pub use self::devices::{DeviceError, OpenDevice, OpenedDevice};
@@ -158,7 +159,7 @@ impl Resources {
         let slices = Slices { plan, host: facts, leases, vm: &vm };
         let devices = devices::open(plan, &spaces, &slices)?;
         let ram = GuestRam::open(plan, leases, &vm)?;
-        let (early, late) = spaces.maps(plan, &ram)?.around_prefault();
+        let AroundPrefault { early, late } = spaces.maps(plan, &ram)?.around_prefault();
         let prefault = || ram.prefault(plan, spaces.pin(), |backing| near(facts, backing), progress);
         if spaces.is_empty() {
             prefault()?;

@@ -67,25 +67,25 @@ pub(super) fn functions(
 /// Buses and windows by node; a device has its bridge's.
 fn bridges(tree: &Tree, placed: &Placed) -> Vec<BridgePlan> {
     let has_bus = |node: &&Node| !matches!(node.what, What::Device(_));
-    let mut next = 0u8;
-    let bridge = |(number, node): (usize, &Node)| {
+    let mut bridges = Vec::new();
+    let mut secondary = 0u8;
+    for (number, node) in tree.nodes.iter().enumerate() {
         let behind = tree.nodes.get(number..node.end).unwrap_or_default().iter().filter(has_bus).count();
-        let secondary = next;
-        next = next.saturating_add(u8::from(has_bus(&node)));
         let last = u8::try_from(behind.saturating_sub(1)).unwrap_or(u8::MAX);
-        let window = |places: &Places| places.spans.get(number).copied().flatten();
-        BridgePlan {
+        let acs = match node.what {
+            What::Port(_, acs) => acs,
+            _ => None,
+        };
+        bridges.push(BridgePlan {
             secondary,
             subordinate: secondary.saturating_add(last),
-            window32: window(&placed.low),
-            window64: window(&placed.high),
-            acs: match node.what {
-                What::Port(_, acs) => acs,
-                _ => None,
-            },
-        }
-    };
-    tree.nodes.iter().enumerate().map(bridge).collect()
+            window32: placed.low.span(number),
+            window64: placed.high.span(number),
+            acs,
+        });
+        secondary = secondary.saturating_add(u8::from(has_bus(&node)));
+    }
+    bridges
 }
 
 fn function(bus: u8, device: u8, role: FunctionRole) -> Result<FunctionPlan, PlanError> {

@@ -176,6 +176,13 @@ pub(super) struct Places {
     pub(super) bars: Vec<Vec<BarPlan>>,
 }
 
+impl Places {
+    /// The span of node `number`, if it has one in this window.
+    pub(super) fn span(&self, number: usize) -> Option<Span<Guest>> {
+        self.spans.get(number).copied().flatten()
+    }
+}
+
 /// Address ranges in both windows.
 pub(super) struct Placed {
     pub(super) low: Places,
@@ -219,7 +226,7 @@ pub(super) fn place(
 
 /// Places what is in the block of `node`, which has its place.
 fn place_inside(blocks: &Blocks<'_>, node: usize, out: &mut Places) -> Result<(), PlanError> {
-    let (Some(block), Some(span)) = (blocks.block(node), out.spans.get(node).copied().flatten()) else {
+    let (Some(block), Some(span)) = (blocks.block(node), out.span(node)) else {
         return Ok(());
     };
     let outside = PlanError::Internal("a part lies outside its block");
