@@ -1,7 +1,7 @@
 //! Windows of the guest's address space for PCI: BARs of 32 and of 64 bits, and configuration space.
 //!
-//! A device's BARs are one block in each window, and so are the devices of a switch ([`place`](super::place)): the block is
-//! what the bridge above forwards. [`tree`](super::tree) places devices behind bridges.
+//! A device's BARs are one block in each window, and so are the devices of a switch (`place`): the block is
+//! what the bridge above forwards. `tree` places devices behind bridges.
 
 use egm_address::{ByteSize, Gpa, Guest, Placer, Span, SpanSet, align_down, align_up};
 
