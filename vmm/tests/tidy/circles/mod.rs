@@ -19,6 +19,22 @@ pub(crate) fn files_with_path_to(item: &str, texts: &BTreeMap<String, String>) -
     Modules::of(texts).with_path_to(item)
 }
 
+/// Files in one of the folders `steps` that need a file in a later one.
+pub(crate) fn against_steps(steps: &[&str], texts: &BTreeMap<String, String>) -> Vec<String> {
+    let modules = Modules::of(texts);
+    let step = |file: &str| steps.iter().position(|folder| file.starts_with(*folder));
+    let mut wrong = Vec::new();
+    for (number, module) in modules.0.iter().enumerate() {
+        for other in modules.needed_by(number) {
+            let (from, to) = (&module.file, &modules.0[other].file);
+            if step(from).zip(step(to)).is_some_and(|(from, to)| from < to) {
+                wrong.push(format!("{from} needs {to}, of a later step"));
+            }
+        }
+    }
+    wrong
+}
+
 /// Circles in `texts`, each with all its files.
 pub(crate) fn circles(texts: &BTreeMap<String, String>) -> BTreeSet<BTreeSet<String>> {
     let modules = Modules::of(texts);
@@ -115,6 +131,15 @@ mod tests {
         };
         assert!(with_item("use crate::{b::{B}};") && with_item("fn f(_: crate::b::B) {}"));
         assert!(!with_item("use crate::bb::B;") && !with_item("#[cfg(test)] use crate::b::B;"));
+    }
+
+    #[test]
+    fn a_step_that_needs_a_later_one_is_found() {
+        let texts = [ROOT, ("x/src/a.rs", "use crate::b::B; pub struct A;"), ("x/src/b.rs", "pub struct B;")];
+        let texts = texts.map(|(path, text)| (path.to_owned(), text.to_owned())).into();
+        let found = against_steps(&["x/src/a", "x/src/b"], &texts);
+        assert_eq!(found, ["x/src/a.rs needs x/src/b.rs, of a later step"]);
+        assert!(against_steps(&["x/src/b", "x/src/a"], &texts).is_empty());
     }
 
     #[test]
