@@ -103,6 +103,12 @@ struct Window {
     function: Arc<dyn PciFunction>,
 }
 
+/// The BAR that an access reaches, and the offset of the access in it.
+struct Decoded {
+    window: Window,
+    offset: u64,
+}
+
 /// The bus of a host bridge.
 pub struct RootBus {
     /// Its number.
@@ -173,24 +179,24 @@ impl RootComplex {
     /// Reads PCI memory; what no function decodes reads all ones.
     pub fn memory_read(&self, address: Gpa, data: &mut [u8]) {
         data.fill(0xff);
-        if let Some((window, offset)) = self.decode(address, data.len()) {
+        if let Some(Decoded { window, offset }) = self.decode(address, data.len()) {
             window.function.bar_read(window.bar, offset, data);
         }
     }
 
     /// Writes PCI memory.
     pub fn memory_write(&self, address: Gpa, data: &[u8]) {
-        if let Some((window, offset)) = self.decode(address, data.len()) {
+        if let Some(Decoded { window, offset }) = self.decode(address, data.len()) {
             window.function.bar_write(window.bar, offset, data);
         }
     }
 
     /// The window is cloned so that no lock is held while the device works.
-    fn decode(&self, address: Gpa, length: usize) -> Option<(Window, u64)> {
+    fn decode(&self, address: Gpa, length: usize) -> Option<Decoded> {
         let access = Span::new(address, u64::try_from(length).ok()?).ok()?;
         let decoded = self.decoded.read().unwrap_or_else(PoisonError::into_inner);
         let window = decoded.iter().find(|window| window.span.covers(access))?;
-        Some((window.clone(), address.offset_from(window.span.start())?))
+        Some(Decoded { window: window.clone(), offset: address.offset_from(window.span.start())? })
     }
 }
 

@@ -100,12 +100,11 @@ impl Writer<'_> {
         self.open(&one.guest.address.to_string(), one.host.class, link, indent, "/>");
     }
 
-    fn open(&mut self, address: &str, class: u32, link: Option<(u32, u8)>, indent: usize, end: &str) {
+    fn open(&mut self, address: &str, class: u32, link: Option<LinkSpeed>, indent: usize, end: &str) {
         let pad = "  ".repeat(indent);
         // NCCL takes empty ones for what is usual.
-        let (speed, width) = link.map_or_else(Default::default, |(speed, width)| {
-            (format!("{}.{} GT/s PCIe", speed / 1000, speed % 1000 / 100), width.to_string())
-        });
+        let speed = link.map_or_else(String::new, |link| link.speed());
+        let width = link.map_or_else(String::new, |link| link.width.to_string());
         let _ = writeln!(
             self.out,
             "{pad}<pci busid=\"{address}\" class=\"{class:#08x}\" link_speed=\"{speed}\" link_width=\"{width}\"{end}"
@@ -134,13 +133,35 @@ impl Writer<'_> {
     }
 
     /// Speed and width that both ends of a function's link support.
-    fn link(&self, host: &HostFunction) -> Option<(u32, u8)> {
-        let Link { max_speed, max_width, .. } = host.place.link?;
+    fn link(&self, host: &HostFunction) -> Option<LinkSpeed> {
+        let own = LinkSpeed::of(host.place.link?);
         let port = host.place.bridges.last().and_then(|port| topology::find(&self.facts.functions, *port));
-        let port = port.and_then(|port| port.place.link);
-        Some(port.map_or((max_speed, max_width), |port| {
-            (max_speed.min(port.max_speed), max_width.min(port.max_width))
-        }))
+        let port = port.and_then(|port| port.place.link).map(LinkSpeed::of);
+        Some(port.map_or(own, |port| own.least(port)))
+    }
+}
+
+/// What a link supports.
+#[derive(Clone, Copy)]
+struct LinkSpeed {
+    /// Megatransfers a second.
+    speed: u32,
+    /// Lanes.
+    width: u8,
+}
+
+impl LinkSpeed {
+    const fn of(link: Link) -> Self {
+        Self { speed: link.max_speed, width: link.max_width }
+    }
+
+    fn least(self, other: Self) -> Self {
+        Self { speed: self.speed.min(other.speed), width: self.width.min(other.width) }
+    }
+
+    /// As sysfs has it.
+    fn speed(self) -> String {
+        format!("{}.{} GT/s PCIe", self.speed / 1000, self.speed % 1000 / 100)
     }
 }
 
