@@ -31,7 +31,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, kill_process, pidfd_getf
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Blame, Chain, Report};
-use crate::resources::SliceProgress;
+use crate::reserve::{OwnSlice, SliceProgress};
 
 /// Signals that the machine gets in the keeper's place.
 const FORWARDED: [Signal; 5] =
@@ -94,19 +94,23 @@ impl Keeper {
         self.parent
     }
 
-    /// Hands over the locks of `leases`, of a machine that runs as user `uid`; returns when the keeper has them.
+    /// Hands over the locks of `slices`, of a machine that runs as user `uid`; returns when the keeper has them.
     ///
     /// # Errors
     /// [`CustodyError`].
-    pub(crate) fn hand_over(&self, leases: &[(&str, &Lease)], uid: u32) -> Result<(), CustodyError> {
-        let grant = |(id, lease): &(&str, &Lease)| Grant {
-            id: (*id).to_owned(),
+    pub(crate) fn hand_over<'a>(
+        &self,
+        slices: impl Iterator<Item = OwnSlice<'a>>,
+        uid: u32,
+    ) -> Result<(), CustodyError> {
+        let grant = |OwnSlice { id, lease }: OwnSlice<'_>| Grant {
+            id: id.to_owned(),
             region: lease.region().clone(),
             slice: lease.slice().clone(),
             owner: Owner { uid, ..lease.owner().clone() },
             claim: lease.claim().as_raw_fd(),
         };
-        let grants: Vec<_> = leases.iter().map(grant).collect();
+        let grants: Vec<_> = slices.map(grant).collect();
         self.send(&grants).map_err(failed("leave the slices to the process that returns them"))
     }
 
@@ -146,19 +150,15 @@ pub(crate) fn keep(option: &str, progress: SliceProgress<'_>) -> Result<ExitCode
         .arg(format!("{option}={}", theirs.as_raw_fd()))
         .spawn()
         .map_err(failed("start the machine's process"))?;
-    let (status, left) = watch(&mut child, &signals, ours)?;
+    let Remains { status, slices } = watch(&mut child, &signals, ours)?;
     drop(theirs);
-    give_back(resume(left), &heard, progress);
+    give_back(resume(slices), &heard, progress);
     Ok(code(status))
 }
 
-/// Waits for the machine's end: how it ended, and what it left.
-fn watch(
-    child: &mut Child,
-    signals: &SignalFd,
-    stream: UnixStream,
-) -> Result<(ExitStatus, Vec<LockedSlice>), CustodyError> {
-    let mut left = Vec::new();
+/// Waits for the machine's end.
+fn watch(child: &mut Child, signals: &SignalFd, stream: UnixStream) -> Result<Remains, CustodyError> {
+    let mut slices = Vec::new();
     let mut stream = Some(stream);
     loop {
         let mut ready = vec![PollFd::new(signals, PollFlags::IN)];
@@ -170,32 +170,48 @@ fn watch(
         let has_signal = !ready.first().is_none_or(|ready| ready.revents().is_empty());
         let has_message = ready.get(1).is_some_and(|ready| !ready.revents().is_empty());
         if has_message && let Some(stream) = stream.take() {
-            left = receive(child.id(), &stream).unwrap_or_default();
+            slices = receive(child.id(), &stream).unwrap_or_default();
         }
         if has_signal && let Ok(Some(signal)) = signals.read_signal() {
             forward(child, signal.ssi_signo, signal.ssi_code);
         }
         if let Some(status) = child.try_wait().map_err(failed("wait for the machine"))? {
-            return Ok((status, left));
+            return Ok(Remains { status, slices });
         }
     }
 }
 
 /// A slice, and its lock, which this process holds.
-type LockedSlice = (Grant, File);
+struct LockedSlice {
+    grant: Grant,
+    claim: File,
+}
+
+/// What a machine leaves at its end.
+struct Remains {
+    status: ExitStatus,
+    slices: Vec<LockedSlice>,
+}
+
+/// A slice to return, by the id of its backing.
+struct OwnedSlice {
+    id: String,
+    lease: Lease,
+}
 
 /// Receives the one message: the slices that the machine leaves, with the locks' descriptors.
 fn receive(machine: u32, stream: &UnixStream) -> io::Result<Vec<LockedSlice>> {
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line)?;
     let grants: Vec<Grant> = serde_json::from_str(&line)?;
-    let take = |grant: Grant| {
-        Ok((File::from(fetch(machine, grant.claim)?), grant)).map(|(file, grant)| (grant, file))
-    };
-    let left = grants.into_iter().map(take).collect::<io::Result<_>>()?;
+    let mut slices = Vec::new();
+    for grant in grants {
+        let claim = File::from(fetch(machine, grant.claim)?);
+        slices.push(LockedSlice { grant, claim });
+    }
     let mut stream = stream;
     stream.write_all(&[TAKEN])?;
-    Ok(left)
+    Ok(slices)
 }
 
 /// Forwards a signal that was sent to this process; a terminal's signals have reached the machine already.
@@ -209,46 +225,43 @@ fn forward(child: &Child, signal: u32, code: i32) {
     }
 }
 
-/// Opens what the machine left; it has no memory of it mapped any more.
-fn resume(left: Vec<LockedSlice>) -> Vec<(String, Lease)> {
-    if left.is_empty() {
+/// Opens the slices that the machine left; it has no memory of them mapped any more.
+fn resume(slices: Vec<LockedSlice>) -> Vec<OwnedSlice> {
+    if slices.is_empty() {
         return Vec::new();
     }
-    let root = Path::new("/");
-    let ledger = || -> Result<Ledger, LedgerError> {
-        let unknown = |source| LedgerError::Record { step: "tell this boot from others for", source };
-        Ledger::open(Paths::below(root), Identity::read(root).map_err(unknown)?)
-    };
-    let ledger = match ledger() {
+    let ledger = match open_ledger(Path::new("/")) {
         Ok(ledger) => ledger,
         Err(error) => {
             tracing::warn!("{}", Chain(&error));
             return Vec::new();
         }
     };
-    let open = |(grant, claim): LockedSlice| {
-        let Grant { id, region, slice, owner, .. } = grant;
+    let mut owned = Vec::new();
+    for LockedSlice { grant: Grant { id, region, slice, owner, .. }, claim } in slices {
         match Lease::resume(&ledger, region, slice, owner, claim) {
-            Ok(lease) => Some((id, lease)),
-            Err(error) => {
-                tracing::warn!("{}", Chain(&error));
-                None
-            }
+            Ok(lease) => owned.push(OwnedSlice { id, lease }),
+            Err(error) => tracing::warn!("{}", Chain(&error)),
         }
-    };
-    left.into_iter().filter_map(open).collect()
+    }
+    owned
 }
 
-/// Scrubs and returns `leases`; a signal ends the scrub, and the next owner's grant does the rest.
-fn give_back(leases: Vec<(String, Lease)>, blocked: &SigSet, progress: SliceProgress<'_>) {
+fn open_ledger(root: &Path) -> Result<Ledger, LedgerError> {
+    let unknown = |source| LedgerError::Record { step: "tell this boot from others for", source };
+    Ledger::open(Paths::below(root), Identity::read(root).map_err(unknown)?)
+}
+
+/// Scrubs and returns `slices`; a signal ends the scrub, and the next owner's grant does the rest.
+fn give_back(slices: Vec<OwnedSlice>, blocked: &SigSet, progress: SliceProgress<'_>) {
     let cancel = Arc::new(AtomicBool::new(false));
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         let _ = signal_hook::flag::register(signal, Arc::clone(&cancel));
     }
     let _ = blocked.thread_unblock();
-    for (id, lease) in leases {
-        let told = |step| progress(&id, step);
-        let watch = Watch { progress: &told, cancel: &cancel, ..Watch::nobody() };
+    for OwnedSlice { id, lease } in slices {
+        let report = |step| progress(&id, step);
+        let watch = Watch { progress: &report, cancel: &cancel, ..Watch::nobody() };
         if let Err(error) = lease.give_back(&watch) {
             tracing::warn!("{}", Chain(&error));
         }

@@ -5,7 +5,7 @@
 //!         rules   Plan,       Resources Machine  ExitReason
 //!                 slices
 //! ```
-//! Side effects start in `Reserved`, and drop undoes them; nothing after its [plan] makes decisions. `launch` has the
+//! Side effects start in `Reserved`, and drop undoes them; nothing after its [plan] makes decisions. [launch] has the
 //! phases.
 
 #![deny(clippy::print_stderr)] // notes and warnings are events of `tracing`
@@ -21,7 +21,7 @@ pub mod facts;
 pub mod firmware;
 pub mod hotplug;
 pub mod kvm;
-mod launch;
+pub mod launch;
 mod listener;
 mod lock;
 pub mod machine;
@@ -31,6 +31,7 @@ pub mod pci;
 mod places;
 pub mod plan;
 mod program;
+pub mod reserve;
 pub mod resources;
 mod user;
 pub mod virtio;

@@ -413,7 +413,7 @@ fn a_vfio_user_server_that_is_not_there_or_does_not_behave() {
     let listener = UnixListener::bind(rude.folder.path().join("rude.sock")).unwrap();
     let server = std::thread::spawn(move || drop(listener.accept().unwrap()));
     rude.run()
-        .refuses(HOST, &["device \"user0\"", "rude.sock", "does not describe its device", "help: look at"]);
+        .refuses(HOST, &["device \"user0\"", "rude.sock", "does not describe its device", "help: read"]);
     server.join().unwrap();
 }
 

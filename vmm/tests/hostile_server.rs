@@ -97,7 +97,7 @@ fn serve_one(client: UnixStream, attack: Attack, silent: &File) {
     function.join().unwrap();
 }
 
-/// Exit code and messages of the program, whose vfio-user server makes the attack.
+/// Exit code and messages of the program when its vfio-user server attacks.
 enum Outcome {
     Ended(Option<i32>, String),
     Hangs,

@@ -14,7 +14,8 @@ mod tests {
     use egm_vmm::facts::{self, Facts, Scope};
     use egm_vmm::machine::{self, ExitReason};
     use egm_vmm::plan::{FunctionPlan, FunctionRole, Plan, WindowKind, plan};
-    use egm_vmm::resources::{Leases, OpenDevice, Resources, Servers};
+    use egm_vmm::reserve::{Leases, Servers};
+    use egm_vmm::resources::{OpenDevice, OpenedDevice, Resources};
     use serde_json::{Value, json};
 
     const GIB: u64 = 1 << 30;
@@ -162,7 +163,10 @@ mod tests {
             Resources::open(&without, &facts, &Leases::default(), Servers::default(), &|_, _| ()).unwrap();
         let fakes = (0..).zip(passed(&plan));
         resources.devices = fakes
-            .map(|(number, (_, device))| (device.clone(), OpenDevice::Passed(Arc::new(fake(number)))))
+            .map(|(number, (_, device))| {
+                let opened = OpenDevice::Assigned(Arc::new(fake(number)));
+                OpenedDevice { device: device.clone(), opened }
+            })
             .collect();
         let ended = machine::build(&plan, resources).unwrap().run();
         let console = fs::read_to_string(folder.path().join("console.txt")).unwrap();

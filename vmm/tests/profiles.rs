@@ -1,4 +1,4 @@
-//! What users get is built as the design says, by the flags that cargo resolves for each unit of the programs.
+//! Programs for users are built as the design requires, by the flags that cargo resolves for each unit of the programs.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -21,7 +21,8 @@ use egm_vfio_wire::socket::{Connection, Patience};
 use egm_vmm::facts::{Facts, Scope, of_host};
 use egm_vmm::machine::{ExitReason, build};
 use egm_vmm::plan::Plan;
-use egm_vmm::resources::{Leases, Resources, Servers, connect_servers};
+use egm_vmm::reserve::{Leases, Servers};
+use egm_vmm::resources::Resources;
 use egm_vmm::{config, plan};
 use rustix::io::Errno;
 use serde_json::json;
@@ -121,7 +122,7 @@ fn planned(folder: &Path) -> (Plan, Facts, Servers) {
     });
     fs::write(&file, text.to_string()).unwrap();
     let spec = config::load(&file).unwrap();
-    let servers = connect_servers(&spec.devices).unwrap();
+    let servers = Servers::of(&spec.devices).unwrap();
     let facts = Facts { servers: servers.facts(), ..of_host(&Scope::of(&spec)).unwrap() };
     (plan::plan(&spec, &facts).unwrap(), facts, servers)
 }

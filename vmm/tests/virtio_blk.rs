@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use egm_address::{Gpa, PciAddress, Span};
-use egm_vmm::pci::PciFunction;
 use egm_vmm::pci::msix::{MsiMessage, MsiRouter, Msix};
+use egm_vmm::pci::{DecodedBar, PciFunction};
 use egm_vmm::plan::{BarKind, BarPlan, FunctionPlan, FunctionRole};
 use egm_vmm::virtio::blk::{Block, Disk};
 use egm_vmm::virtio::{BAR_SIZE, DoorBell, VirtioDevice, VirtioPci};
@@ -211,7 +211,7 @@ fn machine() -> (File, Driver, Arc<Mutex<Block>>, Loop) {
     let device: Arc<Mutex<dyn VirtioDevice>> = block.clone();
     let function =
         VirtioPci::new(device, &plan, Arc::clone(&msix), memory.clone(), Arc::new(NoDoors)).unwrap();
-    function.place(&[(0, span)]);
+    function.place(&[DecodedBar::new(0, span)]);
     (file, Driver::find(function, msix, memory), block.clone(), Loop::start(block))
 }
 

@@ -133,7 +133,7 @@ pub struct Access {
 pub enum EgmForm {
     /// Ordinary RAM of a NUMA node.
     Memory,
-    /// A PCI function whose BAR is the slice.
+    /// A PCI function with the slice as its BAR.
     Device,
 }
 

@@ -98,7 +98,9 @@ pub enum BootError {
     #[error("the kernel command line is longer than 2047 bytes or not ASCII")]
     CommandLine,
     /// The boot parameters have no room for so many pieces of memory.
-    #[error("the guest's memory map has {pieces} entries; a bzImage is told of {most} at most")]
+    #[error(
+        "the guest's memory map has {pieces} entries; the boot parameters of a bzImage hold {most} at most"
+    )]
     Pieces {
         /// Entries.
         pieces: usize,

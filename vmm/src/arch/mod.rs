@@ -6,7 +6,8 @@
 //! | module | content |
 //! |---|---|
 //! | `boot` | loads the kernel and its boot data into guest memory |
-//! | `vcpu` | the VM, its vCPUs and interrupt controllers; registers at the first instruction |
+//! | `vm` | the kernel's VM |
+//! | `vcpu` | vCPUs and interrupt controllers; registers at the first instruction |
 //! | `interrupts` | numbers of lines and messages |
 //! | `machine_check` | reports of bad memory to a vCPU |
 

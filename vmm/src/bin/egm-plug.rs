@@ -20,10 +20,12 @@ use egm_vmm::config::{self, Overrides};
 use egm_vmm::error::Chain;
 use egm_vmm::facts::{self, Scope};
 use egm_vmm::hotplug::{Handle, HotplugError, Source, UNPLUG_TIMEOUT};
+use egm_vmm::launch::Placement;
 use egm_vmm::machine;
-use egm_vmm::resources::{Leases, Resources, connect_servers};
+use egm_vmm::reserve::Servers;
+use egm_vmm::resources::Resources;
 
-/// A machine whose functions are plugged in and out by a word on a socket, for tests.
+/// A machine for tests: words on a socket plug its functions in and out.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The machine's configuration.
@@ -53,9 +55,8 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let spec = config::load_with(&arguments.config, &Overrides::default())?;
     let scope = Scope::of(&spec);
-    let (facts, plan, leases) = Leases::take(&spec, || facts::of_host(&scope), &|_, _| {})?;
-    let servers = connect_servers(&[])?; // of vfio-user: none
-    let resources = Resources::open(&plan, &facts, &leases, servers, &|_, _| {})?;
+    let Placement { facts, plan, leases } = Placement::take(&spec, || facts::of_host(&scope), &|_, _| {})?;
+    let resources = Resources::open(&plan, &facts, &leases, Servers::default(), &|_, _| {})?;
     let machine = machine::build(&plan, resources)?;
     let handle = machine.hotplug().ok_or("the machine has no hot-plug port")?;
     match std::fs::remove_file(&arguments.socket) {

@@ -7,7 +7,7 @@ use egm_report::program::Outcome;
 use egm_report::show::print;
 
 use crate::facts::{self, Scope};
-use crate::resources::Servers;
+use crate::reserve::Servers;
 
 /// Records this host as JSON: processors, memory, devices
 #[derive(Debug, clap::Args)]

@@ -15,7 +15,7 @@ use crate::custody;
 use crate::error::{Blame, Chain, Report};
 use crate::launch::{Confined, Reserved};
 use crate::machine::{self, ExitReason};
-use crate::resources::Broker;
+use crate::reserve::Broker;
 use crate::user::User;
 
 /// Starts the virtual machine of a configuration file and waits for its end

@@ -50,7 +50,7 @@ pub enum FactsError {
     #[error("cannot read the host files")]
     HostFile(#[from] HostFileError),
     /// The ledger of the host's regions could not be read.
-    #[error("cannot tell what of the host's regions is free")]
+    #[error("cannot read the ledger of the host's regions")]
     Ledger(#[from] LedgerError),
     /// A host of another kind.
     #[error("{} is \"{arch}\", and guests run on x86_64 and aarch64 only", path.display())]

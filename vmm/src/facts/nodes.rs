@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use egm_address::{ByteSize, CpuSet};
 
@@ -112,14 +112,17 @@ fn node(folder: &Path, id: u32) -> Result<HostNode, FactsError> {
 
 /// The pools of the page sizes that guests use; a kernel without hugetlb has none.
 fn pools(folder: &Path) -> Result<Vec<Pool>, FactsError> {
-    let pool = |page_size: PageSize| {
-        let folder: PathBuf = folder.join(format!("hugepages-{}kB", page_size.bytes() >> 10));
-        let total = match number(&folder.join("nr_hugepages")) {
-            Err(FactsError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => return None,
-            total => total,
-        };
-        let free = |total| if total == 0 { Ok(0) } else { number(&folder.join("free_hugepages")) };
-        Some(total.and_then(|total| Ok(Pool { page_size, total, free: free(total)? })))
+    let sizes = [PageSize::Size2M, PageSize::Size1G].into_iter();
+    sizes.filter_map(|page_size| pool(folder, page_size).transpose()).collect()
+}
+
+/// The pool of pages of this size, if the kernel has one.
+fn pool(folder: &Path, page_size: PageSize) -> Result<Option<Pool>, FactsError> {
+    let folder = folder.join(format!("hugepages-{}kB", page_size.bytes() >> 10));
+    let total = match number(&folder.join("nr_hugepages")) {
+        Err(FactsError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+        total => total?,
     };
-    [PageSize::Size2M, PageSize::Size1G].into_iter().filter_map(pool).collect()
+    let free = if total == 0 { 0 } else { number(&folder.join("free_hugepages"))? };
+    Ok(Some(Pool { page_size, total, free }))
 }

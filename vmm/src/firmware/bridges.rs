@@ -76,11 +76,18 @@ impl HostBridge {
     }
 }
 
-/// PCI Express configuration space and its last bus.
-pub(super) fn ecam(plan: &Plan) -> Result<(Span<Guest>, u8), FirmwareError> {
+/// PCI Express configuration space.
+pub(super) struct Ecam {
+    pub(super) span: Span<Guest>,
+    pub(super) last_bus: u8,
+}
+
+/// The configuration space of `plan`.
+pub(super) fn ecam(plan: &Plan) -> Result<Ecam, FirmwareError> {
     const RULE: &str = "it has to be 1 to 256 MiB on a 1 MiB boundary";
     let fits = |s: Span<Guest>| s.size().is_multiple_of(BUS) && s.start().is_aligned(BUS);
     let span = window(plan, WindowKind::Ecam, "ECAM", RULE, fits)?;
-    let buses = u8::try_from((span.size() / BUS).saturating_sub(1));
-    buses.map(|last| (span, last)).map_err(|_| window_error(Some(span), "ECAM", RULE))
+    let last_bus = u8::try_from((span.size() / BUS).saturating_sub(1));
+    let last_bus = last_bus.map_err(|_| window_error(Some(span), "ECAM", RULE))?;
+    Ok(Ecam { span, last_bus })
 }

@@ -14,7 +14,7 @@ pub mod tree;
 
 use egm_address::{Gpa, Guest, Span};
 
-use room::Room;
+use room::{Contents, Room};
 
 use crate::arch::aarch64::layout::{MOST_REGIONS, REDISTRIBUTOR, TREE};
 use crate::config::{Architecture, MAX_NODES, MAX_VCPUS};
@@ -172,7 +172,7 @@ pub fn build(plan: &Plan) -> Result<Image, FirmwareError> {
     let fits = |s: Span<Guest>| s.start().is_aligned(align) && s.size() > kept;
     let window = window(plan, WindowKind::Firmware, "firmware", rule, fits)?;
     let mut room = Room::new(window);
-    let (rsdp, errors) = acpi::place(plan, &mut room)?;
+    let acpi::Roots { rsdp, errors } = acpi::place(plan, &mut room)?;
     let efi = match plan.arch {
         Architecture::X86_64 => None,
         Architecture::Aarch64 => {
@@ -180,7 +180,7 @@ pub fn build(plan: &Plan) -> Result<Image, FirmwareError> {
             Some(efi::place(plan, &mut room, window, efi::Tables { rsdp, smbios })?)
         }
     };
-    let (bytes, tables) = room.finish(kept)?;
+    let Contents { bytes, tables } = room.finish(kept)?;
     Ok(Image { base: window.start(), bytes, rsdp, tables, efi, errors })
 }
 

@@ -21,6 +21,13 @@ struct Placed {
     size: usize,
 }
 
+/// A window that is filled.
+pub(super) struct Contents {
+    pub(super) bytes: Vec<u8>,
+    /// ACPI tables among the bytes.
+    pub(super) tables: Vec<Table>,
+}
+
 impl Room {
     /// An empty window.
     pub(super) const fn new(window: Span<Guest>) -> Self {
@@ -56,8 +63,8 @@ impl Room {
         u64::try_from(offset).ok().and_then(|offset| start.checked_add(offset)).unwrap_or(start)
     }
 
-    /// The bytes and the tables among them; the last `kept` bytes of the window stay free.
-    pub(super) fn finish(self, kept: u64) -> Result<(Vec<u8>, Vec<Table>), FirmwareError> {
+    /// What is in the room; the last `kept` bytes of the window stay free.
+    pub(super) fn finish(self, kept: u64) -> Result<Contents, FirmwareError> {
         let need = u64::try_from(self.bytes.len()).unwrap_or(u64::MAX);
         let over = need.saturating_sub(self.window.size().saturating_sub(kept));
         if over > 0 {
@@ -68,6 +75,6 @@ impl Room {
             Some(Table { signature: t.signature, span })
         };
         let tables = self.tables.iter().filter_map(placed).collect();
-        Ok((self.bytes, tables))
+        Ok(Contents { bytes: self.bytes, tables })
     }
 }

@@ -64,14 +64,14 @@ impl Occupant {
         Event { id: self.id.clone(), function: self.new.function.name().to_owned(), what }
     }
 
-    fn heard(&mut self) -> Vec<InterruptKind> {
+    fn take_events(&mut self) -> Vec<InterruptKind> {
         self.new.host_events.as_mut().map(HostEvents::hear).unwrap_or_default()
     }
 
-    /// Whether its device is gone. Reads the device only when the host has reported an event (`heard`).
-    fn is_gone(&self, heard: &[InterruptKind]) -> bool {
+    /// Whether its device is gone. Reads the device only after `events` of the host.
+    fn is_gone(&self, events: &[InterruptKind]) -> bool {
         let function = &self.new.function;
-        if heard.is_empty() { function.is_lost() } else { function.look_if_lost() }
+        if events.is_empty() { function.is_lost() } else { function.look_if_lost() }
     }
 }
 
@@ -174,15 +174,15 @@ impl Controller {
     /// Handles the host's events: reports them, removes lost and failed functions, forwards requests to the guest.
     fn hear(&mut self, now: Instant) {
         for occupant in &mut self.fixed {
-            let heard = occupant.heard();
-            if occupant.is_gone(&heard) {
+            let events = occupant.take_events();
+            if occupant.is_gone(&events) {
                 if !std::mem::replace(&mut occupant.is_lost, true) {
                     occupant.new.function.lose();
                     (self.report)(&occupant.event(EventKind::LostFixed));
                 }
                 continue;
             }
-            for kind in heard {
+            for kind in events {
                 let failed = kind == InterruptKind::Error;
                 let what = if failed { EventKind::FailedFixed } else { EventKind::WantedFixed };
                 (self.report)(&occupant.event(what));
@@ -192,15 +192,15 @@ impl Controller {
             let Some(occupant) = self.slots.get_mut(index).and_then(|slot| slot.occupant.as_mut()) else {
                 continue;
             };
-            let heard = occupant.heard();
-            let failed = heard.contains(&InterruptKind::Error);
+            let events = occupant.take_events();
+            let failed = events.contains(&InterruptKind::Error);
             // The kernel requests a device that was pulled out, too: `lost` comes first.
-            let lost = occupant.is_gone(&heard);
+            let lost = occupant.is_gone(&events);
             if lost || failed {
                 let what = if lost { EventKind::Lost } else { EventKind::Failed };
                 (self.report)(&occupant.event(what));
                 self.take(index, Removal::Surprise);
-            } else if heard.contains(&InterruptKind::Request) && occupant.leaving.is_none() {
+            } else if events.contains(&InterruptKind::Request) && occupant.leaving.is_none() {
                 (self.report)(&occupant.event(EventKind::Wanted(UNPLUG_TIMEOUT)));
                 self.ask_guest(index, now, UNPLUG_TIMEOUT, None);
             }

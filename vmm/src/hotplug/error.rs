@@ -72,7 +72,7 @@ pub enum HotplugError {
     Reset(#[from] BackendError),
     /// It cannot be assigned to a guest.
     #[error(transparent)]
-    Passed(#[from] PassthroughError),
+    Assigned(#[from] PassthroughError),
 }
 
 impl Report for HotplugError {
@@ -88,7 +88,7 @@ impl Report for HotplugError {
             Self::Regions(error) => error.blame(),
             Self::Plan(error) => error.blame(),
             Self::Open(error) => opening(error),
-            Self::Passed(error) => error.blame(),
+            Self::Assigned(error) => error.blame(),
         }
     }
 
@@ -109,7 +109,7 @@ impl Report for HotplugError {
             Self::Plan(error) => error.help(),
             Self::Open(error) => error.remedy(),
             Self::Reset(_) => Some("look for its errors: dmesg, lspci -vv".to_owned()),
-            Self::Passed(error) => error.help(),
+            Self::Assigned(error) => error.help(),
         }
     }
 }

@@ -82,7 +82,7 @@ impl Hypervisor {
     /// When the kernel refuses.
     pub fn create_vm(&self, address_bits: u8) -> Result<Vm, KvmError> {
         let fd = loop {
-            match native::vcpu::create_vm(&self.kvm, address_bits) {
+            match native::vm::create(&self.kvm, address_bits) {
                 Err(error) if error.errno() == libc::EINTR => {} // a signal interrupted the call: try again
                 result => break result.map_err(|error| KvmError::call("KVM_CREATE_VM", error))?,
             }

@@ -2,7 +2,7 @@
 
 use crate::custody::Keeper;
 use crate::error::Report;
-use crate::resources::Leases;
+use crate::reserve::Leases;
 use crate::user::{self, User};
 
 /// The user of a machine, and the process that returns its slices.
@@ -31,7 +31,7 @@ impl Confined {
     /// # Errors
     /// The keeper has ended.
     pub(super) fn hand_over(&self, leases: &Leases) -> Result<(), Box<dyn Report>> {
-        Ok(self.keeper.hand_over(&leases.own(), self.uid())?)
+        Ok(self.keeper.hand_over(leases.own(), self.uid())?)
     }
 
     /// Drops all privileges.

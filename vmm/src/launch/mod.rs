@@ -6,10 +6,11 @@
 //!          host             scrubbed                      GPUs,       Resources Machine  ExitReason
 //!                                                         servers
 //! ```
-//! Side effects start in [`Reserved`]. Whatever ends the start, and the machine, drops what it reserved: that releases
-//! its GPUs, then scrubs and returns its slices. After the plan no phase decides anything.
+//! Side effects start in `Reserved`; the loop is [`Placement::take`]. Whatever ends the start, and the machine, drops what
+//! it reserved: that releases its GPUs, then scrubs and returns its slices. After the plan no phase decides anything.
 
 mod confined;
+mod placement;
 mod reservation;
 
 use egm_device::progress::Bars;
@@ -17,6 +18,7 @@ use egm_report::progress::Bar;
 use rustix::process::geteuid;
 
 pub(crate) use self::confined::Confined;
+pub use self::placement::Placement;
 pub(crate) use self::reservation::Reservation;
 use crate::config::Spec;
 use crate::error::Report;
@@ -24,7 +26,8 @@ use crate::facts::{self, Facts, Scope};
 use crate::machine::{self, Machine};
 use crate::memory::Present;
 use crate::plan::Plan;
-use crate::resources::{self, Broker, Leases, Resources, Runs, Servers};
+use crate::reserve::{Broker, Servers};
+use crate::resources::{self, Resources};
 
 type Outcome<T> = Result<T, Box<dyn Report>>;
 
@@ -48,16 +51,16 @@ impl Reserved {
         confined: Option<Confined>,
         waiting: &dyn Fn(&str, &str),
     ) -> Outcome<Self> {
-        let servers = resources::connect_servers(&spec.devices)?;
+        let servers = Servers::of(&spec.devices)?;
         let scope = Scope::of(spec);
         if let Scope::Only { regions: true, .. } = scope {
             resources::check_boot(&spec.boot)?; // before minutes of scrubbing; the others open it once, a moment later
         }
-        let look = || facts::of_host(&scope).map(|facts| Facts { servers: servers.facts(), ..facts });
+        let read_facts = || facts::of_host(&scope).map(|facts| Facts { servers: servers.facts(), ..facts });
         let bars = Bars::default();
-        let (facts, plan, leases) = match broker {
-            None => Leases::take(spec, look, &|slice, step| bars.told(slice, step))?,
-            Some(broker) => Leases::borrow(spec, look, broker, waiting)?,
+        let Placement { facts, plan, leases } = match broker {
+            None => Placement::take(spec, read_facts, &|slice, step| bars.told(slice, step))?,
+            Some(broker) => Placement::borrow(spec, read_facts, broker, waiting)?,
         };
         drop(bars);
         plan.notes.iter().for_each(|note| tracing::info!("{note}"));
@@ -72,7 +75,7 @@ impl Reserved {
     /// Opens every descriptor that the plan names, and makes memory present where devices reach it.
     ///
     /// # Errors
-    /// [`resources::ResourceError`], and [`resources::CloseError`] for a machine that cannot run as its user.
+    /// [`resources::ResourceError`], and [`crate::reserve::CloseError`] for a machine that cannot run as its user.
     pub(crate) fn open(self) -> Outcome<Opened> {
         let Self { plan, servers, confined, held } = self;
         if confined.is_some() {
@@ -115,8 +118,10 @@ impl Opened {
         let machine = machine::build(&plan, resources)?;
         let uid = confined.as_ref().map_or_else(|| geteuid().as_raw(), Confined::uid);
         held.leases().record_process(uid)?;
-        let runs = if confined.is_some() { Runs::Confined } else { Runs::AsIs };
-        let notes = held.leases().close_files(&plan, !held.facts().servers.is_empty(), runs)?;
+        let notes = match &confined {
+            None => held.leases().close_files(&plan)?,
+            Some(_) => held.leases().close_files_for_user(&plan, !held.facts().servers.is_empty())?,
+        };
         notes.iter().for_each(|note| tracing::info!("{note}"));
         if let Some(confined) = &confined {
             held.enter(confined)?;
@@ -157,5 +162,13 @@ mod tests {
             [name::<Spec>(), name::<Reserved>(), name::<Opened>(), name::<Built>(), name::<machine::Ended>()];
         let picture = format!("File ─► {}", phases.join(" ─► "));
         assert!(include_str!("../lib.rs").contains(&picture), "{picture}");
+        let page = include_str!("../../../docs/architecture.md");
+        let row = page.lines().find(|line| line.starts_with(" file ")).unwrap();
+        let words: Vec<&str> = row.split_whitespace().filter(|word| word.is_ascii()).skip(1).collect();
+        assert_eq!(words, phases);
+        let page = include_str!("../../../docs/architecture.md");
+        let row = page.lines().find(|line| line.starts_with(" file ")).unwrap();
+        let words: Vec<&str> = row.split_whitespace().filter(|word| word.is_ascii()).skip(1).collect();
+        assert_eq!(words, phases);
     }
 }

@@ -7,7 +7,7 @@ use super::Confined;
 use crate::error::{Chain, Report};
 use crate::facts::Facts;
 use crate::plan::Plan;
-use crate::resources::{self, Leases};
+use crate::reserve::{self, Leases};
 
 /// Slices and GPUs of a machine. Drop releases the GPUs, then scrubs and returns the slices.
 #[derive(Debug)]
@@ -37,14 +37,14 @@ impl Reservation {
     /// machine end with its process.
     ///
     /// # Errors
-    /// [`resources::LeaseError`].
+    /// [`reserve::ReserveError`].
     pub(super) fn claim_gpus(
         &mut self,
         plan: &Plan,
         domain: Option<&str>,
         confined: Option<&Confined>,
     ) -> Result<(), Box<dyn Report>> {
-        self.gpus = resources::claim_gpus(plan, domain)?;
+        self.gpus = reserve::claim_gpus(plan, domain)?;
         if let Some(confined) = confined {
             self.gpus.take().map(|gpus| gpus.leave(confined.uid())).transpose()?;
         }

@@ -4,7 +4,6 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use egm_address::Gpa;
-use egm_device::device::Function;
 use egm_device::region::RegionKind;
 use egm_vfio::memory::HostMemory;
 use event_manager::EventManager;
@@ -13,22 +12,23 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use super::board::Board;
 use super::error::BuildError;
 use super::exit::ExitLatch;
-use super::poison::{ErrorBlock, Interrupt, Poison};
+use super::poison::{ErrorBlock, Interrupt, Poison, Reports, SliceDevice};
 use super::signals::Signals;
 use super::tree::{self, Connections};
 use super::vcpu::{Shared, Vcpu};
 use super::{Machine, Subscriber, Wake};
 use crate::arch::boot::{BootError, BootFiles};
 use crate::arch::native::boot::{self, Entry};
-use crate::arch::native::vcpu::{CACHED_PFNMAP, configure, create};
-use crate::config::{BootTables, Device};
+use crate::arch::native::vcpu::{configure, create};
+use crate::arch::native::vm::CACHED_PFNMAP;
+use crate::config::BootTables;
 use crate::firmware;
 use crate::hotplug::{Controller, Event, Maker, Occupant, Running, Slot};
 use crate::kvm::{SlotTable, Vm};
 use crate::memory::GuestRam;
 use crate::pci::RootComplex;
 use crate::plan::{ERRORS, POWER_BUTTON, Plan};
-use crate::resources::{OpenDevice, Resources, ThreadError};
+use crate::resources::{OpenDevice, OpenedDevice, Resources, ThreadError};
 
 /// Builds the machine of `plan`.
 ///
@@ -41,7 +41,7 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
         leases.get(&backing.id).map(|taken| (backing.id.as_str(), &taken.region().kind))
     });
     check_caching(kinds, CACHED_PFNMAP.filter(|capability| !vm.slots().supports(*capability)))?;
-    lend_memory(&vm, &ram)?;
+    map_memory(&vm, &ram)?;
     let vcpus = create(&hypervisor, &vm, plan)?;
 
     let mut board = Board::new(plan, &vm, &exit)?;
@@ -52,16 +52,16 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     let tree = tree::build(plan, devices, &connections)?;
     subscribers.extend(tree.subscribers);
     let root = Arc::new(tree.root);
-    let maker = connections.passer.maker(spaces.kernel());
+    let maker = connections.assigner.maker(spaces.kernel());
     let hotplug = keep(&root, tree.hotplug_slots, tree.fixed, maker)?;
     board.pci(&root)?;
 
-    let (entry, errors) = load_guest(plan, &vm, &ram.memory, &mut boot)?;
+    let Loaded { entry, errors } = load_guest(plan, &vm, &ram.memory, &mut boot)?;
     let reporter = configure(&hypervisor, plan, &vcpus, &entry)?;
     let planned = vcpus.into_iter().zip(&plan.vcpus);
     let vcpus =
         planned.map(|(fd, vcpu)| Vcpu { index: vcpu.index, fd, host_cpus: vcpu.host_cpus.clone() }).collect();
-    let poison = Poison::new(plan, &ram, &leases, &slices, (reporter, errors))?;
+    let poison = Poison::new(plan, &ram, &leases, &slices, Reports { reporter, errors })?;
     let checks = poison.checks();
     let poison = Arc::new(Mutex::new(poison));
     subscribers.push(Arc::clone(&poison) as Subscriber);
@@ -75,10 +75,12 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     Ok(Machine { events, vcpus, shared, devices: tree.devices, hotplug, poison, subscribers, _vm: vm, ram })
 }
 
-/// A slice that is a device, and its function.
-fn slice((device, opened): &(Device, OpenDevice)) -> Option<(String, Function)> {
+/// The device that a slice is, if it is one.
+fn slice(OpenedDevice { device, opened }: &OpenedDevice) -> Option<SliceDevice> {
     match opened {
-        OpenDevice::Slice(slice) => Some((device.id.clone(), slice.function.clone())),
+        OpenDevice::Slice(slice) => {
+            Some(SliceDevice { id: device.id.clone(), function: slice.function.clone() })
+        }
         _ => None,
     }
 }
@@ -113,20 +115,27 @@ fn check_caching<'a>(
     }
 }
 
-fn lend_memory(vm: &Vm, ram: &GuestRam) -> Result<(), BuildError> {
+fn map_memory(vm: &Vm, ram: &GuestRam) -> Result<(), BuildError> {
     for piece in &ram.pieces {
         vm.slots().add(piece.gpa, Arc::clone(&piece.shared) as Arc<dyn HostMemory>)?;
     }
     Ok(())
 }
 
-/// Puts tables and kernel into memory. Returns the error block for reports of bad memory: only ACPI's tables have one.
+/// A guest in memory.
+struct Loaded {
+    entry: Entry,
+    /// For reports of bad memory: only ACPI's tables have one.
+    errors: Option<ErrorBlock>,
+}
+
+/// Puts tables and kernel into memory.
 fn load_guest(
     plan: &Plan,
     vm: &Vm,
     memory: &GuestMemoryMmap,
     files: &mut BootFiles,
-) -> Result<(Entry, Option<ErrorBlock>), BuildError> {
+) -> Result<Loaded, BuildError> {
     let image = firmware::build(plan)?;
     let error = |source: BootError| {
         let initramfs = plan.boot.initramfs.as_ref().filter(|_| source.is_about_initramfs());
@@ -138,7 +147,7 @@ fn load_guest(
         .map_err(|_| error(BootError::Memory { at: image.base.get() }))?;
     let errors = image.errors.zip(acpi_line(plan, ERRORS));
     let errors = errors.map(|(block, gsi)| ErrorBlock::new(memory.clone(), block.start(), pulse(vm, gsi)));
-    Ok((boot::load(plan, memory, files, &image).map_err(error)?, errors))
+    Ok(Loaded { entry: boot::load(plan, memory, files, &image).map_err(error)?, errors })
 }
 
 /// The line of `owner`, a device that only ACPI's tables have.

@@ -16,7 +16,19 @@ pub trait BusDevice: Send + Sync {
 #[derive(Default)]
 pub struct Bus {
     /// Sorted, disjoint.
-    devices: Vec<(Range<u64>, Arc<dyn BusDevice>)>,
+    devices: Vec<Decoder>,
+}
+
+/// A device and its addresses.
+struct Decoder {
+    range: Range<u64>,
+    device: Arc<dyn BusDevice>,
+}
+
+/// The device that an access reaches.
+struct Reached<'a> {
+    device: &'a dyn BusDevice,
+    offset: u64,
 }
 
 /// Two devices want one address.
@@ -35,36 +47,36 @@ impl Bus {
     /// # Errors
     /// [`Overlap`] when the range shares an address with another device's.
     pub fn add(&mut self, range: Range<u64>, device: Arc<dyn BusDevice>) -> Result<(), Overlap> {
-        let at = self.devices.partition_point(|(taken, _)| taken.end <= range.start);
-        if let Some((taken, _)) = self.devices.get(at).filter(|(taken, _)| taken.start < range.end) {
-            return Err(Overlap { wanted: range, taken: taken.clone() });
+        let at = self.devices.partition_point(|taken| taken.range.end <= range.start);
+        if let Some(taken) = self.devices.get(at).filter(|taken| taken.range.start < range.end) {
+            return Err(Overlap { wanted: range, taken: taken.range.clone() });
         }
-        self.devices.insert(at, (range, device));
+        self.devices.insert(at, Decoder { range, device });
         Ok(())
     }
 
     /// The guest reads; an address without a device reads all ones, as on real buses.
     pub fn read(&self, address: u64, data: &mut [u8]) {
         match self.find(address, data.len()) {
-            Some((offset, device)) => device.read(offset, data),
+            Some(Reached { device, offset }) => device.read(offset, data),
             None => data.fill(0xff),
         }
     }
 
     /// The guest writes; a write to no device is dropped.
     pub fn write(&self, address: u64, data: &[u8]) {
-        if let Some((offset, device)) = self.find(address, data.len()) {
+        if let Some(Reached { device, offset }) = self.find(address, data.len()) {
             device.write(offset, data);
         }
     }
 
     /// An access that runs over a device's end reaches no device.
-    fn find(&self, address: u64, length: usize) -> Option<(u64, &dyn BusDevice)> {
-        let at = self.devices.partition_point(|(range, _)| range.end <= address);
-        let (range, device) = self.devices.get(at)?;
+    fn find(&self, address: u64, length: usize) -> Option<Reached<'_>> {
+        let at = self.devices.partition_point(|decoder| decoder.range.end <= address);
+        let Decoder { range, device } = self.devices.get(at)?;
         let end = address.checked_add(u64::try_from(length).ok()?)?;
         (range.start <= address && end <= range.end)
-            .then(|| (address.saturating_sub(range.start), device.as_ref()))
+            .then(|| Reached { device: device.as_ref(), offset: address.saturating_sub(range.start) })
     }
 }
 

@@ -65,7 +65,7 @@ impl Report for BuildError {
             Self::Firmware(error) => error.blame(),
             Self::NotCacheable { .. } => Blame::Host,
             Self::Descriptor(_) | Self::Thread(_) | Self::Tree(TreeError::Device { .. }) => Blame::Host,
-            Self::Tree(TreeError::Passed { source, .. }) => source.blame(),
+            Self::Tree(TreeError::Assigned { source, .. }) => source.blame(),
             Self::Tree(_) | Self::Overlap(_) | Self::Missing(_) => Blame::Internal,
         }
     }
@@ -80,7 +80,7 @@ impl Report for BuildError {
                 Some("raise the limit of open files: ulimit -n 65536".to_owned())
             }
             Self::Thread(_) => Some(ThreadError::HELP.to_owned()),
-            Self::Tree(TreeError::Passed { source, .. }) => source.help(),
+            Self::Tree(TreeError::Assigned { source, .. }) => source.help(),
             Self::Tree(_) | Self::Overlap(_) | Self::Missing(_) => None,
         }
     }

@@ -26,13 +26,13 @@ pub(super) struct RunningDevice {
     pub(super) function: Arc<VirtioPci>,
 }
 
-/// The counters of the devices that are not zero, and those of the host's functions, which `passed` has in words: one
+/// The counters of the devices that are not zero, and those of the host's functions, which `functions` has in words: one
 /// line, for the operator, which ends after [`MOST_COUNTERS`].
-pub(super) fn counted(devices: &[RunningDevice], passed: Vec<String>) -> Option<String> {
+pub(super) fn counted(devices: &[RunningDevice], functions: Vec<String>) -> Option<String> {
     let own = devices.iter().flat_map(|kept| kept.function.counters().into_iter().map(|c| (&kept.id, c)));
     let own = own.filter(|(_, (_, number))| *number > 0);
     let mut all: Vec<_> = own.map(|(id, (what, number))| format!("{number} {what} at \"{id}\"")).collect();
-    all.extend(passed);
+    all.extend(functions);
     if all.len() > MOST_COUNTERS {
         all.truncate(MOST_COUNTERS);
         all.push("and more".to_owned());

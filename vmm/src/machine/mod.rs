@@ -8,13 +8,13 @@
 //!                                                             I/O after)    durable, or named)
 //! ```
 
+mod assigned;
 mod board;
 mod build;
 mod bus;
 mod error;
 mod exit;
 mod finish;
-mod passed;
 mod pl011;
 mod platform;
 mod poison;
@@ -90,10 +90,10 @@ impl Machine {
         exit.set(started.err().unwrap_or_else(|| serve(&mut self.events, &self.shared, &running)));
         running.into_iter().for_each(vcpu::RunningVcpu::stop);
         // Before anything else ends: they write to memory by themselves.
-        let passed = self.hotplug.as_mut().map(hotplug::Running::end).unwrap_or_default();
+        let functions = self.hotplug.as_mut().map(hotplug::Running::end).unwrap_or_default();
         lock(&self.poison).hear();
         let unfinished = finish::finish(&self.devices, &mut self.events, &exit);
-        let counted = finish::counted(&self.devices, passed);
+        let counted = finish::counted(&self.devices, functions);
         if !unfinished.is_empty() {
             // Storage that answers later still writes to guest memory, which must stay mapped until the process ends.
             std::mem::forget((self.devices, self.ram));

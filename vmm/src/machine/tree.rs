@@ -10,16 +10,16 @@ use event_manager::MutEventSubscriber;
 use vm_memory::GuestMemoryMmap;
 
 use super::Subscriber;
+use super::assigned::{Assigner, GuestPlacement, Own};
 use super::finish::RunningDevice;
-use super::passed::{GuestPlacement, Own, Passer};
 use crate::config::{Device, DeviceKind};
 use crate::hotplug::{Occupant, Slot};
 use crate::kvm::{KvmError, SlotTable, Vm};
 use crate::passthrough::{Line, PassthroughError, Peers};
 use crate::pci::msix::{MsiRouter, Msix};
-use crate::pci::{Bus, HostBridge, PciFunction, Port, PortConfig, PortKind, RootComplex};
+use crate::pci::{Bus, HostBridge, PciFunction, Port, PortConfig, PortKind, RootBus, RootComplex};
 use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, Plan};
-use crate::resources::{AddressSpaces, OpenDevice};
+use crate::resources::{AddressSpaces, OpenDevice, OpenedDevice};
 use crate::virtio::blk::Block;
 use crate::virtio::net::Net;
 use crate::virtio::rng::Rng;
@@ -38,8 +38,8 @@ pub enum TreeError {
         source: io::Error,
     },
     /// A host function.
-    #[error("cannot pass device \"{id}\"")]
-    Passed {
+    #[error("cannot assign device \"{id}\"")]
+    Assigned {
         /// Id of the device.
         id: String,
         /// The reason.
@@ -74,7 +74,7 @@ pub(super) struct Connections<'a> {
     bell: Arc<dyn DoorBell>,
     memory: GuestMemoryMmap,
     plan: &'a Plan,
-    pub(super) passer: Passer,
+    pub(super) assigner: Assigner,
 }
 
 impl<'a> Connections<'a> {
@@ -92,13 +92,13 @@ impl<'a> Connections<'a> {
             FunctionRole::Endpoint { device, .. } => device.kind.is_passed(),
             _ => is_spare(plan, function),
         };
-        let passer = Passer {
+        let assigner = Assigner {
             routes: vm.routes()?,
             slots: Arc::clone(vm.slots()) as Arc<dyn SlotTable>,
             peers: Arc::new(Peers::new(spaces.domains())),
             has_peers: plan.pci.iter().filter(takes).count() > 1,
         };
-        Ok(Self { vm, bell: Arc::new(vm.doorbells()), memory, plan, passer })
+        Ok(Self { vm, bell: Arc::new(vm.doorbells()), memory, plan, assigner })
     }
 
     fn transport(
@@ -107,7 +107,7 @@ impl<'a> Connections<'a> {
         id: &str,
         device: Arc<Mutex<dyn VirtioDevice>>,
     ) -> Result<Arc<VirtioPci>, TreeError> {
-        let msix = Msix::new(plan.msix_vectors, self.passer.routes.of(plan.address))
+        let msix = Msix::new(plan.msix_vectors, self.assigner.routes.of(plan.address))
             .map_err(|source| TreeError::Device { id: id.to_owned(), source })?;
         Ok(Arc::new(VirtioPci::new(
             device,
@@ -122,7 +122,7 @@ impl<'a> Connections<'a> {
 /// A device behind a port, or on bus 0.
 enum Endpoint {
     Own(Arc<dyn PciFunction>),
-    Passed(Occupant),
+    Assigned(Occupant),
 }
 
 type Endpoints = BTreeMap<PciAddress, Endpoint>;
@@ -130,7 +130,7 @@ type Endpoints = BTreeMap<PciAddress, Endpoint>;
 /// Builds the tree. `opened` is in the order of the plan's endpoints.
 pub(super) fn build(
     plan: &Plan,
-    opened: Vec<(Device, OpenDevice)>,
+    opened: Vec<OpenedDevice>,
     connections: &Connections<'_>,
 ) -> Result<Tree, TreeError> {
     let mut tree = Tree {
@@ -144,14 +144,15 @@ pub(super) fn build(
     let mut endpoints = BTreeMap::new();
     for function in &plan.pci {
         if let FunctionRole::Endpoint { device, .. } = &function.role {
-            let found = opened.next().filter(|(of, _)| of.id == device.id);
-            let (device, resource) = found.ok_or_else(|| TreeError::Missing { id: device.id.clone() })?;
-            endpoints.insert(function.address, tree.endpoint(function, &device, resource, connections)?);
+            let found = opened.next().filter(|found| found.device.id == device.id);
+            let found = found.ok_or_else(|| TreeError::Missing { id: device.id.clone() })?;
+            endpoints.insert(function.address, tree.endpoint(function, found, connections)?);
         }
     }
     let root = tree.bus(0, &mut endpoints, connections)?;
     let expanders = plan.expanders.iter().map(|expander| expander.bridge.secondary);
-    let expanders = expanders.map(|number| Ok((number, tree.bus(number, &mut endpoints, connections)?)));
+    let expanders =
+        expanders.map(|number| Ok(RootBus { number, bus: tree.bus(number, &mut endpoints, connections)? }));
     let expanders = expanders.collect::<Result<_, TreeError>>()?;
     tree.root = RootComplex::with_expanders(root, expanders);
     Ok(tree)
@@ -163,7 +164,7 @@ fn hot(plan: &Plan, port: &FunctionPlan, endpoints: &mut Endpoints) -> Option<Op
     let bus = port.role.bridge()?.secondary;
     let behind = PciAddress::new(0, bus, 0, 0).ok()?;
     match endpoints.remove(&behind) {
-        Some(Endpoint::Passed(occupant)) => Some(Some(occupant)),
+        Some(Endpoint::Assigned(occupant)) => Some(Some(occupant)),
         Some(own) => {
             endpoints.insert(behind, own);
             None
@@ -200,9 +201,9 @@ impl Tree {
                 FunctionRole::Endpoint { .. } => {
                     match endpoints.remove(&address) {
                         Some(Endpoint::Own(own)) => bus.add(devfn, own),
-                        Some(Endpoint::Passed(passed)) => {
-                            bus.add(devfn, Arc::clone(&passed.new.function) as Arc<dyn PciFunction>);
-                            self.fixed.push(passed);
+                        Some(Endpoint::Assigned(occupant)) => {
+                            bus.add(devfn, Arc::clone(&occupant.new.function) as Arc<dyn PciFunction>);
+                            self.fixed.push(occupant);
                         }
                         None => {}
                     }
@@ -221,7 +222,7 @@ impl Tree {
                 acs: bridge.acs,
             };
             if let Some(occupant) = hot(connections.plan, function, endpoints) {
-                let router = connections.passer.routes.of(address);
+                let router = connections.assigner.routes.of(address);
                 let port = self.hot_port(&config, bridge, occupant, router)?;
                 bus.add_port(devfn, port, Bus::default());
                 continue;
@@ -260,27 +261,26 @@ impl Tree {
     fn endpoint(
         &mut self,
         plan: &FunctionPlan,
-        device: &Device,
-        resource: OpenDevice,
+        OpenedDevice { device, opened }: OpenedDevice,
         connections: &Connections<'_>,
     ) -> Result<Endpoint, TreeError> {
         let id = device.id.as_str();
         let error = |source| TreeError::Device { id: id.to_owned(), source };
-        let virtio = match (resource, &device.kind) {
+        let virtio = match (opened, &device.kind) {
             (OpenDevice::Block(disk), _) => self.subscribe(Block::new(disk, id).map_err(error)?),
             (OpenDevice::Net { taps, backend }, DeviceKind::VirtioNet { mac, .. }) => {
                 self.subscribe(Net::new(*mac, taps, backend).map_err(error)?)
             }
             (OpenDevice::Vsock(vsock), _) => self.subscribe(*vsock),
             (OpenDevice::Rng, _) => self.subscribe(Rng::new().map_err(error)?),
-            (OpenDevice::Passed(backend), _) => return passed(plan, id, backend, connections),
-            (OpenDevice::Slice(slice), _) => return passed(plan, id, slice.backend, connections),
+            (OpenDevice::Assigned(backend), _) => return assigned(plan, id, backend, connections),
+            (OpenDevice::Slice(slice), _) => return assigned(plan, id, slice.backend, connections),
             (OpenDevice::Net { .. }, _) => return Err(TreeError::Missing { id: id.to_owned() }),
         };
         let function = connections.transport(plan, id, Arc::clone(&virtio))?;
         self.devices.push(RunningDevice {
             id: id.to_owned(),
-            name: name(device),
+            name: name(&device),
             device: virtio,
             function: Arc::clone(&function),
         });
@@ -299,27 +299,29 @@ impl Tree {
 }
 
 /// A host function, reset, with its BARs where the other functions find them.
-fn passed(
+fn assigned(
     plan: &FunctionPlan,
     id: &str,
     backend: Arc<dyn Backend>,
     connections: &Connections<'_>,
 ) -> Result<Endpoint, TreeError> {
     let decided = match &plan.role {
-        FunctionRole::Endpoint { passed, .. } => passed.as_ref(),
+        FunctionRole::Endpoint { assigned, .. } => assigned.as_ref(),
         _ => None,
     };
     let gsi = connections.plan.intx(id);
     let own = Own {
         line: gsi.map(|gsi| Box::new(connections.vm.level_line(gsi)) as Box<dyn Line>),
-        clique: decided.and_then(|passed| passed.clique),
-        alone: decided.is_some_and(|passed| !passed.p2p),
-        memory: decided.and_then(|passed| passed.memory.as_ref()).map_or_else(Vec::new, |m| m.bars.clone()),
+        clique: decided.and_then(|assigned| assigned.clique),
+        alone: decided.is_some_and(|assigned| !assigned.p2p),
+        memory: decided
+            .and_then(|assigned| assigned.memory.as_ref())
+            .map_or_else(Vec::new, |m| m.bars.clone()),
     };
     let placement = GuestPlacement { id, address: plan.address, bars: &plan.bars };
-    let new = connections.passer.pass(placement, backend, own);
-    let new = new.map_err(|source| TreeError::Passed { id: id.to_owned(), source })?;
-    Ok(Endpoint::Passed(Occupant::new(id, new)))
+    let new = connections.assigner.assign(placement, backend, own);
+    let new = new.map_err(|source| TreeError::Assigned { id: id.to_owned(), source })?;
+    Ok(Endpoint::Assigned(Occupant::new(id, new)))
 }
 
 /// Name of the device, for the operator.

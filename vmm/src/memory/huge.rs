@@ -6,7 +6,7 @@ use std::ops::Range;
 use egm_address::{align_down, align_up};
 use egm_report::show::size;
 
-use super::Piece;
+use super::{Piece, Planned};
 use crate::plan::BackingPlan;
 
 /// Less than this part of what the plan promised is worth a warning, in percent.
@@ -29,15 +29,16 @@ pub struct Present {
 }
 
 impl Present {
-    pub(super) fn of(pieces: &[(&Piece, &BackingPlan)]) -> Self {
+    pub(super) fn of(pieces: &[Planned<'_>]) -> Self {
         let bytes = |piece: &Piece| u64::try_from(piece.mapping.size()).unwrap_or(u64::MAX);
         let range = |piece: &Piece| {
             let start = piece.mapping.as_ptr().addr();
             start..start.saturating_add(piece.mapping.size())
         };
-        let ranges: Vec<Range<usize>> = pieces.iter().map(|(piece, _)| range(piece)).collect();
-        let total = pieces.iter().map(|(piece, _)| bytes(piece)).fold(0, u64::saturating_add);
-        let promises = pieces.iter().map(|(piece, plan)| promised(plan, piece.gpa.get(), bytes(piece)));
+        let ranges: Vec<Range<usize>> = pieces.iter().map(|planned| range(planned.piece)).collect();
+        let total = pieces.iter().map(|planned| bytes(planned.piece)).fold(0, u64::saturating_add);
+        let promises =
+            pieces.iter().map(|Planned { piece, backing }| promised(backing, piece.gpa.get(), bytes(piece)));
         let smaps = fs::read_to_string("/proc/self/smaps").unwrap_or_default();
         let huge = huge_bytes(&smaps, &ranges).min(total);
         Self { total, huge, promised: promises.fold(0, u64::saturating_add) }

@@ -23,10 +23,16 @@ pub use self::huge::Present;
 use crate::config::PageSize;
 use crate::kvm::Vm;
 use crate::plan::{Allocation, BackingPlan, Plan};
-use crate::resources::Leases;
+use crate::reserve::Leases;
 
 /// Callback, from any thread: bytes that are present so far, and bytes in total.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+
+/// A piece and its backing in the plan.
+struct Planned<'a> {
+    piece: &'a Piece,
+    backing: &'a BackingPlan,
+}
 
 /// A contiguous piece of guest memory: one mapping, one KVM slot.
 pub struct Piece {
@@ -186,11 +192,11 @@ impl GuestRam {
             return Ok(());
         }
         let mappings: Vec<_> =
-            wanted.iter().map(|(p, backing)| (p.mapping.as_ref(), near(backing))).collect();
+            wanted.iter().map(|planned| (planned.piece.mapping.as_ref(), near(planned.backing))).collect();
         let as_u64 = |bytes| u64::try_from(bytes).unwrap_or(u64::MAX);
         let total = mappings.iter().map(|(mapping, _)| as_u64(mapping.size())).sum();
         prefault(&mappings, &|done| progress(as_u64(done), total)).map_err(|source| {
-            let id = wanted.get(source.index).map_or_else(String::new, |(_, backing)| backing.id.clone());
+            let id = wanted.get(source.index).map_or_else(String::new, |planned| planned.backing.id.clone());
             MemoryError::Prefault { id, source }
         })
     }
@@ -201,14 +207,16 @@ impl GuestRam {
         (!pieces.is_empty()).then(|| Present::of(&pieces))
     }
 
-    fn prefaulted<'a>(&'a self, plan: &'a Plan, all: bool) -> Vec<(&'a Piece, &'a BackingPlan)> {
+    fn prefaulted<'a>(&'a self, plan: &'a Plan, all: bool) -> Vec<Planned<'a>> {
         // Memory without struct pages is complete from the start, and the kernel refuses to touch it for us.
         let has_pages = |piece: &Piece| {
             self.backings.get(piece.backing).and_then(Option::as_ref).is_some_and(|b| !b.is_invisible())
         };
-        let described = |piece: &'a Piece| Some((piece, plan.backings.get(piece.backing)?));
-        let all_pieces = self.pieces.iter().filter_map(described);
-        all_pieces.filter(|(piece, backing)| (all || backing.prefault) && has_pages(piece)).collect()
+        let planned = |piece: &'a Piece| Some(Planned { piece, backing: plan.backings.get(piece.backing)? });
+        let all_pieces = self.pieces.iter().filter_map(planned);
+        let is_touched =
+            |planned: &Planned<'_>| (all || planned.backing.prefault) && has_pages(planned.piece);
+        all_pieces.filter(is_touched).collect()
     }
 }
 
@@ -222,7 +230,7 @@ fn extents(plan: &Plan) -> Vec<Extent> {
         offset,
     };
     let mut all: Vec<_> = plan.memory.iter().map(|m| extent(m.span, m.backing, m.offset)).collect();
-    all.extend(plan.window_memory().map(|(span, backing, offset)| extent(span, backing, offset)));
+    all.extend(plan.window_memory().map(|memory| extent(memory.span, memory.backing, memory.offset)));
     all.sort_unstable_by_key(|e| e.gpa);
     let mut merged: Vec<Extent> = Vec::with_capacity(all.len());
     for next in all {

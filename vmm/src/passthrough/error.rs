@@ -77,9 +77,7 @@ impl Report for PassthroughError {
                 Some("start again: its BARs were resized, or the facts are old (egm-vmm facts)".to_owned())
             }
             Self::Descriptor(_) => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
-            Self::Backend(_) => {
-                Some("look for its errors: dmesg, lspci -vv, or what its server says".to_owned())
-            }
+            Self::Backend(_) => Some("look for its errors: dmesg, lspci -vv, or its server's log".to_owned()),
             Self::Unreachable { source, .. } | Self::MemoryUnreachable { source, .. } => source.remedy(),
             Self::Memory(fault) => Some(fault.remedy().to_owned()),
             Self::Config { .. } => None,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::Instant;
 
-use egm_address::{BarOffset, Guest, Span};
+use egm_address::BarOffset;
 use egm_vfio::backend::{Backend, BackendError, RegionIndex};
 use egm_vfio::pci::shadow::{
     AddedCapability, Bar, BarKind as ShadowKind, BarPlace, Forward, MsixLayout, Options, Shadow,
@@ -18,11 +18,11 @@ use super::interrupts::Interrupts;
 use super::intx::Line;
 use super::parts;
 use super::peers::Peers;
-use super::windows::Windows;
+use super::windows::{Unreachable, Windows};
 use crate::kvm::SlotTable;
 use crate::lock::lock;
 use crate::pci::msix::{MsiRouter, Msix};
-use crate::pci::{CONFIG_SIZE, PciFunction, Plugged};
+use crate::pci::{CONFIG_SIZE, DecodedBar, PciFunction, Plugged};
 use crate::plan::{BarKind, BarPlan};
 
 /// INTA: the only pin that a function gets, since each is alone in its slot.
@@ -56,12 +56,12 @@ enum Own {
 }
 
 /// A host function assigned to a guest.
-pub struct PassedFunction {
+pub struct AssignedFunction {
     backend: Arc<dyn Backend>,
     /// Locked while the function answers, which a server may take seconds for.
     shadow: Mutex<Shadow>,
     /// BAR placement after the last acknowledged config write, kept apart so that address lookups never wait for the shadow.
-    decoded: Mutex<Vec<(u8, Span<Guest>)>>,
+    decoded: Mutex<Vec<DecodedBar>>,
     interrupts: Interrupts,
     /// BAR ranges of the MSI-X structures.
     msix: Option<MsixLayout>,
@@ -82,7 +82,7 @@ pub struct PassedFunction {
     ended: AtomicBool,
 }
 
-impl PassedFunction {
+impl AssignedFunction {
     /// `backend` with its BARs at `bars`, and `added` capabilities. It was reset: a guest sees no other guest's state.
     ///
     /// # Errors
@@ -106,14 +106,14 @@ impl PassedFunction {
             ..Options::default()
         };
         let shadow = shadow(backend.as_ref(), &options)?;
-        let (parts, trapped_parts) = parts::mapped(backend.as_ref(), bars, shadow.msix())?;
+        let parts = parts::mapped(backend.as_ref(), bars, shadow.msix())?;
         let function = Arc::new(Self {
             interrupts: Interrupts::new(&backend, &shadow, &router, line)?,
-            windows: Windows::new(parts, slots, peers, |bar| reachable || memory.contains(&bar)),
-            trapped_parts,
+            windows: Windows::new(parts.mapped, slots, peers, |bar| reachable || memory.contains(&bar)),
+            trapped_parts: parts.left_out,
             memory,
             msix: shadow.msix(),
-            decoded: Mutex::new(shadow.decoded()),
+            decoded: Mutex::default(),
             shadow: Mutex::new(shadow),
             failed: AtomicU64::new(0),
             resets: AtomicU64::new(0),
@@ -122,6 +122,7 @@ impl PassedFunction {
             ended: AtomicBool::new(false),
             backend,
         });
+        function.publish(&lock(&function.shadow));
         function.start(&lock(&function.shadow));
         if !function.memory.is_empty() {
             coherent::wait(function.backend.as_ref(), Instant::now, thread::sleep)?;
@@ -134,15 +135,16 @@ impl PassedFunction {
     /// # Errors
     /// [`PassthroughError::MemoryUnreachable`], or else [`PassthroughError::Unreachable`] with the first that is refused;
     /// the function works all the same then.
-    pub fn lend(&self, bars: &[BarPlan]) -> Result<(), PassthroughError> {
+    pub fn share_bars(&self, bars: &[BarPlan]) -> Result<(), PassthroughError> {
         let function = self.name().to_owned();
+        let planned = bars.iter().map(|bar| DecodedBar::new(bar.index, bar.span));
         let (memory, registers): (Vec<_>, Vec<_>) =
-            bars.iter().map(|bar| (bar.index, bar.span)).partition(|(index, _)| self.memory.contains(index));
-        if let Err((bar, source)) = self.windows.lend(&memory) {
+            planned.partition(|bar: &DecodedBar| self.memory.contains(&bar.index));
+        if let Err(Unreachable { bar, source }) = self.windows.share(&memory) {
             return Err(PassthroughError::MemoryUnreachable { function, bar, source });
         }
-        let lent = self.windows.lend(&registers);
-        lent.map_err(|(bar, source)| PassthroughError::Unreachable { function, bar, source })
+        let shared = self.windows.share(&registers);
+        shared.map_err(|Unreachable { bar, source }| PassthroughError::Unreachable { function, bar, source })
     }
 
     /// Number of BAR parts that could be mapped and are reached by exits: others are larger, and there are too many.
@@ -160,7 +162,7 @@ impl PassedFunction {
     }
 
     fn publish(&self, shadow: &Shadow) {
-        *lock(&self.decoded) = shadow.decoded();
+        *lock(&self.decoded) = shadow.decoded().into_iter().map(DecodedBar::from).collect();
     }
 
     fn reset_device(&self) {
@@ -228,7 +230,7 @@ impl PassedFunction {
     }
 }
 
-impl PciFunction for PassedFunction {
+impl PciFunction for AssignedFunction {
     fn config_read(&self, offset: u16, data: &mut [u8]) {
         if self.is_gone() {
             return data.fill(0xff); // what a bus reads where no function answers
@@ -263,13 +265,13 @@ impl PciFunction for PassedFunction {
         written.effects.decoding
     }
 
-    fn decoded(&self) -> Vec<(u8, Span<Guest>)> {
+    fn decoded(&self) -> Vec<DecodedBar> {
         let waits = egm_address::fault!("bars-behind-an-answer").then(|| lock(&self.shadow));
         drop(waits);
         lock(&self.decoded).clone()
     }
 
-    fn place(&self, bars: &[(u8, Span<Guest>)]) {
+    fn place(&self, bars: &[DecodedBar]) {
         if !self.is_gone() {
             self.windows.place(bars);
             // It may have gone meanwhile, and nothing else would withdraw these windows.
@@ -314,7 +316,7 @@ impl PciFunction for PassedFunction {
     }
 }
 
-impl Plugged for PassedFunction {
+impl Plugged for AssignedFunction {
     fn reset(&self, together: &[&str]) {
         lock(&self.decoded).clear();
         self.windows.withdraw();

@@ -16,7 +16,7 @@ use super::tests::{FakeRouter, FakeSlots};
 use super::*;
 use crate::error::Report;
 use crate::pci::{Bus, RootComplex};
-use crate::plan::{FunctionPlan, FunctionRole, PassedPlan, Plan};
+use crate::plan::{AssignedPlan, FunctionPlan, FunctionRole, Plan};
 use crate::{config, facts, firmware, plan};
 
 /// As the driver showed a function with 0x6800_0000 bytes of memory (emulated host, Linux 7.2).
@@ -53,9 +53,9 @@ fn plan_of(function: HostFunction) -> Plan {
     plan::plan(&spec, &facts).unwrap()
 }
 
-fn gpu(plan: &Plan) -> (FunctionPlan, PassedPlan) {
+fn gpu(plan: &Plan) -> (FunctionPlan, AssignedPlan) {
     let endpoint = |f: &'_ FunctionPlan| match &f.role {
-        FunctionRole::Endpoint { passed: Some(passed), .. } => Some((f.clone(), passed.clone())),
+        FunctionRole::Endpoint { assigned: Some(assigned), .. } => Some((f.clone(), assigned.clone())),
         _ => None,
     };
     plan.pci.iter().find_map(endpoint).unwrap()
@@ -92,19 +92,19 @@ impl Grace {
         Self { fake: Arc::new(fake()), slots, domain: Arc::new(domain) }
     }
 
-    fn open(&self, plan: &Plan) -> Result<Arc<PassedFunction>, PassthroughError> {
-        let (function, passed) = gpu(plan);
+    fn open(&self, plan: &Plan) -> Result<Arc<AssignedFunction>, PassthroughError> {
+        let (function, assigned) = gpu(plan);
         let connections = Connections {
             router: Arc::new(FakeRouter::default()),
             line: None,
             slots: Arc::clone(&self.slots) as _,
             peers: Arc::new(Peers::new(vec![Arc::clone(&self.domain) as _])),
             reachable: false,
-            memory: passed.memory.unwrap().bars,
+            memory: assigned.memory.unwrap().bars,
         };
         let opened =
-            PassedFunction::new(Arc::clone(&self.fake) as _, &function.bars, Vec::new(), connections)?;
-        opened.lend(&function.bars)?;
+            AssignedFunction::new(Arc::clone(&self.fake) as _, &function.bars, Vec::new(), connections)?;
+        opened.share_bars(&function.bars)?;
         Ok(opened)
     }
 }
@@ -112,8 +112,8 @@ impl Grace {
 #[test]
 fn its_memory_becomes_slots_of_its_real_size_that_devices_reach() {
     let plan = plan_of(function());
-    let (planned, passed) = gpu(&plan);
-    let memory = passed.memory.unwrap();
+    let (planned, assigned) = gpu(&plan);
+    let memory = assigned.memory.unwrap();
     assert_eq!((memory.bars, memory.first_node), (vec![2, 4], 1));
     let bar = |index: u8| planned.bars.iter().find(|bar| bar.index == index).unwrap().span;
     assert_eq!([0, 2, 4].map(|index| bar(index).size()), [REGISTERS, RESMEM.0, USEMEM.0]);

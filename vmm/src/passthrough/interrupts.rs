@@ -1,4 +1,4 @@
-//! The interrupts of a passed function, as its guest's configuration writes set them.
+//! The interrupts of an assigned function, as its guest's configuration writes set them.
 
 use std::io;
 use std::sync::Arc;

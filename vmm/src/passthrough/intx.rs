@@ -1,4 +1,4 @@
-//! INTx of a passed function: a level that the device holds until the guest's driver has served it.
+//! INTx of an assigned function: a level that the device holds until the guest's driver has served it.
 //!
 //! ```text
 //!  device ── VFIO masks INTx ──► trigger ──► KVM raises the line

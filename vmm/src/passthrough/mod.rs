@@ -27,7 +27,7 @@ mod windows;
 pub(crate) use coherent::NEEDS_CACHING;
 pub(crate) use descriptor::borrowed;
 pub use error::PassthroughError;
-pub use function::{Connections, PassedFunction};
+pub use function::{AssignedFunction, Connections};
 pub use host_events::HostEvents;
 pub use intx::Line;
 pub use peers::Peers;

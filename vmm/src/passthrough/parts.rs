@@ -3,13 +3,14 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use egm_address::{Gpa, Guest, InBar, Span};
+use egm_address::{Gpa, InBar, Span};
 use egm_vfio::backend::{Backend, RegionIndex};
 use egm_vfio::memory::HostMemory;
 use egm_vfio::pci::bars::{Piece, cut};
 use egm_vfio::pci::shadow::MsixLayout;
 
 use super::error::PassthroughError;
+use crate::pci::DecodedBar;
 use crate::plan::BarPlan;
 
 /// Most mapped parts of one function. Each is a memory slot, and all of them change when the guest switches memory
@@ -28,36 +29,49 @@ pub(super) struct MappedPart {
 
 impl MappedPart {
     /// Where it is when its BAR is at `bars`.
-    pub(super) fn place(&self, bars: &[(u8, Span<Guest>)]) -> Option<Gpa> {
-        let (_, bar) = bars.iter().find(|(index, _)| *index == self.bar)?;
-        bar.start().checked_add(self.span.start().get())
+    pub(super) fn place(&self, bars: &[DecodedBar]) -> Option<Gpa> {
+        let bar = bars.iter().find(|bar| bar.index == self.bar)?;
+        bar.span.start().checked_add(self.span.start().get())
     }
 }
 
-/// Maps the parts of BARs that the guest may reach directly: the largest where there are too many. Returns also the
-/// number of parts left out, which are reached by exits.
+/// The parts of BARs that the guest may reach directly.
+pub(super) struct MappedParts {
+    pub(super) mapped: Vec<MappedPart>,
+    /// Number of parts that are reached by exits, since there are too many.
+    pub(super) left_out: usize,
+}
+
+/// A part of a BAR that could be mapped.
+struct Mappable<'b> {
+    bar: &'b BarPlan,
+    span: Span<InBar>,
+}
+
+/// Maps the parts of BARs that the guest may reach directly: the largest where there are too many.
 pub(super) fn mapped(
     backend: &dyn Backend,
     bars: &[BarPlan],
     msix: Option<MsixLayout>,
-) -> Result<(Vec<MappedPart>, usize), PassthroughError> {
+) -> Result<MappedParts, PassthroughError> {
     let mut parts = mappable(backend, bars, msix)?;
-    parts.sort_by_key(|(_, span)| Reverse(span.size()));
+    parts.sort_by_key(|part| Reverse(part.span.size()));
     let left_out = parts.len().saturating_sub(MOST);
     parts.truncate(if egm_address::fault!("slots-of-a-server-unbounded") { usize::MAX } else { MOST });
-    let map = |(bar, span): (&BarPlan, Span<InBar>)| {
+    let map = |Mappable { bar, span }: Mappable<'_>| {
         let congruent_to = bar.span.start().get().saturating_add(span.start().get());
         let memory = backend.map(RegionIndex::Bar(bar.index), span, congruent_to)?;
         Ok(MappedPart { bar: bar.index, span, memory })
     };
-    Ok((parts.into_iter().map(map).collect::<Result<_, PassthroughError>>()?, left_out))
+    let mapped = parts.into_iter().map(map).collect::<Result<_, PassthroughError>>()?;
+    Ok(MappedParts { mapped, left_out })
 }
 
 fn mappable<'b>(
     backend: &dyn Backend,
     bars: &'b [BarPlan],
     msix: Option<MsixLayout>,
-) -> Result<Vec<(&'b BarPlan, Span<InBar>)>, PassthroughError> {
+) -> Result<Vec<Mappable<'b>>, PassthroughError> {
     let page = u64::try_from(rustix::param::page_size()).unwrap_or(4096);
     let mut parts = Vec::new();
     for bar in bars {
@@ -67,12 +81,16 @@ fn mappable<'b>(
             return Err(PassthroughError::Grown { function, bar: bar.index, real: region.size, planned });
         }
         let own: Vec<Span<InBar>> = msix.iter().flat_map(|layout| layout.in_bar(bar.index)).collect();
-        parts.extend(cut(planned, region, &own, page).into_iter().filter_map(|piece| match piece {
-            Piece::Mapped(span) if egm_address::fault!("bar-window-a-page-short") => {
-                Span::new(span.start(), span.size().saturating_sub(page)).ok().map(|short| (bar, short))
+        parts.extend(cut(planned, region, &own, page).into_iter().filter_map(|piece| {
+            match piece {
+                Piece::Mapped(span) if egm_address::fault!("bar-window-a-page-short") => {
+                    Span::new(span.start(), span.size().saturating_sub(page))
+                        .ok()
+                        .map(|short| Mappable { bar, span: short })
+                }
+                Piece::Mapped(span) => Some(Mappable { bar, span }),
+                Piece::Trapped(_) => None,
             }
-            Piece::Mapped(span) => Some((bar, span)),
-            Piece::Trapped(_) => None,
         }));
     }
     Ok(parts)
@@ -95,7 +113,7 @@ mod tests {
         let fake = FakeFunction::default().with_region(RegionIndex::Bar(2), size, &[], &areas).unwrap();
         let place = Span::new(Gpa::new(size), size).unwrap();
         let bar = BarPlan { index: 2, kind: BarKind::Memory64, span: place };
-        let (parts, left_out) = mapped(&fake, &[bar], None).unwrap();
+        let MappedParts { mapped: parts, left_out } = mapped(&fake, &[bar], None).unwrap();
         assert_eq!((parts.len(), left_out), (MOST, 302 - MOST));
         let spans: Vec<_> = parts.iter().map(|part| part.span).collect();
         assert_eq!(spans[..3], [areas[300], areas[301], areas[0]]);

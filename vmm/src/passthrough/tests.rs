@@ -8,7 +8,7 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use egm_address::{BarOffset, Gpa, Guest, InBar, Span};
+use egm_address::{BarOffset, Gpa, InBar, Span};
 use egm_vfio::backend::{Backend, InterruptKind, RegionIndex};
 use egm_vfio::fake::{Call, FakeDomain, FakeFunction};
 use egm_vfio::memory::HostMemory;
@@ -18,7 +18,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::*;
 use crate::kvm::{KvmError, Slot, SlotTable};
 use crate::pci::msix::{MsiMessage, MsiRouter};
-use crate::pci::{Bus, PciFunction, Plugged, RootComplex};
+use crate::pci::{Bus, DecodedBar, PciFunction, Plugged, RootComplex};
 use crate::plan::{BarKind, BarPlan};
 
 const BAR: u64 = 0x80_0000_0000;
@@ -134,10 +134,10 @@ impl Line for FakeLine {
     }
 }
 
-/// A guest with one passed function at 00:01.0.
+/// A guest with one assigned function at 00:01.0.
 struct Machine {
     fake: Arc<FakeFunction>,
-    function: Arc<PassedFunction>,
+    function: Arc<AssignedFunction>,
     root: RootComplex,
     slots: Arc<FakeSlots>,
     router: Arc<FakeRouter>,
@@ -164,8 +164,8 @@ impl Machine {
             memory: Vec::new(),
         };
         let backend = Arc::clone(&fake) as Arc<dyn Backend>;
-        let function = PassedFunction::new(backend, &bars(), Vec::new(), connections).unwrap();
-        function.lend(&bars()).unwrap();
+        let function = AssignedFunction::new(backend, &bars(), Vec::new(), connections).unwrap();
+        function.share_bars(&bars()).unwrap();
         let mut bus = Bus::default();
         bus.add(8, Arc::clone(&function) as _);
         let root = RootComplex::new(bus);
@@ -531,6 +531,6 @@ fn where_a_function_was_lost_the_guest_and_other_functions_find_nothing() {
 fn a_span_of_the_guest_is_where_the_bar_decodes() {
     let machine = Machine::new(fake());
     machine.config(COMMAND, &[2, 0]);
-    let expected: Vec<(u8, Span<Guest>)> = vec![(0, Span::new(Gpa::new(BAR), BAR_SIZE).unwrap())];
-    assert_eq!(machine.function.decoded(), expected);
+    let expected = DecodedBar::new(0, Span::new(Gpa::new(BAR), BAR_SIZE).unwrap());
+    assert_eq!(machine.function.decoded(), [expected]);
 }

@@ -6,19 +6,27 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use egm_address::{Gpa, Guest, Span};
+use egm_address::Gpa;
 use egm_vfio::dma::DmaError;
 
 use super::parts::MappedPart;
 use super::peers::{Peer, Peers};
 use crate::kvm::{Slot, SlotTable};
 use crate::lock::lock;
+use crate::pci::DecodedBar;
 
 /// A part and where it is.
 struct Window {
     part: MappedPart,
     slot: Option<(Gpa, Slot)>,
     peer: Option<Peer>,
+}
+
+/// A BAR that other functions cannot reach.
+pub(super) struct Unreachable {
+    /// Register number.
+    pub(super) bar: u8,
+    pub(super) source: DmaError,
 }
 
 /// All of a function's mapped parts.
@@ -45,20 +53,20 @@ impl Windows {
     /// Lets other functions reach the parts before the guest runs, with the BARs at `bars`.
     ///
     /// # Errors
-    /// The first refusal, and the register that it is about; the parts after it are tried all the same.
-    pub(super) fn lend(&self, bars: &[(u8, Span<Guest>)]) -> Result<(), (u8, DmaError)> {
+    /// The first refusal; the parts after it are tried all the same.
+    pub(super) fn share(&self, bars: &[DecodedBar]) -> Result<(), Unreachable> {
         let mut outcome = Ok(());
         for window in lock(&self.windows).iter() {
             let placed = window.peer.zip(window.part.place(bars));
             let placed = placed.map_or(Ok(()), |(peer, gpa)| self.peers.place(peer, gpa));
-            let placed = placed.map_err(|error| (window.part.bar, error));
+            let placed = placed.map_err(|source| Unreachable { bar: window.part.bar, source });
             outcome = outcome.and(placed);
         }
         outcome
     }
 
     /// The guest now has its BARs at `bars`, and the others nowhere. A part that the kernel refuses is reached by exits.
-    pub(super) fn place(&self, bars: &[(u8, Span<Guest>)]) {
+    pub(super) fn place(&self, bars: &[DecodedBar]) {
         let mut windows = lock(&self.windows);
         // First away, then there: two parts may change places.
         for window in windows.iter_mut() {

@@ -11,19 +11,33 @@ use crate::machine::BusDevice;
 /// Enhanced configuration access (PCI Express Base 6.0 §7.2.2): bus in bits 27..20, device and function in 19..12.
 pub struct Ecam(pub Arc<RootComplex>);
 
-fn ecam_target(offset: u64) -> (u8, u8, u16) {
-    let [low, second, third, fourth, ..] = offset.to_le_bytes();
-    let register = u16::from_le_bytes([low, second & 0x0f]);
-    (third >> 4 | fourth << 4, second >> 4 | third << 4, register)
+/// A register of configuration space, and its function.
+#[derive(Debug, PartialEq, Eq)]
+struct Target {
+    bus: u8,
+    devfn: u8,
+    register: u16,
+}
+
+impl Target {
+    /// By the offset of an access to ECAM.
+    fn of_ecam(offset: u64) -> Self {
+        let [low, second, third, fourth, ..] = offset.to_le_bytes();
+        Self {
+            bus: third >> 4 | fourth << 4,
+            devfn: second >> 4 | third << 4,
+            register: u16::from_le_bytes([low, second & 0x0f]),
+        }
+    }
 }
 
 impl BusDevice for Ecam {
     fn read(&self, offset: u64, data: &mut [u8]) {
-        let (bus, devfn, register) = ecam_target(offset);
+        let Target { bus, devfn, register } = Target::of_ecam(offset);
         self.0.config_read(bus, devfn, register, data);
     }
     fn write(&self, offset: u64, data: &[u8]) {
-        let (bus, devfn, register) = ecam_target(offset);
+        let Target { bus, devfn, register } = Target::of_ecam(offset);
         self.0.config_write(bus, devfn, register, data);
     }
 }
@@ -46,12 +60,13 @@ impl ConfigPorts {
         Self { root, address: AtomicU32::new(0) }
     }
 
-    /// Target of an access to the data port: bus, device and function, register; `None` unless the address is enabled.
-    fn target(&self, offset: u64) -> Option<(u8, u8, u16)> {
+    /// Target of an access to the data port; `None` unless the address is enabled.
+    fn target(&self, offset: u64) -> Option<Target> {
         let address = self.address.load(Ordering::Relaxed);
         let byte = u8::try_from(offset.checked_sub(4)?).ok().filter(|byte| *byte < 4)?;
         let [register, devfn, bus, _] = address.to_le_bytes();
-        (address & ENABLE != 0).then_some((bus, devfn, u16::from(register & 0xfc | byte)))
+        let register = u16::from(register & 0xfc | byte);
+        (address & ENABLE != 0).then_some(Target { bus, devfn, register })
     }
 }
 
@@ -60,14 +75,14 @@ impl BusDevice for ConfigPorts {
         data.fill(0xff);
         if offset == 0 && data.len() == 4 {
             data.copy_from_slice(&self.address.load(Ordering::Relaxed).to_le_bytes());
-        } else if let Some((bus, devfn, register)) = self.target(offset) {
+        } else if let Some(Target { bus, devfn, register }) = self.target(offset) {
             self.root.config_read(bus, devfn, register, data);
         }
     }
     fn write(&self, offset: u64, data: &[u8]) {
         if let (0, Ok(address)) = (offset, data.try_into()) {
             self.address.store(u32::from_le_bytes(address), Ordering::Relaxed);
-        } else if let Some((bus, devfn, register)) = self.target(offset) {
+        } else if let Some(Target { bus, devfn, register }) = self.target(offset) {
             self.root.config_write(bus, devfn, register, data);
         }
     }

@@ -3,6 +3,7 @@
 
 use egm_address::{Gpa, Guest, Span};
 
+use super::DecodedBar;
 use crate::plan::{BarKind, BarPlan};
 
 /// Bytes of configuration space.
@@ -164,11 +165,11 @@ impl ConfigSpace {
 
     /// Where each base address register decodes now; empty while memory decode is off. A register that the guest
     /// has set so that it would wrap decodes nothing.
-    pub fn decoded(&self) -> Vec<(u8, Span<Guest>)> {
+    pub fn decoded(&self) -> Vec<DecodedBar> {
         if self.u16(COMMAND) & COMMAND_MEMORY == 0 {
             return Vec::new();
         }
-        self.bars.iter().filter_map(|bar| Some((bar.index, self.bar_span(bar)?))).collect()
+        self.bars.iter().filter_map(|bar| Some(DecodedBar::new(bar.index, self.bar_span(bar)?))).collect()
     }
 
     fn bar_span(&self, bar: &BarPlan) -> Option<Span<Guest>> {
@@ -221,7 +222,10 @@ mod tests {
         let mut config = config();
         assert!(config.decoded().is_empty());
         assert!(config.write(COMMAND, &COMMAND_MEMORY.to_le_bytes()));
-        assert_eq!(config.decoded(), [(0, Span::new(Gpa::new(0x80_0000_0000), 0x8000).unwrap())]);
+        assert_eq!(
+            config.decoded(),
+            [DecodedBar::new(0, Span::new(Gpa::new(0x80_0000_0000), 0x8000).unwrap())]
+        );
     }
 
     #[test]
@@ -246,8 +250,8 @@ mod tests {
             let mut config = config();
             for (offset, data) in writes {
                 let _ = config.write(offset, &data);
-                for (_, span) in config.decoded() {
-                    prop_assert_eq!(span.size(), 0x8000);
+                for bar in config.decoded() {
+                    prop_assert_eq!(bar.span.size(), 0x8000);
                 }
             }
             prop_assert_eq!((config.u16(0), config.u16(2), config.u16(0x2c)), (0x1af4, 0x1042, 0x1af4));

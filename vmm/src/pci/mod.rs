@@ -12,7 +12,29 @@ pub use config_space::*;
 use egm_address::{Guest, Span};
 pub use host_bridge::HostBridge;
 pub use port::{Duty, Plugged, Port, PortConfig, PortKind};
-pub use root::{Bus, RootComplex};
+pub use root::{Bus, RootBus, RootComplex};
+
+/// A base address register of a function, and where it decodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecodedBar {
+    /// Register number.
+    pub index: u8,
+    /// Guest addresses.
+    pub span: Span<Guest>,
+}
+
+impl DecodedBar {
+    /// The BAR `index` at `span`.
+    pub const fn new(index: u8, span: Span<Guest>) -> Self {
+        Self { index, span }
+    }
+}
+
+impl From<(u8, Span<Guest>)> for DecodedBar {
+    fn from((index, span): (u8, Span<Guest>)) -> Self {
+        Self::new(index, span)
+    }
+}
 
 /// A PCI function behind the root complex. All methods run on vCPU threads, several at once.
 ///
@@ -27,13 +49,13 @@ pub trait PciFunction: Send + Sync {
     fn config_write(&self, offset: u16, data: &[u8]) -> bool;
 
     /// Where each base address register decodes now.
-    fn decoded(&self) -> Vec<(u8, Span<Guest>)> {
+    fn decoded(&self) -> Vec<DecodedBar> {
         Vec::new()
     }
 
     /// Called after every change of what reaches the function, with the spans that now do: a function with ioeventfds
     /// or memory slots in the kernel moves them here.
-    fn place(&self, _bars: &[(u8, Span<Guest>)]) {}
+    fn place(&self, _bars: &[DecodedBar]) {}
 
     /// Reads from a base address register, by its number.
     fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use egm_address::{Gpa, Guest, Span};
 
-use super::{PciFunction, Port};
+use super::{DecodedBar, PciFunction, Port};
 use crate::lock::lock;
 
 /// Something at a place of a bus.
@@ -103,11 +103,25 @@ struct Window {
     function: Arc<dyn PciFunction>,
 }
 
+/// The BAR that an access reaches, and the offset of the access in it.
+struct Decoded {
+    window: Window,
+    offset: u64,
+}
+
+/// The bus of a host bridge.
+pub struct RootBus {
+    /// Its number.
+    pub number: u8,
+    /// What is on it.
+    pub bus: Bus,
+}
+
 /// All PCI functions of a guest.
 #[derive(Default)]
 pub struct RootComplex {
     /// Buses of host bridges, bus 0 the first.
-    roots: Vec<(u8, Bus)>,
+    roots: Vec<RootBus>,
     /// Taken while decoding is recomputed, so that two vCPUs do not interleave their moves.
     moving: Mutex<()>,
     /// Sorted by start. Where two overlap the lower start wins.
@@ -120,9 +134,9 @@ impl RootComplex {
         Self::with_expanders(root, Vec::new())
     }
 
-    /// With the buses of further host bridges, by number.
-    pub fn with_expanders(root: Bus, expanders: Vec<(u8, Bus)>) -> Self {
-        let roots = std::iter::once((0, root)).chain(expanders).collect();
+    /// With the buses of further host bridges.
+    pub fn with_expanders(root: Bus, expanders: Vec<RootBus>) -> Self {
+        let roots = std::iter::once(RootBus { number: 0, bus: root }).chain(expanders).collect();
         let complex = Self { roots, ..Self::default() };
         complex.update();
         complex
@@ -150,14 +164,14 @@ impl RootComplex {
     }
 
     fn find(&self, bus: u8, devfn: u8) -> Option<Arc<dyn PciFunction>> {
-        self.roots.iter().find_map(|(number, root)| root.find(*number, bus, devfn))
+        self.roots.iter().find_map(|root| root.bus.find(root.number, bus, devfn))
     }
 
     /// Recomputes which BAR answers where, and notifies the functions.
     pub fn update(&self) {
         let _moving = lock(&self.moving);
         let mut all: Vec<Window> = Vec::new();
-        self.roots.iter().for_each(|(_, root)| root.collect(&mut Vec::new(), &mut all));
+        self.roots.iter().for_each(|root| root.bus.collect(&mut Vec::new(), &mut all));
         all.sort_by_key(|window| window.span);
         *self.decoded.write().unwrap_or_else(PoisonError::into_inner) = all;
     }
@@ -165,32 +179,33 @@ impl RootComplex {
     /// Reads PCI memory; what no function decodes reads all ones.
     pub fn memory_read(&self, address: Gpa, data: &mut [u8]) {
         data.fill(0xff);
-        if let Some((window, offset)) = self.decode(address, data.len()) {
+        if let Some(Decoded { window, offset }) = self.decode(address, data.len()) {
             window.function.bar_read(window.bar, offset, data);
         }
     }
 
     /// Writes PCI memory.
     pub fn memory_write(&self, address: Gpa, data: &[u8]) {
-        if let Some((window, offset)) = self.decode(address, data.len()) {
+        if let Some(Decoded { window, offset }) = self.decode(address, data.len()) {
             window.function.bar_write(window.bar, offset, data);
         }
     }
 
     /// The window is cloned so that no lock is held while the device works.
-    fn decode(&self, address: Gpa, length: usize) -> Option<(Window, u64)> {
+    fn decode(&self, address: Gpa, length: usize) -> Option<Decoded> {
         let access = Span::new(address, u64::try_from(length).ok()?).ok()?;
         let decoded = self.decoded.read().unwrap_or_else(PoisonError::into_inner);
         let window = decoded.iter().find(|window| window.span.covers(access))?;
-        Some((window.clone(), address.offset_from(window.span.start())?))
+        Some(Decoded { window: window.clone(), offset: address.offset_from(window.span.start())? })
     }
 }
 
 fn collect(function: &Arc<dyn PciFunction>, ports: &[&Port], all: &mut Vec<Window>) {
     let mut bars = function.decoded();
-    bars.retain(|(_, span)| ports.iter().all(|port| port.forwards(*span)));
+    bars.retain(|bar| ports.iter().all(|port| port.forwards(bar.span)));
     function.place(&bars);
-    all.extend(bars.into_iter().map(|(bar, span)| Window { span, bar, function: Arc::clone(function) }));
+    let window = |bar: DecodedBar| Window { span: bar.span, bar: bar.index, function: Arc::clone(function) };
+    all.extend(bars.into_iter().map(window));
 }
 
 fn is_config_access(offset: u16, length: usize) -> bool {
@@ -212,8 +227,8 @@ mod tests {
         fn config_write(&self, _offset: u16, _data: &[u8]) -> bool {
             false
         }
-        fn decoded(&self) -> Vec<(u8, Span<Guest>)> {
-            vec![(0, self.0)]
+        fn decoded(&self) -> Vec<DecodedBar> {
+            vec![DecodedBar::new(0, self.0)]
         }
         fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) {
             data.fill(0x77);
@@ -291,7 +306,7 @@ mod tests {
         let (mut root, mut expander) = (Bus::default(), Bus::default());
         root.add(0, Arc::new(HostBridge::default()));
         expander.add(8, Arc::new(Page(Span::new(AT, 0x1000).unwrap())));
-        let complex = RootComplex::with_expanders(root, vec![(0x15, expander)]);
+        let complex = RootComplex::with_expanders(root, vec![RootBus { number: 0x15, bus: expander }]);
         assert_eq!([vendor(&complex, 0x15, 8), vendor(&complex, 0, 8)], [0x5a5a, 0xffff]);
         let mut data = [0];
         complex.memory_read(AT, &mut data);

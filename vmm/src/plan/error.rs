@@ -7,7 +7,7 @@ use egm_vfio::host::MISSING_REMEDY;
 
 use crate::config::{PageSize, nearest};
 use crate::error::{Blame, Report};
-use crate::plan::{AddressBits, NoPlace, PassedRule};
+use crate::plan::{AddressBits, AssignedRule, NoPlace};
 
 /// Why a specification has no plan on a host.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -257,7 +257,7 @@ pub enum PlanError {
     },
     /// A host function.
     #[error(transparent)]
-    Passed(#[from] PassedRule),
+    Assigned(#[from] AssignedRule),
     /// A BAR, or the BARs behind a root port, found no place.
     #[error("cannot place device \"{device}\" in the {window} PCI window {span}")]
     Window {
@@ -363,7 +363,7 @@ impl Report for PlanError {
             Self::Exclusive(conflict) => return conflict.help(),
             Self::NoPlace { tried, .. } => NoPlace::remedy(tried),
             Self::Bus0 { .. } | Self::NodeBus(..) | Self::Buses { .. } => "remove devices".to_owned(),
-            Self::Passed(rule) => rule.help(),
+            Self::Assigned(rule) => rule.help(),
             Self::UnknownFunction { .. } => {
                 format!("{MISSING_REMEDY}; facts of another host are recorded there, by \"egm-vmm facts\"")
             }

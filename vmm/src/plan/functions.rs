@@ -1,90 +1,212 @@
-//! PCI functions of the tree, with their bus numbers and windows.
+//! PCI functions of the plan, and how those of the host are assigned.
 
-use egm_address::PciAddress;
+use egm_address::{Guest, PciAddress, Span};
+use egm_vfio::topology::Acs;
+use serde::{Deserialize, Serialize};
 
-use crate::plan::place::Places;
-use crate::plan::tree::{Node, Port, ROOT, Tree, What};
-use crate::plan::wanted::Wanted;
-use crate::plan::{BridgePlan, ExpanderPlan, FunctionPlan, FunctionRole, PassedPlan, PlanError};
+use crate::config::Device;
 
-/// Every function by address, and the expanders.
-pub(super) fn functions(
-    wanted: &[Wanted<'_>],
-    tree: &Tree,
-    (low, high): (&Places, &Places),
-    passed: &[Option<PassedPlan>],
-) -> Result<(Vec<FunctionPlan>, Vec<ExpanderPlan>), PlanError> {
-    let mut all = vec![function(0, 0, FunctionRole::HostBridge)?];
-    let mut expanders = Vec::new();
-    let bridges = bridges(tree, low, high);
-    let is_root = |node: &&Node| matches!(node.what, What::Port(Port::Root, _) | What::Spare(_));
-    let ports = tree.nodes.iter().filter(is_root).count();
-    let (mut root_slots, mut slots) = (1.., u16::try_from(ports).unwrap_or(u16::MAX).saturating_add(1)..);
-    for (number, node) in tree.nodes.iter().enumerate() {
-        let (Some(bridge), Some(above)) = (bridges.get(number).copied(), bridges.get(node.above)) else {
-            return Err(PlanError::Internal("a node has no bus"));
-        };
-        let place = tree.on(node.above).position(|other| other == number).unwrap_or(0);
-        // The host bridge is the first on bus 0.
-        let place = place.saturating_add(usize::from(node.above == ROOT));
-        let place = u8::try_from(place).unwrap_or(u8::MAX);
-        let role = match node.what {
-            What::Host { near } => {
-                expanders.extend(near.map(|node| ExpanderPlan { node, bridge }));
-                continue;
-            }
-            What::Port(Port::Root, _) | What::Spare(_) => {
-                FunctionRole::RootPort { slot: root_slots.next().unwrap_or(u16::MAX), bridge }
-            }
-            What::Port(Port::Upstream, _) => FunctionRole::SwitchUpstream { bridge },
-            What::Port(Port::Downstream, _) => {
-                FunctionRole::SwitchDownstream { slot: slots.next().unwrap_or(u16::MAX), bridge }
-            }
-            What::Device(index) => {
-                let wanted = wanted.get(index).ok_or(PlanError::Internal("a device is not wanted"))?;
-                let passed = passed.get(index).cloned().flatten();
-                FunctionRole::Endpoint { device: wanted.device.clone(), passed }
-            }
-        };
-        let mut function = function(above.secondary, place, role)?;
-        if let What::Device(index) = node.what {
-            let bars = |places: &Places| places.bars.get(index).cloned().unwrap_or_default();
-            function.bars = [bars(low), bars(high)].concat();
-            function.bars.sort_by_key(|bar| bar.index);
-            function.msix_vectors = wanted.get(index).map_or(0, |one| one.msix_vectors);
-        }
-        all.push(function);
+/// Type and width of a base address register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BarKind {
+    /// 32-bit memory, not prefetchable.
+    Memory32,
+    /// 64-bit memory, not prefetchable; takes two registers. It lies in the 32-bit window, because that is the
+    /// only one of its kind that a bridge forwards (PCI Express Base 7.5.1.3).
+    Memory64,
+    /// 64-bit memory, prefetchable; takes two registers.
+    Memory64Prefetchable,
+}
+
+impl BarKind {
+    /// Whether it lies in the 64-bit window.
+    pub(super) const fn is_high(self) -> bool {
+        matches!(self, Self::Memory64Prefetchable)
     }
-    all.sort_by_key(|function| function.address);
-    Ok((all, expanders))
+
+    /// Whether it takes two registers.
+    pub(super) const fn is_wide(self) -> bool {
+        matches!(self, Self::Memory64 | Self::Memory64Prefetchable)
+    }
 }
 
-/// Buses and windows by node; a device has its bridge's.
-fn bridges(tree: &Tree, low: &Places, high: &Places) -> Vec<BridgePlan> {
-    let has_bus = |node: &&Node| !matches!(node.what, What::Device(_));
-    let mut next = 0u8;
-    let bridge = |(number, node): (usize, &Node)| {
-        let behind = tree.nodes.get(number..node.end).unwrap_or_default().iter().filter(has_bus).count();
-        let secondary = next;
-        next = next.saturating_add(u8::from(has_bus(&node)));
-        let last = u8::try_from(behind.saturating_sub(1)).unwrap_or(u8::MAX);
-        let window = |places: &Places| places.spans.get(number).copied().flatten();
-        BridgePlan {
-            secondary,
-            subordinate: secondary.saturating_add(last),
-            window32: window(low),
-            window64: window(high),
-            acs: match node.what {
-                What::Port(_, acs) => acs,
-                _ => None,
-            },
+/// A base address register and its guest addresses.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BarPlan {
+    /// Register number, 0 to 5.
+    pub index: u8,
+    /// Type and width.
+    pub kind: BarKind,
+    /// Guest addresses; the size is a power of two and the start a multiple of it.
+    pub span: Span<Guest>,
+}
+
+/// A PCI function of the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FunctionPlan {
+    /// Segment, bus, device and function number.
+    pub address: PciAddress,
+    /// Kind of function.
+    pub role: FunctionRole,
+    /// Its base address registers.
+    pub bars: Vec<BarPlan>,
+    /// MSI-X vectors; 0 when it has none.
+    pub msix_vectors: u16,
+}
+
+/// Kind of a PCI function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "role", rename_all = "kebab-case")]
+pub enum FunctionRole {
+    /// The host bridge, 00:00.0.
+    HostBridge,
+    /// A PCI Express root port.
+    RootPort {
+        /// Physical slot number.
+        slot: u16,
+        /// Buses and windows behind it.
+        #[serde(flatten)]
+        bridge: BridgePlan,
+    },
+    /// The upstream port of a PCI Express switch, alone on the bus behind a root port.
+    SwitchUpstream {
+        /// Buses and windows behind it.
+        #[serde(flatten)]
+        bridge: BridgePlan,
+    },
+    /// A downstream port of a PCI Express switch, on the bus behind its upstream port.
+    SwitchDownstream {
+        /// Physical slot number.
+        slot: u16,
+        /// Buses and windows behind it.
+        #[serde(flatten)]
+        bridge: BridgePlan,
+    },
+    /// A device of the configuration.
+    Endpoint {
+        /// The device, as configured.
+        device: Device,
+        /// Plan of the host function, if the device is one.
+        #[serde(default, rename = "passed", skip_serializing_if = "Option::is_none")]
+        assigned: Option<AssignedPlan>,
+    },
+}
+
+impl FunctionRole {
+    /// Buses and windows of a bridge; `None` for other functions.
+    pub const fn bridge(&self) -> Option<&BridgePlan> {
+        match self {
+            Self::RootPort { bridge, .. }
+            | Self::SwitchUpstream { bridge }
+            | Self::SwitchDownstream { bridge, .. } => Some(bridge),
+            Self::HostBridge | Self::Endpoint { .. } => None,
         }
-    };
-    tree.nodes.iter().enumerate().map(bridge).collect()
+    }
 }
 
-fn function(bus: u8, device: u8, role: FunctionRole) -> Result<FunctionPlan, PlanError> {
-    let address = PciAddress::new(0, bus, device, 0);
-    let address = address.map_err(|_| PlanError::Internal("a bus has more than 32 places"))?;
-    Ok(FunctionPlan { address, role, bars: Vec::new(), msix_vectors: 0 })
+/// Buses and windows of a bridge, programmed before the guest starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BridgePlan {
+    /// Bus directly behind it.
+    pub secondary: u8,
+    /// Highest bus behind it.
+    pub subordinate: u8,
+    /// 32-bit window that it forwards, if any.
+    pub window32: Option<Span<Guest>>,
+    /// 64-bit prefetchable window that it forwards, if any.
+    pub window64: Option<Span<Guest>>,
+    /// Access Control Services of the host's port in its place; the guest sees them and cannot change them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acs: Option<Acs>,
+}
+
+/// A host bridge for devices near another node than that of bus 0: a guest gives devices the node of their host bridge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpanderPlan {
+    /// Guest NUMA node.
+    pub node: u32,
+    /// Its buses and windows.
+    #[serde(flatten)]
+    pub bridge: BridgePlan,
+}
+
+/// An SMMUv3 of an Arm guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SmmuPlan {
+    /// Its registers: two pages of 64 KiB.
+    pub span: Span<Guest>,
+    /// First and last bus with functions behind it; no bus has two SMMUs.
+    pub buses: (u8, u8),
+    /// Interrupt lines of events, page requests, errors and finished commands.
+    pub lines: [u32; 4],
+}
+
+/// Plan of one assigned host function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AssignedPlan {
+    /// The host function.
+    pub function: PciAddress,
+    /// Its IOMMU group; `None` when the facts have none.
+    pub group: Option<u32>,
+    /// Guest NUMA node that it is near to, where that is known.
+    pub node: Option<u32>,
+    /// Number for NVIDIA's peer-to-peer capability, 0 to 15; `None` leaves the capability out.
+    pub clique: Option<u8>,
+    /// Whether the machine's other assigned functions reach its BARs.
+    pub p2p: bool,
+    /// The other host function of a Data Direct pair.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partner: Option<PciAddress>,
+    /// Memory that it shares with processors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<GpuMemoryPlan>,
+}
+
+/// Memory of a GPU that processors reach as their own ([`egm_vfio::variant::nvgrace`]).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuMemoryPlan {
+    /// BARs that are memory.
+    pub bars: Vec<u8>,
+    /// First of its [`GPU_NODES`] guest NUMA nodes, which the guest's driver fills.
+    pub first_node: u32,
+    /// Index of the backing that its driver may use as EGM, in [`Plan::backings`](crate::plan::Plan::backings): a slice of its own
+    /// region that begins where that does, because the GPU counts from there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egm: Option<usize>,
+}
+
+/// Nodes of a GPU's memory: one for each part that it can be divided into.
+pub const GPU_NODES: u32 = 8;
+
+/// How host functions are opened, all of a machine in one way: guest memory is then pinned once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassthroughPlan {
+    /// Interface of all functions.
+    pub interface: Interface,
+    /// Reason for this one, for the operator.
+    pub why: String,
+    /// IOMMU groups by ascending number.
+    pub groups: Vec<GroupPlan>,
+    /// Bytes of guest memory that the kernel pins and counts against the memlock limit.
+    pub pinned: u64,
+}
+
+/// Interface of the kernel to host functions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Interface {
+    /// `/dev/vfio/GROUP` in a container with a type 1 IOMMU.
+    Legacy,
+    /// `/dev/vfio/devices/vfioN` and `/dev/iommu`.
+    Iommufd,
+}
+
+/// An IOMMU group that the machine needs as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupPlan {
+    /// Its number.
+    pub id: u32,
+    /// The host functions in it that are assigned, ascending.
+    pub functions: Vec<PciAddress>,
 }

@@ -1,85 +1,44 @@
-//! From a specification and host facts to every address of the virtual machine.
+//! From a specification and host facts to every address of the virtual machine, in three steps.
 //!
 //! [`plan`] is arithmetic: it opens nothing, queries nothing and depends only on its two arguments, so the plan of
-//! a machine can be made, read and compared on any other. Each file decides one thing:
+//! a machine can be made, read and compared on any other. A step depends on those before it:
 //!
 //! ```text
-//!  Spec ──┬─► cpus      vCPU ids, topology, pinning
-//!  Facts ─┤   trust     whether a GPU would reach another trust domain's memory
-//!         │   regions   which region of the host an EGM slice comes from, and where in it
-//!         │   space     which guest physical addresses may be used at all
-//!         │   memory    RAM and EGM slices in that space, and the memory behind them
-//!         │   pages     host pages behind ordinary memory, and why not larger ones
-//!         │   retired   slices without retired pages
-//!         │   pci       what devices need of PCI, windows
-//!         │   fixed     BARs at addresses that the configuration fixes
-//!         │   data_direct   pairs of functions, and GPU BARs that they address
-//!         │   near      guest nodes that host functions are near to
-//!         │   tree      expanders, root ports, switches, bus numbers
-//!         │   blocks    BARs, and devices, as one range for a bridge
-//!         │   place     those ranges in the windows
-//!         │   functions PCI functions of the tree, with bus numbers and windows
-//!         │   plug      BARs of what is plugged in later
-//!         │   passed    host functions: interface of the kernel, groups
-//!         │   served    vfio-user servers: what is known of them, memory shared with them
-//!         │   cliques   which GPUs the guest's driver sees as peers
-//!         │   nodes     NUMA nodes, distances
-//!         └─► host      does the host have what was planned
+//!  Spec ──┐   demand/          map/               policy/
+//!         ├─► what the spec ─► addresses, nodes, ─► assigned functions, ─► Plan
+//!  Facts ─┘   wants of         PCI tree,           cliques,
+//!             this host        windows             notes
 //! ```
+//! `types`, `functions`, `error` and `rules` are the plan and the reasons why there is none; `render` and `nccl` write it for
+//! people and for NCCL.
 
-mod backing;
-mod bits;
-mod blocks;
-mod cliques;
-mod cpus;
-mod data_direct;
+mod demand;
 mod error;
-mod fixed;
 mod functions;
-mod host;
-mod intx;
-mod memory;
+mod map;
 mod nccl;
-mod near;
-mod no_place;
-mod nodes;
-mod pages;
-mod passed;
-mod passed_plan;
-mod passed_rule;
-mod pci;
-mod place;
-mod plug;
-mod regions;
+mod policy;
 mod render;
-mod retired;
-mod served;
-mod space;
+mod rules;
 #[cfg(test)]
 pub(crate) mod tests;
-mod tree;
-mod trust;
 mod types;
-mod units;
-mod wanted;
 
-pub use backing::{Allocation, BackingPlan, HostPages, MemoryKind, MemoryPlan};
-pub use bits::AddressBits;
+pub use demand::devices::VIRTIO_BAR_SIZE;
+pub(crate) use demand::pages::may_mount;
+pub(crate) use demand::regions::{huge_alignment, lost};
 pub use error::PlanError;
-pub use intx::{IntxLines, RootPin};
+pub use functions::*;
+pub use map::intx::{IntxLines, RootPin};
+pub use map::place::plug;
 pub use nccl::nccl;
-pub use no_place::NoPlace;
-pub(crate) use pages::may_mount;
-pub use passed_plan::*;
-pub use passed_rule::{PassedRule, PlaceRule};
-pub use pci::VIRTIO_BAR_SIZE;
-pub use plug::plug;
-pub(crate) use regions::lost;
 pub use render::{Colour, html, json, text};
+pub use rules::{AssignedRule, NoPlace, PlaceRule};
 pub use types::*;
-pub(crate) use units::huge_alignment;
 
-use crate::arch::layout_of;
+use self::demand::Demand;
+use self::map::Map;
+use self::policy::Policy;
 use crate::config::Spec;
 use crate::facts::Facts;
 
@@ -89,31 +48,9 @@ use crate::facts::Facts;
 /// [`PlanError`] names what does not fit, by how much, and with
 /// [`Report::help`](crate::error::Report::help) what to change.
 pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
-    let layout = layout_of(spec.arch);
-    host::check_target(spec, facts)?;
-    let vcpus = cpus::plan(spec, layout)?;
-    host::check_cpus(&vcpus, facts)?;
-    trust::check_gpus(spec, facts)?;
-    let sources = regions::choose(spec, facts)?;
-    let mut wanted = pci::wanted(spec, facts, &sources)?;
-    let alone = data_direct::decide(facts, &mut wanted)?;
-    let mut space = space::Space::new(spec, facts, layout)?;
-    let (mut backings, memory, coarse) = memory::plan(spec, &sources, &mut space)?;
-    host::check_backings(&backings, facts)?;
-    let small = pages::decide(spec, facts, &mut backings);
-    served::check_memory(spec, facts, &backings)?;
-    let (mut nodes, mut distances) = (nodes::plan(spec, &memory), nodes::distances(spec));
-    let tree = tree::tree(spec, facts, &wanted, nodes.first().map_or(0, |first| first.id))?;
-    let (low, high) = (place::Blocks::new(&wanted, &tree, false)?, place::Blocks::new(&wanted, &tree, true)?);
-    let windows = pci::windows(spec, &high, tree.buses(), &mut space)?;
-    let low = place::place(&low, Some(windows.memory32), &space)?;
-    let high = place::place(&high, windows.memory64, &space)?;
-    let decided = passed::decide(spec, facts, &wanted, &backings)?;
-    let (pci, expanders) = functions::functions(&wanted, &tree, (&low, &high), &decided.functions)?;
-    nodes::add_gpus(&mut nodes, &mut distances, &pci);
-    let own = layout.lines.iter().map(|&(owner, gsi)| LinePlan { gsi, owner: owner.to_owned() });
-    let lines = own.chain(intx::lines(&pci, layout.intx)).collect();
-    let lost = sources.into_iter().filter_map(|source| source.lost);
+    let demand = Demand::of(spec, facts)?;
+    let mut map = Map::of(&demand)?;
+    let policy = Policy::of(&demand, &mut map)?;
     Ok(Plan {
         version: PLAN_VERSION,
         name: spec.name.clone(),
@@ -122,28 +59,18 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
         boot: spec.boot.clone(),
         console: spec.console.clone(),
         address_bits: facts.address_bits,
-        vcpus,
-        windows: space.windows(&windows),
-        pci,
-        expanders,
+        vcpus: demand.vcpus,
+        windows: map.windows,
+        pci: map.functions,
+        expanders: map.expanders,
         smmus: Vec::new(),
-        passthrough: decided.passthrough,
-        nodes,
-        distances,
-        backings,
-        memory,
-        notes: lost
-            .chain(coarse)
-            .chain(small)
-            .chain(alone)
-            .chain(decided.notes)
-            .chain(served::notes(spec, facts))
-            .collect(),
-        lines,
-        ports: layout
-            .ports
-            .iter()
-            .map(|&(owner, first, count)| PortPlan { first, count, owner: owner.to_owned() })
-            .collect(),
+        passthrough: policy.passthrough,
+        nodes: map.numa.nodes,
+        distances: map.numa.distances,
+        backings: demand.backings,
+        memory: map.memory,
+        notes: policy.notes,
+        lines: map.lines,
+        ports: map.ports,
     })
 }

@@ -12,32 +12,32 @@ use egm_vfio::topology::{self, Link, upstream_port};
 
 use crate::config::Architecture;
 use crate::facts::Facts;
-use crate::plan::{FunctionPlan, FunctionRole, PassedPlan, Plan};
+use crate::plan::{AssignedPlan, FunctionPlan, FunctionRole, Plan};
 
 /// A host function and where the guest sees it.
-struct Passed<'a> {
+struct Assigned<'a> {
     guest: &'a FunctionPlan,
-    plan: &'a PassedPlan,
+    plan: &'a AssignedPlan,
     host: &'a HostFunction,
 }
 
 /// The file, a `cpu` for each node with processors and host functions near it.
 pub fn nccl(plan: &Plan, facts: &Facts) -> String {
-    let passed = plan.pci.iter().filter_map(|guest| match &guest.role {
-        FunctionRole::Endpoint { passed: Some(plan), .. } => {
-            Some(Passed { guest, plan, host: topology::find(&facts.functions, plan.function)? })
+    let assigned = plan.pci.iter().filter_map(|guest| match &guest.role {
+        FunctionRole::Endpoint { assigned: Some(plan), .. } => {
+            Some(Assigned { guest, plan, host: topology::find(&facts.functions, plan.function)? })
         }
         _ => None,
     });
-    let passed: Vec<Passed<'_>> = passed.collect();
+    let assigned: Vec<Assigned<'_>> = assigned.collect();
     let arch = match plan.arch {
         Architecture::X86_64 => "x86_64",
         Architecture::Aarch64 => "arm64",
     };
     let mut writer = Writer { plan, facts, out: "<system version=\"1\">\n".to_owned() };
     for node in plan.nodes.iter().filter(|node| !node.cpus.is_empty()) {
-        let here = |one: &&Passed<'_>| processors_near(plan, one.plan.node) == Some(node.id);
-        let here: Vec<&Passed<'_>> = passed.iter().filter(here).collect();
+        let here = |one: &&Assigned<'_>| processors_near(plan, one.plan.node) == Some(node.id);
+        let here: Vec<&Assigned<'_>> = assigned.iter().filter(here).collect();
         if here.is_empty() {
             continue;
         }
@@ -65,8 +65,8 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Functions below the switches passed so far: `depth` upstream ports of the host's.
-    fn below(&mut self, here: &[&Passed<'_>], depth: usize, indent: usize) {
+    /// Functions below the switches above so far: `depth` upstream ports of the host's.
+    fn below(&mut self, here: &[&Assigned<'_>], depth: usize, indent: usize) {
         let mut done: Vec<PciAddress> = Vec::new();
         for one in here {
             match upstream_port(one.host, depth) {
@@ -74,7 +74,7 @@ impl Writer<'_> {
                 Some(switch) if done.contains(&switch) => {}
                 Some(switch) => {
                     done.push(switch);
-                    let inside: Vec<&Passed<'_>> = here
+                    let inside: Vec<&Assigned<'_>> = here
                         .iter()
                         .copied()
                         .filter(|other| upstream_port(other.host, depth) == Some(switch))
@@ -85,7 +85,7 @@ impl Writer<'_> {
         }
     }
 
-    fn switch(&mut self, switch: PciAddress, inside: &[&Passed<'_>], depth: usize, indent: usize) {
+    fn switch(&mut self, switch: PciAddress, inside: &[&Assigned<'_>], depth: usize, indent: usize) {
         let guest = inside.first().and_then(|one| self.mirrored(one, depth));
         let link = topology::find(&self.facts.functions, switch).and_then(|host| self.link(host));
         // Where the guest has no such switch, an address that no function of it has.
@@ -95,17 +95,16 @@ impl Writer<'_> {
         let _ = writeln!(self.out, "{}</pci>", "  ".repeat(indent));
     }
 
-    fn function(&mut self, one: &Passed<'_>, indent: usize) {
+    fn function(&mut self, one: &Assigned<'_>, indent: usize) {
         let link = self.link(one.host);
         self.open(&one.guest.address.to_string(), one.host.class, link, indent, "/>");
     }
 
-    fn open(&mut self, address: &str, class: u32, link: Option<(u32, u8)>, indent: usize, end: &str) {
+    fn open(&mut self, address: &str, class: u32, link: Option<LinkSpeed>, indent: usize, end: &str) {
         let pad = "  ".repeat(indent);
         // NCCL takes empty ones for what is usual.
-        let (speed, width) = link.map_or_else(Default::default, |(speed, width)| {
-            (format!("{}.{} GT/s PCIe", speed / 1000, speed % 1000 / 100), width.to_string())
-        });
+        let speed = link.map_or_else(String::new, |link| link.speed());
+        let width = link.map_or_else(String::new, |link| link.width.to_string());
         let _ = writeln!(
             self.out,
             "{pad}<pci busid=\"{address}\" class=\"{class:#08x}\" link_speed=\"{speed}\" link_width=\"{width}\"{end}"
@@ -114,7 +113,7 @@ impl Writer<'_> {
 
     /// The guest's upstream port above a function in the place of the host's switch number `depth`. The guest has no
     /// switches that nothing else shares at the top, so they are counted from the function.
-    fn mirrored(&self, one: &Passed<'_>, depth: usize) -> Option<PciAddress> {
+    fn mirrored(&self, one: &Assigned<'_>, depth: usize) -> Option<PciAddress> {
         let below = (depth..).take_while(|depth| upstream_port(one.host, *depth).is_some()).count();
         self.upstream_ports(one.guest.address).nth(below.checked_sub(1)?)
     }
@@ -134,13 +133,35 @@ impl Writer<'_> {
     }
 
     /// Speed and width that both ends of a function's link support.
-    fn link(&self, host: &HostFunction) -> Option<(u32, u8)> {
-        let Link { max_speed, max_width, .. } = host.place.link?;
+    fn link(&self, host: &HostFunction) -> Option<LinkSpeed> {
+        let own = LinkSpeed::of(host.place.link?);
         let port = host.place.bridges.last().and_then(|port| topology::find(&self.facts.functions, *port));
-        let port = port.and_then(|port| port.place.link);
-        Some(port.map_or((max_speed, max_width), |port| {
-            (max_speed.min(port.max_speed), max_width.min(port.max_width))
-        }))
+        let port = port.and_then(|port| port.place.link).map(LinkSpeed::of);
+        Some(port.map_or(own, |port| own.least(port)))
+    }
+}
+
+/// What a link supports.
+#[derive(Clone, Copy)]
+struct LinkSpeed {
+    /// Megatransfers a second.
+    speed: u32,
+    /// Lanes.
+    width: u8,
+}
+
+impl LinkSpeed {
+    const fn of(link: Link) -> Self {
+        Self { speed: link.max_speed, width: link.max_width }
+    }
+
+    fn least(self, other: Self) -> Self {
+        Self { speed: self.speed.min(other.speed), width: self.width.min(other.width) }
+    }
+
+    /// As sysfs has it.
+    fn speed(self) -> String {
+        format!("{}.{} GT/s PCIe", self.speed / 1000, self.speed % 1000 / 100)
     }
 }
 

@@ -12,12 +12,12 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
 mod arm;
+mod assigned;
 mod data_direct;
 mod functions;
 mod limits;
 mod page;
 mod pages;
-mod passed;
 mod served;
 mod slices;
 mod sources;
@@ -27,6 +27,7 @@ mod windows;
 pub(crate) use arm::egm_first;
 
 use super::*;
+use crate::arch::layout_of;
 use crate::config::{
     Architecture, BarPlaces, Boot, BootTables, Clique, Console, Cpus, Device, DeviceKind, EgmForm, EgmSlice,
     Memory, Node, PageSize, PciTopology, Pcie, VfioBackend,
@@ -169,7 +170,7 @@ fn big_gpu(bus: u8) -> HostFunction {
     gpu(bus, &[(0, kind, 16 * MIB), (2, kind, 256 * GIB), (4, kind, 32 * MIB)])
 }
 
-fn passed(function: &HostFunction) -> DeviceKind {
+fn assigned(function: &HostFunction) -> DeviceKind {
     DeviceKind::Vfio {
         function: function.address,
         backend: VfioBackend::Auto,
@@ -180,7 +181,7 @@ fn passed(function: &HostFunction) -> DeviceKind {
 }
 
 fn pass(spec: &mut Spec, facts: &mut Facts, function: HostFunction, root_port: bool) {
-    let kind = passed(&function);
+    let kind = assigned(&function);
     spec.devices.push(device(&format!("vfio{}", spec.devices.len()), root_port, kind));
     facts.functions.push(function);
 }
@@ -226,7 +227,7 @@ fn check_backings(spec: &Spec, plan: &Plan) {
             assert_eq!(apart % unit, 0, "{} at {}", backing.id, piece.span);
         }
     }
-    for (window, backing, offset) in plan.window_memory() {
+    for WindowMemory { span: window, backing, offset } in plan.window_memory() {
         let size = plan.backings[backing].size;
         assert!(plan.memory.iter().all(|m| {
             m.backing != backing || m.offset >= offset + window.size() || m.offset + m.span.size() <= offset
@@ -238,12 +239,12 @@ fn check_backings(spec: &Spec, plan: &Plan) {
 }
 
 fn check_reserved(spec: &Spec, facts: &Facts, plan: &Plan) {
-    let passed = |f: &&HostFunction| {
+    let assigned = |f: &&HostFunction| {
         spec.devices
             .iter()
             .any(|d| matches!(d.kind, DeviceKind::Vfio { function, .. } if function == f.address))
     };
-    for region in facts.functions.iter().filter(passed).flat_map(|f| &f.reserved) {
+    for region in facts.functions.iter().filter(assigned).flat_map(|f| &f.reserved) {
         let (start, end) = (region.span.start().get(), region.span.end().get());
         let clear = |span: Span<Guest>| span.end().get() <= start || end <= span.start().get();
         assert!(plan.memory.iter().all(|m| clear(m.span)), "memory in {region:?}");
@@ -282,7 +283,7 @@ fn a_small_machine_has_its_memory_below_the_hole() {
     assert_eq!(spans(&plan), ["0x0..0xa0000 +0x0", "0x100000..0x20000000 +0x100000"]);
     assert_eq!(plan.window(WindowKind::PciMemory64).unwrap().to_string(), "0x1000000000..0x2000000000");
     assert_eq!((plan.line("serial"), plan.port("reset")), (Some(4), Some(0x604)));
-    assert_eq!(plan.window_memory().map(|(_, _, offset)| offset).collect::<Vec<_>>(), [0xc_0000, 0xe_0000]);
+    assert_eq!(plan.window_memory().map(|memory| memory.offset).collect::<Vec<_>>(), [0xc_0000, 0xe_0000]);
 }
 
 #[test]

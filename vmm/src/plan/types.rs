@@ -1,11 +1,12 @@
 //! The plan: every address, number and node of a virtual machine, decided before anything is opened.
 
-use egm_address::{CpuSet, Gpa, Guest, PciAddress, Span};
-use egm_vfio::topology::Acs;
+use std::fmt;
+
+use egm_address::{ByteSize, CpuSet, Gpa, Guest, Hpa, PciAddress, Span};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Access, Architecture, Boot, Console, Device};
-use crate::plan::{BackingPlan, MemoryPlan, PassedPlan, PassthroughPlan};
+use crate::config::{Access, Architecture, Boot, Console, PageSize};
+use crate::plan::{ExpanderPlan, FunctionPlan, FunctionRole, PassthroughPlan, SmmuPlan};
 
 /// Version of the JSON form of [`Plan`]; a reader refuses others.
 pub const PLAN_VERSION: u32 = 1;
@@ -64,6 +65,133 @@ pub struct Plan {
     pub ports: Vec<PortPlan>,
 }
 
+/// Memory that will be allocated as one file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackingPlan {
+    /// For messages: `node0`, `egm0`.
+    pub id: String,
+    /// Host EGM region, or `None` for ordinary memory of this process.
+    pub region: Option<String>,
+    /// Whether it is memory of the machine itself, which no other machine can have (guest_memfd); `region` is `None` then.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub guest_memfd: bool,
+    /// Whether a function of the machine has it behind a BAR; it is no RAM then.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub device: bool,
+    /// Offset of its first byte in the region.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub offset: u64,
+    /// Host physical address of its first byte, where the region's is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hpa: Option<Hpa>,
+    /// Size in bytes.
+    pub size: u64,
+    /// Host pages that the configuration or the region asks for.
+    pub page_size: PageSize,
+    /// Host pages of ordinary memory; `None` for memory of a region or of the machine itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pages: Option<HostPages>,
+    /// Host nodes that pages come from; `None` leaves it to the host.
+    pub host_nodes: Option<CpuSet>,
+    /// Whether every page is touched before the guest starts.
+    pub prefault: bool,
+}
+
+/// How ordinary memory is allocated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Allocation {
+    /// A sealed memfd, of hugetlb pages where those are asked for.
+    Memfd,
+    /// A file on a tmpfs that the process mounts for itself with `huge=within_size`; it has no seals.
+    HugeFile,
+    /// Private memory without a file.
+    Private,
+}
+
+/// Host pages behind ordinary memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostPages {
+    /// How they are allocated.
+    pub allocation: Allocation,
+    /// Bytes of each, except at the edges of spans.
+    pub size: ByteSize,
+    /// Why they are not larger, where the host or the configuration has only base pages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why_not_larger: Option<String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_false(flag: &bool) -> bool {
+    !*flag
+}
+
+/// Kind of a piece of guest RAM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemoryKind {
+    /// Ordinary memory.
+    Ram,
+    /// An EGM slice.
+    Egm,
+}
+
+/// A piece of guest RAM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryPlan {
+    /// Guest addresses.
+    pub span: Span<Guest>,
+    /// Kind of memory.
+    pub kind: MemoryKind,
+    /// Its NUMA node.
+    pub node: u32,
+    /// Index into [`Plan::backings`].
+    pub backing: usize,
+    /// Offset of its first byte in the backing.
+    pub offset: u64,
+}
+
+/// How many bits addresses have, and why not more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AddressBits {
+    /// The guest's processors have as many.
+    Guest(u8),
+    /// An IOMMU above the machine's host functions translates as many, and guest addresses are their devices' too.
+    Translated(u8),
+}
+
+impl AddressBits {
+    pub(super) const fn number(self) -> u8 {
+        let (Self::Guest(bits) | Self::Translated(bits)) = self;
+        bits
+    }
+}
+
+impl fmt::Display for AddressBits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Guest(bits) => write!(f, "{bits} guest physical address bits"),
+            Self::Translated(bits) => write!(f, "the {bits} bits that the host's IOMMU translates"),
+        }
+    }
+}
+
+/// The memory behind a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowMemory {
+    /// The window.
+    pub span: Span<Guest>,
+    /// Index into [`Plan::backings`].
+    pub backing: usize,
+    /// Offset of its first byte in the backing.
+    pub offset: u64,
+}
+
 /// One vCPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VcpuPlan {
@@ -114,130 +242,6 @@ pub struct WindowPlan {
     pub label: String,
     /// Where.
     pub span: Span<Guest>,
-}
-
-/// Type and width of a base address register.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum BarKind {
-    /// 32-bit memory, not prefetchable.
-    Memory32,
-    /// 64-bit memory, not prefetchable; takes two registers. It lies in the 32-bit window, because that is the
-    /// only one of its kind that a bridge forwards (PCI Express Base 7.5.1.3).
-    Memory64,
-    /// 64-bit memory, prefetchable; takes two registers.
-    Memory64Prefetchable,
-}
-
-/// A base address register and its guest addresses.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BarPlan {
-    /// Register number, 0 to 5.
-    pub index: u8,
-    /// Type and width.
-    pub kind: BarKind,
-    /// Guest addresses; the size is a power of two and the start a multiple of it.
-    pub span: Span<Guest>,
-}
-
-/// A PCI function of the guest.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FunctionPlan {
-    /// Segment, bus, device and function number.
-    pub address: PciAddress,
-    /// Kind of function.
-    pub role: FunctionRole,
-    /// Its base address registers.
-    pub bars: Vec<BarPlan>,
-    /// MSI-X vectors; 0 when it has none.
-    pub msix_vectors: u16,
-}
-
-/// Kind of a PCI function.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "role", rename_all = "kebab-case")]
-pub enum FunctionRole {
-    /// The host bridge, 00:00.0.
-    HostBridge,
-    /// A PCI Express root port.
-    RootPort {
-        /// Physical slot number.
-        slot: u16,
-        /// Buses and windows behind it.
-        #[serde(flatten)]
-        bridge: BridgePlan,
-    },
-    /// The upstream port of a PCI Express switch, alone on the bus behind a root port.
-    SwitchUpstream {
-        /// Buses and windows behind it.
-        #[serde(flatten)]
-        bridge: BridgePlan,
-    },
-    /// A downstream port of a PCI Express switch, on the bus behind its upstream port.
-    SwitchDownstream {
-        /// Physical slot number.
-        slot: u16,
-        /// Buses and windows behind it.
-        #[serde(flatten)]
-        bridge: BridgePlan,
-    },
-    /// A device of the configuration.
-    Endpoint {
-        /// The device, as configured.
-        device: Device,
-        /// Plan of the host function, if the device is one.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        passed: Option<PassedPlan>,
-    },
-}
-
-impl FunctionRole {
-    /// Buses and windows of a bridge; `None` for other functions.
-    pub const fn bridge(&self) -> Option<&BridgePlan> {
-        match self {
-            Self::RootPort { bridge, .. }
-            | Self::SwitchUpstream { bridge }
-            | Self::SwitchDownstream { bridge, .. } => Some(bridge),
-            Self::HostBridge | Self::Endpoint { .. } => None,
-        }
-    }
-}
-
-/// Buses and windows of a bridge, programmed before the guest starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BridgePlan {
-    /// Bus directly behind it.
-    pub secondary: u8,
-    /// Highest bus behind it.
-    pub subordinate: u8,
-    /// 32-bit window that it forwards, if any.
-    pub window32: Option<Span<Guest>>,
-    /// 64-bit prefetchable window that it forwards, if any.
-    pub window64: Option<Span<Guest>>,
-    /// Access Control Services of the host's port in its place; the guest sees them and cannot change them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub acs: Option<Acs>,
-}
-
-/// A host bridge for devices near another node than that of bus 0: a guest gives devices the node of their host bridge.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ExpanderPlan {
-    /// Guest NUMA node.
-    pub node: u32,
-    /// Its buses and windows.
-    #[serde(flatten)]
-    pub bridge: BridgePlan,
-}
-
-/// An SMMUv3 of an Arm guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SmmuPlan {
-    /// Its registers: two pages of 64 KiB.
-    pub span: Span<Guest>,
-    /// First and last bus with functions behind it; no bus has two SMMUs.
-    pub buses: (u8, u8),
-    /// Interrupt lines of events, page requests, errors and finished commands.
-    pub lines: [u32; 4],
 }
 
 /// A NUMA node of the guest.
@@ -311,15 +315,23 @@ impl Plan {
 
     /// The windows that are memory, the backing of each and its offset there. The first RAM above a window has the same
     /// backing, with offsets that grow with guest addresses over the windows too.
-    pub fn window_memory(&self) -> impl Iterator<Item = (Span<Guest>, usize, u64)> {
+    pub fn window_memory(&self) -> impl Iterator<Item = WindowMemory> {
         let kinds = [WindowKind::OptionRoms, WindowKind::Firmware];
         kinds.into_iter().filter_map(|kind| self.behind(self.window(kind)?))
     }
 
-    fn behind(&self, span: Span<Guest>) -> Option<(Span<Guest>, usize, u64)> {
+    fn behind(&self, span: Span<Guest>) -> Option<WindowMemory> {
         let near = self.memory.iter().find(|m| m.span.end() > span.start())?;
         let below = near.span.start().offset_from(span.start())?;
-        Some((span, near.backing, near.offset.checked_sub(below)?))
+        Some(WindowMemory { span, backing: near.backing, offset: near.offset.checked_sub(below)? })
+    }
+
+    /// Host functions that are assigned.
+    pub(crate) fn assigned_functions(&self) -> impl Iterator<Item = PciAddress> {
+        self.pci.iter().filter_map(|function| match &function.role {
+            FunctionRole::Endpoint { assigned: Some(assigned), .. } => Some(assigned.function),
+            _ => None,
+        })
     }
 
     /// One past the highest RAM address, 0 without RAM.

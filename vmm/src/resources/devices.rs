@@ -9,8 +9,7 @@ use egm_vfio::backend::BackendError;
 use egm_vfio::kernel::OpenError;
 
 use super::ThreadError;
-use super::passed::AddressSpaces;
-use super::servers::ServerError;
+use super::assigned::AddressSpaces;
 use super::slices::{OpenSlice, SliceError, Slices};
 use crate::config::{Device, DeviceKind};
 use crate::error::{Blame, Report, opening};
@@ -21,7 +20,22 @@ use crate::virtio::net::tap::{self, TapError};
 use crate::virtio::vhost::VhostError;
 use crate::virtio::vsock::{self, HostSockets, SocketError, Vsock, VsockError};
 
-/// A device of the configuration with its descriptors.
+/// A device of the configuration, and what was opened for it.
+pub struct OpenedDevice {
+    /// As configured.
+    pub device: Device,
+    /// Its descriptors.
+    pub opened: OpenDevice,
+}
+
+/// A device without its resources.
+#[derive(Debug)]
+pub(super) struct DeviceFailure {
+    pub(super) id: String,
+    pub(super) source: DeviceError,
+}
+
+/// Descriptors of a device.
 pub enum OpenDevice {
     /// virtio-blk.
     Block(Disk),
@@ -37,7 +51,7 @@ pub enum OpenDevice {
     /// virtio-rng: needs nothing.
     Rng,
     /// A host function.
-    Passed(Arc<dyn egm_vfio::backend::Backend>),
+    Assigned(Arc<dyn egm_vfio::backend::Backend>),
     /// A slice.
     Slice(OpenSlice),
 }
@@ -92,16 +106,13 @@ pub enum DeviceError {
     },
     /// A host function.
     #[error(transparent)]
-    Passed(#[from] OpenError),
+    Assigned(#[from] OpenError),
     /// A host function that could not be reset: it would show the guest what its last user left.
     #[error(transparent)]
     Reset(#[from] BackendError),
     /// A thread for its reset.
     #[error(transparent)]
     Thread(ThreadError),
-    /// A vfio-user server.
-    #[error(transparent)]
-    Server(#[from] ServerError),
     /// A slice.
     #[error(transparent)]
     Slice(#[from] SliceError),
@@ -122,8 +133,7 @@ impl Report for DeviceError {
             Self::Vhost(error) => error.blame(),
             Self::Socket(error) => error.blame(),
             Self::Vsock(error) => error.blame(),
-            Self::Passed(error) => opening(error),
-            Self::Server(error) => error.blame(),
+            Self::Assigned(error) => opening(error),
             Self::VhostFile { .. } | Self::Reset(_) | Self::Thread(_) => Blame::Host,
             Self::Slice(error) => error.blame(),
             Self::NotConnected { .. } => Blame::Internal,
@@ -154,12 +164,9 @@ impl Report for DeviceError {
                 VHOST_NET => "load it with modprobe vhost_net, or set \"vhost\": false".to_owned(),
                 _ => "load it with modprobe vhost_vsock, or set \"socket\" to a path".to_owned(),
             }),
-            Self::Passed(error) => error.remedy(),
+            Self::Assigned(error) => error.remedy(),
             Self::Thread(_) => Some(ThreadError::HELP.to_owned()),
-            Self::Reset(_) => {
-                Some("look for its errors: dmesg, lspci -vv, or what its server says".to_owned())
-            }
-            Self::Server(error) => error.help(),
+            Self::Reset(_) => Some("look for its errors: dmesg, lspci -vv, or its server's log".to_owned()),
             Self::Slice(error) => error.help(),
             Self::NotConnected { .. } => None,
         }
@@ -174,17 +181,15 @@ pub(super) fn open(
     plan: &Plan,
     spaces: &AddressSpaces,
     slices: &Slices<'_>,
-) -> Result<Vec<(Device, OpenDevice)>, (String, DeviceError)> {
-    let devices = plan.pci.iter().filter_map(|function| match &function.role {
-        FunctionRole::Endpoint { device, .. } => Some(device),
-        _ => None,
-    });
-    devices
-        .map(|device| {
-            let opened = open_one(device, spaces, slices).map_err(|error| (device.id.clone(), error))?;
-            Ok((device.clone(), opened))
-        })
-        .collect()
+) -> Result<Vec<OpenedDevice>, DeviceFailure> {
+    let mut all = Vec::new();
+    for function in &plan.pci {
+        let FunctionRole::Endpoint { device, .. } = &function.role else { continue };
+        let opened = open_one(device, spaces, slices);
+        let opened = opened.map_err(|source| DeviceFailure { id: device.id.clone(), source })?;
+        all.push(OpenedDevice { device: device.clone(), opened });
+    }
+    Ok(all)
 }
 
 fn open_one(device: &Device, spaces: &AddressSpaces, slices: &Slices<'_>) -> Result<OpenDevice, DeviceError> {
@@ -198,10 +203,10 @@ fn open_one(device: &Device, spaces: &AddressSpaces, slices: &Slices<'_>) -> Res
         DeviceKind::VirtioVsock { cid, socket } => {
             Ok(OpenDevice::Vsock(Box::new(Vsock::new(*cid, vsock_backend(socket.as_deref())?)?)))
         }
-        DeviceKind::Vfio { function, .. } => Ok(OpenDevice::Passed(spaces.function(*function)?)),
+        DeviceKind::Vfio { function, .. } => Ok(OpenDevice::Assigned(spaces.function(*function)?)),
         DeviceKind::VfioUser { socket } => {
             let missing = || DeviceError::NotConnected { socket: socket.clone() };
-            spaces.served(socket).map(OpenDevice::Passed).ok_or_else(missing)
+            spaces.served(socket).map(OpenDevice::Assigned).ok_or_else(missing)
         }
         DeviceKind::Egm { node, .. } => Ok(OpenDevice::Slice(slices.open(&device.id, *node)?)),
     }

@@ -1,16 +1,11 @@
 //! Opens every descriptor that the plan names: the last stage that can fail with "not permitted".
 //!
-//! Only slices, GPUs and connections to vfio-user servers are reserved before it; nothing after it makes decisions.
+//! Only slices, GPUs and connections to vfio-user servers are reserved before it ([`crate::reserve`]); nothing after it
+//! makes decisions.
 
-mod close;
+mod assigned;
 mod devices;
-mod gpus;
-mod lease_error;
-mod leases;
-mod loans;
-mod passed;
 mod reset;
-mod servers;
 mod slices;
 
 use std::fs::{File, FileType, OpenOptions};
@@ -19,28 +14,22 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread::{self, Scope, ScopedJoinHandle};
 
-pub use self::close::CloseError;
-pub(crate) use self::close::Runs;
-pub use self::devices::{DeviceError, OpenDevice};
-pub use self::gpus::claim_gpus;
-pub(crate) use self::gpus::reached;
-pub use self::lease_error::LeaseError;
-pub(crate) use self::leases::Taken;
-pub use self::leases::{Leases, SliceProgress};
-pub use self::loans::Broker;
-pub use self::passed::{AddressSpaces, PassedError};
+use self::assigned::AroundPrefault;
+pub use self::assigned::{AddressSpaces, AssignedError};
+use self::devices::DeviceFailure;
+pub use self::devices::{DeviceError, OpenDevice, OpenedDevice};
 pub(crate) use self::reset::left_behind;
-pub use self::servers::{ServerError, Servers};
 use self::slices::Slices;
 pub use self::slices::{OpenSlice, SliceError};
 use crate::arch::boot::BootFiles;
-use crate::config::{Boot, Device, DeviceKind};
+use crate::config::Boot;
 use crate::console::{Console, ConsoleError};
 use crate::error::{Blame, Report};
 use crate::facts::Facts;
 use crate::kvm::{Hypervisor, KvmError, Vm};
 use crate::memory::{GuestRam, MemoryError, Present, Progress};
 use crate::plan::{BackingPlan, Plan};
+use crate::reserve::{Leases, Servers};
 
 /// Open resources that a machine is built from.
 pub struct Resources {
@@ -55,7 +44,7 @@ pub struct Resources {
     /// The serial console.
     pub console: Console,
     /// Resources of each device, in the order of the plan's endpoints.
-    pub devices: Vec<(Device, OpenDevice)>,
+    pub devices: Vec<OpenedDevice>,
     /// I/O address spaces of host functions.
     pub spaces: AddressSpaces,
     /// Guest memory that is touched already; `None` where nothing is.
@@ -88,8 +77,8 @@ pub enum ResourceError {
     #[error("cannot provide the guest's console")]
     Console(#[from] ConsoleError),
     /// A resource of host functions.
-    #[error("cannot pass host functions to the guest")]
-    Passed(#[from] PassedError),
+    #[error("cannot assign host functions to the guest")]
+    Assigned(#[from] AssignedError),
     /// A thread to prepare the machine.
     #[error("cannot map the guest's memory for its devices")]
     Thread(#[from] ThreadError),
@@ -102,6 +91,12 @@ pub enum ResourceError {
         #[source]
         source: DeviceError,
     },
+}
+
+impl From<DeviceFailure> for ResourceError {
+    fn from(DeviceFailure { id, source }: DeviceFailure) -> Self {
+        Self::Device { id, source }
+    }
 }
 
 /// The host gave no thread.
@@ -121,7 +116,7 @@ impl Report for ResourceError {
             Self::Console(error) => error.blame(),
             Self::Kvm(error) => error.blame(),
             Self::Memory(error) => error.blame(),
-            Self::Passed(error) => error.blame(),
+            Self::Assigned(error) => error.blame(),
             Self::Thread(_) => Blame::Host,
             Self::Device { source, .. } => source.blame(),
         }
@@ -134,7 +129,7 @@ impl Report for ResourceError {
             }
             Self::Kvm(error) => error.help(),
             Self::Memory(error) => error.help(),
-            Self::Passed(error) => error.help(),
+            Self::Assigned(error) => error.help(),
             Self::Thread(_) => Some(ThreadError::HELP.to_owned()),
             Self::Device { source, .. } => source.help(),
             Self::Console(error) => error.help(),
@@ -162,10 +157,9 @@ impl Resources {
         let console = Console::open(&plan.console)?;
         let spaces = AddressSpaces::open(plan, &vm, servers)?;
         let slices = Slices { plan, host: facts, leases, vm: &vm };
-        let devices = devices::open(plan, &spaces, &slices)
-            .map_err(|(id, source)| ResourceError::Device { id, source })?;
+        let devices = devices::open(plan, &spaces, &slices)?;
         let ram = GuestRam::open(plan, leases, &vm)?;
-        let (early, late) = spaces.maps(plan, &ram)?.around_prefault();
+        let AroundPrefault { early, late } = spaces.maps(plan, &ram)?.around_prefault();
         let prefault = || ram.prefault(plan, spaces.pin(), |backing| near(facts, backing), progress);
         if spaces.is_empty() {
             prefault()?;
@@ -181,8 +175,8 @@ impl Resources {
 /// Prefaults memory with many threads, while the IOMMU maps it and the devices reset themselves. Memory that devices
 /// reach stays in place, so all of it is made present.
 fn at_once(
-    map: impl FnOnce() -> Result<(), PassedError> + Send,
-    reset: impl FnOnce() -> Result<(), (String, DeviceError)> + Send,
+    map: impl FnOnce() -> Result<(), AssignedError> + Send,
+    reset: impl FnOnce() -> Result<(), DeviceFailure> + Send,
     prefault: impl FnOnce() -> Result<(), MemoryError>,
 ) -> Result<(), ResourceError> {
     thread::scope(|scope| {
@@ -190,7 +184,7 @@ fn at_once(
         let resetting = spawn(scope, reset)?;
         prefault()?;
         joined(mapping)?;
-        joined(resetting).map_err(|(id, source)| ResourceError::Device { id, source })
+        Ok(joined(resetting)?)
     })
 }
 
@@ -241,20 +235,6 @@ fn open_boot(boot: &Boot) -> Result<BootFiles, ResourceError> {
     let kernel = open_file("boot.kernel", &boot.kernel)?;
     let initramfs = boot.initramfs.as_deref().map(|path| open_file("boot.initramfs", path)).transpose()?;
     Ok(BootFiles { kernel, initramfs })
-}
-
-/// Connects the vfio-user servers of `devices`, which the plan asks for facts.
-///
-/// # Errors
-/// [`ResourceError::Device`] with the first that cannot be used.
-pub fn connect_servers(devices: &[Device]) -> Result<Servers, ResourceError> {
-    let mut servers = Servers::default();
-    for device in devices {
-        let DeviceKind::VfioUser { socket } = &device.kind else { continue };
-        let connected = servers.connect(socket).map_err(DeviceError::from);
-        connected.map_err(|source| ResourceError::Device { id: device.id.clone(), source })?;
-    }
-    Ok(servers)
 }
 
 /// Host CPUs on the nodes that a backing is bound to.

@@ -6,54 +6,62 @@ use std::thread;
 
 use egm_vfio::backend::{Backend, BackendError};
 
-use super::devices::{DeviceError, OpenDevice};
-use crate::config::Device;
+use super::devices::{DeviceError, DeviceFailure, OpenDevice, OpenedDevice};
 
-/// A function that could not be reset, by its device, and why.
-type Refused = (String, DeviceError);
+/// A function to reset, and its device.
+struct Function<'a> {
+    id: &'a str,
+    backend: &'a dyn Backend,
+}
 
 /// Resets the host functions of `devices`; prints what a guest may still find of their earlier state.
 ///
 /// # Errors
 /// The first that has a reset of its own and fails at it.
-pub(super) fn reset(devices: &[(Device, OpenDevice)]) -> Result<(), Refused> {
-    let passed = devices.iter().filter_map(|(device, opened)| match opened {
-        OpenDevice::Passed(backend) => Some((device.id.as_str(), backend.as_ref())),
+pub(super) fn reset(devices: &[OpenedDevice]) -> Result<(), DeviceFailure> {
+    let assigned = devices.iter().filter_map(|OpenedDevice { device, opened }| match opened {
+        OpenDevice::Assigned(backend) => Some(Function { id: &device.id, backend: backend.as_ref() }),
         _ => None,
     });
-    let notes = reset_all(&passed.collect::<Vec<_>>())?;
+    let notes = reset_all(&assigned.collect::<Vec<_>>())?;
     notes.iter().for_each(|note| tracing::info!("{note}"));
     Ok(())
 }
 
 /// Resets functions with a reset of their own in parallel, as each takes up to a second; then the others' buses.
-fn reset_all(functions: &[(&str, &dyn Backend)]) -> Result<Vec<String>, Refused> {
-    let (own, others): (Vec<_>, Vec<_>) = functions.iter().partition(|(_, backend)| backend.can_reset());
+fn reset_all(functions: &[Function<'_>]) -> Result<Vec<String>, DeviceFailure> {
+    let (own, others): (Vec<&Function<'_>>, Vec<&Function<'_>>) =
+        functions.iter().partition(|function| function.backend.can_reset());
     thread::scope(|scope| {
-        let resets: Vec<_> = own
-            .into_iter()
-            .map(|&(id, backend)| {
-                let reset = move || {
-                    if egm_address::fault!("stale-function-given") {
-                        return Ok(());
-                    }
-                    backend.reset().map_err(|error| (id.to_owned(), DeviceError::Reset(error)))
-                };
-                super::spawn(scope, reset).map_err(|error| (id.to_owned(), DeviceError::Thread(error)))
-            })
-            .collect::<Result<_, _>>()?;
+        let mut resets = Vec::new();
+        for function in own {
+            let reset = super::spawn(scope, move || function.reset());
+            resets.push(reset.map_err(|error| function.failure(DeviceError::Thread(error)))?);
+        }
         resets.into_iter().try_for_each(super::joined)
     })?;
-    let ours: BTreeSet<&str> = functions.iter().map(|(_, backend)| backend.name()).collect();
+    let ours: BTreeSet<&str> = functions.iter().map(|function| function.backend.name()).collect();
     let mut reset = BTreeSet::new();
-    Ok(others.into_iter().filter_map(|&(id, backend)| by_bus(id, backend, &ours, &mut reset)).collect())
+    Ok(others.into_iter().filter_map(|function| by_bus(function, &ours, &mut reset)).collect())
+}
+
+impl Function<'_> {
+    fn reset(&self) -> Result<(), DeviceFailure> {
+        if egm_address::fault!("stale-function-given") {
+            return Ok(());
+        }
+        self.backend.reset().map_err(|error| self.failure(DeviceError::Reset(error)))
+    }
+
+    fn failure(&self, source: DeviceError) -> DeviceFailure {
+        DeviceFailure { id: self.id.to_owned(), source }
+    }
 }
 
 /// Resets the bus of a function that has no reset of its own, once for all that are there: no guest runs yet, so none
 /// misses its state. The result is what the operator should know.
 fn by_bus(
-    id: &str,
-    backend: &dyn Backend,
+    Function { id, backend }: &Function<'_>,
     ours: &BTreeSet<&str>,
     reset: &mut BTreeSet<String>,
 ) -> Option<String> {
@@ -100,27 +108,31 @@ mod tests {
     #[test]
     fn a_function_with_a_reset_of_its_own_is_reset_alone() {
         let function = FakeFunction::default();
-        assert_eq!(reset_all(&[("gpu0", &function)]).unwrap(), [""; 0]);
+        assert_eq!(reset_all(&[Function { id: "gpu0", backend: &function }]).unwrap(), [""; 0]);
         assert_eq!(function.take_calls(), [Call::Reset]);
     }
 
     #[test]
     fn two_functions_of_a_bus_that_are_one_machines_are_reset_by_one_reset_of_the_bus() {
         let (first, second) = (on_one_bus(FIRST), on_one_bus(SECOND));
-        assert_eq!(reset_all(&[("a", &first), ("b", &second)]).unwrap(), [""; 0]);
+        assert_eq!(
+            reset_all(&[Function { id: "a", backend: &first }, Function { id: "b", backend: &second }])
+                .unwrap(),
+            [""; 0]
+        );
         assert_eq!((first.take_calls(), second.take_calls()), (vec![Call::ResetBus], vec![]));
     }
 
     #[test]
-    fn who_is_reset_too_without_being_the_machines_is_told() {
-        let notes = reset_all(&[("a", &on_one_bus(FIRST))]).unwrap();
+    fn a_function_of_others_that_is_reset_too_is_reported() {
+        let notes = reset_all(&[Function { id: "a", backend: &on_one_bus(FIRST) }]).unwrap();
         assert_eq!(notes, [format!("device \"a\": {FIRST} is reset with its bus, and so was {SECOND}")]);
     }
 
     #[test]
-    fn what_cannot_be_reset_is_told_with_what_it_means_and_why() {
+    fn a_function_that_cannot_be_reset_is_reported_with_its_meaning_and_reason() {
         let fixed = FakeFunction::default().with_resets(FIRST, Resets::Nothing);
-        let notes = reset_all(&[("a", &fixed)]).unwrap();
+        let notes = reset_all(&[Function { id: "a", backend: &fixed }]).unwrap();
         assert_eq!(
             notes,
             [format!(
@@ -135,7 +147,7 @@ mod tests {
     fn a_reset_that_fails_is_an_error_of_its_device() {
         let gone = FakeFunction::default();
         gone.remove();
-        let (id, error) = reset_all(&[("gpu0", &gone)]).unwrap_err();
-        assert!(id == "gpu0" && matches!(error, DeviceError::Reset(_)), "{error}");
+        let failure = reset_all(&[Function { id: "gpu0", backend: &gone }]).unwrap_err();
+        assert!(failure.id == "gpu0" && matches!(failure.source, DeviceError::Reset(_)), "{failure:?}");
     }
 }

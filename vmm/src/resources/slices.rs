@@ -13,13 +13,13 @@ use egm_vfio::backend::Backend;
 use egm_vfio::local::{LocalFunction, MadeBy};
 use egm_vfio::mapping::MadeOf;
 
-use super::leases::{Leases, Taken};
 use super::near;
 use crate::error::{Blame, Chain, Report};
 use crate::facts::Facts as Host;
 use crate::kvm::Vm;
 use crate::memory::{MemoryError, bytes};
 use crate::plan::{BackingPlan, Plan};
+use crate::reserve::{Leases, Taken};
 
 /// A slice as a function.
 pub struct OpenSlice {

@@ -77,6 +77,16 @@ const ARCH_DOORS: &[(&str, &str)] = &[
     ("guest-tests/agent/src/ports.rs", "only x86 has I/O ports"),
 ];
 
+/// Rows of folders: none needs a later one of its row.
+const STEPS: &[&[&str]] = &[
+    &["vmm/src/plan/demand/", "vmm/src/plan/map/", "vmm/src/plan/policy/"],
+    &["vmm/src/plan/", "vmm/src/reserve/", "vmm/src/resources/", "vmm/src/machine/", "vmm/src/launch/"],
+];
+
+/// Files that may plan a machine: the launch, in its loop, and commands that print a plan.
+const PLANNERS: [&str; 3] =
+    ["vmm/src/cli/check/mod.rs", "vmm/src/cli/plan.rs", "vmm/src/launch/placement.rs"];
+
 /// Top-level folders with packages, from the lowest.
 const FLOORS: [&str; 4] = ["vfio", "egm-device", "vmm", "guest-tests"];
 
@@ -267,6 +277,20 @@ fn excluded_words_become_fewer() {
 #[test]
 fn only_the_door_asks_for_the_architecture() {
     none(&of_repository().arch_outside_doors());
+}
+
+#[test]
+fn no_step_needs_a_later_one() {
+    let texts = files::texts();
+    let wrong = STEPS.iter().flat_map(|steps| circles::against_steps(steps, &texts));
+    none(&wrong.collect::<Vec<_>>());
+}
+
+/// After its plan, no phase of a machine makes decisions.
+#[test]
+fn only_the_launch_and_commands_make_plans() {
+    let planners = circles::files_with_path_to("plan::plan", &files::texts());
+    assert!(planners.iter().eq(PLANNERS), "{planners:?}");
 }
 
 #[test]

@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use args::{Reference, bytes};
-use egm_vmm::plan::{FunctionPlan, FunctionRole, PassedPlan, Plan, WindowKind, plan};
+use egm_vmm::plan::{AssignedPlan, FunctionPlan, FunctionRole, Plan, WindowKind, plan};
 
 /// A file, and what is not the same.
 struct Row {
@@ -59,14 +59,14 @@ fn file_of(name: &str) -> Option<PathBuf> {
 }
 
 /// Host functions of the plan, by the device's id.
-fn functions(plan: &Plan) -> BTreeMap<&str, (&FunctionPlan, &PassedPlan)> {
-    let passed = plan.pci.iter().filter_map(|function| match &function.role {
-        FunctionRole::Endpoint { device, passed: Some(passed) } => {
-            Some((device.id.as_str(), (function, passed)))
+fn functions(plan: &Plan) -> BTreeMap<&str, (&FunctionPlan, &AssignedPlan)> {
+    let assigned = plan.pci.iter().filter_map(|function| match &function.role {
+        FunctionRole::Endpoint { device, assigned: Some(assigned) } => {
+            Some((device.id.as_str(), (function, assigned)))
         }
         _ => None,
     });
-    passed.collect()
+    assigned.collect()
 }
 
 #[test]
@@ -158,9 +158,9 @@ fn tree(row: &Row, reference: &Reference, plan: &Plan) {
     assert_eq!((reference.bridges.len(), plan.expanders.len()), row.bridges);
     assert_eq!(reference.smmus, row.smmus);
     let mut ports = BTreeSet::new();
-    for (device, (function, passed)) in functions(plan) {
+    for (device, (function, assigned)) in functions(plan) {
         let (address, theirs) = &reference.functions[device];
-        assert_eq!(passed.function.to_string(), *address);
+        assert_eq!(assigned.function.to_string(), *address);
         let port = plan
             .pci
             .iter()
@@ -183,8 +183,8 @@ fn egm(reference: &Reference, plan: &Plan) {
         nodes.map(|(region, memory)| (region, reference.backends[memory].0)).collect();
     assert_eq!(ours, theirs);
     for (device, node) in &reference.egm {
-        let (_, passed) = functions(plan)[device.as_str()];
-        let own = plan.memory.iter().find(|memory| Some(memory.node) == passed.node).unwrap();
+        let (_, assigned) = functions(plan)[device.as_str()];
+        let own = plan.memory.iter().find(|memory| Some(memory.node) == assigned.node).unwrap();
         assert_eq!(plan.backings[own.backing].region.as_deref(), reference.region(*node), "{device}");
     }
 }

@@ -44,7 +44,7 @@ struct Said {
 
 impl Said {
     fn of(region: &str) -> Self {
-        const ALL: &[&str] = &["guest address", "the guest is told", "no later owner gets it"];
+        const ALL: &[&str] = &["guest address", "reported to the guest", "no later owner gets it"];
         let (machine, guest): (_, &[&str]) = match region {
             LOCAL if is_arm() => (&ALL[..1], &["synchronous external abort", "SIGBUS"]),
             LOCAL => (&ALL[..1], &["[Hardware Error]: CPU 0: Machine Check", "SIGBUS"]),

@@ -3,11 +3,9 @@
 //! Types only. What C has as an enum is `u32` here, because a library may answer with a number that no enum names.
 //! `tests/layout.rs` holds sizes and offsets against recorded ones, and those against C where the headers are installed.
 
-mod context;
-
 use std::ffi::{c_char, c_int, c_void};
 
-pub use context::{Context, ContextOps, EXTENDED, VerbsContext};
+pub use super::library::context::{Context, ContextOps, Cq, EXTENDED, Mr, Qp, QpInitAttr, VerbsContext};
 
 /// Bytes of a name in sysfs (`IBV_SYSFS_NAME_MAX`).
 pub const NAME_MAX: usize = 64;
@@ -154,20 +152,6 @@ pub struct GidEntry {
     pub ndev_ifindex: u32,
 }
 
-/// `struct ibv_mr`.
-#[repr(C)]
-#[derive(Debug)]
-#[expect(missing_docs, reason = "ibv_reg_mr(3) has a line for each")]
-pub struct Mr {
-    pub context: *mut Context,
-    pub pd: *mut c_void,
-    pub addr: *mut c_void,
-    pub length: usize,
-    pub handle: u32,
-    pub lkey: u32,
-    pub rkey: u32,
-}
-
 /// `struct ibv_qp_cap`, with its C names.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -178,20 +162,6 @@ pub struct QpCap {
     pub max_send_sge: u32,
     pub max_recv_sge: u32,
     pub max_inline_data: u32,
-}
-
-/// `struct ibv_qp_init_attr`, with its C names.
-#[repr(C)]
-#[derive(Debug)]
-#[expect(missing_docs, reason = "ibv_create_qp(3) has a line for each")]
-pub struct QpInitAttr {
-    pub qp_context: *mut c_void,
-    pub send_cq: *mut Cq,
-    pub recv_cq: *mut Cq,
-    pub srq: *mut c_void,
-    pub cap: QpCap,
-    pub qp_type: u32,
-    pub sq_sig_all: c_int,
 }
 
 /// `struct ibv_ah_attr` with the `struct ibv_global_route` that it begins with.
@@ -350,31 +320,4 @@ pub struct Wc {
     pub slid: u16,
     pub sl: u8,
     pub dlid_path_bits: u8,
-}
-
-/// The beginning of `struct ibv_qp`; only libraries make one.
-#[repr(C)]
-#[derive(Debug)]
-#[expect(missing_docs, reason = "the names are C's")]
-pub struct Qp {
-    pub context: *mut Context,
-    pub qp_context: *mut c_void,
-    pub pd: *mut c_void,
-    pub send_cq: *mut Cq,
-    pub recv_cq: *mut Cq,
-    pub srq: *mut c_void,
-    pub handle: u32,
-    pub qp_num: u32,
-}
-
-/// The beginning of `struct ibv_cq`; only libraries make one.
-#[repr(C)]
-#[derive(Debug)]
-#[expect(missing_docs, reason = "the names are C's")]
-pub struct Cq {
-    pub context: *mut Context,
-    pub channel: *mut c_void,
-    pub cq_context: *mut c_void,
-    pub handle: u32,
-    pub cqe: c_int,
 }

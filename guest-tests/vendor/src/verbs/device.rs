@@ -9,7 +9,8 @@ use std::mem::offset_of;
 use std::ptr::{self, NonNull};
 
 use crate::verbs::abi::{self, VerbsContext};
-use crate::verbs::library::{QueryDeviceEx, QueryPort, Verbs};
+use crate::verbs::library::Verbs;
+use crate::verbs::library::context::{QueryDeviceEx, QueryPort};
 use crate::verbs::{Abilities, Gid, GidKind, Port, VerbsError};
 
 /// More devices than any machine has.

@@ -4,29 +4,16 @@
 //! have C's types. The second rests on the file name `libibverbs.so.1` alone; nothing can check it.
 #![expect(unsafe_code, reason = "functions of a library that is loaded at run time")]
 
+pub(super) mod context;
+
 use std::ffi::{c_int, c_void};
 
 use libloading::Library;
 
 use crate::verbs::VerbsError;
-use crate::verbs::abi::{
-    Context, Cq, Device, DeviceAttr, DeviceAttrEx, GidEntry, Mr, PortAttr, Qp, QpAttr, QpInitAttr, RecvWr,
-    SendWr, Wc,
-};
+use crate::verbs::abi::{Context, Cq, Device, DeviceAttr, GidEntry, Mr, PortAttr, Qp, QpAttr, QpInitAttr};
 
 const NAME: &str = "libibverbs.so.1";
-
-/// `poll_cq` of `ibv_context_ops`.
-pub(crate) type PollCq = unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int;
-/// `post_send` of `ibv_context_ops`.
-pub(crate) type PostSend = unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int;
-/// `post_recv` of `ibv_context_ops`.
-pub(crate) type PostRecv = unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int;
-/// `query_port` of `verbs_context`.
-pub(crate) type QueryPort = unsafe extern "C" fn(*mut Context, u8, *mut PortAttr, usize) -> c_int;
-/// `query_device_ex` of `verbs_context`.
-pub(crate) type QueryDeviceEx =
-    unsafe extern "C" fn(*mut Context, *const c_void, *mut DeviceAttrEx, usize) -> c_int;
 
 macro_rules! functions {
     ($($(#[$note:meta])* $field:ident: $symbol:literal = fn($($argument:ty),*) $(-> $result:ty)?;)*) => {

@@ -13,7 +13,7 @@ use crate::verbs::VerbsError;
 use crate::verbs::abi::{self, QpAttr};
 use crate::verbs::device::{Context, check};
 use crate::verbs::error::{status_hint, status_name};
-use crate::verbs::library::{PollCq, PostRecv, PostSend};
+use crate::verbs::library::context::{PollCq, PostRecv, PostSend};
 use crate::verbs::memory::{Domain, Remote, Sge};
 use crate::verbs::steps::{Endpoint, MASK_24, Place, init, ready_to_receive, ready_to_send};
 

@@ -2,6 +2,8 @@
 
 #[cfg(target_arch = "aarch64")]
 pub mod boot;
+#[cfg(target_arch = "aarch64")]
+mod gic;
 pub mod image;
 #[cfg(target_arch = "aarch64")]
 pub mod interrupts;
@@ -11,6 +13,8 @@ pub mod machine_check;
 pub mod rooms;
 #[cfg(target_arch = "aarch64")]
 pub mod vcpu;
+#[cfg(target_arch = "aarch64")]
+pub mod vm;
 
 /// Description of a file that cannot be booted, for the message.
 pub const NO_KERNEL: &str = "not an arm64 Image";

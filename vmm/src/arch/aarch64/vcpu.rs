@@ -1,23 +1,19 @@
-//! The VM, its vCPUs and interrupt controllers, and a vCPU's registers at its first instruction.
+//! vCPUs and interrupt controllers, and a vCPU's registers at its first instruction.
 
-use egm_vfio::variant::nvgrace::KVM_CACHEABLE_PFNMAP;
 use kvm_bindings::{
     KVM_ARM_VCPU_PMU_V3, KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_INIT, KVM_ARM_VCPU_PMU_V3_IRQ,
     KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2, KVM_ARM_VCPU_PTRAUTH_ADDRESS,
     KVM_ARM_VCPU_PTRAUTH_GENERIC, KVM_ARM_VCPU_SVE, KVM_CAP_ARM_INJECT_EXT_DABT, KVM_REG_ARM_CORE,
     KVM_REG_ARM64, KVM_REG_SIZE_U64, kvm_vcpu_init,
 };
-use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use kvm_ioctls::{Cap, VcpuFd};
 
 use super::boot::Entry;
-use super::interrupts::{self, attribute};
+use super::gic::{self, attribute};
 use super::layout::PERFORMANCE;
 use super::machine_check::Reporter;
 use crate::kvm::{Hypervisor, KvmError, Vm};
 use crate::plan::Plan;
-
-/// The capability that KVM needs to map, as cached, memory that the kernel has no pages of.
-pub const CACHED_PFNMAP: Option<u32> = Some(KVM_CACHEABLE_PFNMAP);
 
 /// Optional features of a vCPU, used where the host has them: KVM's capability and the features it stands for.
 const OPTIONAL: [(Cap, &[u32]); 3] = [
@@ -26,14 +22,6 @@ const OPTIONAL: [(Cap, &[u32]); 3] = [
     // One without the other is refused.
     (Cap::ArmPtrAuthAddress, &[KVM_ARM_VCPU_PTRAUTH_ADDRESS, KVM_ARM_VCPU_PTRAUTH_GENERIC]),
 ];
-
-/// Makes a VM with `address_bits` intermediate physical address bits.
-///
-/// # Errors
-/// The kernel's.
-pub fn create_vm(kvm: &Kvm, address_bits: u8) -> Result<VmFd, kvm_ioctls::Error> {
-    kvm.create_vm_with_ipa_size(address_bits.into())
-}
 
 /// Makes the vCPUs of `plan`, in its order, and then the interrupt controllers, which have a part for each. All vCPUs but the
 /// first wait for the guest to start them (PSCI 0.2, `CPU_ON`).
@@ -52,7 +40,7 @@ pub fn create(hypervisor: &Hypervisor, vm: &Vm, plan: &Plan) -> Result<Vec<VcpuF
     for (index, vcpu) in vcpus.iter().enumerate() {
         initialize(vcpu, &init, index > 0)?;
     }
-    interrupts::create(vm, vcpus.len())?;
+    gic::create(vm, vcpus.len())?;
     if hypervisor.has(Cap::ArmPmuV3) {
         vcpus.iter().try_for_each(count_events)?;
     }

@@ -15,6 +15,8 @@ pub mod layout;
 pub mod machine_check;
 #[cfg(target_arch = "x86_64")]
 pub mod vcpu;
+#[cfg(target_arch = "x86_64")]
+pub mod vm;
 
 /// Description of a file that cannot be booted, for the message.
 pub const NO_KERNEL: &str = "neither a bzImage nor an x86-64 ELF file";

@@ -1,11 +1,11 @@
-//! The VM, its vCPUs and interrupt controllers, and a vCPU's registers at its first instruction.
+//! vCPUs and interrupt controllers, and a vCPU's registers at its first instruction.
 
 use std::arch::x86_64::__cpuid;
 
 use kvm_bindings::{
     CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_fpu, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs,
 };
-use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use kvm_ioctls::{Cap, VcpuFd};
 
 use super::boot::Entry;
 use super::boot_layout::{GDT, PAGE_TABLES, STACK};
@@ -27,17 +27,6 @@ const MISC_ENABLE_FAST_STRING: u64 = 1;
 const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
 /// MTRRs on, everything write-back (Intel SDM 12.11.2.1): there is no firmware to set them up.
 const MTRR_ENABLE_WRITE_BACK: u64 = 1 << 11 | 6;
-
-/// The capability that KVM needs to map, as cached, memory that the kernel has no pages of: it always can.
-pub const CACHED_PFNMAP: Option<u32> = None;
-
-/// Makes a VM; its vCPUs' CPUID reports its number of address bits.
-///
-/// # Errors
-/// The kernel's.
-pub fn create_vm(kvm: &Kvm, _address_bits: u8) -> Result<VmFd, kvm_ioctls::Error> {
-    kvm.create_vm()
-}
 
 /// Makes the interrupt controllers and the vCPUs of `plan`, in its order.
 ///

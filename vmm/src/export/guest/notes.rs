@@ -25,19 +25,22 @@ impl Guest {
 
     /// The step that binds the host's functions to VFIO: GPUs on EGM have a driver of their own.
     pub(super) fn bind(&self) -> Vec<String> {
-        let command = |coherent: bool| {
-            let ours = self.devices.iter().filter(|placed| placed.initiators.is_some() == coherent);
-            let ours: Vec<String> =
-                ours.filter_map(|placed| function(&placed.kind)).map(|one| one.to_string()).collect();
-            let driver = if coherent { format!(" --driver {COHERENT}") } else { String::new() };
-            (!ours.is_empty()).then(|| {
-                format!(
-                    "functions are bound to VFIO before the machine starts: egm-vmm bind {}{driver}",
-                    ours.join(" ")
-                )
-            })
-        };
-        [true, false].into_iter().filter_map(command).collect()
+        [true, false].into_iter().filter_map(|coherent| self.bind_command(coherent)).collect()
+    }
+
+    /// The command for the GPUs on EGM (`coherent`), or for all other functions; `None` where there are none.
+    fn bind_command(&self, coherent: bool) -> Option<String> {
+        let ours = self.devices.iter().filter(|placed| placed.initiators.is_some() == coherent);
+        let ours: Vec<String> =
+            ours.filter_map(|placed| function(&placed.kind)).map(|one| one.to_string()).collect();
+        if ours.is_empty() {
+            return None;
+        }
+        let driver = if coherent { format!(" --driver {COHERENT}") } else { String::new() };
+        let functions = ours.join(" ");
+        Some(format!(
+            "functions are bound to VFIO before the machine starts: egm-vmm bind {functions}{driver}"
+        ))
     }
 }
 

@@ -64,7 +64,7 @@ impl Libvirt<'_> {
     ) -> io::Result<()> {
         let alias = format!("ua-{}", device.id);
         match &device.kind {
-            DeviceKind::VirtioBlk { path, read_only } => disk(xml, (index, &alias), path, *read_only),
+            DeviceKind::VirtioBlk { path, read_only } => disk(xml, index, &alias, path, *read_only),
             DeviceKind::VirtioNet { tap, mac, queue_pairs, vhost } => {
                 let interface = xml.create_element("interface").with_attribute(("type", "ethernet"));
                 interface.write_inner_content(|xml| {
@@ -286,7 +286,7 @@ impl Libvirt<'_> {
 }
 
 /// The letters at the end of a target's name only have to differ.
-fn disk(xml: &mut Xml, (index, alias): (usize, &str), path: &Path, read_only: bool) -> io::Result<()> {
+fn disk(xml: &mut Xml, index: usize, alias: &str, path: &Path, read_only: bool) -> io::Result<()> {
     let path = words::text(path);
     let (kind, source) = if path.starts_with("/dev/") { ("block", "dev") } else { ("file", "file") };
     let disk = xml.create_element("disk").with_attributes([("type", kind), ("device", "disk")]);

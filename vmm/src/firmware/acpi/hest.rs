@@ -24,11 +24,17 @@ const NOTIFICATION_LENGTH: u8 = 28;
 /// Bytes of the error block.
 const BLOCK: u32 = 4096;
 
-/// Puts the error block into the room, and the table that leads to it.
-pub(super) fn place(room: &mut Room) -> (Vec<u8>, Option<Span<Guest>>) {
+/// The error block in the room, and the table that leads to it.
+pub(super) struct Errors {
+    pub(super) table: Vec<u8>,
+    pub(super) block: Option<Span<Guest>>,
+}
+
+/// Puts the error block into the room.
+pub(super) fn place(room: &mut Room) -> Errors {
     let block = room.place(&[0; BLOCK as usize]);
     let address = room.place(&block.get().to_le_bytes());
-    (hest(address), Span::new(block, BLOCK.into()).ok())
+    Errors { table: hest(address), block: Span::new(block, BLOCK.into()).ok() }
 }
 
 /// The table; `address` is that of the block's address.

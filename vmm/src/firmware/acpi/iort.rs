@@ -29,13 +29,26 @@ const COHERENT_PATH: u8 = 1 << 0 | 1 << 1;
 const COHERENT_SMMU: u32 = 1 << 0;
 /// Address bits that the root complex's functions have.
 const ADDRESS_BITS: u8 = 64;
-const ALL_REQUESTERS: (u32, u32) = (0, 0xffff);
+const LAST_REQUESTER: u32 = 0xffff;
 
-/// Ids, first and last, that keep their numbers at the node at offset `to`.
+/// Ids that keep their numbers at the node at offset `to`.
+#[derive(Clone, Copy)]
 struct Mapping {
-    ids: (u32, u32),
+    first: u32,
+    last: u32,
     to: u16,
 }
+
+/// Type and revision of a node.
+#[derive(Clone, Copy)]
+struct NodeType {
+    kind: u8,
+    revision: u8,
+}
+
+const ITS_GROUP: NodeType = NodeType { kind: 0, revision: 0 };
+const ROOT_COMPLEX: NodeType = NodeType { kind: 2, revision: 1 };
+const SMMU: NodeType = NodeType { kind: 4, revision: 1 };
 
 /// The table.
 pub(super) fn iort(plan: &Plan) -> Vec<u8> {
@@ -44,7 +57,7 @@ pub(super) fn iort(plan: &Plan) -> Vec<u8> {
     body.dword(HEADER.into());
     reserved(&mut body, 4);
 
-    node(&mut body, (0, 0), ITS_GROUP_SIZE, &[]);
+    node(&mut body, ITS_GROUP, ITS_GROUP_SIZE, &[]);
     body.dword(1); // one ITS
     body.dword(ITS);
 
@@ -54,19 +67,15 @@ pub(super) fn iort(plan: &Plan) -> Vec<u8> {
     for smmu in &plan.smmus {
         write_smmu(&mut body, smmu);
         let (first, last) = (u32::from(smmu.buses.0) << 8, u32::from(smmu.buses.1) << 8 | 0xff);
-        ways.extend(
-            first
-                .checked_sub(1)
-                .filter(|end| *end >= next)
-                .map(|end| Mapping { ids: (next, end), to: HEADER }),
-        );
-        ways.push(Mapping { ids: (first, last), to: at });
+        let before = first.checked_sub(1).filter(|end| *end >= next);
+        ways.extend(before.map(|last| Mapping { first: next, last, to: HEADER }));
+        ways.push(Mapping { first, last, to: at });
         next = last.saturating_add(1);
         at = at.saturating_add(SMMU_FIELDS + MAPPING_SIZE);
     }
-    let (_, end) = ALL_REQUESTERS;
-    ways.extend((next <= end).then_some(Mapping { ids: (next, end), to: HEADER }));
-    node(&mut body, (2, 1), ROOT_COMPLEX_FIELDS, &ways);
+    let rest = Mapping { first: next, last: LAST_REQUESTER, to: HEADER };
+    ways.extend((next <= rest.last).then_some(rest));
+    node(&mut body, ROOT_COMPLEX, ROOT_COMPLEX_FIELDS, &ways);
     body.dword(COHERENT);
     body.vec(&[0, 0, 0, COHERENT_PATH]); // allocation hints, reserved, flags
     body.dword(0); // no ATS
@@ -77,8 +86,8 @@ pub(super) fn iort(plan: &Plan) -> Vec<u8> {
 }
 
 fn write_smmu(body: &mut Vec<u8>, smmu: &SmmuPlan) {
-    let ways = [Mapping { ids: ALL_REQUESTERS, to: HEADER }];
-    node(body, (4, 1), SMMU_FIELDS, &ways);
+    let ways = [Mapping { first: 0, last: LAST_REQUESTER, to: HEADER }];
+    node(body, SMMU, SMMU_FIELDS, &ways);
     body.qword(smmu.span.start().get());
     body.dword(COHERENT_SMMU);
     reserved(body, 4);
@@ -89,8 +98,8 @@ fn write_smmu(body: &mut Vec<u8>, smmu: &SmmuPlan) {
     ways.iter().for_each(|way| way.write(body));
 }
 
-/// The first fields of a node, of this type and revision; its mappings follow `fields` bytes.
-fn node(body: &mut Vec<u8>, (kind, revision): (u8, u8), fields: u16, mappings: &[Mapping]) {
+/// The first fields of a node; its mappings follow `fields` bytes.
+fn node(body: &mut Vec<u8>, NodeType { kind, revision }: NodeType, fields: u16, mappings: &[Mapping]) {
     let count = u16::try_from(mappings.len()).unwrap_or(u16::MAX);
     body.byte(kind);
     body.word(fields.saturating_add(count.saturating_mul(MAPPING_SIZE)));
@@ -102,9 +111,9 @@ fn node(body: &mut Vec<u8>, (kind, revision): (u8, u8), fields: u16, mappings: &
 
 impl Mapping {
     fn write(&self, body: &mut Vec<u8>) {
-        let (first, last) = self.ids;
+        let Self { first, last, to } = *self;
         // Input base, ids less one, output base, where to, flags.
-        let to = self.to.saturating_add(u16::from(egm_address::fault!("its-table-wrong")));
+        let to = to.saturating_add(u16::from(egm_address::fault!("its-table-wrong")));
         [first, last.saturating_sub(first), first, to.into(), 0]
             .into_iter()
             .for_each(|value| body.dword(value));

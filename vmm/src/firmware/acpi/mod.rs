@@ -43,8 +43,16 @@ const OEM_ID: [u8; 6] = *b"EGMVMM";
 const OEM_TABLE_ID: [u8; 8] = *b"EGMVMM  ";
 const OEM_REVISION: u32 = 1;
 
-/// Puts the tables of a plan into an empty room. Returns the root pointer's address, at its start, and the error block.
-pub(super) fn place(plan: &Plan, room: &mut Room) -> Result<(Gpa, Option<Span<Guest>>), FirmwareError> {
+/// Places of tables that others need.
+pub(super) struct Roots {
+    /// The root pointer, at the start of the room.
+    pub(super) rsdp: Gpa,
+    /// The error block, if any.
+    pub(super) errors: Option<Span<Guest>>,
+}
+
+/// Puts the tables of a plan into an empty room.
+pub(super) fn place(plan: &Plan, room: &mut Room) -> Result<Roots, FirmwareError> {
     if usize::try_from(MAX_VCPUS).is_ok_and(|most| plan.vcpus.len() > most) {
         return Err(FirmwareError::Vcpus(plan.vcpus.len()));
     }
@@ -68,13 +76,14 @@ pub(super) fn place(plan: &Plan, room: &mut Room) -> Result<(Gpa, Option<Span<Gu
             vec![Some(gtdt::gtdt()), spcr::spcr(plan)?, Some(iort::iort(plan)), Some(pptt::pptt(plan))]
         }
     };
-    let (hest, errors) = plan.line(ERRORS).map(|_| hest::place(room)).unzip();
-    for table in common.into_iter().chain(own).flatten().chain(hest) {
+    let errors = plan.line(ERRORS).map(|_| hest::place(room));
+    let block = errors.as_ref().and_then(|errors| errors.block);
+    for table in common.into_iter().chain(own).flatten().chain(errors.map(|errors| errors.table)) {
         xsdt.add_entry(room.table(&table).get());
     }
     let xsdt = room.table(&bytes(&xsdt));
     room.begin_with(&bytes(&Rsdp::new(OEM_ID, xsdt.get())));
-    Ok((rsdp, errors.flatten()))
+    Ok(Roots { rsdp, errors: block })
 }
 
 fn bytes(aml: &dyn Aml) -> Vec<u8> {

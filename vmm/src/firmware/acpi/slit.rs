@@ -17,23 +17,27 @@ const UNREACHABLE: u8 = 255;
 /// The table, of a plan with node ids below [`crate::config::MAX_NODES`] only.
 pub(super) fn slit(plan: &Plan) -> Result<Vec<u8>, FirmwareError> {
     let domains = plan.nodes.iter().map(|n| n.id.saturating_add(1)).max().unwrap_or(0);
-    let row = |from: u32| {
-        let node = plan.nodes.iter().position(|n| n.id == from);
-        (0..domains).map(move |to| match node.zip(plan.nodes.iter().position(|n| n.id == to)) {
-            Some((i, j)) => {
-                let distance = plan.distances.get(i).and_then(|row| row.get(j));
-                let distance = distance.map(|far| {
-                    far.saturating_add(u8::from(i != j && egm_address::fault!("slit-distance-wrong")))
-                });
-                distance.ok_or(FirmwareError::Distance { from, to })
-            }
-            None if from == to => Ok(LOCAL),
-            None => Ok(UNREACHABLE),
-        })
-    };
-    let matrix = (0..domains).flat_map(row).collect::<Result<Vec<u8>, _>>()?;
     let mut body = Vec::new();
     body.qword(u64::from(domains));
-    body.extend(matrix);
+    for from in 0..domains {
+        for to in 0..domains {
+            body.push(distance(plan, from, to)?);
+        }
+    }
     Ok(table(*b"SLIT", REVISION, &body))
+}
+
+/// Distance between two domains; the plan may have neither.
+fn distance(plan: &Plan, from: u32, to: u32) -> Result<u8, FirmwareError> {
+    let index = |id: u32| plan.nodes.iter().position(|node| node.id == id);
+    match index(from).zip(index(to)) {
+        Some((row, column)) => {
+            let wrong = row != column && egm_address::fault!("slit-distance-wrong");
+            let distance = plan.distances.get(row).and_then(|distances| distances.get(column));
+            let distance = distance.map(|distance| distance.saturating_add(u8::from(wrong)));
+            distance.ok_or(FirmwareError::Distance { from, to })
+        }
+        None if from == to => Ok(LOCAL),
+        None => Ok(UNREACHABLE),
+    }
 }

@@ -4,7 +4,7 @@ use egm_address::{Guest, Span};
 use vm_fdt::FdtWriter;
 
 use crate::arch::aarch64::layout::{FIRST_SHARED, OTHER_TIMERS, PERFORMANCE, PHYSICAL_TIMER, VIRTUAL_TIMER};
-use crate::firmware::bridges::{BUS, HostBridge, ecam};
+use crate::firmware::bridges::{BUS, Ecam, HostBridge, ecam};
 use crate::firmware::{FirmwareError, Gic, device, memory_of_nodes};
 use crate::plan::{NodePlan, Plan};
 
@@ -32,7 +32,7 @@ pub(super) fn write(tree: &mut FdtWriter, plan: &Plan) -> Written {
     distances(tree, plan)?;
     interrupts(tree, &Gic::of(plan)?)?;
     platform(tree, plan)?;
-    let (config_space, last_bus) = ecam(plan)?;
+    let Ecam { span: config_space, last_bus } = ecam(plan)?;
     for (domain, bridge) in (0..).zip(HostBridge::all(plan, last_bus)) {
         host_bridge(tree, plan, &bridge, config_space, domain)?;
     }

@@ -66,7 +66,7 @@ impl MachineChecks {
         let Some(check) = reporter.found(bad) else { return false };
         first.put(check);
         if is_exception(&check) {
-            self.tell_others(reporter, 0);
+            self.report_to_others(reporter, 0);
         }
         true
     }
@@ -80,13 +80,13 @@ impl MachineChecks {
         let at = bad.start();
         let Some(reporter) = self.reporter else {
             return end(format!(
-                "guest address {at:#x}; this host's KVM has no machine checks to tell the guest"
+                "guest address {at:#x}; this host's KVM has no machine checks to report it with"
             ));
         };
         if let Err(error) = give(vcpu, &reporter.consumed(bad)) {
-            return end(format!("guest address {at:#x}; the guest cannot be told: {}", Chain(&error)));
+            return end(format!("guest address {at:#x}; cannot report it to the guest: {}", Chain(&error)));
         }
-        self.tell_others(reporter, index);
+        self.report_to_others(reporter, index);
         None
     }
 
@@ -102,11 +102,11 @@ impl MachineChecks {
             }
             give(vcpu, check)
         };
-        let told = self.inbox(index)?.take().iter().try_for_each(deliver);
-        told.err().map(|error| ExitReason::BadMemory { vcpu: index, what: Chain(&error).to_string() })
+        let delivered = self.inbox(index)?.take().iter().try_for_each(deliver);
+        delivered.err().map(|error| ExitReason::BadMemory { vcpu: index, what: Chain(&error).to_string() })
     }
 
-    fn tell_others(&self, reporter: Reporter, except: u32) {
+    fn report_to_others(&self, reporter: Reporter, except: u32) {
         if let Some(check) = reporter.of_others() {
             let others = (0u32..).zip(&self.boxes).filter(|(index, _)| *index != except);
             others.for_each(|(_, inbox)| inbox.put(check));

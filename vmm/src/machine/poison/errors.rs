@@ -27,17 +27,17 @@ pub(in crate::machine) struct ErrorBlock {
     interrupt: Interrupt,
     waiting: VecDeque<Gpa>,
     /// There is a record in the block that the guest has not been seen to clear.
-    told: bool,
+    has_record: bool,
 }
 
 impl ErrorBlock {
     /// The block at `at` of `memory`, without a record so far.
     pub(in crate::machine) const fn new(memory: GuestMemoryMmap, at: Gpa, interrupt: Interrupt) -> Self {
-        Self { memory, at, interrupt, waiting: VecDeque::new(), told: false }
+        Self { memory, at, interrupt, waiting: VecDeque::new(), has_record: false }
     }
 
     /// Reports `bad` to the guest, now or once it has read the last record. Returns whether all of it had room.
-    pub(super) fn tell(&mut self, bad: Span<Guest>) -> bool {
+    pub(super) fn report(&mut self, bad: Span<Guest>) -> bool {
         let first = bad.start().get() & !(PAGE - 1);
         let mut pages = (first..bad.end().get()).step_by(usize::try_from(PAGE).unwrap_or(usize::MAX));
         let room = MOST_WAITING.saturating_sub(self.waiting.len());
@@ -48,7 +48,7 @@ impl ErrorBlock {
 
     /// Whether the guest has something to read, or something waits until it has.
     pub(super) fn waits(&self) -> bool {
-        self.told || !self.waiting.is_empty()
+        self.has_record || !self.waiting.is_empty()
     }
 
     /// Whether the block itself is in `bad`.
@@ -59,8 +59,8 @@ impl ErrorBlock {
     /// Writes the next record when the guest has read the last, else interrupts it again. Returns whether it was read.
     pub(super) fn go_on(&mut self) -> bool {
         let read = self.is_clear();
-        self.told &= !read;
-        if self.told {
+        self.has_record &= !read;
+        if self.has_record {
             (self.interrupt)()
         } else {
             self.write()
@@ -86,7 +86,7 @@ impl ErrorBlock {
         // The block is in the machine's own window of tables, which is always there.
         let _ = self.memory.write_slice(rest, behind);
         let _ = self.memory.store(u32::from_le_bytes(*first), status, Ordering::Release);
-        self.told = true;
+        self.has_record = true;
         if !egm_address::fault!("poison-not-delivered") {
             (self.interrupt)();
         }
@@ -120,9 +120,9 @@ mod tests {
     fn what_is_found_while_the_guest_reads_waits_until_it_has() {
         let (mut block, interrupts) = block();
         let bad = |start, size| Span::new(Gpa::new(start), size).unwrap();
-        let _ = block.tell(bad(0x10_0000, 0x1000));
+        let _ = block.report(bad(0x10_0000, 0x1000));
         assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed), block.waits()), (1, 1, true));
-        let _ = block.tell(bad(0x20_0800, 0x1000));
+        let _ = block.report(bad(0x20_0800, 0x1000));
         assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed), block.waits()), (1, 1, true));
         block.memory.write_obj(0u32, GuestAddress(AT.get())).unwrap();
         let _ = block.go_on();
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn a_guest_that_has_not_read_is_interrupted_at_each_look_until_it_has() {
         let (mut block, interrupts) = block();
-        let _ = block.tell(Span::new(Gpa::new(0x10_0000), PAGE).unwrap());
+        let _ = block.report(Span::new(Gpa::new(0x10_0000), PAGE).unwrap());
         let _ = block.go_on();
         let _ = block.go_on();
         assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed), block.waits()), (1, 3, true));
@@ -152,17 +152,17 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_no_room_for_is_not_told() {
+    fn pages_without_room_are_not_reported() {
         let (mut block, _) = block();
         let most = MOST_WAITING as u64 * PAGE;
-        assert!(block.tell(Span::new(Gpa::new(0), most).unwrap()), "a record's pages wait no more");
-        assert!(!block.tell(Span::new(Gpa::new(most), 27 * PAGE).unwrap()));
+        assert!(block.report(Span::new(Gpa::new(0), most).unwrap()), "a record's pages wait no more");
+        assert!(!block.report(Span::new(Gpa::new(most), 27 * PAGE).unwrap()));
     }
 
     #[test]
     fn more_pages_than_a_record_has_sections_take_several_and_all_of_them_come() {
         let (mut block, interrupts) = block();
-        let _ = block.tell(Span::new(Gpa::new(0), 30 * PAGE).unwrap());
+        let _ = block.report(Span::new(Gpa::new(0), 30 * PAGE).unwrap());
         assert_eq!(status(&block) >> 4, 26);
         block.memory.write_obj(0u32, GuestAddress(AT.get())).unwrap();
         let _ = block.go_on();

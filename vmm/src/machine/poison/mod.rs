@@ -35,7 +35,7 @@ use crate::arch::native::machine_check::Reporter;
 use crate::error::Chain;
 use crate::memory::GuestRam;
 use crate::plan::{BackingPlan, Plan};
-use crate::resources::{Leases, Taken};
+use crate::reserve::{Leases, Taken};
 
 /// How often an EGM device's list of retired pages is read: no event reports its growth.
 const LOOK: Duration = Duration::from_secs(10);
@@ -67,6 +67,21 @@ pub(super) struct Poison {
     timer: TimerFd,
 }
 
+/// Ways to report bad memory to the guest, where it has them.
+pub(super) struct Reports {
+    /// Of machine checks.
+    pub(super) reporter: Option<Reporter>,
+    /// Of the firmware's tables.
+    pub(super) errors: Option<ErrorBlock>,
+}
+
+/// A slice that is a PCI function.
+pub(super) struct SliceDevice {
+    /// Id of the backing, and of the device.
+    pub(super) id: String,
+    pub(super) function: Function,
+}
+
 impl Memory {
     fn new(id: &str, slice: Option<&Arc<Taken>>, device: Option<&Function>) -> Self {
         let name = slice.map_or_else(|| format!("memory {id}"), |slice| slice.region().name.clone());
@@ -83,7 +98,7 @@ impl Memory {
 }
 
 impl Poison {
-    /// Watches the memory of `plan`; `devices` are the functions that have some of it behind BARs, by backing. Runs on
+    /// Watches the memory of `plan`; `devices` are the functions that have some of it behind BARs. Runs on
     /// the event loop's thread, which gets the signals, before the vCPUs have threads.
     ///
     /// # Errors
@@ -92,13 +107,13 @@ impl Poison {
         plan: &Plan,
         ram: &GuestRam,
         leases: &Leases,
-        devices: &[(String, Function)],
-        (reporter, errors): (Option<Reporter>, Option<ErrorBlock>),
+        devices: &[SliceDevice],
+        Reports { reporter, errors }: Reports,
     ) -> io::Result<Self> {
         let mut watch = Watch::new()?;
         let memory = |backing: &BackingPlan| {
-            let device = devices.iter().find(|(id, _)| *id == backing.id).map(|(_, device)| device);
-            Memory::new(&backing.id, leases.get(&backing.id), device)
+            let device = devices.iter().find(|device| device.id == backing.id);
+            Memory::new(&backing.id, leases.get(&backing.id), device.map(|device| &device.function))
         };
         let memories: Vec<_> = plan.backings.iter().map(memory).collect();
         let mut places = Vec::new();
@@ -177,7 +192,7 @@ impl Poison {
                 |block: &mut ErrorBlock| new.iter().flat_map(guest).any(|bad| block.is_on(bad));
             let _ = self.errors.take_if(block_is_bad); // else the VMM itself would read the bad page
             for bad in new.iter() {
-                memory.tell(number, bad, event.cause, &self.checks, self.errors.as_mut());
+                memory.report(number, bad, event.cause, &self.checks, self.errors.as_mut());
             }
         }
     }
@@ -185,7 +200,7 @@ impl Poison {
 
 impl Memory {
     /// Records `bad`, newly bad bytes of memory `number`, and reports them to guest, device and operator.
-    fn tell(
+    fn report(
         &self,
         number: usize,
         bad: Span<InRegion>,
@@ -198,24 +213,25 @@ impl Memory {
         if let Some(slice) = &self.slice {
             line.push_str(&format!(" of region \"{}\"", slice.region().name));
         }
-        let (mut told, mut untold) = (cause == Cause::Consumed, false);
+        let (mut reported, mut unreported) = (cause == Cause::Consumed, false);
         for guest in checks.places.of_bytes(number, bad) {
             line.push_str(&format!(", guest address {:#x}", guest.start()));
             if cause != Cause::Consumed {
-                let heard = checks.found(guest) || errors.as_mut().is_some_and(|block| block.tell(guest));
-                told |= heard;
-                untold |= !heard;
+                let accepted =
+                    checks.found(guest) || errors.as_mut().is_some_and(|block| block.report(guest));
+                reported |= accepted;
+                unreported |= !accepted;
             }
         }
         if let (Some(device), Some(slice)) = (&self.device, &self.slice) {
             device.retire(&in_slice(slice.slice(), &SpanSet::from_iter([bad])));
-            told = true;
+            reported = true;
         }
         line.push_str(match cause {
             Cause::Consumed => "; the guest read it",
-            Cause::Found | Cause::Listed if told && untold => "; the guest is told of a part",
-            Cause::Found | Cause::Listed if told => "; the guest is told",
-            Cause::Found | Cause::Listed => "; the guest cannot be told",
+            Cause::Found | Cause::Listed if reported && unreported => "; reported to the guest in part",
+            Cause::Found | Cause::Listed if reported => "; reported to the guest",
+            Cause::Found | Cause::Listed => "; cannot be reported to the guest",
         });
         match recorded {
             Some(Ok(())) => line.push_str(", no later owner gets it"),

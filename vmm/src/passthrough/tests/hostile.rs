@@ -231,11 +231,11 @@ fn placed(function: &UserFunction) -> Option<Vec<BarPlan>> {
     Some(bars)
 }
 
-fn passed(
+fn assigned(
     function: UserFunction,
     domain: UserDomain,
     bars: &[BarPlan],
-) -> Option<(Arc<PassedFunction>, RootComplex, Arc<FakeSlots>)> {
+) -> Option<(Arc<AssignedFunction>, RootComplex, Arc<FakeSlots>)> {
     let slots = Arc::new(FakeSlots::default());
     let connections = Connections {
         router: Arc::new(FakeRouter::default()),
@@ -245,8 +245,8 @@ fn passed(
         reachable: true,
         memory: Vec::new(),
     };
-    let function = PassedFunction::new(Arc::new(function), bars, Vec::new(), connections).ok()?;
-    let _ = function.lend(bars);
+    let function = AssignedFunction::new(Arc::new(function), bars, Vec::new(), connections).ok()?;
+    let _ = function.share_bars(bars);
     let mut bus = Bus::default();
     bus.add(8, Arc::clone(&function) as _);
     Some((function, RootComplex::new(bus), slots))
@@ -254,7 +254,7 @@ fn passed(
 
 fn live(function: UserFunction, domain: UserDomain, accesses: Vec<Access>) -> Option<usize> {
     let bars = placed(&function)?;
-    let (function, root, slots) = passed(function, domain, &bars)?;
+    let (function, root, slots) = assigned(function, domain, &bars)?;
     root.config_write(0, 8, COMMAND, &[6, 0]);
     assert!(slots.lent().len() <= parts::MOST);
     for access in accesses {
@@ -318,7 +318,7 @@ fn other_functions_do_not_wait_for_the_answer_of_a_server() {
     let (opened, server) = served(honest(1, &[(0, 0x4000)]), Some(Slow { asked, answer }));
     let (function, domain) = opened.unwrap();
     let bars = placed(&function).unwrap();
-    let (function, root, slots) = passed(function, domain, &bars).unwrap();
+    let (function, root, slots) = assigned(function, domain, &bars).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| root.config_write(0, 8, COMMAND, &[6, 0]));
         asks.recv().unwrap();

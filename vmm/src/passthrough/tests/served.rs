@@ -43,7 +43,7 @@ fn served() -> (UserFunction, UserDomain, Closer) {
 
 /// A guest with two of them, at 00:01.0 and 00:02.0.
 struct Pair {
-    functions: [Arc<PassedFunction>; 2],
+    functions: [Arc<AssignedFunction>; 2],
     closers: [Closer; 2],
     memory: Arc<dyn HostMemory>,
     root: RootComplex,
@@ -84,8 +84,8 @@ impl Pair {
                 memory: Vec::new(),
             };
             let bars = bars(number);
-            let function = PassedFunction::new(Arc::new(backend), &bars, Vec::new(), connections).unwrap();
-            function.lend(&bars).unwrap();
+            let function = AssignedFunction::new(Arc::new(backend), &bars, Vec::new(), connections).unwrap();
+            function.share_bars(&bars).unwrap();
             number += 1;
             bus.add(u8::try_from(number * 8).unwrap(), Arc::clone(&function) as _);
             function

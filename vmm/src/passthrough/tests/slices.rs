@@ -60,8 +60,8 @@ fn guest() -> Guest {
         reachable: true,
         memory: Vec::new(),
     };
-    let function = PassedFunction::new(Arc::new(backend), &bars, Vec::new(), connections).unwrap();
-    function.lend(&bars).unwrap();
+    let function = AssignedFunction::new(Arc::new(backend), &bars, Vec::new(), connections).unwrap();
+    function.share_bars(&bars).unwrap();
     let mut bus = Bus::default();
     bus.add(8, function as _);
     let root = RootComplex::new(bus);

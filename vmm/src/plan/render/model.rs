@@ -6,8 +6,8 @@ use egm_vfio::topology::Acs;
 
 use crate::config::{DeviceKind, PageSize};
 use crate::plan::{
-    Allocation, BackingPlan, BarKind, BarPlan, BridgePlan, ExpanderPlan, FunctionPlan, FunctionRole,
-    GPU_NODES, GroupPlan, HostPages, Interface, MemoryKind, PassedPlan, Plan, WindowKind,
+    Allocation, AssignedPlan, BackingPlan, BarKind, BarPlan, BridgePlan, ExpanderPlan, FunctionPlan,
+    FunctionRole, GPU_NODES, GroupPlan, HostPages, Interface, MemoryKind, Plan, WindowKind,
 };
 
 /// Kind of a range or a device, which decides its colour.
@@ -236,8 +236,8 @@ pub(super) fn holdings(function: &FunctionPlan) -> Vec<(String, Option<Span<Gues
     if function.msix_vectors > 0 {
         all.push((count(function.msix_vectors.into(), "MSI-X vector"), None));
     }
-    if let FunctionRole::Endpoint { passed: Some(passed), .. } = &function.role {
-        all.push((decided(passed), None));
+    if let FunctionRole::Endpoint { assigned: Some(assigned), .. } = &function.role {
+        all.push((decided(assigned), None));
     }
     all
 }
@@ -290,18 +290,18 @@ pub(super) fn passthrough(plan: &Plan) -> Vec<(String, String)> {
 }
 
 /// The decisions for a host function, as text.
-fn decided(passed: &PassedPlan) -> String {
-    let node = passed.node.map(|node| format!("near node {node}"));
-    let clique = passed.clique.map(|clique| format!("P2P clique {clique}"));
-    let p2p = (!passed.p2p).then(|| "BARs not reached by others".to_owned());
-    let partner = passed.partner.map(|partner| format!("Data Direct pair with {partner}"));
-    let memory = passed.memory.as_ref().map(|memory| {
+fn decided(assigned: &AssignedPlan) -> String {
+    let node = assigned.node.map(|node| format!("near node {node}"));
+    let clique = assigned.clique.map(|clique| format!("P2P clique {clique}"));
+    let p2p = (!assigned.p2p).then(|| "BARs not reached by others".to_owned());
+    let partner = assigned.partner.map(|partner| format!("Data Direct pair with {partner}"));
+    let memory = assigned.memory.as_ref().map(|memory| {
         let (first, bars) = (memory.first_node, memory.bars.iter().map(u8::to_string).collect::<Vec<_>>());
         let last = first.saturating_add(GPU_NODES.saturating_sub(1));
         format!("memory in BAR {}, of nodes {first} to {last}", bars.join(" and "))
     });
     let group =
-        passed.group.map_or_else(|| "no IOMMU group".to_owned(), |group| format!("IOMMU group {group}"));
+        assigned.group.map_or_else(|| "no IOMMU group".to_owned(), |group| format!("IOMMU group {group}"));
     [Some(group), node, clique, p2p, partner, memory].into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 

@@ -97,7 +97,11 @@ fn a_slice_is_the_memory_of_a_node_with_processors_and_the_guest_starts_in_it() 
     assert_eq!(plan.backings[first.backing].id, "egm0");
     assert_eq!(
         plan.window_memory().collect::<Vec<_>>(),
-        [(plan.window(WindowKind::Firmware).unwrap(), first.backing, 0)]
+        [WindowMemory {
+            span: plan.window(WindowKind::Firmware).unwrap(),
+            backing: first.backing,
+            offset: 0
+        }]
     );
     assert_eq!((plan.memory[1].node, plan.memory[1].span.start()), (1, Gpa::new(65 * GIB)));
 }
@@ -170,7 +174,7 @@ fn a_slice_is_a_gpus_egm_only_at_the_beginning_of_its_region() {
     let made = |facts: &Facts| {
         let plan = plan(&spec, facts).unwrap();
         let egm = plan.pci.iter().find_map(|function| match &function.role {
-            FunctionRole::Endpoint { passed: Some(passed), .. } => passed.memory.as_ref()?.egm,
+            FunctionRole::Endpoint { assigned: Some(assigned), .. } => assigned.memory.as_ref()?.egm,
             _ => None,
         });
         let slice = plan.backings.iter().position(|backing| backing.id == "egm0").unwrap();

@@ -39,8 +39,8 @@ fn a_gpu_has_its_second_bar_where_the_host_has_it_and_both_functions_are_a_pair(
     let plan = plan(&spec, &facts).unwrap();
     assert_eq!(bar(&plan, 2), 0x6800_0000_0000);
     let partners = plan.pci.iter().filter_map(|f| match &f.role {
-        FunctionRole::Endpoint { device, passed: Some(passed) } => {
-            Some((device.id.as_str(), passed.partner?))
+        FunctionRole::Endpoint { device, assigned: Some(assigned) } => {
+            Some((device.id.as_str(), assigned.partner?))
         }
         _ => None,
     });

@@ -1,6 +1,6 @@
 //! Interfaces, peers and nodes of host functions.
 
-use super::passed::{made, of, three_gpus, wishes};
+use super::assigned::{made, of, three_gpus, wishes};
 use super::*;
 use crate::facts::Iommu;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::passed::three_gpus;
+use super::assigned::three_gpus;
 use super::*;
 use crate::config::Access;
 use crate::{config, facts};

@@ -17,13 +17,13 @@ fn reviewed(name: &str) -> (Plan, Facts) {
     (plan, facts)
 }
 
-fn functions(plan: &Plan) -> Vec<(&FunctionPlan, &PassedPlan)> {
-    plan.pci.iter().filter_map(|function| Some((function, passed_of(&function.role)?))).collect()
+fn functions(plan: &Plan) -> Vec<(&FunctionPlan, &AssignedPlan)> {
+    plan.pci.iter().filter_map(|function| Some((function, assigned_of(&function.role)?))).collect()
 }
 
-fn passed_of(role: &FunctionRole) -> Option<&PassedPlan> {
+fn assigned_of(role: &FunctionRole) -> Option<&AssignedPlan> {
     match role {
-        FunctionRole::Endpoint { passed, .. } => passed.as_ref(),
+        FunctionRole::Endpoint { assigned, .. } => assigned.as_ref(),
         _ => None,
     }
 }
@@ -81,13 +81,14 @@ fn every_two_functions_are_as_near_in_the_guest_and_in_nccl_s_file_as_on_the_hos
     for name in ["hgx-h200", "cascaded-switches"] {
         let (plan, facts) = reviewed(name);
         let (all, xml) = (functions(&plan), parse(&nccl(&plan, &facts)));
-        let host =
-            |passed: &PassedPlan| facts.functions.iter().find(|f| f.address == passed.function).unwrap();
+        let host = |assigned: &AssignedPlan| {
+            facts.functions.iter().find(|f| f.address == assigned.function).unwrap()
+        };
         let mut seen = Vec::new();
-        for (a, passed_a) in &all {
-            for (b, passed_b) in all.iter().filter(|(b, _)| b.address != a.address) {
+        for (a, assigned_a) in &all {
+            for (b, assigned_b) in all.iter().filter(|(b, _)| b.address != a.address) {
                 // Root ports of one host bridge or of two of a node: the guest has one host bridge a node.
-                let wanted = match relation(host(passed_a), host(passed_b)) {
+                let wanted = match relation(host(assigned_a), host(assigned_b)) {
                     Relation::Node => Relation::Phb,
                     other => other,
                 };
@@ -121,9 +122,9 @@ fn every_two_functions_are_as_near_in_the_guest_and_in_nccl_s_file_as_on_the_hos
 fn a_function_near_another_node_is_behind_that_node_s_host_bridge() {
     let (plan, _) = reviewed("cascaded-switches");
     let [expander] = plan.expanders.as_slice() else { panic!("{:?}", plan.expanders) };
-    for (function, passed) in functions(&plan) {
+    for (function, assigned) in functions(&plan) {
         let inside = function.address.bus() >= expander.bridge.secondary;
-        assert_eq!(passed.node, Some(if inside { expander.node } else { 0 }), "{}", function.address);
+        assert_eq!(assigned.node, Some(if inside { expander.node } else { 0 }), "{}", function.address);
         let window = expander.bridge.window64.unwrap();
         assert!(function.bars.iter().all(|bar| window.covers(bar.span) == inside));
     }
@@ -132,10 +133,10 @@ fn a_function_near_another_node_is_behind_that_node_s_host_bridge() {
 #[test]
 fn ports_keep_apart_what_the_host_s_ports_keep_apart() {
     let (plan, facts) = reviewed("cascaded-switches");
-    for (function, passed) in functions(&plan) {
+    for (function, assigned) in functions(&plan) {
         let port =
             plan.pci.iter().filter_map(|f| f.role.bridge()).find(|b| b.secondary == function.address.bus());
-        let host = facts.functions.iter().find(|f| f.address == passed.function).unwrap();
+        let host = facts.functions.iter().find(|f| f.address == assigned.function).unwrap();
         let above = facts.functions.iter().find(|f| Some(&f.address) == host.place.bridges.last()).unwrap();
         assert_eq!(port.unwrap().acs, above.place.express.unwrap().acs, "{}", function.address);
     }
@@ -186,7 +187,7 @@ fn cloud_hypervisor_8896_no_bar_lies_in_what_amd_reserves_below_1_tib() {
     let bars = plan.pci.iter().flat_map(|f| &f.bars);
     assert_eq!(bars.clone().filter(|bar| bar.span.size() == 128 * GIB).count(), 4);
     assert!(bars.clone().all(|bar| !bar.span.overlaps(reserved)));
-    assert!(functions(&plan).iter().all(|(_, passed)| passed.p2p));
+    assert!(functions(&plan).iter().all(|(_, assigned)| assigned.p2p));
 }
 
 /// cloud-hypervisor #7030: an IOMMU of 39 bits, and BARs above them, so that every peer-to-peer map failed.

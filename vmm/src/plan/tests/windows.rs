@@ -3,7 +3,7 @@
 use egm_address::Gpa;
 use egm_vfio::topology::Port;
 
-use super::passed::{bar, made, place, roles, three_gpus, wishes};
+use super::assigned::{bar, made, place, roles, three_gpus, wishes};
 use super::*;
 use crate::config::{BarPlace, FixedBar};
 

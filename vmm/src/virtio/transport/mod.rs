@@ -14,7 +14,7 @@ mod registers;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use egm_address::{Guest, PciAddress, Span};
+use egm_address::PciAddress;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
@@ -27,7 +27,7 @@ use self::registers::{Area, Common, MAX_QUEUES, MAX_VECTORS, NOTIFY, NOTIFY_STRI
 use super::{Activation, Counter, Interrupt, VirtioDevice};
 use crate::lock::lock;
 use crate::pci::msix::Msix;
-use crate::pci::{ConfigSpace, PciFunction};
+use crate::pci::{ConfigSpace, DecodedBar, PciFunction};
 use crate::plan::FunctionPlan;
 
 /// ioeventfds: the kernel turns a guest write to an address into a write to an eventfd, without an exit to user space.
@@ -299,14 +299,14 @@ impl PciFunction for VirtioPci {
         moved
     }
 
-    fn decoded(&self) -> Vec<(u8, Span<Guest>)> {
+    fn decoded(&self) -> Vec<DecodedBar> {
         self.registers().config.decoded()
     }
 
     /// An ioeventfd that cannot be attached costs an exit to this process for each kick, nothing else.
-    fn place(&self, bars: &[(u8, Span<Guest>)]) {
+    fn place(&self, bars: &[DecodedBar]) {
         let mut doors = lock(&self.doors);
-        let start = bars.iter().find(|(bar, _)| *bar == 0).map(|(_, span)| span.start().get());
+        let start = bars.iter().find(|bar| bar.index == 0).map(|bar| bar.span.start().get());
         let first = start.and_then(|start| start.checked_add(NOTIFY.into()));
         if doors.first().map(|(gpa, _)| *gpa) == first {
             return;

@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use egm_address::Gpa;
+use egm_address::{Gpa, Span};
 use event_manager::{EventOps, Events, MutEventSubscriber};
 use proptest::prelude::*;
 use vm_memory::GuestAddress;

@@ -12,14 +12,28 @@ use modules::Modules;
 
 /// Circles that are not cut yet: a folder, and files below it. A circle leaves this table when it is cut; none may enter
 /// or grow.
-pub(crate) const LEFT: &[(&str, &str)] = &[
-    ("guest-tests/vendor/src/verbs", "abi.rs abi/context.rs library.rs"),
-    (
-        "vmm/src",
-        "arch/aarch64/interrupts.rs arch/aarch64/vcpu.rs arch/x86_64/machine_check.rs \
-         arch/x86_64/machine_check/ioctls.rs arch/x86_64/vcpu.rs kvm/mod.rs kvm/routes.rs",
-    ),
-];
+pub(crate) const LEFT: &[(&str, &str)] = &[];
+
+/// Files with production code that imports `item`, or has a path to it.
+pub(crate) fn files_with_path_to(item: &str, texts: &BTreeMap<String, String>) -> BTreeSet<String> {
+    Modules::of(texts).with_path_to(item)
+}
+
+/// Files in one of the folders `steps` that need a file in a later one.
+pub(crate) fn against_steps(steps: &[&str], texts: &BTreeMap<String, String>) -> Vec<String> {
+    let modules = Modules::of(texts);
+    let step = |file: &str| steps.iter().position(|folder| file.starts_with(*folder));
+    let mut wrong = Vec::new();
+    for (number, module) in modules.0.iter().enumerate() {
+        for other in modules.needed_by(number) {
+            let (from, to) = (&module.file, &modules.0[other].file);
+            if step(from).zip(step(to)).is_some_and(|(from, to)| from < to) {
+                wrong.push(format!("{from} needs {to}, of a later step"));
+            }
+        }
+    }
+    wrong
+}
 
 /// Circles in `texts`, each with all its files.
 pub(crate) fn circles(texts: &BTreeMap<String, String>) -> BTreeSet<BTreeSet<String>> {
@@ -106,6 +120,26 @@ mod tests {
             ("x/src/a.rs", "use super::X; pub struct A;"),
         ];
         assert!(found(&child).is_empty());
+    }
+
+    #[test]
+    fn an_item_is_found_by_import_and_by_path_outside_of_tests() {
+        let with_item = |text: &str| {
+            let texts = [ROOT, ("x/src/a.rs", text), ("x/src/b.rs", "pub struct B;")];
+            let texts = texts.map(|(path, text)| (path.to_owned(), text.to_owned())).into();
+            files_with_path_to("b::B", &texts).contains("x/src/a.rs")
+        };
+        assert!(with_item("use crate::{b::{B}};") && with_item("fn f(_: crate::b::B) {}"));
+        assert!(!with_item("use crate::bb::B;") && !with_item("#[cfg(test)] use crate::b::B;"));
+    }
+
+    #[test]
+    fn a_step_that_needs_a_later_one_is_found() {
+        let texts = [ROOT, ("x/src/a.rs", "use crate::b::B; pub struct A;"), ("x/src/b.rs", "pub struct B;")];
+        let texts = texts.map(|(path, text)| (path.to_owned(), text.to_owned())).into();
+        let found = against_steps(&["x/src/a", "x/src/b"], &texts);
+        assert_eq!(found, ["x/src/a.rs needs x/src/b.rs, of a later step"]);
+        assert!(against_steps(&["x/src/b", "x/src/a"], &texts).is_empty());
     }
 
     #[test]

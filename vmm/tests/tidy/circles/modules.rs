@@ -58,6 +58,17 @@ impl Modules {
         index
     }
 
+    /// Files with an import of `item`, or a path to it: the end of a path, `plan::plan`.
+    pub(super) fn with_path_to(&self, item: &str) -> BTreeSet<String> {
+        let end = format!("::{item}");
+        let is_item = |path: &Vec<String>| format!("::{}", path.join("::")).ends_with(&end);
+        let has_item = |module: &&Module| {
+            let imports = module.source.imports.iter().map(|import| &import.path);
+            imports.chain(&module.source.paths).any(is_item)
+        };
+        self.0.iter().filter(has_item).map(|module| module.file.clone()).collect()
+    }
+
     fn around(&self, module: usize) -> impl Iterator<Item = usize> {
         std::iter::successors(self.0[module].above, |above| self.0[*above].above)
     }

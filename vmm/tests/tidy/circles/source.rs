@@ -11,7 +11,7 @@ pub(super) struct Import {
     pub(super) is_public: bool,
 }
 
-/// What the text of a module says about names.
+/// Names in the text of a module.
 #[derive(Default)]
 pub(super) struct Source {
     /// Modules in files of their own.

@@ -65,8 +65,10 @@ struct Place<'a> {
 impl<'a> Place<'a> {
     /// The slice that the function's driver is to use, if this is a GPU and the slice is in its node.
     fn slice(&self) -> Option<Slice> {
-        let FunctionRole::Endpoint { passed: Some(passed), .. } = &self.function.role else { return None };
-        let (egm, node) = (passed.memory.as_ref()?.egm?, passed.node?);
+        let FunctionRole::Endpoint { assigned: Some(assigned), .. } = &self.function.role else {
+            return None;
+        };
+        let (egm, node) = (assigned.memory.as_ref()?.egm?, assigned.node?);
         let is_it = |m: &&MemoryPlan| m.kind == MemoryKind::Egm && m.backing == egm && m.node == node;
         let memory = self.plan.memory.iter().find(is_it)?;
         // Bytes before and between pieces are retired or hold the guest's tables, and count all the same.

@@ -30,7 +30,7 @@ use egm_address::{Guest, Span};
 
 use super::table;
 use crate::config::Architecture;
-use crate::firmware::bridges::{HostBridge, ecam};
+use crate::firmware::bridges::{Ecam, HostBridge, ecam};
 use crate::firmware::{FirmwareError, SLEEP_TYPE_S5};
 use crate::plan::Plan;
 
@@ -47,7 +47,7 @@ pub(super) fn dsdt(plan: &Plan) -> Result<Vec<u8>, FirmwareError> {
         let sockets: BTreeSet<u32> = plan.vcpus.iter().map(|vcpu| vcpu.socket).collect();
         sockets.into_iter().for_each(|socket| package(&mut devices, socket));
     }
-    let (config_space, last_bus) = ecam(plan)?;
+    let Ecam { span: config_space, last_bus } = ecam(plan)?;
     motherboard(&mut devices, config_space);
     HostBridge::all(plan, last_bus).iter().for_each(|bridge| bridge::write(&mut devices, plan, bridge));
     platform::write(&mut devices, plan)?;

@@ -1,0 +1,69 @@
+//! The plan of a machine together with its slices: each depends on the other.
+
+use crate::config::Spec;
+use crate::facts::{Facts, FactsError};
+use crate::plan::{self, Plan};
+use crate::reserve::{Broker, Leases, ReserveError, SliceProgress};
+
+/// Attempts to take planned slices: another process may take one first. The error of the last attempt is final.
+const ATTEMPTS: u32 = 4;
+
+/// A machine's plan, the host that it was made for, and the slices that it names.
+#[derive(Debug)]
+pub struct Placement {
+    /// The host.
+    pub facts: Facts,
+    /// Final: no later phase changes it.
+    pub plan: Plan,
+    /// Slices as the plan has them.
+    pub leases: Leases,
+}
+
+impl Placement {
+    /// Plans the machine of `spec` and takes its slices; again, with new facts of the host, when another process takes one
+    /// of them first.
+    ///
+    /// # Errors
+    /// [`ReserveError`]; nothing stays taken.
+    pub fn take(
+        spec: &Spec,
+        read_facts: impl Fn() -> Result<Facts, FactsError>,
+        progress: SliceProgress<'_>,
+    ) -> Result<Self, ReserveError> {
+        for attempt in 1..=ATTEMPTS {
+            let mut facts = read_facts()?;
+            let mut plan = plan::plan(spec, &facts)?;
+            let leases = match Leases::take(spec, &plan, &facts, progress) {
+                Err(error) if error.is_lost_race() && attempt < ATTEMPTS => continue,
+                taken => taken?,
+            };
+            // Some kernels report retired pages only through the open region: they become holes of guest memory.
+            if leases.add_retired(&mut facts) {
+                plan = plan::plan(spec, &facts)?;
+            }
+            if leases.are_those_of(&plan) {
+                return Ok(Self { facts, plan, leases });
+            }
+        }
+        Err(ReserveError::Moved { attempts: ATTEMPTS })
+    }
+
+    /// Takes the slices of `spec` that `broker` grants, and plans the machine around them. `waiting` is called with a slice
+    /// that must wait, and the reason.
+    ///
+    /// # Errors
+    /// [`ReserveError`]; slices granted until then are returned.
+    pub fn borrow(
+        spec: &Spec,
+        read_facts: impl Fn() -> Result<Facts, FactsError>,
+        broker: &Broker,
+        waiting: &dyn Fn(&str, &str),
+    ) -> Result<Self, ReserveError> {
+        let loans = broker.borrow(spec, waiting)?;
+        let (mut pinned, mut facts) = (spec.clone(), read_facts()?);
+        let notes = loans.pin(&mut pinned, &mut facts);
+        let mut plan = plan::plan(&pinned, &facts)?;
+        plan.notes.extend(notes);
+        Ok(Self { facts, plan, leases: loans.into_leases()? })
+    }
+}

@@ -1,0 +1,170 @@
+//! Failures to reserve slices, GPUs and servers, and to return slices.
+
+use std::io;
+use std::path::PathBuf;
+
+use egm_device::broker::ClientError;
+use egm_device::ledger::{GrantError, LedgerError};
+use egm_vfio::backend::BackendError;
+use egm_vfio::client::OpenError;
+
+use crate::error::{Blame, Report};
+use crate::facts::FactsError;
+use crate::plan::PlanError;
+
+/// Why a machine does not have its slices, GPUs or servers.
+#[derive(Debug, thiserror::Error)]
+pub enum ReserveError {
+    /// The host cannot be looked at.
+    #[error(transparent)]
+    Facts(#[from] FactsError),
+    /// There is no plan.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// This boot has no name.
+    #[error("cannot read /proc/sys/kernel/random/boot_id")]
+    Boot(#[source] io::Error),
+    /// The host's ledger cannot be kept.
+    #[error("cannot use the ledger of the host's slices")]
+    Ledger(#[from] LedgerError),
+    /// A slice is refused.
+    #[error("cannot take slice \"{id}\"")]
+    Grant {
+        /// The backing.
+        id: String,
+        /// The reason.
+        #[source]
+        source: GrantError,
+    },
+    /// A GPU is refused.
+    #[error("cannot claim the machine's GPUs in region \"{region}\"")]
+    Gpus {
+        /// A region that they reach.
+        region: String,
+        /// The reason.
+        #[source]
+        source: GrantError,
+    },
+    /// A broker does not grant a slice, or does not take it back.
+    #[error("cannot borrow slice \"{id}\" from the broker")]
+    Broker {
+        /// The backing.
+        id: String,
+        /// The reason.
+        #[source]
+        source: ClientError,
+    },
+    /// Each time that the slices were taken, pages were retired meanwhile, and the slices belonged elsewhere.
+    #[error("the host's regions change faster than slices can be taken: tried {attempts} times")]
+    Moved {
+        /// Number of attempts.
+        attempts: u32,
+    },
+    /// A vfio-user server.
+    #[error("cannot provide device \"{id}\"")]
+    Device {
+        /// The device.
+        id: String,
+        /// The reason.
+        #[source]
+        source: ServerError,
+    },
+    /// A slice could not be scrubbed at the end.
+    #[error("slice \"{id}\" is free again, but not scrubbed: its next owner waits for that")]
+    GiveBack {
+        /// The backing.
+        id: String,
+        /// The reason.
+        #[source]
+        source: GrantError,
+    },
+    /// A slice is still in use at the end.
+    #[error(
+        "slice \"{id}\" is not given back before this process ends: storage that hangs may still write to it"
+    )]
+    InUse {
+        /// The backing.
+        id: String,
+    },
+}
+
+impl ReserveError {
+    /// Whether another process has taken a slice first.
+    pub(crate) const fn is_lost_race(&self) -> bool {
+        matches!(self, Self::Grant { source: GrantError::Short { .. }, .. })
+    }
+}
+
+impl Report for ReserveError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Facts(error) => error.blame(),
+            Self::Plan(error) => error.blame(),
+            Self::Ledger(error) => error.blame(),
+            Self::Grant { source, .. } | Self::Gpus { source, .. } | Self::GiveBack { source, .. } => {
+                source.blame()
+            }
+            Self::Broker { source, .. } => source.blame(),
+            Self::Device { source, .. } => source.blame(),
+            Self::Boot(_) | Self::Moved { .. } | Self::InUse { .. } => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Facts(error) => error.help(),
+            Self::Plan(error) => error.help(),
+            Self::Ledger(error) => error.help(),
+            Self::Grant { source, .. } | Self::Gpus { source, .. } | Self::GiveBack { source, .. } => {
+                source.help()
+            }
+            Self::Broker { source, .. } => source.help(),
+            Self::Device { source, .. } => source.help(),
+            Self::Boot(_) | Self::Moved { .. } | Self::InUse { .. } => None,
+        }
+    }
+}
+
+/// Why a server's device cannot be a guest's.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The path names no socket.
+    #[error("{} is not a socket", path.display())]
+    NotSocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// No server there, or one that breaks the protocol.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// It no longer answers.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+}
+
+impl Report for ServerError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::NotSocket { .. } => Blame::Configuration,
+            Self::Open(_) | Self::Backend(_) => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        Some(match self {
+            Self::NotSocket { .. } => {
+                "set \"socket\" to the Unix socket that the server listens on".to_owned()
+            }
+            Self::Open(OpenError::Connect { path, source }) => match source.kind() {
+                io::ErrorKind::PermissionDenied => {
+                    format!("let this user write to it (ls -l {path}), or be root")
+                }
+                io::ErrorKind::WouldBlock => {
+                    "the server takes no more clients: end the one that it has".to_owned()
+                }
+                _ => "start the server first, and set \"socket\" to where it listens".to_owned(),
+            },
+            Self::Open(_) | Self::Backend(_) => "read the server's log, and start it again".to_owned(),
+        })
+    }
+}

@@ -1,0 +1,25 @@
+//! What a machine reserves before anything is opened: slices, GPUs and connections to vfio-user servers. Side effects start
+//! here.
+//!
+//! | file | content |
+//! |---|---|
+//! | `leases` | slices of the host's regions, granted and scrubbed; `loans`: slices from a broker |
+//! | `gpus` | claims on GPUs that reach a whole region |
+//! | `servers` | vfio-user servers, connected |
+//! | `close` | closes the files of slices once their memory is mapped |
+
+mod close;
+mod error;
+mod gpus;
+mod leases;
+mod loans;
+mod servers;
+
+pub use self::close::CloseError;
+pub use self::error::{ReserveError, ServerError};
+pub use self::gpus::claim_gpus;
+pub(crate) use self::gpus::reached;
+pub use self::leases::{Leases, SliceProgress};
+pub(crate) use self::leases::{OwnSlice, Taken};
+pub use self::loans::Broker;
+pub use self::servers::Servers;
