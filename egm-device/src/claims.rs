@@ -17,7 +17,7 @@ const PIECE: u64 = 2 << 20;
 
 /// Result of reading claimed bytes, in whole pages.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct ClaimCheck {
     /// Bytes that cannot be read.
     pub(crate) bad: SpanSet<InRegion>,
     /// Bytes that can.
@@ -42,8 +42,8 @@ pub(crate) fn check(
     backing: &dyn Backing,
     at: Offset,
     claimed: &SpanSet<InRegion>,
-) -> Result<Verdict, CheckError> {
-    let Ok(slice) = Span::new(at, backing.size()) else { return Ok(Verdict::default()) };
+) -> Result<ClaimCheck, CheckError> {
+    let Ok(slice) = Span::new(at, backing.size()) else { return Ok(ClaimCheck::default()) };
     let page = base_page();
     let whole_pages = |span: Span<InRegion>| {
         let from = align_down(span.start().get().checked_sub(at.get())?, page);
@@ -70,7 +70,7 @@ pub(crate) fn check(
         let span = |(from, size)| Span::new(at.checked_add(from)?, size).ok();
         spans.into_iter().filter_map(span).collect()
     };
-    Ok(Verdict { bad: in_region(bad), sound: in_region(sound) })
+    Ok(ClaimCheck { bad: in_region(bad), sound: in_region(sound) })
 }
 
 /// Reads `size` bytes of `backing` from `from`, whole pages, up to the first that cannot be read: how many bytes could be

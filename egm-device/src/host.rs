@@ -11,7 +11,7 @@ use crate::bounded;
 use crate::ledger::{Identity, Ledger, Paths};
 use crate::region::{HostFacts, HostFile, Region, Survey};
 
-/// Which host
+/// The host to read
 #[derive(Debug, clap::Args)]
 pub struct Host {
     /// Folder of host files (*.json), which name memory that was hidden from the kernel; the default is
@@ -129,7 +129,7 @@ impl Report for NoHost {
 
 /// A ledger needs to know the boot.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot tell which boot this is")]
+#[error("cannot read the identifier of this boot")]
 pub(crate) struct BootError(#[from] io::Error);
 
 impl Report for BootError {

@@ -18,7 +18,6 @@ mod claims;
 #[expect(clippy::print_stderr, reason = "a program prints its result")]
 mod cli;
 pub mod close;
-mod crew;
 pub mod device;
 pub mod free;
 pub mod host;
@@ -39,13 +38,14 @@ mod sys;
 pub mod trust;
 mod trusted;
 pub mod unix_socket;
+mod worker_pool;
 
 pub use backing::{
     Anonymous, AnonymousError, Backing, BackingError, GuestMemfdError, HugeFiles, HugeFilesError, HugePage,
 };
 pub use cli::main;
-pub use crew::pin;
 pub use lease::Lease;
 pub use ledger::Ledger;
 pub use mapping::{Mapping, MappingError};
 pub use prefault::{PrefaultError, prefault, workers_for};
+pub use worker_pool::pin;

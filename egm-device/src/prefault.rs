@@ -9,8 +9,8 @@ use std::thread;
 
 use egm_address::CpuSet;
 
-use crate::crew::{self, Job};
 use crate::mapping::{Mapping, MappingError};
+use crate::worker_pool::{self, Task};
 
 /// Bytes that a worker makes present in one call, unless pages are larger: two workers in one page would wait.
 /// The kernel holds the address space's lock meanwhile, for which the next worker's stack waits: with 64 MiB, 16 workers
@@ -46,29 +46,29 @@ pub fn prefault(
 ) -> Result<(), PrefaultError> {
     let (done, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let tell = |bytes| {
+    let count = |bytes| {
         let before = done.fetch_add(bytes, Ordering::Relaxed);
         progress(before.saturating_add(bytes));
     };
-    let (stop, tell) = (&stop, &tell);
+    let (stop, count) = (&stop, &count);
     let jobs = mappings.iter().enumerate().map(|(index, (mapping, near))| {
         let next = AtomicUsize::new(0);
         let work = move || {
-            let result = fill(mapping, &next, stop, tell);
+            let result = fill(mapping, &next, stop, count);
             stop.fetch_or(result.is_err(), Ordering::Relaxed);
             result.map_err(|source| PrefaultError { index, source })
         };
         let threads = workers_for(mapping.size(), near.as_ref().map_or(processors, |n| n.len().max(1)));
-        Job { threads, near: near.as_ref(), idle: false, work: Box::new(work) }
+        Task { threads, near: near.as_ref(), idle: false, work: Box::new(work) }
     });
-    crew::run(&jobs.collect::<Vec<_>>()).into_iter().collect()
+    worker_pool::run(&jobs.collect::<Vec<_>>()).into_iter().collect()
 }
 
 fn fill(
     mapping: &Mapping,
     next: &AtomicUsize,
     stop: &AtomicBool,
-    tell: &dyn Fn(usize),
+    count: &dyn Fn(usize),
 ) -> Result<(), MappingError> {
     let chunk = CHUNK.max(mapping.fault_size());
     while !stop.load(Ordering::Relaxed) {
@@ -80,7 +80,7 @@ fn fill(
         if !egm_address::fault!("prefault-skipped") {
             mapping.populate(from, size)?;
         }
-        tell(size);
+        count(size);
     }
     Ok(())
 }

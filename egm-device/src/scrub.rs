@@ -22,7 +22,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use crate::backing::Backing;
 use crate::mapping::{Mapping, MappingError, first_nonzero};
 use crate::prefault::workers_for;
-use crate::{crew, poison};
+use crate::{poison, worker_pool};
 
 /// Bytes that one worker maps and zeroes at a time.
 const CHUNK: u64 = 64 << 20;
@@ -124,7 +124,7 @@ pub fn zero(
         return Err(ScrubError { done: none(), cause: Cause::Outside(outside) });
     }
     let chunks: Vec<_> = spans.iter().flat_map(|span| chunks(span, at)).collect();
-    let job = Job {
+    let job = ScrubTask {
         backing,
         at,
         chunks,
@@ -140,7 +140,8 @@ pub fn zero(
     let bytes = usize::try_from(spans.size()).unwrap_or(usize::MAX);
     let workers = work.workers.map_or_else(|| workers_for(bytes, processors.unwrap_or(1)), NonZeroUsize::get);
     let (threads, near, idle) = (workers, work.near, work.pace.is_some());
-    let outcomes = crew::run(&[crew::Job { threads, near, idle, work: Box::new(|| job.run()) }]);
+    let outcomes =
+        worker_pool::run(&[worker_pool::Task { threads, near, idle, work: Box::new(|| job.run()) }]);
     let (done, causes): (Vec<_>, Vec<_>) = outcomes.into_iter().unzip();
     match causes.into_iter().flatten().next() {
         None => Ok(()),
@@ -207,7 +208,7 @@ fn chunks(span: Span<InRegion>, at: Offset) -> impl Iterator<Item = Span<InRegio
     })
 }
 
-struct Job<'a> {
+struct ScrubTask<'a> {
     backing: &'a dyn Backing,
     at: Offset,
     chunks: Vec<Span<InRegion>>,
@@ -219,7 +220,7 @@ struct Job<'a> {
     pace: Option<Mutex<Pace>>,
 }
 
-impl Job<'_> {
+impl ScrubTask<'_> {
     /// One worker: what it did and why it ended before the chunks did.
     fn run(&self) -> (Vec<Span<InRegion>>, Option<Cause>) {
         let mut done = Vec::new();
@@ -322,7 +323,7 @@ struct Mapped {
 }
 
 impl Mapped {
-    fn new(job: &Job<'_>, span: Span<InRegion>) -> Result<Self, Cause> {
+    fn new(job: &ScrubTask<'_>, span: Span<InRegion>) -> Result<Self, Cause> {
         let (backing, page) = (job.backing, job.backing.page_size().max(1));
         let first = span.start().offset_from(job.at).unwrap_or_default();
         let start = align_down(first, page);
@@ -340,7 +341,7 @@ impl Mapped {
         usize::try_from(offset).unwrap_or(usize::MAX)
     }
 
-    /// Where byte `offset` of the mapping is in the region.
+    /// Offset in the region of byte `offset` of the mapping.
     fn place(&self, offset: usize) -> Offset {
         let offset = u64::try_from(offset).unwrap_or(u64::MAX);
         self.start.checked_add(offset).unwrap_or(self.start)
@@ -363,7 +364,7 @@ impl Mapped {
         Ok(found.map(|found| self.place(found)))
     }
 
-    fn bad(&self, bad: poison::Bad) -> Cause {
+    fn bad(&self, bad: poison::BadPage) -> Cause {
         match Span::new(self.place(bad.offset), u64::try_from(bad.size).unwrap_or(u64::MAX)) {
             Ok(span) => Cause::Bad(span),
             Err(_) => Cause::Guard(io::ErrorKind::InvalidData.into()),

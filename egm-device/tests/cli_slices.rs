@@ -100,7 +100,7 @@ impl Host {
     fn lease(&self, owner: &str, size: u64) -> Lease {
         let local = Survey::of(self.0.path(), &[]).regions.into_iter().find(|r| r.name == "local").unwrap();
         let ledger = Ledger::open(Paths::below(self.0.path()), Identity::read(self.0.path()).unwrap());
-        ledger.unwrap().grant(&local, &Request::new(size, Owner::this(owner)), &Watch::nobody()).unwrap()
+        ledger.unwrap().grant(&local, &Request::new(size, Owner::this(owner)), &Watch::unobserved()).unwrap()
     }
 }
 

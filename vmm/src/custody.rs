@@ -248,7 +248,7 @@ fn give_back(leases: Vec<(String, Lease)>, blocked: &SigSet, progress: SliceProg
     let _ = blocked.thread_unblock();
     for (id, lease) in leases {
         let told = |step| progress(&id, step);
-        let watch = Watch { progress: &told, cancel: &cancel, ..Watch::nobody() };
+        let watch = Watch { progress: &told, cancel: &cancel, ..Watch::unobserved() };
         if let Err(error) = lease.give_back(&watch) {
             tracing::warn!("{}", Chain(&error));
         }

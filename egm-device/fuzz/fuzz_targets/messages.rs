@@ -1,4 +1,4 @@
-//! What all targets share: most mutated inputs stay whole messages, and messages are counted.
+//! Common code of all targets: most mutated inputs stay whole messages, and messages are counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,7 +10,7 @@ const HEAD: usize = 16;
 const SHORT: usize = 32;
 /// A version, without which nothing is heard.
 const GREETING: &[u8; 20] = b"\x01\0\x01\0\x14\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
-/// How often the count is told.
+/// Interval of prints of the count.
 const STEP: u64 = 100_000;
 
 /// Any change of `data`, of which `size` bytes are an input. Mostly its messages are made whole again, and the first one a

@@ -44,7 +44,7 @@ pub struct Action {
     pub by: Actor,
     /// The bytes.
     #[serde(flatten)]
-    pub at: Place,
+    pub at: RegionBytes,
     /// Duration, in milliseconds.
     pub duration_ms: u64,
 }
@@ -57,7 +57,7 @@ pub struct Finding {
     pub by: Actor,
     /// The bytes.
     #[serde(flatten)]
-    pub at: Place,
+    pub at: RegionBytes,
     /// The evidence or the cause.
     pub reason: String,
 }
@@ -102,7 +102,7 @@ pub struct Program {
 
 /// Bytes of a region.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct RegionBytes {
     /// Name of the region.
     pub region: String,
     /// From the first byte to the last.
@@ -168,19 +168,19 @@ impl Event {
 impl Action {
     /// An operation on `at` for `by` that took `duration`.
     #[must_use]
-    pub fn new(by: Actor, at: Place, duration: Duration) -> Self {
+    pub fn new(by: Actor, at: RegionBytes, duration: Duration) -> Self {
         Self { by, at, duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX) }
     }
 }
 
 impl Finding {
     /// A finding about `at` that concerns `by`.
-    pub fn new(by: Actor, at: Place, reason: impl Into<String>) -> Self {
+    pub fn new(by: Actor, at: RegionBytes, reason: impl Into<String>) -> Self {
         Self { by, at, reason: reason.into() }
     }
 }
 
-impl Place {
+impl RegionBytes {
     /// `bytes` of `region`; `None` for no bytes.
     #[must_use]
     pub fn of_set(region: &str, bytes: &SpanSet<InRegion>) -> Option<Self> {

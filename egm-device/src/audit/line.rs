@@ -17,7 +17,7 @@ pub const MAX_LINE: usize = 8192;
 const MAX_TEXT: usize = 1024;
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct LogLine<'a> {
     time: String,
     #[serde(flatten)]
     event: &'a Event,
@@ -34,7 +34,7 @@ const fn is_zero(count: &u64) -> bool {
 
 /// `event` at `now` as a line, with the lines that were lost or suppressed before it.
 pub(super) fn encode(now: SystemTime, event: &Event, lost: u64, suppressed: u64) -> Vec<u8> {
-    let line = Line { time: time::format(now), event, lost, suppressed };
+    let line = LogLine { time: time::format(now), event, lost, suppressed };
     let mut bytes = Vec::new();
     // Structs of numbers and texts, written to memory: the serialization cannot fail.
     let _ = line.serialize(&mut Serializer::with_formatter(&mut bytes, Bounded { left: 0, is_cut: false }));

@@ -20,7 +20,7 @@ use std::time::Duration;
 use egm_address::{Address, Host, InRegion, Span};
 use rustix::fs::{FlockOperation, flock, major, minor};
 
-use super::device::{Node, Window};
+use super::device::{DeviceNode, Window};
 use super::{Backing, BackingError, DaxError, boxed};
 use crate::region::{Region, RegionKind, Slice};
 
@@ -48,7 +48,7 @@ pub(crate) struct DaxRegion {
 
 /// The device of a slice.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Child {
+pub(crate) struct DaxDevice {
     name: String,
     /// `None` while it has no memory.
     pub(crate) span: Option<Span<Host>>,
@@ -86,7 +86,7 @@ pub(crate) fn window(
     region: &Region,
     slice: &Slice,
     parent: &DaxRegion,
-    child: &Child,
+    child: &DaxDevice,
 ) -> Result<Box<dyn Backing>, BackingError> {
     let file = parent.open(child);
     let file = file.map_err(|source| BackingError::SliceDevice { region: region.name.clone(), source })?;
@@ -109,7 +109,7 @@ impl DaxRegion {
     }
 
     /// The devices of slices, those without memory included.
-    pub(crate) fn children(&self) -> Result<Vec<Child>, DaxError> {
+    pub(crate) fn children(&self) -> Result<Vec<DaxDevice>, DaxError> {
         let folder = self.root.join("sys/bus/dax/devices");
         let entries = fs::read_dir(&folder).map_err(DaxError::at("list", &folder))?;
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -118,13 +118,13 @@ impl DaxRegion {
     }
 
     /// The devices that have any of `span`.
-    pub(crate) fn overlapping(&self, span: Span<Host>) -> Result<Vec<Child>, DaxError> {
+    pub(crate) fn overlapping(&self, span: Span<Host>) -> Result<Vec<DaxDevice>, DaxError> {
         let mut children = self.children()?;
         children.retain(|child| child.span.is_some_and(|of| of.overlaps(span)));
         Ok(children)
     }
 
-    fn child(&self, name: String) -> Result<Child, DaxError> {
+    fn child(&self, name: String) -> Result<DaxDevice, DaxError> {
         let folder = self.device(&name);
         let driver = fs::read_link(folder.join("driver")).ok();
         let driver = driver.and_then(|path| Some(path.file_name()?.to_str()?.to_owned()));
@@ -140,11 +140,11 @@ impl DaxRegion {
             let span = span.filter(|of| *of == size).and_then(|of| Span::new(Address::new(first), of).ok());
             Some(span.ok_or_else(invalid)?)
         };
-        Ok(Child { name, span, driver })
+        Ok(DaxDevice { name, span, driver })
     }
 
     /// A device that has exactly `span`, bound to its driver.
-    fn create(&self, span: Span<Host>) -> Result<Child, DaxError> {
+    fn create(&self, span: Span<Host>) -> Result<DaxDevice, DaxError> {
         let name = self.allocate(span)?;
         let made = self.bind(&name).and_then(|()| self.child(name.clone()));
         if made.is_err() {
@@ -192,9 +192,9 @@ impl DaxRegion {
     }
 
     /// Opens the file of the device.
-    pub(crate) fn open(&self, child: &Child) -> Result<File, DaxError> {
+    pub(crate) fn open(&self, child: &DaxDevice) -> Result<File, DaxError> {
         let path = self.root.join("dev").join(&child.name);
-        let node = Node::at(&path).map_err(DaxError::at("find", &path))?;
+        let node = DeviceNode::at(&path).map_err(DaxError::at("find", &path))?;
         let number = self.device(&child.name).join("dev");
         let expected = fs::read_to_string(&number).map_err(DaxError::at("read", &number))?;
         let rdev = node.number().map_err(DaxError::at("find", &path))?;
@@ -205,7 +205,7 @@ impl DaxRegion {
     }
 
     /// Whether the device can be opened: an unbound one has no mapping that works.
-    pub(crate) fn is_bound(child: &Child) -> bool {
+    pub(crate) fn is_bound(child: &DaxDevice) -> bool {
         child.driver.is_some()
     }
 
@@ -213,7 +213,7 @@ impl DaxRegion {
     ///
     /// # Errors
     /// [`DaxError`]: one of [`DaxError::is_timeout`] while the kernel waits for a pin.
-    pub(crate) fn remove(&self, child: &Child) -> Result<(), DaxError> {
+    pub(crate) fn remove(&self, child: &DaxDevice) -> Result<(), DaxError> {
         let folder = self.device(&child.name);
         match child.driver.as_deref() {
             None => {}

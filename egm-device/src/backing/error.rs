@@ -42,7 +42,7 @@ pub enum BackingError {
         page: u64,
         /// The region that the slice names.
         named: String,
-        /// Where the slice begins.
+        /// Offset of the slice.
         offset: u64,
         /// Its bytes.
         bytes: u64,
@@ -88,7 +88,7 @@ pub enum BackingError {
         device: PathBuf,
     },
     /// The region is of a host that is only a copy of its files.
-    #[error("cannot open region \"{region}\": --root names a copy of a host, whose memory is elsewhere")]
+    #[error("cannot open region \"{region}\": --root names a copy of another host")]
     OtherHost {
         /// The region.
         region: String,

@@ -56,7 +56,7 @@ pub(crate) struct SliceFolder {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SliceFile {
     name: String,
-    /// What it is of the region.
+    /// The bytes of the region that it holds.
     pub(crate) span: Span<InRegion>,
 }
 

@@ -50,7 +50,7 @@ pub struct HugeFilesError {
 }
 
 /// A step and the kernel's reason to refuse it.
-type Refused = (&'static str, Errno);
+type StepError = (&'static str, Errno);
 
 /// A tmpfs of this process's own, which ends with its last file.
 #[derive(Debug)]
@@ -69,7 +69,8 @@ impl HugeFiles {
             Err((_, Errno::PERM)) => (true, in_user_namespace()),
             mounted => (false, mounted),
         };
-        let error = |(step, source): Refused| HugeFilesError { step, user_namespace, source: source.into() };
+        let error =
+            |(step, source): StepError| HugeFilesError { step, user_namespace, source: source.into() };
         mounted.map(|mount| Self { mount, user_namespace }).map_err(error)
     }
 
@@ -97,7 +98,7 @@ impl HugeFiles {
 }
 
 /// Allocates nothing and cannot panic: [`in_user_namespace`] runs it in a child that shares this process's memory.
-fn mount() -> Result<OwnedFd, Refused> {
+fn mount() -> Result<OwnedFd, StepError> {
     let at = |step| move |errno| (step, errno);
     let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(at("open a tmpfs"))?;
     for (key, value) in OPTIONS {
@@ -112,7 +113,7 @@ fn mount() -> Result<OwnedFd, Refused> {
 }
 
 /// [`mount`] by a child of its own namespaces.
-fn in_user_namespace() -> Result<OwnedFd, Refused> {
+fn in_user_namespace() -> Result<OwnedFd, StepError> {
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let maps = [format!("{user} {user} 1"), format!("{group} {group} 1")];
     let mut mounted = Err(("run a child", Errno::CHILD));
@@ -141,7 +142,7 @@ fn in_user_namespace() -> Result<OwnedFd, Refused> {
 }
 
 /// Maps this user and group into the user namespace of the calling process: the files then belong to them.
-fn identify([user, group]: &[String; 2]) -> Result<(), Refused> {
+fn identify([user, group]: &[String; 2]) -> Result<(), StepError> {
     let write = |path: &CStr, text: &str| {
         let file = rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
         rustix::io::write(file, text.as_bytes())

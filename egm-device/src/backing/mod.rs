@@ -35,7 +35,7 @@ pub use interface::Backing;
 pub use retired_list::{RetiredListError, RetiredPages, retired_pages};
 
 /// Progress and cancellation of a wait: the first open of an EGM device zeroes all of it, which takes minutes.
-pub struct Patience<'a> {
+pub struct OpenWait<'a> {
     /// Called a few times a second with the time waited so far.
     pub progress: &'a dyn Fn(Duration),
     /// Set from any thread to stop waiting. The kernel still finishes zeroing and then closes the device by itself;
@@ -47,24 +47,18 @@ pub struct Patience<'a> {
 ///
 /// # Errors
 /// [`BackingError`]: the slice does not fit the region, the host refused, or the caller cancelled.
-pub fn open(
-    region: &Region,
-    slice: &Slice,
-    patience: &Patience<'_>,
-) -> Result<Box<dyn Backing>, BackingError> {
+pub fn open(region: &Region, slice: &Slice, wait: &OpenWait<'_>) -> Result<Box<dyn Backing>, BackingError> {
     check(region, slice)?;
     match &region.kind {
         RegionKind::Egm { device } => {
-            let node = device::Node::find(region, device)?;
-            let file = device::wait_for(device, patience, move || node.open()).map_err(|e| e.of(region))?;
+            let node = device::DeviceNode::find(region, device)?;
+            let file = device::wait_for(device, wait, move || node.open()).map_err(|e| e.of(region))?;
             window(region, slice, file)
         }
         RegionKind::Devdax { files: DaxFiles::PerSlice, .. } => dax::create(region, slice),
         RegionKind::Reserved { device } | RegionKind::Devdax { device, .. } => {
-            let file = device::Node::find(region, device)?.open().map_err(|source| BackingError::Open {
-                region: region.name.clone(),
-                device: device.clone(),
-                source,
+            let file = device::DeviceNode::find(region, device)?.open().map_err(|source| {
+                BackingError::Open { region: region.name.clone(), device: device.clone(), source }
             })?;
             window(region, slice, file)
         }
@@ -157,7 +151,7 @@ pub(crate) mod tests {
     }
 
     fn opened(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>, BackingError> {
-        open(region, slice, &Patience { progress: &|_| {}, cancel: &AtomicBool::new(false) })
+        open(region, slice, &OpenWait { progress: &|_| {}, cancel: &AtomicBool::new(false) })
     }
 
     #[test]

@@ -12,7 +12,7 @@ use egm_report::{Blame, Report};
 use rustix::net::SocketFlags;
 
 use super::packet;
-use super::wire::{self, MAX_REPLY, MAX_SPANS, Refused, Reply, Request, Take};
+use super::wire::{self, MAX_REPLY, MAX_SPANS, RefusalReply, Reply, Request, SliceRequest};
 use crate::backing::{self, Backing, BackingError};
 use crate::region::{Region, Slice};
 
@@ -82,19 +82,21 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`]: refused, with the rule and what is free instead, or the broker broke the protocol.
-    pub fn take(self, take: &Take, waiting: impl FnOnce(&str)) -> Result<Loan, ClientError> {
-        self.say(&Request::Take(take.clone()))?;
+    pub fn take(self, take: &SliceRequest, waiting: impl FnOnce(&str)) -> Result<BrokerLease, ClientError> {
+        self.send(&Request::Take(take.clone()))?;
         let mut waiting = Some(waiting);
         loop {
-            let (reply, descriptors) = self.hear(&NEVER)?;
+            let (reply, descriptors) = self.receive(&NEVER)?;
             match reply {
-                Reply::Waiting(Refused { why, .. }) => {
+                Reply::Waiting(RefusalReply { why, .. }) => {
                     if let Some(waiting) = waiting.take() {
                         waiting(&why);
                     }
                 }
-                Reply::Granted { slice, offset } => return Loan::new(self, slice, offset, descriptors),
-                Reply::Refused(Refused { why, .. }) => {
+                Reply::Granted { slice, offset } => {
+                    return BrokerLease::new(self, slice, offset, descriptors);
+                }
+                Reply::Refused(RefusalReply { why, .. }) => {
                     return Err(ClientError::Refused { asked: take.name.clone(), why });
                 }
                 _ => return Err(ClientError::Unknown { what: "an answer to nothing" }),
@@ -102,22 +104,22 @@ impl Client {
         }
     }
 
-    /// What is available to this user now: bytes in total, and bytes in the largest piece.
+    /// Memory that is available to this user now: bytes in total, and bytes in the largest block.
     ///
     /// # Errors
     /// [`ClientError`].
     pub fn free(&self) -> Result<(u64, u64), ClientError> {
-        self.say(&Request::Free)?;
-        match self.hear(&NEVER)?.0 {
+        self.send(&Request::Free)?;
+        match self.receive(&NEVER)?.0 {
             Reply::Free(room) => Ok((room.total, room.largest)),
-            Reply::Refused(Refused { why, .. }) => {
+            Reply::Refused(RefusalReply { why, .. }) => {
                 Err(ClientError::Refused { asked: "to say what is free".into(), why })
             }
             _ => Err(ClientError::Unknown { what: "an answer to nothing" }),
         }
     }
 
-    fn say(&self, request: &Request) -> Result<(), ClientError> {
+    fn send(&self, request: &Request) -> Result<(), ClientError> {
         match packet::send(self.socket.as_fd(), &wire::encode(request), &[]) {
             // A broker that refused the connection sent the reason before it hung up.
             Err(error)
@@ -125,14 +127,14 @@ impl Client {
             {
                 Ok(())
             }
-            said => said.map_err(ClientError::Gone),
+            sent => sent.map_err(ClientError::Gone),
         }
     }
 
-    fn hear(&self, cancel: &AtomicBool) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
+    fn receive(&self, cancel: &AtomicBool) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
         let mut buffer = [0; MAX_REPLY];
-        let heard = packet::wait_for(self.socket.as_fd(), &mut buffer, cancel);
-        let (length, descriptors) = heard.map_err(|error| match error.kind() {
+        let received = packet::wait_for(self.socket.as_fd(), &mut buffer, cancel);
+        let (length, descriptors) = received.map_err(|error| match error.kind() {
             io::ErrorKind::Interrupted => ClientError::Cancelled,
             _ => ClientError::Gone(error),
         })?;
@@ -149,7 +151,7 @@ impl Client {
 
 /// A slice from a broker. It stays granted while this value or this process lives.
 #[derive(Debug)]
-pub struct Loan {
+pub struct BrokerLease {
     client: Client,
     region: Region,
     slice: Slice,
@@ -157,7 +159,7 @@ pub struct Loan {
     file: File,
 }
 
-impl Loan {
+impl BrokerLease {
     fn new(
         client: Client,
         slice: Slice,
@@ -192,7 +194,7 @@ impl Loan {
         &self.file
     }
 
-    /// Where the slice begins in [`Loan::file`].
+    /// Offset of the slice in [`BrokerLease::file`].
     #[must_use]
     pub const fn offset(&self) -> u64 {
         self.offset
@@ -213,7 +215,7 @@ impl Loan {
     /// [`ClientError::Gone`].
     pub fn retire(&self, bad: &SpanSet<InRegion>) -> Result<(), ClientError> {
         let spans: Vec<_> = bad.iter().map(|span| (span.start().get(), span.size())).collect();
-        spans.chunks(MAX_SPANS).try_for_each(|part| self.client.say(&Request::Bad(part.to_vec())))
+        spans.chunks(MAX_SPANS).try_for_each(|part| self.client.send(&Request::Bad(part.to_vec())))
     }
 
     /// The connection: a process that inherits it keeps the loan, even when this one has ended.
@@ -230,10 +232,10 @@ impl Loan {
     /// [`ClientError`].
     pub fn give_back(self, cancel: &AtomicBool) -> Result<(), ClientError> {
         drop(self.file);
-        self.client.say(&Request::Return)?;
-        match self.client.hear(cancel)?.0 {
+        self.client.send(&Request::Return)?;
+        match self.client.receive(cancel)?.0 {
             Reply::Returned => Ok(()),
-            Reply::Refused(Refused { why, .. }) => {
+            Reply::Refused(RefusalReply { why, .. }) => {
                 Err(ClientError::Refused { asked: "a return".into(), why })
             }
             _ => Err(ClientError::Unknown { what: "an answer to nothing" }),
@@ -281,11 +283,11 @@ mod tests {
         };
         let slice = Slice { region: "egm4".into(), offset: 0, size: ByteSize::new(4096) };
         let file = tempfile::tempfile().unwrap();
-        let loan = Loan { client: Client { socket }, region, slice, offset: 0, file };
-        assert!(matches!(loan.give_back(&AtomicBool::new(true)), Err(ClientError::Cancelled)));
-        let mut said = [0; 64];
+        let lease = BrokerLease { client: Client { socket }, region, slice, offset: 0, file };
+        assert!(matches!(lease.give_back(&AtomicBool::new(true)), Err(ClientError::Cancelled)));
+        let mut sent = [0; 64];
         assert!(matches!(
-            packet::receive(broker.as_fd(), &mut said).unwrap(),
+            packet::receive(broker.as_fd(), &mut sent).unwrap(),
             packet::Packet::Whole(b"\"return\"")
         ));
     }

@@ -1,18 +1,20 @@
 //! The policy's answer to a request that names several regions.
 
-use super::wire::Take;
-use crate::policy::{Ask, Decision, Free, Peer, Policy, Queue, Refusal, Supply, Tenant, Why};
+use super::wire::SliceRequest;
+use crate::policy::{
+    Decision, FreeMemory, Peer, Policy, Queue, Refusal, RefusalReason, RegionRequest, Supply, Tenant,
+};
 
 /// Regions that can serve `peer` now or later, each with the tenant that is charged there; and the reply to send when
 /// none can serve it now.
 pub(super) fn judge(
     queue: &Queue,
     peer: &Peer,
-    take: &Take,
+    take: &SliceRequest,
     supplies: &[Supply],
 ) -> (Vec<(String, Tenant)>, Refusal) {
     let (policy, accounts) = (queue.policy(), queue.accounts());
-    let ask = Ask { size: take.size, class: take.class.as_deref() };
+    let ask = RegionRequest { size: take.size, class: take.class.as_deref() };
     let mut places: Vec<(String, Tenant)> = Vec::new();
     let (mut never, mut later) = (None, None);
     for word in &take.regions {
@@ -41,12 +43,17 @@ pub(super) fn judge(
 }
 
 /// The reply when there is room, or no such region.
-fn otherwise(policy: &Policy, first: Option<&(String, Tenant)>, take: &Take, free: Free) -> Refusal {
+fn otherwise(
+    policy: &Policy,
+    first: Option<&(String, Tenant)>,
+    take: &SliceRequest,
+    free: FreeMemory,
+) -> Refusal {
     match first {
         Some((region, tenant)) => {
             let rule = policy.rule(*tenant).map(|rule| rule.name.clone());
-            Refusal { rule, why: Why::OthersFirst { region: region.clone() }, free }
+            Refusal { rule, why: RefusalReason::OthersFirst { region: region.clone() }, free }
         }
-        None => Refusal { rule: None, why: Why::NoRegion { names: take.regions.join(", ") }, free },
+        None => Refusal { rule: None, why: RefusalReason::NoRegion { names: take.regions.join(", ") }, free },
     }
 }

@@ -1,4 +1,4 @@
-//! Where the broker's slices come from: the ledger, by way of files that are opened once.
+//! Source of the broker's slices: the ledger, with devices that are opened once.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,15 +12,15 @@ use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet};
 use egm_report::{Chain, Report};
 
 use super::idle::IdleScrub;
-use super::kept::KeptOpen;
+use super::open_devices::OpenDevices;
 use crate::audit::Log;
 use crate::backing::Backing;
 use crate::carve::plan::{Request, place};
 use crate::lease::Lease;
-use crate::ledger::record::Use;
+use crate::ledger::record::GrantState;
 use crate::ledger::{GpuLease, GrantError, Ledger, LedgerError, Memory, States, Watch};
 use crate::owner::Owner;
-use crate::policy::{Charge, Left, Supply};
+use crate::policy::{Charge, OrphanedSlice, Supply};
 use crate::region::{Node, Region, RegionKind, Slice};
 
 /// Shortest time between two looks at quarantined memory.
@@ -33,21 +33,26 @@ pub trait Source: Send + Sync {
 
     /// Slices of pools that clients of earlier brokers may still have; `None` if the ledger cannot be read. The review of
     /// quarantined memory in [`Source::supplies`] comes first.
-    fn left(&self) -> Option<Vec<Left>> {
+    fn orphaned(&self) -> Option<Vec<OrphanedSlice>> {
         Some(Vec::new())
     }
 
     /// Grants a slice of `region`. `cancel` is set when the slice is no longer wanted.
     ///
     /// # Errors
-    /// [`NotMade`].
-    fn grant(&self, region: &str, request: &Request, cancel: &AtomicBool) -> Result<Box<dyn Held>, NotMade>;
+    /// [`GrantFailure`].
+    fn grant(
+        &self,
+        region: &str,
+        request: &Request,
+        cancel: &AtomicBool,
+    ) -> Result<Box<dyn GrantedSlice>, GrantFailure>;
 
     /// Cleans free memory, until all is clean or `scrub` is stopped. Meanwhile its bytes count as free, and slices of the region
     /// that it is in wait for it.
-    fn tidy(&self, scrub: &IdleScrub);
+    fn scrub_idle(&self, scrub: &IdleScrub);
 
-    /// Where refusals are logged.
+    /// The log for refusals.
     fn audit(&self) -> Log {
         Log::none()
     }
@@ -55,7 +60,7 @@ pub trait Source: Send + Sync {
 
 /// Why there is no slice.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotMade {
+pub enum GrantFailure {
     /// The region has enough bytes, but no place for the slice now: the broker tries again after a return.
     #[error("no free place is so large and so aligned")]
     Short,
@@ -65,7 +70,7 @@ pub enum NotMade {
 }
 
 /// A slice that the broker holds for a client.
-pub trait Held: Send {
+pub trait GrantedSlice: Send {
     /// The region, with all that is retired.
     fn region(&self) -> &Region;
 
@@ -75,11 +80,11 @@ pub trait Held: Send {
     /// Its bytes.
     fn backing(&self) -> &dyn Backing;
 
-    /// Records the account of the slice for the next broker, before [`Held::hand_out`].
+    /// Records the account of the slice for the next broker, before [`GrantedSlice::hand_out`].
     ///
     /// # Errors
-    /// [`NotMade`].
-    fn charge(&self, _charge: &Charge) -> Result<(), NotMade> {
+    /// [`GrantFailure`].
+    fn charge(&self, _charge: &Charge) -> Result<(), GrantFailure> {
         Ok(())
     }
 
@@ -102,18 +107,18 @@ pub struct StillUsed {
     /// A text for operators.
     pub why: String,
     /// The slice, to be given back later.
-    pub held: Box<dyn Held>,
+    pub held: Box<dyn GrantedSlice>,
 }
 
 /// A lease for a client.
-struct Leased {
+struct LedgerLease {
     lease: Lease,
     near: Option<CpuSet>,
     /// GPUs that the client's user may open.
     gpus: Option<GpuLease>,
 }
 
-impl Held for Leased {
+impl GrantedSlice for LedgerLease {
     fn region(&self) -> &Region {
         self.lease.region()
     }
@@ -124,8 +129,8 @@ impl Held for Leased {
         &self.lease
     }
 
-    fn charge(&self, charge: &Charge) -> Result<(), NotMade> {
-        let failed = |error: LedgerError| NotMade::Failed(Chain(&error as &dyn Report).to_string());
+    fn charge(&self, charge: &Charge) -> Result<(), GrantFailure> {
+        let failed = |error: LedgerError| GrantFailure::Failed(Chain(&error as &dyn Report).to_string());
         self.lease.charge(charge).map_err(failed)
     }
 
@@ -138,7 +143,7 @@ impl Held for Leased {
         drop(self.gpus.take());
         recorded(self.lease.check_claims(bad), self.lease.region());
         let near = self.near.clone();
-        match self.lease.release(&Watch { near: near.as_ref(), ..Watch::nobody() }) {
+        match self.lease.release(&Watch { near: near.as_ref(), ..Watch::unobserved() }) {
             Err(error @ GrantError::StillUsed { .. }) => {
                 Err(StillUsed { why: Chain(&error as &dyn Report).to_string(), held: self })
             }
@@ -166,7 +171,7 @@ pub struct LedgerSource {
     near: BTreeMap<u32, CpuSet>,
     /// Rate of the scrub of idle memory, in bytes a second; without one there is no such scrub.
     pace: Option<NonZeroU64>,
-    kept: Arc<KeptOpen>,
+    kept: Arc<OpenDevices>,
     memory: Arc<dyn Memory>,
     /// The last look at quarantined memory.
     reviewed: Mutex<Option<Instant>>,
@@ -181,7 +186,7 @@ impl LedgerSource {
     #[must_use]
     pub fn new(ledger: Ledger, mut regions: Vec<Region>) -> Self {
         regions.retain(|region| region.kind != RegionKind::GuestMemfd);
-        let kept = Arc::new(KeptOpen::new(ledger.memory()));
+        let kept = Arc::new(OpenDevices::new(ledger.memory()));
         Self {
             ledger,
             regions,
@@ -248,7 +253,8 @@ impl LedgerSource {
         // Retired pages are free as far as places go: a slice spans them as holes.
         let whole: SpanSet<_> = Span::new(Offset::new(0), region.size.get()).into_iter().collect();
         let mut states = self.ledger.states(region);
-        let is_quarantined = |states: &States| states.held.iter().any(|held| held.usage == Use::Quarantined);
+        let is_quarantined =
+            |states: &States| states.held.iter().any(|held| held.usage == GrantState::Quarantined);
         if states.as_ref().is_ok_and(is_quarantined) && *reviews.get_or_insert_with(|| self.may_review()) {
             states = self.ledger.review(region).and_then(|_| self.ledger.states(region));
         }
@@ -282,8 +288,8 @@ impl Source for LedgerSource {
         self.regions.iter().map(|region| self.supply(region, &mut reviews)).collect()
     }
 
-    fn left(&self) -> Option<Vec<Left>> {
-        let (left, was_lost) = self.ledger.left_in_pools(&self.regions).ok()?;
+    fn orphaned(&self) -> Option<Vec<OrphanedSlice>> {
+        let (left, was_lost) = self.ledger.orphaned_slices(&self.regions).ok()?;
         if was_lost && self.regions.iter().any(|region| region.kind.is_pool()) {
             self.lost.call_once(|| {
                 tracing::info!(
@@ -294,32 +300,37 @@ impl Source for LedgerSource {
         Some(left)
     }
 
-    fn grant(&self, region: &str, request: &Request, cancel: &AtomicBool) -> Result<Box<dyn Held>, NotMade> {
+    fn grant(
+        &self,
+        region: &str,
+        request: &Request,
+        cancel: &AtomicBool,
+    ) -> Result<Box<dyn GrantedSlice>, GrantFailure> {
         let found = self.regions.iter().find(|r| r.name == region);
-        let found = found.ok_or_else(|| NotMade::Failed(format!("there is no region {region:?}")))?;
+        let found = found.ok_or_else(|| GrantFailure::Failed(format!("there is no region {region:?}")))?;
         let near = self.near(found);
-        let watch = Watch { near, cancel, ..Watch::nobody() };
-        let failed = |error: &dyn Report| NotMade::Failed(Chain(error).to_string());
+        let watch = Watch { near, cancel, ..Watch::unobserved() };
+        let failed = |error: &dyn Report| GrantFailure::Failed(Chain(error).to_string());
         match self.ledger.grant_from(&self.memory, found, request, &watch) {
             Ok(lease) => {
                 let regions = std::slice::from_ref(found);
                 let gpus: Vec<_> = self.ledger.open_gpus(found).iter().map(|open| open.function).collect();
                 let gpus = self.ledger.claim_gpus(&self.memory, regions, &gpus, &request.owner, &watch);
                 let gpus = gpus.map_err(|error| failed(&error))?;
-                Ok(Box::new(Leased { lease, near: near.cloned(), gpus }))
+                Ok(Box::new(LedgerLease { lease, near: near.cloned(), gpus }))
             }
             // A request that an empty region could serve waits; any other is refused.
             Err(GrantError::Short { .. })
                 if place(found, &SpanSet::default(), &SpanSet::default(), request).is_ok() =>
             {
-                Err(NotMade::Short)
+                Err(GrantFailure::Short)
             }
             Err(error) => Err(failed(&error)),
         }
     }
 
     /// Skips an EGM device that is not open yet: the kernel zeroes all of it when it is opened.
-    fn tidy(&self, scrub: &IdleScrub) {
+    fn scrub_idle(&self, scrub: &IdleScrub) {
         let Some(pace) = self.pace else { return };
         let kept =
             |region: &&Region| !matches!(region.kind, RegionKind::Egm { .. }) || self.kept.is_open(region);
@@ -328,7 +339,7 @@ impl Source for LedgerSource {
                 return;
             }
             let cancel = scrub.stopped();
-            let watch = Watch { near: self.near(region), pace: Some(pace), cancel, ..Watch::nobody() };
+            let watch = Watch { near: self.near(region), pace: Some(pace), cancel, ..Watch::unobserved() };
             let outcome = self.ledger.scrub(&self.memory, region, None, &watch);
             scrub.exit();
             self.note_failure(region, outcome.err().filter(|_| !cancel.load(Ordering::Relaxed)));
@@ -406,7 +417,7 @@ mod tests {
             regions: vec![region],
             near: BTreeMap::new(),
             pace: NonZeroU64::new(1 << 30),
-            kept: Arc::new(KeptOpen::new(ledger.memory())),
+            kept: Arc::new(OpenDevices::new(ledger.memory())),
             ledger,
             memory: Arc::new(PlainFile(path)),
             reviewed: Mutex::default(),
@@ -434,7 +445,7 @@ mod tests {
         assert_eq!(source.supplies()[0].free, 3 * PAGE);
         let Err(used) = used.held.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
         let held = source.ledger.states(&source.regions[0]).unwrap().held;
-        assert_eq!((held[0].usage, held[0].evidence[0].pid), (Use::Quarantined, Some(peer.id())));
+        assert_eq!((held[0].usage, held[0].evidence[0].pid), (GrantState::Quarantined, Some(peer.id())));
         let log =
             || std::fs::read_to_string(folder.path().join("var/log/egm-device/findings.jsonl")).unwrap();
         assert_eq!(log().matches("\"quarantine\"").count(), 1, "not once for each look");
@@ -453,7 +464,7 @@ mod tests {
         drop(lent.give_back(&SpanSet::default()));
         let source = LedgerSource { reviewed: Mutex::default(), ..source };
         let quarantined = source.ledger.states(&source.regions[0]).unwrap().held;
-        assert_eq!(quarantined[0].usage, Use::Quarantined);
+        assert_eq!(quarantined[0].usage, GrantState::Quarantined);
         assert_eq!(source.supplies()[0].free, 3 * PAGE);
         assert!(source.grant("r", &request(4), &NEVER).is_err());
         drop(left);
@@ -533,8 +544,8 @@ mod tests {
         let source = source(&folder, 3);
         let _held = source.grant("r", &request(1), &NEVER);
         let aligned = Request { align: 2 * PAGE, ..request(2) };
-        assert!(matches!(source.grant("r", &aligned, &NEVER), Err(NotMade::Short)));
-        let Err(NotMade::Failed(why)) = source.grant("r", &request(4), &NEVER) else { panic!() };
+        assert!(matches!(source.grant("r", &aligned, &NEVER), Err(GrantFailure::Short)));
+        let Err(GrantFailure::Failed(why)) = source.grant("r", &request(4), &NEVER) else { panic!() };
         assert!(why.contains("4KiB too few"), "{why}");
     }
 
@@ -545,13 +556,14 @@ mod tests {
         let dirty = || source.ledger.states(&source.regions[0]).unwrap().dirty.size();
         let stopped = IdleScrub::default();
         stopped.stop();
-        source.tidy(&stopped);
+        source.scrub_idle(&stopped);
         assert_eq!(dirty(), 4 * PAGE, "a stopped scrub cleans nothing");
         let scrub = Request::new(PAGE, Owner::scrub());
-        let scrubbed = source.ledger.grant_from(&source.memory, &source.regions[0], &scrub, &Watch::nobody());
+        let scrubbed =
+            source.ledger.grant_from(&source.memory, &source.regions[0], &scrub, &Watch::unobserved());
         assert_eq!((source.supplies()[0].free, dirty()), (4 * PAGE, 3 * PAGE));
         drop(scrubbed);
-        source.tidy(&IdleScrub::default());
+        source.scrub_idle(&IdleScrub::default());
         assert_eq!(dirty(), 0);
     }
 
@@ -560,7 +572,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut source = source(&folder, 4);
         source.regions[0].kind = RegionKind::Egm { device: "/dev/egm4".into() };
-        source.tidy(&IdleScrub::default());
+        source.scrub_idle(&IdleScrub::default());
         assert_eq!(source.ledger.states(&source.regions[0]).unwrap().dirty.size(), 4 * PAGE);
     }
 }

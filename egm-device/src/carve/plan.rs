@@ -43,7 +43,7 @@ impl Request {
 /// A request that a region cannot serve.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("region {region} cannot give {} aligned to {}: {cause}", exact(*size), exact(*align))]
-pub struct Short {
+pub struct PlacementError {
     /// The region's name.
     pub region: String,
     /// Bytes asked for.
@@ -146,13 +146,13 @@ pub enum Cause {
 /// The lowest best place for `request` in `region`, of which `busy` bytes are held and `clean` bytes need no scrub.
 ///
 /// # Errors
-/// [`Short`] names what was short and by how much.
+/// [`PlacementError`] names what was short and by how much.
 pub fn place(
     region: &Region,
     busy: &SpanSet<InRegion>,
     clean: &SpanSet<InRegion>,
     request: &Request,
-) -> Result<Slice, Short> {
+) -> Result<Slice, PlacementError> {
     Carver::new(region, busy, clean).place(request)
 }
 
@@ -180,16 +180,20 @@ impl<'a> Carver<'a> {
     /// Takes the lowest best place for `request`.
     ///
     /// # Errors
-    /// [`Short`] names what was short and by how much; nothing is taken then.
-    pub fn place(&mut self, request: &Request) -> Result<Slice, Short> {
+    /// [`PlacementError`] names what was short and by how much; nothing is taken then.
+    pub fn place(&mut self, request: &Request) -> Result<Slice, PlacementError> {
         let region = self.region;
         let align = request.align.max(region.page_size.get()).max(1);
         let found = self.check(request, align).and_then(|()| match request.at {
             Some(at) => self.at(at, request.size, align),
             None => self.lowest(request.size, align).ok_or_else(|| self.why(request.size, align)),
         });
-        let span =
-            found.map_err(|cause| Short { region: region.name.clone(), size: request.size, align, cause })?;
+        let span = found.map_err(|cause| PlacementError {
+            region: region.name.clone(),
+            size: request.size,
+            align,
+            cause,
+        })?;
         for kind in &mut self.kinds {
             kind.take(span);
         }
@@ -295,13 +299,13 @@ impl<'a> Carver<'a> {
 #[derive(Debug, Default)]
 struct Runs {
     /// Never empty ones.
-    pieces: Vec<Piece>,
+    pieces: Vec<RunPiece>,
     /// Bytes in all of them.
     size: u64,
 }
 
 #[derive(Debug)]
-struct Piece {
+struct RunPiece {
     runs: Vec<Span<InRegion>>,
     /// Bytes of the longest run.
     longest: u64,
@@ -314,7 +318,7 @@ impl Runs {
     fn new(set: &SpanSet<InRegion>) -> Self {
         let runs: Vec<_> = set.iter().collect();
         Self {
-            pieces: runs.chunks(Self::PIECE).map(|runs| Piece::new(runs.to_vec())).collect(),
+            pieces: runs.chunks(Self::PIECE).map(|runs| RunPiece::new(runs.to_vec())).collect(),
             size: set.size(),
         }
     }
@@ -341,7 +345,7 @@ impl Runs {
     }
 }
 
-impl Piece {
+impl RunPiece {
     fn new(runs: Vec<Span<InRegion>>) -> Self {
         let longest = runs.iter().map(|run| run.size()).max().unwrap_or(0);
         Self { runs, longest }

@@ -10,9 +10,9 @@ use crate::host::Host;
 use crate::ledger::{Identity, Ledger, LedgerError, Paths};
 use crate::region::{Region, Survey};
 
-/// What every command takes that asks the ledger
+/// Arguments of every command that reads the ledger
 #[derive(Debug, clap::Args)]
-pub(super) struct Common {
+pub(super) struct LedgerArgs {
     #[command(flatten)]
     pub(super) host: Host,
     /// Print JSON
@@ -23,7 +23,7 @@ pub(super) struct Common {
 /// The ledger of `host`, made if it has none; a host of which only the facts are here has no ledger here.
 pub(super) fn open(host: &Host) -> Result<Ledger, Box<dyn Report>> {
     if host.is_recorded() {
-        return Err(Elsewhere.into());
+        return Err(RecordedHost.into());
     }
     let root = host.root();
     let identity = Identity::read(root)
@@ -34,9 +34,9 @@ pub(super) fn open(host: &Host) -> Result<Ledger, Box<dyn Report>> {
 /// The facts are of another host: its regions are other memory here.
 #[derive(Debug, thiserror::Error)]
 #[error("a host that was recorded has no memory to take and no ledger: --recorded is for plans")]
-struct Elsewhere;
+struct RecordedHost;
 
-impl Report for Elsewhere {
+impl Report for RecordedHost {
     fn blame(&self) -> Blame {
         Blame::Configuration
     }
@@ -45,12 +45,12 @@ impl Report for Elsewhere {
 /// There is no region of that name.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no region \"{name}\": there are {known}")]
-pub(super) struct NoRegion {
+pub(super) struct UnknownRegion {
     name: String,
     known: String,
 }
 
-impl Report for NoRegion {
+impl Report for UnknownRegion {
     fn blame(&self) -> Blame {
         Blame::Host
     }
@@ -61,8 +61,8 @@ impl Report for NoRegion {
 }
 
 /// The region called `name`.
-pub(super) fn find<'a>(survey: &'a Survey, name: &str) -> Result<&'a Region, NoRegion> {
-    survey.regions.iter().find(|region| region.name == name).ok_or_else(|| NoRegion {
+pub(super) fn find<'a>(survey: &'a Survey, name: &str) -> Result<&'a Region, UnknownRegion> {
+    survey.regions.iter().find(|region| region.name == name).ok_or_else(|| UnknownRegion {
         name: name.to_owned(),
         known: survey.regions.iter().map(|region| region.name.as_str()).collect::<Vec<_>>().join(", "),
     })

@@ -19,7 +19,7 @@ use crate::host::Host;
 use crate::ledger::Paths;
 use crate::policy::{self, Names, Policy, PolicyError};
 
-/// Where clients find the broker. Not in the ledger's folder, which is root's alone.
+/// Default socket of the broker. Not in the ledger's folder, which only root can read.
 pub(super) const SOCKET: &str = "/run/egm-broker.sock";
 
 /// The policy, unless another file is named.

@@ -5,7 +5,7 @@ use egm_report::show::page::{Band, legend, map, page};
 use egm_report::show::size;
 
 use crate::cli::tables::{refused_table, region_table, slice_table, socket_table};
-use crate::region::usage::{Part, Socket, Usage, Usages};
+use crate::region::usage::{RegionPart, Socket, Usage, Usages};
 use crate::region::{Region, RegionKind, Survey};
 
 const COLOURS: [(&str, &str); 6] = [
@@ -151,7 +151,7 @@ fn without_region(survey: &Survey, socket: &Socket) -> Vec<Block> {
     left.iter().filter(|span| span.size() >= LEAST_HIDDEN).map(block).collect()
 }
 
-fn span(part: Part) -> Option<Span<InRegion>> {
+fn span(part: RegionPart) -> Option<Span<InRegion>> {
     Span::new(Offset::new(part.offset), part.size.get()).ok()
 }
 
@@ -210,13 +210,13 @@ mod tests {
     use egm_address::ByteSize;
 
     use super::*;
-    use crate::region::usage::{Held, sockets};
+    use crate::region::usage::{OwnedPart, sockets};
     use crate::retired::Retired;
 
     const MIB: u64 = 1 << 20;
 
-    fn part(offset: u64, size: u64) -> Part {
-        Part { offset, size: ByteSize::new(size) }
+    fn part(offset: u64, size: u64) -> RegionPart {
+        RegionPart { offset, size: ByteSize::new(size) }
     }
 
     /// A host of one node with 8 MiB of System RAM and 32 MiB hidden from it.
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_region_is_cut_into_what_is_retired_granted_dirty_and_free() {
-        let held = vec![Held { part: part(2 * MIB, 4 * MIB), owner: "vm".to_owned() }];
+        let held = vec![OwnedPart { part: part(2 * MIB, 4 * MIB), owner: "vm".to_owned() }];
         // A record that disagrees with the locks: what is held stays held.
         let usage =
             Usage { held, dirty: vec![part(0, 4 * MIB), part(30 * MIB, 4 * MIB)], ..Usage::default() };
@@ -264,7 +264,8 @@ mod tests {
 
     #[test]
     fn the_page_needs_nothing_from_elsewhere_and_shows_names_as_text() {
-        let held = vec![Held { part: part(0, 4 * MIB), owner: "<script>alert('x')</script>".to_owned() }];
+        let held =
+            vec![OwnedPart { part: part(0, 4 * MIB), owner: "<script>alert('x')</script>".to_owned() }];
         let usages = Usages::from([("hidden".to_owned(), Usage { held, ..Usage::default() })]);
         let survey = survey();
         let page = html(&survey, &sockets(&survey, &usages), &usages);

@@ -30,12 +30,12 @@ const COLUMNS: &str = "\
 Columns:
 
   visible    memory of the kernel's allocator, hugetlb pools included
-  aside      device-DAX: the kernel knows each page and gives none away
-  invisible  memory that the kernel does not know: EGM, and what mem= and memmap= hide
-  free       pages of a hugetlb pool that nobody uses
-  granted    what somebody has; \"egm-device ledger show\" says who
-  dirty      what is scrubbed before anybody gets it
-  retired    bad memory, which nobody gets
+  aside      device-DAX: the kernel knows each page and allocates none
+  invisible  memory without struct pages in the kernel: EGM, and what mem= and memmap= hide
+  free       unused pages of a hugetlb pool
+  granted    memory that has an owner; see \"egm-device ledger show\"
+  dirty      memory that is scrubbed before its next grant
+  retired    bad memory, which is never granted
   kind       the word for it in \"region\" of a configuration";
 
 /// Output of `--json`; [`Survey`] can be read back from it.

@@ -5,8 +5,8 @@
 //!  nameless.rs  a memory file of an earlier process: the kernel finds it as long as it exists
 //!  scan.rs   what `/proc` shows of every process ──► Found ──judge.rs──► Verdict     (pure)
 //!                                                          ──gpu.rs────► processes that have a GPU
-//!  readers.rs  one process after another, none for long ── patience.rs what counts as long
-//!  turns.rs  one scan at a time, for all waiting requests
+//!  readers.rs  one process after another, none for long ── timeout.rs what counts as long
+//!  shared_scans.rs  one scan at a time, for all waiting requests
 //! ```
 //! A lock proves nothing about memory that left this process: the lock of an open file description belongs to every process
 //! that has the description.
@@ -14,11 +14,11 @@
 mod gpu;
 mod judge;
 mod nameless;
-mod patience;
 mod readers;
 mod scan;
+mod shared_scans;
 mod sole;
-mod turns;
+mod timeout;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -63,7 +63,7 @@ impl Verdict {
         Self::InUse { evidence: Evidence::of(hold).to_vec(), bytes: vec![bytes.clone()] }
     }
 
-    /// This process cannot look, so `bytes` count as in use.
+    /// `bytes` count as in use, because this process cannot read `/proc`.
     pub(crate) fn unknown(bytes: &Range<u64>) -> Self {
         Self::held_by(Hold::CannotLook, bytes)
     }
@@ -192,7 +192,7 @@ pub struct Question {
 
 /// Whether the bytes of `question` are free, by what `/proc` shows.
 pub(crate) fn look(question: &Question) -> Verdict {
-    turns::look(question)
+    shared_scans::look(question)
 }
 
 /// Whether memory that is a file of its own is free of everything but this process's own descriptors of `backing`, after `owner`.
@@ -241,7 +241,7 @@ mod tests {
 
     use super::*;
     use crate::backing::tests::{region, slice};
-    use crate::backing::{self, Patience};
+    use crate::backing::{self, OpenWait};
     use crate::mapping::Mapping;
     use crate::region::RegionKind;
 
@@ -280,8 +280,8 @@ mod tests {
     #[test]
     fn a_pools_memory_is_free_when_no_other_description_of_it_exists() {
         let region = region(RegionKind::Memfd, 0x4000, 0x1000);
-        let patience = Patience { progress: &|_| {}, cancel: &AtomicBool::new(false) };
-        let memory = backing::open(&region, &slice(0, 0x4000), &patience).unwrap();
+        let wait = OpenWait { progress: &|_| {}, cancel: &AtomicBool::new(false) };
+        let memory = backing::open(&region, &slice(0, 0x4000), &wait).unwrap();
         let verdict = || look_at_own_file(memory.as_ref(), &Owner::this("vm"));
         let hold = || match verdict() {
             Verdict::Free => None,

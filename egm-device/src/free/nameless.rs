@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
-use super::{FileName, Hold, Question, Verdict, turns};
+use super::{FileName, Hold, Question, Verdict, shared_scans};
 use crate::owner::Owner;
 use crate::sys::{self, Handle};
 
@@ -62,7 +62,7 @@ impl MemoryFile {
         Ok(Self { inode: name.inode, path, size: file.metadata()?.len(), handle })
     }
 
-    /// What a scan looks for.
+    /// The name that a scan looks for.
     fn name(&self) -> FileName {
         FileName { inode: self.inode, device: None, path: PathBuf::from(&self.path) }
     }
@@ -96,7 +96,7 @@ pub(crate) fn look_at_nameless(files: &[(MemoryFile, Owner)]) -> Vec<Verdict> {
     let existence = |file: &MemoryFile| any.as_ref().map_or(Existence::Unknown, |any| file.existence(any));
     let asked: Vec<_> = files.iter().map(|(file, owner)| question(file, owner, existence(file))).collect();
     let questions: Vec<Question> = asked.iter().map(|(_, question)| question.clone()).collect();
-    let verdicts = turns::look_at_all(&questions).into_iter().zip(&asked);
+    let verdicts = shared_scans::look_at_all(&questions).into_iter().zip(&asked);
     let with_kernels = |(verdict, (existence, question)): (Verdict, &(Existence, Question))| match verdict {
         Verdict::Free if *existence == Existence::Exists => {
             Verdict::held_by(Hold::Description, &question.bytes)

@@ -1,4 +1,4 @@
-//! How the kernel itself shows that a file has no other open description: it grants a write lease (`F_SETLEASE`).
+//! The kernel's proof that a file has no other open description: it grants a write lease (`F_SETLEASE`).
 //!
 //! A description counts whatever refers to it: descriptors, mappings, messages in flight, io_uring. Two do not: the one that
 //! `memfd_create` makes, and those of `O_PATH`. So a pool's memory is handed out by a description that [`reopen`] makes, and

@@ -7,10 +7,10 @@ use egm_address::{InRegion, Offset, Span, SpanSet};
 use egm_report::show::{exact, first_of};
 use egm_report::{Blame, Report};
 
-use super::held::Held;
-use super::record::Use;
+use super::held::HeldBytes;
+use super::record::GrantState;
 use crate::backing::{BackingError, RetiredListError};
-use crate::carve::plan::{Cause, Request, Short};
+use crate::carve::plan::{Cause, PlacementError, Request};
 use crate::free::Evidence;
 use crate::scrub::{self, ScrubError};
 use crate::trust::Conflict;
@@ -81,9 +81,9 @@ pub enum GrantError {
     #[error("{short}{}", held_by(holders))]
     Short {
         /// The missing resource.
-        short: Box<Short>,
+        short: Box<PlacementError>,
         /// Owners of the bytes in the way, if any are.
-        holders: Vec<Held>,
+        holders: Vec<HeldBytes>,
     },
     /// Two trust domains would share a region that a GPU reaches.
     #[error(transparent)]
@@ -169,13 +169,19 @@ impl Report for GrantError {
 
 /// `short` with the owners in the way: of the requested place if there is one, of the whole region otherwise.
 pub(super) fn in_the_way(
-    short: Short,
+    short: PlacementError,
     request: &Request,
-    mut held: Vec<Held>,
+    mut held: Vec<HeldBytes>,
     in_use: &SpanSet<InRegion>,
 ) -> GrantError {
     let new = in_use.minus(&held.iter().map(|held| held.span).collect());
-    let unknown = |span| Held { span, owner: None, usage: Use::Quarantined, since: 0, evidence: Vec::new() };
+    let unknown = |span| HeldBytes {
+        span,
+        owner: None,
+        usage: GrantState::Quarantined,
+        since: 0,
+        evidence: Vec::new(),
+    };
     held.extend(new.iter().map(unknown));
     if let Some(wanted) = request.at.and_then(|at| Span::new(Offset::new(at), request.size).ok()) {
         held.retain(|held| held.span.overlaps(wanted));
@@ -189,11 +195,11 @@ fn list(evidence: &[Evidence]) -> String {
 }
 
 /// `; held by vm1 (process 12, user 0) at 0x0 (4KiB)`.
-fn held_by(holders: &[Held]) -> String {
-    let name = |held: &Held| {
+fn held_by(holders: &[HeldBytes]) -> String {
+    let name = |held: &HeldBytes| {
         let owner = held.owner.as_ref().map_or_else(|| "an unknown process".to_owned(), ToString::to_string);
         let place = format!("at {} ({})", held.span.start(), exact(held.span.size()));
-        if held.usage == Use::Quarantined {
+        if held.usage == GrantState::Quarantined {
             return format!("quarantine after {owner} {place}");
         }
         format!("{owner} {place}")

@@ -5,20 +5,20 @@ use egm_report::show::first_of;
 use serde::Serialize;
 
 use super::openers::OpenGpu;
-use super::record::{GpuClaim, Use};
+use super::record::{GpuClaim, GrantState};
 use crate::free::Evidence;
 use crate::owner::Owner;
 use crate::trust::Party;
 
 /// Bytes that an owner holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Held {
+pub struct HeldBytes {
     /// Their place in the region.
     pub span: Span<InRegion>,
     /// The owner; `None` when the record has none.
     pub owner: Option<Owner>,
     /// State of the grant.
-    pub usage: Use,
+    pub usage: GrantState,
     /// Start of the grant, in seconds of 1970 by the wall clock; 0 when the record has none.
     pub since: u64,
     /// Evidence that quarantined bytes are in use.
@@ -26,11 +26,11 @@ pub struct Held {
     pub evidence: Vec<Evidence>,
 }
 
-impl Held {
+impl HeldBytes {
     /// Whether no owner has them, and they may be in use.
     #[must_use]
     pub fn is_quarantined(&self) -> bool {
-        self.usage == Use::Quarantined
+        self.usage == GrantState::Quarantined
     }
 }
 

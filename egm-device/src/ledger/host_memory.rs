@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::memory::{Memory, Progress, Watch};
 use super::{slice_device, slice_file};
-use crate::backing::{self, Backing, BackingError, Patience};
+use crate::backing::{self, Backing, BackingError, OpenWait};
 use crate::region::{Region, Slice};
 use crate::trusted;
 
@@ -52,7 +52,7 @@ impl Memory for HostMemory {
             slice_file::clear(self, region, slice, watch)?;
         }
         let progress = |waited| (watch.progress)(Progress::Opening(waited));
-        backing::open(region, slice, &Patience { progress: &progress, cancel: watch.cancel })
+        backing::open(region, slice, &OpenWait { progress: &progress, cancel: watch.cancel })
     }
 
     fn reopen(

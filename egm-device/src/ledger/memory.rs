@@ -41,15 +41,15 @@ pub struct Watch<'a> {
 impl Watch<'static> {
     /// No observer, and no cancellation.
     #[must_use]
-    pub const fn nobody() -> Self {
+    pub const fn unobserved() -> Self {
         static NEVER: AtomicBool = AtomicBool::new(false);
         Self { progress: &|_| {}, cancel: &NEVER, near: None, pace: None }
     }
 
     /// No observer, for a look that begins what takes long, and does not wait for it.
-    pub(super) const fn at_once() -> Self {
+    pub(super) const fn without_waiting() -> Self {
         static ALWAYS: AtomicBool = AtomicBool::new(true);
-        Self { cancel: &ALWAYS, ..Self::nobody() }
+        Self { cancel: &ALWAYS, ..Self::unobserved() }
     }
 }
 

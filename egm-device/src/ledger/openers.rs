@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::access_list::AccessList;
 use crate::owner::Owner;
 use crate::owner::is_same;
-use crate::policy::{Policy, Who};
+use crate::policy::{Policy, RuleSubject};
 
 /// Read and write permission. Reading is enough: the kernel checks no mode for the operations of VFIO.
 const OPEN: u16 = 6;
@@ -73,8 +73,8 @@ impl fmt::Display for OpenGpu {
 pub(super) fn open_gpus(root: &Path, function: PciAddress, policy: &Policy) -> Vec<OpenGpu> {
     let open = |node: &PathBuf, opener| {
         let domain = match opener {
-            Opener::User(uid) => policy.domain_of(Who::User(uid)),
-            Opener::Group(gid) => policy.domain_of(Who::Group(gid)),
+            Opener::User(uid) => policy.domain_of(RuleSubject::User(uid)),
+            Opener::Group(gid) => policy.domain_of(RuleSubject::Group(gid)),
             Opener::Everyone => None,
         };
         OpenGpu { node: node.clone(), opener, domain: domain.map(str::to_owned) }
@@ -197,13 +197,13 @@ mod tests {
         let policy = parse(text, &Names::default()).unwrap();
         let domain = |who| policy.domain_of(who).map(str::to_owned);
         let table = [
-            (Opener::User(1000), domain(Who::User(1000)), 1000, None, true),
-            (Opener::User(1000), domain(Who::User(1000)), 1002, None, false),
-            (Opener::User(1000), domain(Who::User(1000)), 1002, Some("a"), true),
-            (Opener::Group(500), domain(Who::Group(500)), 1002, Some("a"), true),
-            (Opener::Group(500), domain(Who::Group(500)), 1002, Some("b"), false),
+            (Opener::User(1000), domain(RuleSubject::User(1000)), 1000, None, true),
+            (Opener::User(1000), domain(RuleSubject::User(1000)), 1002, None, false),
+            (Opener::User(1000), domain(RuleSubject::User(1000)), 1002, Some("a"), true),
+            (Opener::Group(500), domain(RuleSubject::Group(500)), 1002, Some("a"), true),
+            (Opener::Group(500), domain(RuleSubject::Group(500)), 1002, Some("b"), false),
             // One of that user's rules has no domain.
-            (Opener::User(1001), domain(Who::User(1001)), 1000, Some("a"), false),
+            (Opener::User(1001), domain(RuleSubject::User(1001)), 1000, Some("a"), false),
             (Opener::Everyone, None, 1000, Some("a"), false),
         ];
         for (opener, domain, uid, requester, trusted) in table {

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 
-use super::{Ledger, LedgerError, Memory, Watch, line_of};
+use super::{Ledger, LedgerError, Memory, Watch, space_of};
 use crate::backing::fsdax::{SliceFile, SliceFolder, busy, left};
 use crate::backing::{self, Backing, BackingError, DaxError};
 use crate::free::{self, Evidence, Hold, Verdict};
@@ -43,8 +43,8 @@ fn in_use(region: &Region, file: &SliceFile, evidence: Vec<Evidence>) -> Backing
 }
 
 /// The limit of waits for pages during the work that `watch` is about.
-fn limit<'a>(watch: &Watch<'a>) -> busy::Limit<'a> {
-    busy::Limit::new(watch.pace.is_some(), watch.cancel)
+fn limit<'a>(watch: &Watch<'a>) -> busy::WaitTimeout<'a> {
+    busy::WaitTimeout::new(watch.pace.is_some(), watch.cancel)
 }
 
 /// The error for a wait for pages of `file` that failed.
@@ -272,11 +272,11 @@ impl Ledger {
     /// # Errors
     /// [`LedgerError`].
     pub fn small_pages(&self, region: &Region) -> Result<Vec<(Offset, ByteSize)>, LedgerError> {
-        let line = line_of(region)?;
+        let space = space_of(region)?;
         let record = self.look()?.0;
-        let small = record.grants.iter().filter(|entry| entry.line == line.name && entry.small_pages > 0);
+        let small = record.grants.iter().filter(|entry| entry.space == space.name && entry.small_pages > 0);
         let small = small
-            .filter_map(|entry| Some((line.offset(entry.span)?.start(), ByteSize::new(entry.small_pages))));
+            .filter_map(|entry| Some((space.offset(entry.span)?.start(), ByteSize::new(entry.small_pages))));
         Ok(small.collect())
     }
 
@@ -331,9 +331,9 @@ mod tests {
             println!("skipped: the file system of {} does not map its medium directly", path.display());
             return;
         }
-        assert!(is_in_use(&region, &slice, &Watch::nobody()), "this process has it");
+        assert!(is_in_use(&region, &slice, &Watch::unobserved()), "this process has it");
         drop(file);
-        let _ = is_in_use(&region, &slice, &Watch::at_once());
+        let _ = is_in_use(&region, &slice, &Watch::without_waiting());
         let named = |watch: &Watch<'_>| {
             expect_unused(
                 &region,
@@ -342,9 +342,9 @@ mod tests {
                 watch,
             )
         };
-        let named = named(&Watch::nobody()).unwrap();
+        let named = named(&Watch::unobserved()).unwrap();
         assert!(busy::is_over(&named).unwrap(), "the wait that the review began");
-        assert!(!is_in_use(&region, &slice, &Watch::at_once()));
+        assert!(!is_in_use(&region, &slice, &Watch::without_waiting()));
     }
 
     #[test]
@@ -352,9 +352,9 @@ mod tests {
         let Some((keep, region, path)) = left_file() else { return };
         std::fs::hard_link(&path, keep.path().join("other")).unwrap();
         let memory = HostMemory::without_devices();
-        let error = clear(&memory, &region, &slice(0, 2 * SIZE), &Watch::nobody()).unwrap_err();
+        let error = clear(&memory, &region, &slice(0, 2 * SIZE), &Watch::unobserved()).unwrap_err();
         let BackingError::Leftover { bytes, .. } = error else { panic!("{error}") };
         assert_eq!((bytes.start(), bytes.size()), (Offset::new(0), SIZE));
-        assert!(clear(&memory, &region, &slice(SIZE, SIZE), &Watch::nobody()).is_ok());
+        assert!(clear(&memory, &region, &slice(SIZE, SIZE), &Watch::unobserved()).is_ok());
     }
 }

@@ -10,8 +10,8 @@ use egm_address::ByteSize;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::rules::{Policy, Rule, Who};
-use crate::trusted::{self, NotRoots};
+use super::rules::{Policy, Rule, RuleSubject};
+use crate::trusted::{self, NotRootOwned};
 
 /// Maximum size of a policy file in bytes, far above the page or two of a usual one.
 const MAX_FILE: u64 = 1 << 20;
@@ -43,7 +43,7 @@ pub enum PolicyError {
     Read { path: PathBuf, source: io::Error },
     #[error("policy {} belongs to user {uid} with mode {mode:#o}: chown root and chmod go-w it, or it could be \
         anybody's", path.display())]
-    NotRoots { path: PathBuf, uid: u32, mode: u32 },
+    NotRootOwned { path: PathBuf, uid: u32, mode: u32 },
     #[error("policy {} does not hold", path.display())]
     File { path: PathBuf, source: Box<PolicyError> },
     #[error("policy is larger than {}: write fewer rules, of groups for instance", ByteSize::new(MAX_FILE))]
@@ -70,7 +70,7 @@ fn did_you_mean(key: &str, known: &[&str]) -> String {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PolicyFile {
-    /// For editors.
+    /// Location of the schema, for editors.
     #[serde(rename = "$schema")]
     _schema: Option<String>,
     /// Description of the policy, for people.
@@ -169,7 +169,7 @@ pub fn load(path: &Path, names: &Names) -> Result<Policy, PolicyError> {
     let read = |source| PolicyError::Read { path: path.to_owned(), source };
     let file = File::open(path).map_err(read)?;
     let metadata = file.metadata().map_err(read)?; // of the open file: it cannot be exchanged afterwards
-    trusted::check(&metadata).map_err(|NotRoots { uid, mode }| PolicyError::NotRoots {
+    trusted::check(&metadata).map_err(|NotRootOwned { uid, mode }| PolicyError::NotRootOwned {
         path: path.to_owned(),
         uid,
         mode,
@@ -222,8 +222,8 @@ fn refuse_unknown_keys(file: &Value) -> Result<(), PolicyError> {
 
 fn rule(written: RuleFile, names: &Names) -> Result<Rule, String> {
     let who = match (written.user, written.group) {
-        (Some(user), None) => Who::User(number(&user, &names.users, "user")?),
-        (None, Some(group)) => Who::Group(number(&group, &names.groups, "group")?),
+        (Some(user), None) => RuleSubject::User(number(&user, &names.users, "user")?),
+        (None, Some(group)) => RuleSubject::Group(number(&group, &names.groups, "group")?),
         _ => return Err("write either \"user\" or \"group\"".to_owned()),
     };
     let reservation = written.reservation.map_or(0, ByteSize::get);

@@ -3,7 +3,7 @@
 //! 1. Order: priority, then the tenant with the smallest holding for its weight, then the tenant with the smallest use
 //!    over time for its weight, then arrival.
 //! 2. A request that does not fit is passed over: memory is not idle while a smaller request can use it.
-//! 3. This has a limit. A request that was passed over too often ([`Patience`]) is *overdue*: overdue requests go
+//! 3. This has a limit. A request that was passed over too often ([`OvertakeLimits`]) is *overdue*: overdue requests go
 //!    first, in the order of arrival, and memory that becomes free in their candidate regions is kept for them.
 //! 4. Reserved memory serves only its own rule: no other request takes it, and no overdue request blocks it.
 //!
@@ -14,11 +14,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::accounts::Accounts;
-use super::rules::{Left, Policy, Supply, Tenant};
+use super::rules::{OrphanedSlice, Policy, Supply, Tenant};
 
-/// How many grants may precede a waiting request before it is overdue.
+/// Numbers of grants that may precede a waiting request before it is overdue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
+pub struct OvertakeLimits {
     /// Grants to requests behind it, because it did not fit.
     pub passes: u32,
     /// Grants to any request from its regions since it became its tenant's first. This bounds the wait whatever
@@ -26,13 +26,13 @@ pub struct Patience {
     pub grants: u32,
 }
 
-impl Default for Patience {
+impl Default for OvertakeLimits {
     fn default() -> Self {
         Self { passes: 16, grants: 1024 }
     }
 }
 
-/// How long a request skips a region that had no place for it, unless a slice comes back there: other processes may
+/// Time for which a request skips a region that had no place for it, unless a slice comes back there: other processes may
 /// free memory in it without a notification.
 const PASS_OVER: Duration = Duration::from_secs(5);
 
@@ -68,12 +68,12 @@ impl Waiter {
 
 /// A grant to make: the account is already charged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pick {
+pub struct PickedRequest {
     /// The request that is served; it has left the queue.
     pub ticket: Ticket,
     /// The account that is charged.
     pub tenant: Tenant,
-    /// Where.
+    /// Name of the region that serves it.
     pub region: String,
     /// Bytes.
     pub size: u64,
@@ -85,7 +85,7 @@ pub struct Pick {
 #[derive(Debug, Clone)]
 pub struct Queue {
     policy: Policy,
-    patience: Patience,
+    limits: OvertakeLimits,
     accounts: Accounts,
     /// In the order of arrival.
     waiting: Vec<Waiter>,
@@ -95,8 +95,8 @@ pub struct Queue {
 impl Queue {
     /// An empty queue, with empty accounts.
     #[must_use]
-    pub fn new(policy: Policy, patience: Patience) -> Self {
-        Self { policy, patience, accounts: Accounts::default(), waiting: Vec::new(), next: 0 }
+    pub fn new(policy: Policy, limits: OvertakeLimits) -> Self {
+        Self { policy, limits, accounts: Accounts::default(), waiting: Vec::new(), next: 0 }
     }
 
     /// The rules.
@@ -105,7 +105,7 @@ impl Queue {
         &self.policy
     }
 
-    /// What each tenant holds.
+    /// Holdings of each tenant.
     #[must_use]
     pub const fn accounts(&self) -> &Accounts {
         &self.accounts
@@ -140,15 +140,15 @@ impl Queue {
 
     /// Replaces the slices that clients of earlier brokers may still have. Those that no rule covers any more are on no
     /// account.
-    pub fn set_left(&mut self, left: &[Left], supplies: &[Supply]) {
-        let on_account = |left: &Left| {
+    pub fn set_orphaned(&mut self, left: &[OrphanedSlice], supplies: &[Supply]) {
+        let on_account = |left: &OrphanedSlice| {
             let supply = supplies.iter().find(|supply| supply.region == left.region)?;
             Some((self.policy.tenant_of(left, supply)?, left.region.clone(), left.bytes))
         };
-        self.accounts.set_left(left.iter().filter_map(on_account));
+        self.accounts.set_orphaned(left.iter().filter_map(on_account));
     }
 
-    /// A slice of a [`Pick`] came back, or could not be made.
+    /// A slice of a [`PickedRequest`] came back, or could not be made.
     pub fn give_back(&mut self, now: Duration, tenant: Tenant, region: &str, size: u64) {
         self.accounts.advance(&self.policy, now);
         self.accounts.give_back(tenant, region, size);
@@ -159,7 +159,7 @@ impl Queue {
 
     /// Queues `pick` again, because its region had no place although enough bytes are free. The request keeps its
     /// position and its counts, and skips that region until a slice comes back there, or for a few seconds.
-    pub fn put_back(&mut self, now: Duration, pick: Pick) {
+    pub fn put_back(&mut self, now: Duration, pick: PickedRequest) {
         self.accounts.advance(&self.policy, now);
         self.accounts.give_back(pick.tenant, &pick.region, pick.size);
         let mut waiter = pick.waiter;
@@ -169,7 +169,7 @@ impl Queue {
     }
 
     /// The next grant that `supplies` have room for. After the grant, read the regions again and repeat the call.
-    pub fn next(&mut self, now: Duration, supplies: &[Supply]) -> Option<Pick> {
+    pub fn next(&mut self, now: Duration, supplies: &[Supply]) -> Option<PickedRequest> {
         self.accounts.advance(&self.policy, now);
         let mut closed = BTreeSet::new();
         let mut ahead = Vec::new();
@@ -177,7 +177,7 @@ impl Queue {
             let waiter = self.waiting.get(index)?;
             if let Some((region, tenant)) = self.fits(waiter, now, supplies, &closed) {
                 let (ticket, size) = (waiter.ticket, waiter.size);
-                let pick = Pick { ticket, tenant, region, size, waiter: self.waiting.remove(index) };
+                let pick = PickedRequest { ticket, tenant, region, size, waiter: self.waiting.remove(index) };
                 self.count(&pick, &ahead);
                 self.accounts.take(tenant, &pick.region, pick.size);
                 return Some(pick);
@@ -209,7 +209,7 @@ impl Queue {
     }
 
     const fn is_overdue(&self, waiter: &Waiter) -> bool {
-        waiter.passed >= self.patience.passes || waiter.seen >= self.patience.grants
+        waiter.passed >= self.limits.passes || waiter.seen >= self.limits.grants
     }
 
     /// Regions in which only room keeps `waiter` from its slice: its quota does not.
@@ -239,7 +239,7 @@ impl Queue {
     }
 
     /// Counts `pick` against each waiting request that could have used its region.
-    fn count(&mut self, pick: &Pick, ahead: &[Ticket]) {
+    fn count(&mut self, pick: &PickedRequest, ahead: &[Ticket]) {
         let mut firsts = BTreeSet::new();
         for index in 0..self.waiting.len() {
             let Some(waiter) = self.waiting.get(index) else { break };

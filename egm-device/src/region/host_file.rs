@@ -9,7 +9,7 @@ use egm_report::{Blame, Report};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::region::read;
-use crate::trusted::{self, NotRoots};
+use crate::trusted::{self, NotRootOwned};
 
 /// Folder of host files, below a host's root.
 const FOLDER: &str = "etc/egm-device/host";
@@ -87,7 +87,7 @@ pub enum HostFileError {
     },
     /// A user other than root can have written it.
     #[error("cannot trust {}: it belongs to user {uid} with mode {mode:#o}", path.display())]
-    NotRoots {
+    NotRootOwned {
         /// The file, or the folder of host files.
         path: PathBuf,
         /// Its owner.
@@ -136,7 +136,7 @@ impl HostFile {
 }
 
 fn check(path: &Path, metadata: &Metadata) -> Result<(), HostFileError> {
-    trusted::check(metadata).map_err(|NotRoots { uid, mode }| HostFileError::NotRoots {
+    trusted::check(metadata).map_err(|NotRootOwned { uid, mode }| HostFileError::NotRootOwned {
         path: path.to_owned(),
         uid,
         mode,
@@ -151,7 +151,7 @@ impl Report for HostFileError {
     fn help(&self) -> Option<String> {
         match self {
             Self::Read { .. } => Some("let this user read it, or take it out of that folder".to_owned()),
-            Self::NotRoots { path, .. } => {
+            Self::NotRootOwned { path, .. } => {
                 Some(format!("read it, then: chown root {0} && chmod go-w {0}", path.display()))
             }
             Self::Json { source, .. } => nearest(&source.to_string()).or_else(|| {

@@ -28,7 +28,7 @@ pub(crate) use facts::near_node;
 pub use facts::{HostFacts, Node, Pool};
 pub(crate) use host_file::nearest;
 pub use host_file::{FsdaxFolder, HostFile, HostFileError, ReservedSpan};
-pub use refused::{Reason, Refused};
+pub use refused::{RefusedRegion, RegionRefusal};
 pub use srat::Affinity;
 
 use std::path::PathBuf;

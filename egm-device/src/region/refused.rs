@@ -10,15 +10,15 @@ use crate::region::iomem::Resource;
 
 /// A candidate region that must not be used.
 #[derive(Debug, Serialize)]
-pub struct Refused {
+pub struct RefusedRegion {
     /// Its name; a hostile one is shortened and without control characters.
     pub name: String,
     /// Why.
-    pub reason: Reason,
+    pub reason: RegionRefusal,
 }
 
-impl Refused {
-    pub(super) fn new(name: &str, reason: Reason) -> Self {
+impl RefusedRegion {
+    pub(super) fn new(name: &str, reason: RegionRefusal) -> Self {
         Self { name: printable(name), reason }
     }
 }
@@ -30,7 +30,7 @@ pub(super) fn printable(text: &str) -> String {
 
 /// Why a region is refused.
 #[derive(Debug, thiserror::Error)]
-pub enum Reason {
+pub enum RegionRefusal {
     /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
@@ -77,10 +77,10 @@ pub enum Reason {
         size: u64,
     },
     /// `/proc/iomem` shows nothing.
-    #[error("/proc/iomem shows no addresses, so nothing tells that {0} is unused: run as root")]
+    #[error("cannot check that {0} is unused, because /proc/iomem shows no addresses: run as root")]
     IomemHidden(Span<Host>),
     /// The addresses are in use.
-    #[error("{span} is in use, /proc/iomem says \"{line}\": name a span that the kernel does not use")]
+    #[error("{span} is in use (/proc/iomem: \"{line}\"): name a span that the kernel does not use")]
     InUse {
         /// The region.
         span: Span<Host>,
@@ -98,10 +98,10 @@ pub enum Reason {
     NotRam(Span<Host>),
     /// No map shows whether the addresses are RAM.
     #[error(
-        "the firmware's memory map cannot be read here, so nothing tells that all of {0} is RAM: if you know that it is, \
+        "cannot check that all of {0} is RAM, because the firmware's memory map cannot be read here: if it is RAM, \
          write \"trusted\": true beside it in the host file"
     )]
-    Untold(Span<Host>),
+    Unconfirmed(Span<Host>),
     /// Another region has some of the bytes.
     #[error("{span} shares bytes with region \"{other}\": a byte has one region")]
     Overlap {
@@ -118,7 +118,7 @@ pub enum Reason {
     },
     /// A folder that users other than root can reach into.
     #[error("{0} belongs to user {uid} with mode {mode:#o}: chown root {0} && chmod 700 {0}", path.display())]
-    NotRoots {
+    NotRootOwned {
         /// The folder.
         path: PathBuf,
         /// Its owner.
@@ -139,7 +139,7 @@ pub enum Reason {
     NotFsdax {
         /// The folder.
         path: PathBuf,
-        /// What its file system is.
+        /// Type of its file system.
         found: String,
     },
     /// A folder of an ext4 file system without a journal.
@@ -156,7 +156,7 @@ pub enum Reason {
 }
 
 /// Serializes the error's message.
-impl Serialize for Reason {
+impl Serialize for RegionRefusal {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }

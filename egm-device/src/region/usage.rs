@@ -11,9 +11,9 @@ use crate::region::{Region, Survey};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// Slices that have an owner, by offset.
-    pub held: Vec<Held>,
+    pub held: Vec<OwnedPart>,
     /// Bytes that must be scrubbed before they are granted.
-    pub dirty: Vec<Part>,
+    pub dirty: Vec<RegionPart>,
     /// GPUs that make the region exclusive, in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exclusive: Vec<String>,
@@ -21,17 +21,17 @@ pub struct Usage {
 
 /// A slice and its owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Held {
+pub struct OwnedPart {
     /// Its bytes.
     #[serde(flatten)]
-    pub part: Part,
+    pub part: RegionPart,
     /// The owner, by the name that operators use.
     pub owner: String,
 }
 
 /// Bytes of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Part {
+pub struct RegionPart {
     /// First byte, counted in the region.
     pub offset: u64,
     /// Bytes.

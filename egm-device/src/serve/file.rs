@@ -22,7 +22,7 @@ const MAX_DEVICES: usize = 256;
 /// A device to be served.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Offer {
+pub struct DeviceConfig {
     /// Name for operators: its slice's owner, and the name of a socket that systemd passes.
     pub name: String,
     /// The region, by name or kind.
@@ -66,14 +66,14 @@ fn id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Id, D::Error> {
 /// The file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Offers {
+struct DevicesFile {
     /// For editors.
     #[serde(rename = "$schema")]
     _schema: Option<String>,
     /// Description of the devices, for people.
     #[serde(rename = "description")]
     _description: Option<String>,
-    devices: Vec<Offer>,
+    devices: Vec<DeviceConfig>,
 }
 
 /// Why a file of devices is refused.
@@ -154,11 +154,11 @@ impl Report for FileError {
 ///
 /// # Errors
 /// [`FileError`].
-pub fn load(path: &Path, slice: Option<&str>) -> Result<Vec<Offer>, FileError> {
+pub fn load(path: &Path, slice: Option<&str>) -> Result<Vec<DeviceConfig>, FileError> {
     let read = |source| FileError::Read { path: path.to_owned(), source };
     let text = File::open(path).and_then(|file| bounded::read(file, MAX_FILE)).map_err(read)?;
     let json = |source| FileError::Json { path: path.to_owned(), source };
-    let mut devices = serde_json::from_slice::<Offers>(&text).map_err(json)?.devices;
+    let mut devices = serde_json::from_slice::<DevicesFile>(&text).map_err(json)?.devices;
     check(&devices)?;
     if let Some(name) = slice {
         let known = || devices.iter().map(|device| device.name.clone()).collect();
@@ -174,7 +174,7 @@ pub fn load(path: &Path, slice: Option<&str>) -> Result<Vec<Offer>, FileError> {
 ///
 /// # Errors
 /// [`FileError`].
-pub(crate) fn check(devices: &[Offer]) -> Result<(), FileError> {
+pub(crate) fn check(devices: &[DeviceConfig]) -> Result<(), FileError> {
     if !(1..=MAX_DEVICES).contains(&devices.len()) {
         return Err(FileError::Count { count: devices.len() });
     }
@@ -207,7 +207,7 @@ mod tests {
 
     use super::*;
 
-    fn load_text(text: &str, slice: Option<&str>) -> Result<Vec<Offer>, String> {
+    fn load_text(text: &str, slice: Option<&str>) -> Result<Vec<DeviceConfig>, String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("serve.json");
         std::fs::write(&path, text).unwrap();

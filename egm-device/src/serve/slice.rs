@@ -7,9 +7,9 @@ use std::sync::atomic::AtomicBool;
 use egm_address::{InBar, InRegion, SpanSet};
 use egm_report::{Blame, Report};
 
-use super::file::Offer;
+use super::file::DeviceConfig;
 use crate::backing::Backing;
-use crate::broker::{Client, ClientError, Loan, Take};
+use crate::broker::{BrokerLease, Client, ClientError, SliceRequest};
 use crate::carve::plan::Request;
 use crate::device::{in_region, in_slice};
 use crate::lease::Lease;
@@ -40,7 +40,7 @@ pub enum SliceError {
     },
     /// The broker refuses.
     #[error("device \"{device}\" has no slice")]
-    Loan {
+    Broker {
         /// The device.
         device: String,
         /// Why.
@@ -60,7 +60,7 @@ impl Report for SliceError {
     fn blame(&self) -> Blame {
         match self {
             Self::Grant { source, .. } => source.blame(),
-            Self::Loan { source, .. } => source.blame(),
+            Self::Broker { source, .. } => source.blame(),
             Self::NoRegion { .. } | Self::Descriptor { .. } => Blame::Host,
         }
     }
@@ -69,36 +69,36 @@ impl Report for SliceError {
         match self {
             Self::NoRegion { .. } => Some("egm-device regions lists them".to_owned()),
             Self::Grant { source, .. } => source.help(),
-            Self::Loan { source, .. } => source.help(),
+            Self::Broker { source, .. } => source.help(),
             Self::Descriptor { .. } => None,
         }
     }
 }
 
 /// A slice that this process holds.
-pub enum Held {
+pub enum ServedSlice {
     /// By its own ledger.
     Lease(Box<Lease>, Option<GpuLease>),
     /// From a broker.
-    Loan(Box<Loan>, Box<dyn Backing>),
+    Broker(Box<BrokerLease>, Box<dyn Backing>),
 }
 
-impl Held {
-    /// The slice of `offer`, scrubbed, by `ledger`; the first region of that name or kind that has room.
+impl ServedSlice {
+    /// The slice of `config`, scrubbed, by `ledger`; the first region of that name or kind that has room.
     ///
     /// # Errors
     /// [`SliceError`].
-    pub fn grant(
-        offer: &Offer,
+    pub fn from_ledger(
+        config: &DeviceConfig,
         ledger: &Ledger,
         survey: &Survey,
         watch: &Watch<'_>,
     ) -> Result<Self, SliceError> {
-        let align = offer.align.map_or(0, |align| align.get());
-        let owner = Owner::this(&offer.name).in_domain(offer.trust_domain.clone());
-        let request = Request { align, ..Request::new(offer.size.get(), owner.clone()) };
-        let failed = |source| SliceError::Grant { device: offer.name.clone(), source };
-        let is_meant = |region: &&Region| region.name == offer.region || region.kind.word() == offer.region;
+        let align = config.align.map_or(0, |align| align.get());
+        let owner = Owner::this(&config.name).in_domain(config.trust_domain.clone());
+        let request = Request { align, ..Request::new(config.size.get(), owner.clone()) };
+        let failed = |source| SliceError::Grant { device: config.name.clone(), source };
+        let is_meant = |region: &&Region| region.name == config.region || region.kind.word() == config.region;
         let mut refused = None;
         for region in survey.regions.iter().filter(is_meant) {
             let near = survey.host.nodes.iter().find(|node| Some(node.id) == region.node);
@@ -106,7 +106,7 @@ impl Held {
             match ledger.grant(region, &request, &watch) {
                 Ok(lease) => {
                     let gpus =
-                        claim_named(ledger, &survey.regions, &offer.gpus, &owner, &watch).map_err(failed)?;
+                        claim_named(ledger, &survey.regions, &config.gpus, &owner, &watch).map_err(failed)?;
                     return Ok(Self::Lease(Box::new(lease), gpus));
                 }
                 Err(source) => refused = refused.or(Some(source)),
@@ -114,27 +114,27 @@ impl Held {
         }
         Err(match refused {
             Some(source) => failed(source),
-            None => SliceError::NoRegion { device: offer.name.clone(), region: offer.region.clone() },
+            None => SliceError::NoRegion { device: config.name.clone(), region: config.region.clone() },
         })
     }
 
-    /// The slice of `offer` from the broker at `socket`.
+    /// The slice of `config` from the broker at `socket`.
     ///
     /// # Errors
     /// [`SliceError`].
-    pub fn borrow(offer: &Offer, socket: &Path) -> Result<Self, SliceError> {
-        let error = |source| SliceError::Loan { device: offer.name.clone(), source };
-        let take = Take {
-            name: offer.name.clone(),
-            regions: vec![offer.region.clone()],
-            size: offer.size.get(),
-            align: offer.align.map_or(0, |align| align.get()),
+    pub fn from_broker(config: &DeviceConfig, socket: &Path) -> Result<Self, SliceError> {
+        let error = |source| SliceError::Broker { device: config.name.clone(), source };
+        let take = SliceRequest {
+            name: config.name.clone(),
+            regions: vec![config.region.clone()],
+            size: config.size.get(),
+            align: config.align.map_or(0, |align| align.get()),
             class: None,
             wait: false,
         };
-        let loan = Client::connect(socket).and_then(|client| client.take(&take, |_| {})).map_err(error)?;
-        let backing = loan.backing().map_err(error)?;
-        Ok(Self::Loan(Box::new(loan), backing))
+        let lease = Client::connect(socket).and_then(|client| client.take(&take, |_| {})).map_err(error)?;
+        let backing = lease.backing().map_err(error)?;
+        Ok(Self::Broker(Box::new(lease), backing))
     }
 
     /// The region, with its retired pages.
@@ -142,7 +142,7 @@ impl Held {
     pub fn region(&self) -> &Region {
         match self {
             Self::Lease(lease, _) => lease.region(),
-            Self::Loan(loan, _) => loan.region(),
+            Self::Broker(lease, _) => lease.region(),
         }
     }
 
@@ -151,7 +151,7 @@ impl Held {
     pub fn slice(&self) -> &Slice {
         match self {
             Self::Lease(lease, _) => lease.slice(),
-            Self::Loan(loan, _) => loan.slice(),
+            Self::Broker(lease, _) => lease.slice(),
         }
     }
 
@@ -160,7 +160,7 @@ impl Held {
     pub fn backing(&self) -> &dyn Backing {
         match self {
             Self::Lease(lease, _) => lease.as_ref(),
-            Self::Loan(_, backing) => backing.as_ref(),
+            Self::Broker(_, backing) => backing.as_ref(),
         }
     }
 
@@ -181,7 +181,7 @@ impl Held {
         let bad = in_region(self.slice(), bad);
         let told: Result<(), Box<dyn std::error::Error>> = match self {
             Self::Lease(lease, _) => lease.retire(&bad).map_err(Into::into),
-            Self::Loan(loan, _) => loan.retire(&bad).map_err(Into::into),
+            Self::Broker(lease, _) => lease.retire(&bad).map_err(Into::into),
         };
         if let Err(error) = told {
             tracing::info!("bad pages of region {} are not recorded: {error}", self.region().name);
@@ -211,9 +211,9 @@ impl Held {
                 drop(gpus);
                 lease.give_back(watch).map_err(|source| SliceError::Grant { device, source })
             }
-            Self::Loan(loan, backing) => {
+            Self::Broker(lease, backing) => {
                 drop(backing);
-                loan.give_back(&NEVER).map_err(|source| SliceError::Loan { device, source })
+                lease.give_back(&NEVER).map_err(|source| SliceError::Broker { device, source })
             }
         }
     }

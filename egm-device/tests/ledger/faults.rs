@@ -14,7 +14,7 @@ use egm_address::{InRegion, Offset, SpanSet};
 use egm_device::backing::{BackingError, RetiredListError};
 use egm_device::carve::plan::Request;
 use egm_device::free::{Question, Verdict};
-use egm_device::ledger::{Disk, GrantError, Identity, Ledger, LedgerError, Memory, Name, Watch};
+use egm_device::ledger::{Disk, GrantError, Identity, Ledger, LedgerError, LedgerFile, Memory, Watch};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, RegionKind, Slice};
 use egm_device::retired::Retired;
@@ -24,10 +24,10 @@ use egm_report::Chain;
 
 use crate::common::{PAGE, egm_region, fill, identity, is_full_of, is_zero, region, request, set};
 
-const NOBODY: Watch<'static> = Watch::nobody();
+const NOBODY: Watch<'static> = Watch::unobserved();
 const PAGES: u64 = 12;
 
-/// How a step fails.
+/// Kinds of failure of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Break {
     /// The step fails, without effect. The next one works.
@@ -72,8 +72,8 @@ impl World {
 /// A file system: its content as a process sees it, and as a loss of power leaves it.
 #[derive(Default)]
 struct Files {
-    names: BTreeMap<Name, usize>,
-    durable_names: BTreeMap<Name, usize>,
+    names: BTreeMap<LedgerFile, usize>,
+    durable_names: BTreeMap<LedgerFile, usize>,
     /// Content as seen, and as synced.
     content: Vec<(Vec<u8>, Vec<u8>)>,
 }
@@ -81,7 +81,7 @@ struct Files {
 impl Files {
     fn lose_power(&mut self) {
         self.names = std::mem::take(&mut self.durable_names);
-        self.names.remove(&Name::Newest);
+        self.names.remove(&LedgerFile::Newest);
         self.durable_names = self.names.clone();
         for (seen, synced) in &mut self.content {
             seen.clone_from(synced);
@@ -96,7 +96,7 @@ struct FakeDisk {
 
 impl FakeDisk {
     /// One step that changes names.
-    fn rename_or_link(&self, from: Name, to: Name, keep: bool) -> io::Result<()> {
+    fn rename_or_link(&self, from: LedgerFile, to: LedgerFile, keep: bool) -> io::Result<()> {
         let broken = self.world.next(false);
         if broken.as_ref().is_none_or(|(done, _)| *done) {
             let mut files = self.files.lock().unwrap();
@@ -111,7 +111,7 @@ impl FakeDisk {
 }
 
 impl Disk for FakeDisk {
-    fn read(&self, name: Name) -> io::Result<Option<Vec<u8>>> {
+    fn read(&self, name: LedgerFile) -> io::Result<Option<Vec<u8>>> {
         if let Some((_, error)) = self.world.next(false) {
             return Err(error);
         }
@@ -119,7 +119,7 @@ impl Disk for FakeDisk {
         Ok(files.names.get(&name).map(|file| files.content[*file].0.clone()))
     }
 
-    fn write(&self, name: Name, bytes: &[u8]) -> io::Result<()> {
+    fn write(&self, name: LedgerFile, bytes: &[u8]) -> io::Result<()> {
         let broken = self.world.next(true);
         let written = match &broken {
             None => bytes,
@@ -141,7 +141,7 @@ impl Disk for FakeDisk {
         broken.map_or(Ok(()), |(_, error)| Err(error))
     }
 
-    fn sync(&self, name: Name) -> io::Result<()> {
+    fn sync(&self, name: LedgerFile) -> io::Result<()> {
         if let Some((_, error)) = self.world.next(false) {
             return Err(error);
         }
@@ -152,11 +152,11 @@ impl Disk for FakeDisk {
         Ok(())
     }
 
-    fn link(&self, from: Name, to: Name) -> io::Result<()> {
+    fn link(&self, from: LedgerFile, to: LedgerFile) -> io::Result<()> {
         self.rename_or_link(from, to, true)
     }
 
-    fn rename(&self, from: Name, to: Name) -> io::Result<()> {
+    fn rename(&self, from: LedgerFile, to: LedgerFile) -> io::Result<()> {
         self.rename_or_link(from, to, false)
     }
 

@@ -13,7 +13,7 @@ use egm_device::backing::BackingError;
 use egm_device::carve::plan::Request;
 use egm_device::close::Closing;
 use egm_device::free::Hold;
-use egm_device::ledger::record::Use;
+use egm_device::ledger::record::GrantState;
 use egm_device::ledger::{GrantError, Ledger, Memory, Watch};
 use egm_device::region::{Region, Slice};
 use egm_device::scrub::{Cause, ScrubError};
@@ -84,7 +84,7 @@ fn so_is_one_that_a_scrub_found_which_the_owner_asked_for() {
     drop(first);
 }
 
-const NOBODY: Watch<'static> = Watch::nobody();
+const NOBODY: Watch<'static> = Watch::unobserved();
 
 #[test]
 fn memory_that_a_peer_still_has_is_in_use_although_its_owner_is_gone() {
@@ -98,7 +98,10 @@ fn memory_that_a_peer_still_has_is_in_use_although_its_owner_is_gone() {
     assert_eq!(next.slice().offset, 2 * PAGE);
     let kept = &ledger.states(&region).unwrap().held[0];
     let page = SpanSet::from_iter([kept.span]);
-    assert_eq!((kept.usage, kept.evidence[0].hold, page), (Use::Quarantined, Hold::Mapping, set(1, 1)));
+    assert_eq!(
+        (kept.usage, kept.evidence[0].hold, page),
+        (GrantState::Quarantined, Hold::Mapping, set(1, 1))
+    );
     let wanted = Request { at: Some(0), ..request("c", 2) };
     let error = ledger.grant_from(&memory, &region, &wanted, &NOBODY).unwrap_err();
     assert!(error.to_string().contains("held by quarantine after a (process "), "{error}");
@@ -163,7 +166,7 @@ fn leave_in_flight(ledger: &Ledger, region: &Region, memory: &Arc<dyn Memory>) -
 fn assert_kept(ledger: &Ledger, region: &Region, memory: &Arc<dyn Memory>, mut child: Child) {
     ledger.grant_from(memory, region, &request("c", 2), &NOBODY).unwrap_err();
     let kept = &ledger.states(region).unwrap().held[0];
-    assert_eq!((kept.usage, kept.evidence[0].hold), (Use::Quarantined, Hold::InFlight));
+    assert_eq!((kept.usage, kept.evidence[0].hold), (GrantState::Quarantined, Hold::InFlight));
     // A review does not free it either.
     ledger.review(region).unwrap();
     assert_eq!(ledger.states(region).unwrap().held.len(), 1);

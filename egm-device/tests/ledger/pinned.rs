@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use egm_device::Mapping;
 use egm_device::free::Hold;
-use egm_device::ledger::record::Use;
+use egm_device::ledger::record::GrantState;
 use rustix::process::getuid;
 
 use crate::common::{is_zero, ledger, region, request};
@@ -21,7 +21,7 @@ fn memory_pinned_by_an_io_uring_is_quarantined_until_the_ring_is_gone() {
     let (region, memory) = region(folder.path(), 2);
     let ledger = ledger(folder.path());
     let me = getuid();
-    // Root is trusted with rings. No other test has this user, whose descriptors in flight would count as well.
+    // Root is trusted with rings. No other test has this user, because the user's descriptors in flight would count as well.
     let tenant = if me.is_root() { 0x3fff_0001 } else { me.as_raw() };
     let mut wanted = request("a", 2);
     wanted.owner.uid = tenant;
@@ -34,7 +34,7 @@ fn memory_pinned_by_an_io_uring_is_quarantined_until_the_ring_is_gone() {
     drop(child);
     ledger.grant_from(&memory, &region, &request("b", 2), &NOBODY).unwrap_err();
     let kept = &ledger.states(&region).unwrap().held[0];
-    assert_eq!((kept.usage, kept.evidence[0].hold), (Use::Quarantined, Hold::RingPin));
+    assert_eq!((kept.usage, kept.evidence[0].hold), (GrantState::Quarantined, Hold::RingPin));
     drop(keeper.stdin.take());
     keeper.wait().unwrap();
     // The kernel releases a ring's pages after the process that had it.

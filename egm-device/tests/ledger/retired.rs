@@ -13,7 +13,7 @@ use egm_device::scrub::ScrubError;
 
 use crate::common::{PAGE, PlainFile, fill, identity, ledger, region, request, set};
 
-const NOBODY: Watch<'static> = Watch::nobody();
+const NOBODY: Watch<'static> = Watch::unobserved();
 const PAGES: u64 = 8;
 
 /// An EGM device, which opens once for all slices, with a list that grows.

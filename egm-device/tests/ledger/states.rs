@@ -7,7 +7,7 @@ use std::thread;
 
 use egm_address::{Hpa, SpanSet};
 use egm_device::carve::plan::Request;
-use egm_device::ledger::record::{Doubt, Use};
+use egm_device::ledger::record::{Doubt, GrantState};
 use egm_device::ledger::{GrantError, Identity, Ledger, Paths, Progress, Watch};
 use egm_device::owner::Owner;
 use egm_device::region::Region;
@@ -19,7 +19,7 @@ use crate::common::{
     PAGE, PlainFile, egm_region, fill, identity, is_full_of, is_zero, ledger, region, request, set,
 };
 
-const NOBODY: Watch<'static> = Watch::nobody();
+const NOBODY: Watch<'static> = Watch::unobserved();
 
 #[test]
 fn a_slice_is_scrubbed_for_its_owner_and_returned_clean() {
@@ -31,7 +31,7 @@ fn a_slice_is_scrubbed_for_its_owner_and_returned_clean() {
     let states = ledger.states(&region).unwrap();
     assert_eq!((states.busy(), states.dirty), (set(0, 4), set(4, 4)));
     let held = &states.held[0];
-    assert_eq!((held.owner.as_ref(), held.usage), (Some(lease.owner()), Use::Granted));
+    assert_eq!((held.owner.as_ref(), held.usage), (Some(lease.owner()), GrantState::Granted));
     fill(&lease, 1);
     lease.give_back(&NOBODY).unwrap();
     let states = ledger.states(&region).unwrap();

@@ -44,7 +44,7 @@ use hostile::{Keep, forge, survive};
 
 use common::{egm_region, fill, is_full_of, is_zero, ledger, region, request, set};
 
-const NOBODY: Watch<'static> = Watch::nobody();
+const NOBODY: Watch<'static> = Watch::unobserved();
 const PAGES: u64 = 64;
 const WORKERS: usize = 4;
 /// The longest life of a worker, approximately.
@@ -64,7 +64,7 @@ struct Way {
     /// Name of the test that runs it.
     test: &'static str,
     region: Opened,
-    /// How the children of owners keep a slice after the owner's end.
+    /// Ways in which children of owners keep a slice after the owner's end.
     children: Option<Keep>,
     /// Whether owners release locks and hold others.
     forges: bool,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::common::{PAGE, fill, is_zero, ledger, region, set};
 
-pub(crate) const NOBODY: Watch<'static> = Watch::nobody();
+pub(crate) const NOBODY: Watch<'static> = Watch::unobserved();
 
 pub(crate) fn gpu() -> PciAddress {
     "0009:01:00.0".parse().unwrap()

@@ -56,7 +56,7 @@ impl Reserved {
         let look = || facts::of_host(&scope).map(|facts| Facts { servers: servers.facts(), ..facts });
         let bars = Bars::default();
         let (facts, plan, leases) = match broker {
-            None => Leases::take(spec, look, &|slice, step| bars.told(slice, step))?,
+            None => Leases::take(spec, look, &|slice, step| bars.report(slice, step))?,
             Some(broker) => Leases::borrow(spec, look, broker, waiting)?,
         };
         drop(bars);

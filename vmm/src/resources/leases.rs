@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 
 use egm_address::{CpuSet, InRegion, SpanSet};
 use egm_device::Backing;
-use egm_device::broker::Loan;
+use egm_device::broker::BrokerLease;
 use egm_device::carve::plan::Request;
 use egm_device::lease::Lease;
 use egm_device::ledger::{GrantError, Identity, Ledger, Paths, Progress, Watch};
@@ -30,7 +30,7 @@ pub(crate) enum Taken {
     /// Locked by this process.
     Own(Box<Lease>),
     /// Granted by a broker, which handed over the memory.
-    Lent(Box<Loan>, Passed),
+    Lent(Box<BrokerLease>, Passed),
 }
 
 /// Memory of a loan, as the broker handed it over.
@@ -185,7 +185,7 @@ impl Leases {
         let take = |(backing, region): (&BackingPlan, &Region)| {
             let request = Request { at: Some(backing.offset), ..Request::new(backing.size, owner.clone()) };
             let (near, told) = (near(facts, region), |step| progress(&backing.id, step));
-            let watch = Watch { progress: &told, near: near.as_ref(), ..Watch::nobody() };
+            let watch = Watch { progress: &told, near: near.as_ref(), ..Watch::unobserved() };
             let lease = ledger.grant(region, &request, &watch);
             let lease = lease.map_err(|source| LeaseError::Grant { id: backing.id.clone(), source })?;
             Ok((backing.id.clone(), Arc::new(Taken::Own(Box::new(lease)))))

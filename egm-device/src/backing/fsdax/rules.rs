@@ -1,4 +1,4 @@
-//! What a region's folder and its files must be, at each opening. Pure but for the queries.
+//! Rules for a region's folder and its files, checked at each opening. Pure but for the queries.
 
 use std::fs::{self, File};
 use std::io;

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use super::{END, Idle, Server};
+use super::{END, IdleWork, Server};
 use crate::broker::ServerError;
 use crate::broker::link::watch;
 
@@ -23,7 +23,7 @@ impl Server {
     pub(super) fn leave(&mut self) {
         // The lock beside it is still this broker's, so it is not the socket of the next one.
         let _ = std::fs::remove_file(&self.path);
-        if let Idle::Scrubs(scrub) = &self.idle {
+        if let IdleWork::Scrubbing(scrub) = &self.idle {
             scrub.stop();
         }
         for link in self.links.values_mut() {

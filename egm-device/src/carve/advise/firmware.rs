@@ -4,7 +4,7 @@ use egm_address::{ByteSize, align_down};
 use serde_json::json;
 
 use crate::carve::advise::ram::share;
-use crate::carve::advise::{AdviseError, NodeSplit, Setting, Split, Wish};
+use crate::carve::advise::{AdviseError, NodeSplit, Setting, Split, SplitRequest};
 use crate::region::{HostFacts, Node, Region, RegionKind};
 
 /// The form counts in MB of 2^20 bytes. The hypervisor's memory has steps of 64, the others of 65536.
@@ -18,7 +18,11 @@ pub(super) fn is_grace(facts: &HostFacts) -> bool {
 }
 
 /// The checkbox and the three sizes, which count per socket.
-pub(super) fn firmware(facts: &HostFacts, regions: &[Region], wish: &Wish) -> Result<Split, AdviseError> {
+pub(super) fn firmware(
+    facts: &HostFacts,
+    regions: &[Region],
+    request: &SplitRequest,
+) -> Result<Split, AdviseError> {
     let egm_of = |node: &Node| -> u64 {
         let here = |r: &&Region| matches!(r.kind, RegionKind::Egm { .. }) && r.node == Some(node.id);
         regions.iter().filter(here).map(|region| region.size.get()).sum()
@@ -34,7 +38,7 @@ pub(super) fn firmware(facts: &HostFacts, regions: &[Region], wish: &Wish) -> Re
         let needs = "the firmware of an NVIDIA Grace machine";
         return Err(AdviseError::Unsupported { how: "firmware", needs, is });
     }
-    let keeps = share(wish.hypervisor, wish.per_node, sockets.len(), RESERVED_STEP);
+    let keeps = share(request.hypervisor, request.per_node, sockets.len(), RESERVED_STEP);
     let split = |&(node, total): &(&Node, u64)| {
         let guests = total.saturating_sub(keeps);
         if guests == 0 {

@@ -26,7 +26,7 @@ pub const SPLIT_VERSION: u32 = 1;
 /// Ways to split a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum How {
+pub enum SplitMethod {
     /// `mem=`: the kernel sees nothing above an address.
     Mem,
     /// `memmap=nn$ss`: spans are reserved (x86).
@@ -39,7 +39,7 @@ pub enum How {
     Firmware,
 }
 
-impl How {
+impl SplitMethod {
     /// As operators write it.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -60,22 +60,22 @@ impl How {
 
 /// A way, and how much of each node's memory goes by it; the last of several ways takes what is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
+pub struct SplitPart {
     /// The way.
-    pub how: How,
+    pub how: SplitMethod,
     /// Bytes, a multiple of 2 MiB; `None` for the last.
     pub size: Option<ByteSize>,
 }
 
 /// Wishes of an operator.
 #[derive(Debug, Clone)]
-pub struct Wish {
+pub struct SplitRequest {
     /// Memory that the hypervisor keeps.
     pub hypervisor: ByteSize,
     /// Whether each node keeps that much, instead of all nodes together.
     pub per_node: bool,
     /// By which ways; for none, the host decides.
-    pub parts: Vec<Part>,
+    pub parts: Vec<SplitPart>,
 }
 
 /// A split of a host, and the expected result.
@@ -85,7 +85,7 @@ pub struct Split {
     /// [`SPLIT_VERSION`].
     pub version: u32,
     /// By which ways.
-    pub ways: Vec<How>,
+    pub ways: Vec<SplitMethod>,
     /// Words to take from the kernel's command line.
     pub remove: Vec<String>,
     /// Words to add to it.
@@ -122,17 +122,17 @@ pub struct NodeSplit {
     pub keeps: ByteSize,
     /// Memory for guests.
     pub guests: ByteSize,
-    /// Where that is, unless pages of a pool or the firmware decide.
-    pub hidden: Vec<Piece>,
+    /// Its addresses, unless pages of a pool or the firmware decide.
+    pub hidden: Vec<HiddenPiece>,
 }
 
 /// Memory that one way hides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Piece {
+pub struct HiddenPiece {
     /// The way.
-    pub how: How,
-    /// Where.
+    pub how: SplitMethod,
+    /// Its addresses.
     pub span: Span<Host>,
 }
 
@@ -149,7 +149,7 @@ pub enum AdviseError {
         words: Vec<String>,
     },
     /// Several nodes, and no record of the memory of each.
-    #[error("the ACPI table SRAT does not tell which memory lies at which of the {nodes} nodes")]
+    #[error("cannot assign memory to {nodes} nodes: the ACPI table SRAT has no entry for it")]
     NoAffinity {
         /// Number of nodes.
         nodes: usize,
@@ -229,24 +229,26 @@ impl Report for AdviseError {
     }
 }
 
-/// Computes the split that `wish` describes.
+/// Computes the split that `request` describes.
 ///
 /// # Errors
 /// [`AdviseError`].
-pub fn advise(facts: &HostFacts, regions: &[Region], wish: &Wish) -> Result<Split, AdviseError> {
-    let usual = [Part { how: usual(facts, regions), size: None }];
-    let parts: &[Part] = if wish.parts.is_empty() { &usual } else { &wish.parts };
+pub fn advise(facts: &HostFacts, regions: &[Region], request: &SplitRequest) -> Result<Split, AdviseError> {
+    let usual = [SplitPart { how: usual(facts, regions), size: None }];
+    let parts: &[SplitPart] = if request.parts.is_empty() { &usual } else { &request.parts };
     let split = match parts {
-        [Part { how: How::Hugetlb, size: None }] => kernel::hugetlb(facts, wish)?,
-        [Part { how: How::Firmware, size: None }] => firmware::firmware(facts, regions, wish)?,
-        parts if may_be_combined(parts) => kernel::map(facts, wish, parts)?,
+        [SplitPart { how: SplitMethod::Hugetlb, size: None }] => kernel::hugetlb(facts, request)?,
+        [SplitPart { how: SplitMethod::Firmware, size: None }] => {
+            firmware::firmware(facts, regions, request)?
+        }
+        parts if may_be_combined(parts) => kernel::map(facts, request, parts)?,
         parts => return Err(AdviseError::Parts(text(parts))),
     };
     Ok(Split { version: SPLIT_VERSION, ways: parts.iter().map(|part| part.how).collect(), ..split })
 }
 
 /// Whether each way comes once, has places, and all but the last one have a size.
-fn may_be_combined(parts: &[Part]) -> bool {
+fn may_be_combined(parts: &[SplitPart]) -> bool {
     parts.iter().enumerate().all(|(i, part)| {
         let last = i.saturating_add(1) == parts.len();
         let aligned = part.size.is_none_or(|size| size.get() > 0 && size.get().is_multiple_of(2 << 20));
@@ -255,8 +257,8 @@ fn may_be_combined(parts: &[Part]) -> bool {
     })
 }
 
-fn text(parts: &[Part]) -> String {
-    let part = |part: &Part| match part.size {
+fn text(parts: &[SplitPart]) -> String {
+    let part = |part: &SplitPart| match part.size {
         Some(size) => format!("{}={size}", part.how.name()),
         None => part.how.name().to_owned(),
     };
@@ -264,12 +266,12 @@ fn text(parts: &[Part]) -> String {
 }
 
 /// The way that hides most and costs least on this kind of host. On Arm, `/dev/mem` maps what `mem=` hides uncached.
-fn usual(facts: &HostFacts, regions: &[Region]) -> How {
+fn usual(facts: &HostFacts, regions: &[Region]) -> SplitMethod {
     let egm = regions.iter().any(|region| matches!(region.kind, RegionKind::Egm { .. }));
     match (egm || firmware::is_grace(facts), is_x86(facts)) {
-        (true, _) => How::Firmware,
-        (false, true) => How::Memmap,
-        (false, false) => How::Hugetlb,
+        (true, _) => SplitMethod::Firmware,
+        (false, true) => SplitMethod::Memmap,
+        (false, false) => SplitMethod::Hugetlb,
     }
 }
 

@@ -16,7 +16,7 @@ use crate::backing::dax::create_attribute;
 use crate::ledger::Paths;
 use crate::region::{DaxFiles, Region, RegionKind};
 
-/// What the broker's unit lacks for an fsdax region.
+/// Lines of the broker's unit that an fsdax region requires.
 const UNIT: &str = "in egm-broker.service, enable the lines for fsdax: ReadWritePaths with the region's folder, and \
                     CapabilityBoundingSet=CAP_LINUX_IMMUTABLE";
 
