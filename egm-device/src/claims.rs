@@ -20,7 +20,7 @@ const PIECE: u64 = 2 << 20;
 pub(crate) struct ClaimCheck {
     /// Bytes that cannot be read.
     pub(crate) bad: SpanSet<InRegion>,
-    /// Bytes that can.
+    /// Bytes that can be read.
     pub(crate) sound: SpanSet<InRegion>,
 }
 

@@ -28,7 +28,7 @@ impl From<&Metadata> for FileIdentity {
     }
 }
 
-/// Files to close.
+/// Files of which every descriptor is closed.
 #[derive(Debug, Default)]
 pub struct Closing(BTreeSet<FileIdentity>);
 

@@ -121,7 +121,7 @@ impl Lease {
         &self.locked.region
     }
 
-    /// The granted slice.
+    /// Offset and size in the region.
     #[must_use]
     pub const fn slice(&self) -> &Slice {
         &self.locked.slice
@@ -140,9 +140,6 @@ impl Lease {
     }
 
     /// Records that `bad` (bytes of the region) went bad while this lease lasts: `Ledger::retire_of`.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub fn retire(&self, bad: &SpanSet<InRegion>) -> Result<(), LedgerError> {
         if egm_address::fault!("bad-page-not-retired") {
             return Ok(());
@@ -151,9 +148,6 @@ impl Lease {
     }
 
     /// Checks the `claimed` bytes of the region that the owner calls bad: [`Ledger::check_claims`].
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub(crate) fn check_claims(&self, claimed: &SpanSet<InRegion>) -> Result<(), LedgerError> {
         let LockedSlice { ledger, region, slice, by, .. } = &self.locked;
         ledger.check_claims(region, slice, self.backing.as_ref(), claimed, by)
@@ -247,9 +241,6 @@ impl Lease {
     }
 
     /// A description of the memory for another process.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(crate) fn hand_out(&self) -> io::Result<File> {
         let file = self.backing.file();
         // The kernel counts no description that memfd_create made: that one stays here.

@@ -22,9 +22,9 @@ use crate::stream;
 pub struct MappingError {
     /// The step that failed.
     pub step: &'static str,
-    /// Bytes.
+    /// Size of the mapping, in bytes.
     pub size: u64,
-    /// The kernel's reason.
+    /// The kernel's error at that step.
     #[source]
     pub source: io::Error,
 }
@@ -147,7 +147,7 @@ impl Mapping {
         })
     }
 
-    /// First address.
+    /// Address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -157,7 +157,7 @@ impl Mapping {
         self.start
     }
 
-    /// Bytes.
+    /// Number of mapped bytes, page fragments excluded.
     pub fn size(&self) -> usize {
         self.size
     }
@@ -219,9 +219,6 @@ impl Mapping {
 
     /// As [`Mapping::populate`], of pages that the file has already. The kernel maps the neighbours of a page that is read
     /// (16 at a time where pages are of 4 KiB) and each page that is written alone; of shared memory both may then be written.
-    ///
-    /// # Errors
-    /// As [`Mapping::populate`].
     pub fn reach(&self, offset: usize, size: usize) -> Result<(), MappingError> {
         self.fault_in("reach", offset, size, Advice::LinuxPopulateRead)
     }
@@ -302,9 +299,6 @@ impl Mapping {
     }
 
     /// Copies `data` to `offset` and what follows, as [`Mapping::read`] does.
-    ///
-    /// # Errors
-    /// As [`Mapping::read`].
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), MappingError> {
         let to = self.within("write", offset, data.len())?;
         let mut at = 0;

@@ -21,11 +21,11 @@ const SHARE: usize = 64 << 20;
 
 /// Memory that could not be made present.
 #[derive(Debug, thiserror::Error)]
-#[error("prefault of mapping {index} stopped")]
+#[error("cannot prefault mapping {index}")]
 pub struct PrefaultError {
     /// Position among the mappings.
     pub index: usize,
-    /// The reason.
+    /// The failure of the first worker that failed.
     #[source]
     pub source: MappingError,
 }

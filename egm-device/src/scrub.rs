@@ -50,38 +50,31 @@ pub struct Work<'a> {
 
 /// The reason that some bytes are not zero.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum Cause {
-    /// The caller cancelled it.
     #[error("cancelled")]
     Cancelled,
     /// The memory is bad: retire these bytes and go on with the rest.
     #[error("the memory at {:#x} of the region is bad ({:#x} bytes)", .0.start(), .0.size())]
     Bad(Span<InRegion>),
-    /// Too many pages are bad.
     #[error("{MAX_BAD} pages are bad, the last at {0:#x} of the region: the device or the file system fails")]
     TooManyBad(Offset),
     /// Bytes that the backing does not have were asked for.
     #[error("bytes {:#x} to {:#x} of the region lie outside the slice", .0.start(), .0.end())]
     Outside(Span<InRegion>),
-    /// The memory cannot be mapped.
     #[error("the memory at {at:#x} of the region cannot be mapped")]
     Mapping {
-        /// The chunk.
         at: Offset,
-        /// The reason.
         #[source]
         source: MappingError,
     },
     /// Zeroes cannot be written to the medium, so the bytes before them may come back with the power.
     #[error("cannot store zeroes at {at:#x} of the region")]
     Persist {
-        /// The chunk.
         at: Offset,
-        /// The reason.
         #[source]
         source: io::Error,
     },
-    /// The guard against bad memory cannot be set up.
     #[error("no guard against bad memory (SIGBUS)")]
     Guard(#[source] io::Error),
     /// The kernel's random numbers are unavailable, so no sample can be read back.
@@ -89,21 +82,16 @@ pub enum Cause {
     Random(#[source] io::Error),
     /// The memory does not keep the zeroes: it fails, or something else writes to it.
     #[error("byte {at:#x} of the region is not zero after its scrub (read back in {:#x}..{:#x})", .block.start(), .block.end())]
-    NotZero {
-        /// The first such byte of the block.
-        at: Offset,
-        /// The block that was read back.
-        block: Span<InRegion>,
-    },
+    NotZero { at: Offset, block: Span<InRegion> },
 }
 
 /// A scrub that ended early.
 #[derive(Debug, thiserror::Error)]
-#[error("scrub ended with {:#x} bytes done", done.size())]
+#[error("cannot complete the scrub: {:#x} bytes are done", done.size())]
 pub struct ScrubError {
     /// Bytes of the region that are zero in spite of it.
     pub done: SpanSet<InRegion>,
-    /// The reason.
+    /// The first failure of any worker.
     #[source]
     pub cause: Cause,
 }

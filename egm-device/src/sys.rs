@@ -91,7 +91,6 @@ pub(crate) struct Extent {
     pub(crate) logical: u64,
     /// First byte on the device.
     pub(crate) physical: u64,
-    /// Bytes.
     pub(crate) length: u64,
 }
 

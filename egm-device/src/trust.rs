@@ -39,7 +39,7 @@ impl fmt::Display for Party {
 /// A live slice or GPU of a region.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holding {
-    /// Its owner.
+    /// Owner of the slice or GPU.
     pub party: Party,
     /// Whether that owner and the requester trust each other.
     pub is_trusted: bool,
@@ -50,9 +50,9 @@ pub struct Holding {
 /// A request that would let two trust domains meet in a region that a GPU reaches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
-    /// The region.
+    /// Name of the region.
     pub region: String,
-    /// The requester.
+    /// Party whose request is refused.
     pub requester: Party,
     /// The requested GPU; `None` for a slice.
     pub gpu: Option<PciAddress>,

@@ -237,7 +237,7 @@ time (UTC)     event         owner         user region           offset     size
 "
     );
     assert!(table.lines().all(|line| line.len() <= 80));
-    assert_eq!(error, "note: 1 lines of the log are cut or damaged\n");
+    assert_eq!(error, "note: 1 line of the log is cut or damaged\n");
     assert_eq!(run("log --json --since 2026-11-23").0, format!("{retire}\n{refusal}\n"));
     assert_eq!(run("log --json --event grant --event refusal").0, format!("{old}\n{refusal}\n"));
     assert_eq!(run("log --json --region egm4").0, format!("{old}\n"));
@@ -246,7 +246,7 @@ time (UTC)     event         owner         user region           offset     size
     let note: Value = serde_json::from_str(&run("log --log-format json").1).unwrap();
     assert_eq!(
         (&note["level"], &note["message"]),
-        (&"INFO".into(), &"1 lines of the log are cut or damaged".into())
+        (&"INFO".into(), &"1 line of the log is cut or damaged".into())
     );
 }
 

@@ -42,7 +42,7 @@ pub struct Action {
     /// The process that it served.
     #[serde(flatten)]
     pub by: Actor,
-    /// The bytes.
+    /// Bytes of the operation.
     #[serde(flatten)]
     pub at: RegionBytes,
     /// Duration, in milliseconds.
@@ -55,7 +55,7 @@ pub struct Finding {
     /// The process it concerns.
     #[serde(flatten)]
     pub by: Actor,
-    /// The bytes.
+    /// Bytes that the finding concerns.
     #[serde(flatten)]
     pub at: RegionBytes,
     /// The evidence or the cause.
@@ -83,7 +83,7 @@ pub struct Refusal {
 pub struct Actor {
     /// Name of the machine or job, in its own words.
     pub owner: String,
-    /// User id.
+    /// User id of the process.
     pub uid: u32,
     /// Process id in the host's first process namespace.
     pub pid: u32,
@@ -116,7 +116,7 @@ pub struct RegionBytes {
 pub struct Extent {
     /// Offset in the region.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes, gaps included.
     pub size: u64,
 }
 

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use super::event::Event;
 
-/// Bytes at once.
+/// Size of a full allowance, in bytes.
 const BURST: u64 = 256 << 10;
 
-/// Bytes a second.
+/// Refill of an allowance, in bytes per second.
 const REFILL: u64 = 512;
 
 /// Allowances at most. Beyond it, the ones that are full again go; while none is, the rest share one.

@@ -12,13 +12,13 @@ use crate::mapping::{Mapping, MappingError, base_page};
 /// Sizes of hugetlb pages that guests use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HugePage {
-    /// 2 MiB.
+    /// 2 MiB: x86, and arm64 with base pages of 4 KiB.
     Size2M,
     /// 32 MiB: arm64 with base pages of 4 or 16 KiB.
     Size32M,
     /// 512 MiB: arm64 with base pages of 64 KiB.
     Size512M,
-    /// 1 GiB.
+    /// 1 GiB: x86, and arm64 with base pages of 4 KiB.
     Size1G,
 }
 
@@ -53,57 +53,29 @@ impl HugePage {
 
 /// A failure to make memory.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum AnonymousError {
-    /// The kernel refused the file.
-    #[error("memory \"{id}\": memfd of {size:#x} bytes in pages of {page:#x} was refused")]
+    #[error("cannot make memory \"{id}\": memfd of {size:#x} bytes in pages of {page:#x} bytes")]
     Create {
-        /// Name of the memory.
         id: String,
-        /// Its size in bytes.
         size: u64,
-        /// Its page size in bytes.
         page: u64,
-        /// The kernel's reason.
         #[source]
         source: io::Error,
     },
-    /// The memory cannot be kept to a host node.
-    #[error("memory \"{id}\" cannot come from host node {node}")]
+    #[error("cannot bind memory \"{id}\" to host node {node}")]
     Node {
-        /// Name of the memory.
         id: String,
-        /// The node.
         node: u32,
-        /// The reason.
         #[source]
         source: MappingError,
     },
-    /// A file that was passed has another size.
-    #[error("memory \"{id}\" was passed as a file of {found:#x} bytes, and its slice has {size:#x}")]
-    Size {
-        /// Name of the memory.
-        id: String,
-        /// Bytes of the file.
-        found: u64,
-        /// Bytes of the slice.
-        size: u64,
-    },
-    /// The hugetlb pool has too few free pages.
+    #[error("cannot use the file of memory \"{id}\": it has {found:#x} bytes, and the slice has {size:#x}")]
+    Size { id: String, found: u64, size: u64 },
     #[error(
-        "memory \"{id}\" needs {needed} hugetlb pages of {page:#x} bytes, the pool has {free} free: {missing} too few"
+        "cannot make memory \"{id}\" of hugetlb pages of {page:#x} bytes: {needed} required, {free} free, {missing} missing"
     )]
-    Pool {
-        /// Name of the memory.
-        id: String,
-        /// Pages needed.
-        needed: u64,
-        /// Pages free and not reserved.
-        free: u64,
-        /// Pages missing.
-        missing: u64,
-        /// Page size in bytes.
-        page: u64,
-    },
+    Pool { id: String, needed: u64, free: u64, missing: u64, page: u64 },
 }
 
 /// Anonymous shared memory with a file descriptor; freed, and by the kernel zeroed, when the last user is gone.

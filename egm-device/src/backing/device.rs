@@ -109,9 +109,6 @@ impl DeviceNode {
     }
 
     /// The file at `path`; a link is not followed.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(super) fn at(path: &Path) -> io::Result<Self> {
         let is_opened = egm_address::fault!("device-opened-before-its-check");
         let access = if is_opened { OFlags::RDWR | OFlags::NONBLOCK } else { OFlags::PATH };
@@ -119,18 +116,11 @@ impl DeviceNode {
         Ok(Self(rustix::fs::open(path, flags, Mode::empty())?.into()))
     }
 
-    /// Its device number.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(super) fn number(&self) -> io::Result<u64> {
         self.0.metadata().map(|metadata| metadata.rdev())
     }
 
     /// Opens the very file that was found, without `O_SYNC`, which would make `/dev/mem` uncached.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(super) fn open(&self) -> io::Result<File> {
         OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
     }
@@ -297,7 +287,7 @@ mod tests {
         let error = check(RegionKind::Reserved { device: NULL.into() }).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "region \"r\": its file is character device 1:3 of subsystem \"dax\", and must be the character device 1:1 \
+            "cannot use the file of region \"r\": it is character device 1:3 of subsystem \"dax\", and must be the character device 1:1 \
              (/dev/mem)"
         );
     }
@@ -368,7 +358,7 @@ mod tests {
             BackingError::Busy { by, .. } => assert!(by.iter().any(|h| h.pid == std::process::id())),
             other => panic!("{other:?}"),
         }
-        assert!(error.to_string().contains("ask the broker"), "{error}");
+        assert!(error.to_string().contains("it opens once, and it is open in"), "{error}");
         drop(held);
         assert!(holders(&device, Path::new("/proc")).is_empty());
     }

@@ -92,9 +92,6 @@ fn failed(region: &Region, source: DaxError) -> BackingError {
 
 impl SliceFolder {
     /// The folder of `region`.
-    ///
-    /// # Errors
-    /// [`BackingError`].
     pub(crate) fn of(region: &Region) -> Result<Self, BackingError> {
         match &region.kind {
             RegionKind::Fsdax { folder, device } => {
@@ -124,9 +121,6 @@ impl SliceFolder {
     }
 
     /// The files of slices, by place.
-    ///
-    /// # Errors
-    /// [`DaxError`].
     pub(crate) fn files(&self) -> Result<Vec<SliceFile>, DaxError> {
         let mut files: Vec<_> =
             self.entries()?.filter_map(|entry| SliceFile::parse(&entry.file_name())).collect();
@@ -140,9 +134,6 @@ impl SliceFolder {
     }
 
     /// The files that have any of `span`.
-    ///
-    /// # Errors
-    /// [`DaxError`].
     pub(crate) fn overlapping(&self, span: Span<InRegion>) -> Result<Vec<SliceFile>, DaxError> {
         let mut files = self.files()?;
         files.retain(|file| file.span.overlaps(span));
@@ -150,9 +141,6 @@ impl SliceFolder {
     }
 
     /// The file of exactly `span`, if there is one.
-    ///
-    /// # Errors
-    /// [`DaxError`].
     pub(crate) fn find(&self, span: Span<InRegion>) -> Result<Option<SliceFile>, DaxError> {
         Ok(self.overlapping(span)?.into_iter().find(|file| file.span == span))
     }
@@ -182,17 +170,11 @@ impl SliceFolder {
     }
 
     /// `file` by a descriptor that is no description to the kernel and opens nothing.
-    ///
-    /// # Errors
-    /// [`DaxError`].
     pub(crate) fn name(&self, file: &SliceFile) -> Result<File, DaxError> {
         self.open(file, OFlags::PATH)
     }
 
     /// `file` for the scrub of what its earlier owner left. No other description of it may exist.
-    ///
-    /// # Errors
-    /// [`DaxError`].
     pub(crate) fn reclaim(&self, file: &SliceFile) -> Result<File, DaxError> {
         self.unseal(file)?;
         self.open(file, OFlags::RDWR)
@@ -242,9 +224,6 @@ impl SliceFolder {
     }
 
     /// Bytes of the files that [`SliceFolder::set_aside`] kept.
-    ///
-    /// # Errors
-    /// [`DaxError`].
     pub(crate) fn bad_bytes(&self) -> Result<u64, DaxError> {
         let bad =
             self.entries()?.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(BAD.as_bytes()));
@@ -273,9 +252,6 @@ impl SliceFolder {
 }
 
 /// Bytes of `backing`, a slice's new file, that no page of 2 MiB can map because of where its blocks lie.
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn small_pages(backing: &dyn Backing) -> io::Result<u64> {
     let huge = sys::extents(backing.file())?.iter().map(huge_bytes).fold(0, u64::saturating_add);
     Ok(backing.size().saturating_sub(huge))

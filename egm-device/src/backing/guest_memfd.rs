@@ -18,28 +18,18 @@ pub(crate) const fn can_be_mapped(has: u64) -> bool {
 
 /// A failure to make such memory.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum GuestMemfdError {
     /// KVM is too old, or this VM is of a kind with private memory: there x86 has no pages that begin as shared.
     #[error(
-        "memory \"{id}\": KVM lacks guest_memfd flags {wanted:#x} for this VM and has {has:#x} \
+        "cannot make memory \"{id}\": KVM lacks guest_memfd flags {wanted:#x} for this VM and has {has:#x} \
          (KVM_CAP_GUEST_MEMFD_FLAGS, Linux 6.18): choose hugetlb or memfd memory"
     )]
-    Unsupported {
-        /// Name of the memory.
-        id: String,
-        /// Required flags.
-        wanted: u64,
-        /// Available flags.
-        has: u64,
-    },
-    /// KVM refused it.
-    #[error("memory \"{id}\": guest_memfd of {size:#x} bytes was refused")]
+    Unsupported { id: String, wanted: u64, has: u64 },
+    #[error("cannot make memory \"{id}\": guest_memfd of {size:#x} bytes")]
     Create {
-        /// Name of the memory.
         id: String,
-        /// Its size in bytes.
         size: u64,
-        /// The kernel's reason.
         #[source]
         source: io::Error,
     },
@@ -49,9 +39,6 @@ pub enum GuestMemfdError {
 impl Anonymous {
     /// `size` bytes for `id`, which belong to the VM with the descriptor `vm`: zero, in base pages, for no other VM, and
     /// gone with the last descriptor and mapping, which keep the VM.
-    ///
-    /// # Errors
-    /// [`GuestMemfdError`].
     pub fn of_vm(id: &str, vm: BorrowedFd<'_>, size: u64) -> Result<Self, GuestMemfdError> {
         let create = |source| GuestMemfdError::Create { id: id.to_owned(), size, source };
         let has = sys::guest_memfd_flags(vm).map_err(create)?;

@@ -44,7 +44,7 @@ pub struct HugeFilesError {
     pub step: &'static str,
     /// Whether it failed in a user namespace.
     pub user_namespace: bool,
-    /// The kernel's reason.
+    /// The kernel's error at that step.
     #[source]
     pub source: io::Error,
 }
@@ -81,9 +81,6 @@ impl HugeFiles {
 
     /// `size` bytes for `id`. The file has no seals: only holders of this descriptor can shrink it, so it is not for other
     /// processes.
-    ///
-    /// # Errors
-    /// [`AnonymousError::Create`].
     pub fn create(&self, id: &str, size: u64) -> Result<Anonymous, AnonymousError> {
         let page_size = base_page();
         let error =

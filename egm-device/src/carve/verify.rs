@@ -10,9 +10,9 @@ use crate::region::{HostFacts, Region, RegionKind, Survey, iomem};
 /// One check of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SplitCheck {
-    /// The expected state.
+    /// Expected state, as text.
     pub what: String,
-    /// The state found.
+    /// State that was found, as text.
     pub found: String,
     /// Whether the state is as expected.
     pub ok: bool,

@@ -21,12 +21,12 @@ const DEVICE_CONTROL: usize = EXPRESS as usize + 8;
 /// Memory controller, RAM (PCI code and ID assignment specification 1.6).
 const CLASS: u32 = 0x05_0000;
 
-/// Vendor and device.
+/// PCI vendor and device id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Id {
-    /// Vendor.
+    /// Vendor id, as PCI-SIG assigns it.
     pub vendor: u16,
-    /// Device.
+    /// Device id of that vendor.
     pub device: u16,
 }
 
@@ -55,7 +55,7 @@ impl std::str::FromStr for Id {
     }
 }
 
-/// Not an id.
+/// Text that is no PCI id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not vendor:device in four hex digits each, as e60d:0001, with a vendor other than 0000, 0001 and ffff"

@@ -39,7 +39,7 @@ pub type ScrubEnd = dyn Fn(&Result<(), ScrubError>) + Send + Sync;
 
 /// Parameters of a function.
 pub struct Setup {
-    /// Its PCI ids.
+    /// PCI vendor and device id.
     pub id: Id,
     /// Constants of the slice.
     pub facts: Facts,

@@ -78,12 +78,12 @@ pub const SCRUB_AT_RESET: u32 = 1 << 0;
 
 macro_rules! registers {
     ($($(#[$doc:meta])* $name:ident = $offset:literal, $bytes:literal;)*) => {
-        /// A register.
+        /// A register of BAR 0.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Register { $($(#[$doc])* $name,)* }
 
         impl Register {
-            /// All, in order.
+            /// All registers, by offset.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
             /// Offset in BAR 0.

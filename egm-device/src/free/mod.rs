@@ -147,18 +147,12 @@ pub struct FileName {
 
 impl FileName {
     /// The name of an open file.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(crate) fn of(file: &File) -> io::Result<Self> {
         let path = fs::read_link(sole::path_of(file))?;
         Ok(Self::new(&file.metadata()?, path))
     }
 
     /// The name of the file at `path`, which is not opened.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
         Ok(Self::new(&fs::metadata(path)?, path.to_owned()))
     }

@@ -27,7 +27,6 @@ pub struct MemoryFile {
     inode: (u32, u32, u64),
     /// Its path, as the kernel prints it.
     path: String,
-    /// Size in bytes.
     size: u64,
     /// Its handle, where the file system has one: type and bytes, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,9 +46,6 @@ enum Existence {
 
 impl MemoryFile {
     /// The memory file of `file`.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(crate) fn of(file: &File) -> io::Result<Self> {
         let name = FileName::of(file)?;
         let hex = |handle: Handle| {

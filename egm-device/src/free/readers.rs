@@ -55,7 +55,7 @@ type LookQueue = Arc<Mutex<VecDeque<(Subject, LookTask)>>>;
 /// A thread that looks at one process after another. One that is kept waiting for too long is left behind, and another
 /// takes its place.
 pub(super) struct Readers {
-    /// For one look.
+    /// Limit of one look.
     timeout: Duration,
     progress: Arc<Progress>,
     /// Users with a process that a thread left behind waits for.

@@ -192,9 +192,6 @@ fn process(proc: &Path, pid: u32) -> Process {
 }
 
 /// VFIO groups and devices of this process that have names.
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn own_devices() -> io::Result<BTreeSet<String>> {
     let mut look = ProcessLook { folder: "/proc/self".into(), asked: &BTreeSet::new(), seen: Vec::new() };
     look.at_descriptors(std::process::id())?;

@@ -18,9 +18,6 @@ pub(super) fn path_of(file: &File) -> PathBuf {
 }
 
 /// Another description of `file`, which the kernel counts.
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn reopen(file: &File) -> io::Result<File> {
     File::options().read(true).write(true).open(path_of(file))
 }
@@ -30,7 +27,7 @@ pub(crate) fn reopen(file: &File) -> io::Result<File> {
 pub(super) enum Lease {
     /// There is no other counted description. The lease, and with it the proof, lasts as long as the file.
     Given(File),
-    /// There is one.
+    /// Another counted description exists.
     Refused,
     /// The file system has no leases: hugetlbfs of Linux 7.0 and later. Other memory files keep them (Linux 7.3).
     Unsupported,

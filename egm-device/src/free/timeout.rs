@@ -54,7 +54,7 @@ pub(super) struct Reached {
 }
 
 impl Reached {
-    /// Of this thread.
+    /// The current point of this thread.
     pub(super) fn now() -> Self {
         let schedstat = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
         Self { at: Instant::now(), starved: starved(&schedstat).unwrap_or_default() }

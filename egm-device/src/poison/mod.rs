@@ -78,9 +78,6 @@ pub struct PoisonWatch {
 impl PoisonWatch {
     /// Installs the SIGBUS handler and asks the kernel to notify the calling thread, while it lives and does not block
     /// SIGBUS, of bad pages before they are touched; a kernel without `CONFIG_MEMORY_FAILURE` never does.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn new() -> io::Result<Self> {
         let wake = signal::install()?.try_clone()?;
         let _ = set_machine_check_memory_corruption_kill_policy(Some(Policy::Early));

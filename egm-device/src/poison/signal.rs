@@ -70,7 +70,7 @@ enum SigbusAction {
     Report { consumed: bool },
     /// A page under guard: memory takes its place, and the caller of [`guarded`] gets the address.
     Replace,
-    /// Anything else.
+    /// The signal has no explanation: the process ends.
     Die,
 }
 

@@ -42,9 +42,9 @@ pub struct HostFacts {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
-    /// Its number.
+    /// The kernel's number of the node.
     pub id: u32,
-    /// Its processors.
+    /// Processors of the node; empty for memory alone.
     pub cpus: CpuSet,
     /// Memory that the kernel manages: `MemTotal`.
     pub total: ByteSize,
@@ -52,15 +52,15 @@ pub struct Node {
     pub pools: Vec<Pool>,
 }
 
-/// A hugetlb pool.
+/// A pool of hugetlb pages of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pool {
     /// Bytes in a page.
     pub page_size: ByteSize,
-    /// Pages.
+    /// Number of pages, used ones included.
     pub total: u64,
-    /// Unused pages.
+    /// Number of unused pages.
     pub free: u64,
 }
 

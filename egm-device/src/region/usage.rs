@@ -22,7 +22,7 @@ pub struct Usage {
 /// A slice and its owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct OwnedPart {
-    /// Its bytes.
+    /// Offset and size of the slice.
     #[serde(flatten)]
     pub part: RegionPart,
     /// The owner, by the name that operators use.
@@ -34,7 +34,7 @@ pub struct OwnedPart {
 pub struct RegionPart {
     /// First byte, counted in the region.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub size: ByteSize,
 }
 
@@ -60,7 +60,7 @@ pub type Usages = BTreeMap<String, Usage>;
 pub struct Socket {
     /// The node's number; regions of an unknown node have a line of their own.
     pub node: Option<u32>,
-    /// Its processors.
+    /// Processors of the node.
     pub cpus: CpuSet,
     /// All memory: visible, aside and invisible.
     pub total: ByteSize,

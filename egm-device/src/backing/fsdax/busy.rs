@@ -85,17 +85,11 @@ impl<'a> WaitTimeout<'a> {
 }
 
 /// Whether a thread of this process still waits for references to pages of `file`.
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn is_awaited(file: &File) -> io::Result<bool> {
     Ok(matches!(waits().get(&id(file)?), Some(PageWait::Runs(_))))
 }
 
 /// Whether a wait of this process found that nothing refers to a page of `file`, and nothing changed the file since.
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn is_over(file: &File) -> io::Result<bool> {
     let (id, changed) = (id(file)?, changed(file)?);
     Ok(waits().get(&id) == Some(&PageWait::Over(changed)))
@@ -136,9 +130,6 @@ pub(crate) fn wait(backing: &dyn Backing, limit: WaitTimeout<'_>) -> io::Result<
 }
 
 /// Takes all blocks from `file`, once nothing refers to a page of it.
-///
-/// # Errors
-/// As [`wait`].
 pub(super) fn empty(file: &File) -> io::Result<()> {
     static NEVER: AtomicBool = AtomicBool::new(false);
     let own = file.try_clone()?;

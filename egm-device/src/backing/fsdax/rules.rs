@@ -45,8 +45,6 @@ pub(super) struct FolderFacts {
 }
 
 impl FolderFacts {
-    /// # Errors
-    /// The kernel's.
     pub(super) fn of(folder: &File) -> io::Result<Self> {
         let metadata = folder.metadata()?;
         let flags = fstatvfs(folder)?.f_flag;
@@ -75,9 +73,6 @@ impl FolderFacts {
 }
 
 /// The first rule that `file` of a slice in `folder` breaks.
-///
-/// # Errors
-/// The kernel's.
 pub(super) fn broken_by(file: &File, folder: &File) -> io::Result<Option<&'static str>> {
     let (file, folder) = (file.metadata()?, folder.metadata()?);
     let rules = [

@@ -61,7 +61,7 @@ impl SplitMethod {
 /// A way, and how much of each node's memory goes by it; the last of several ways takes what is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SplitPart {
-    /// The way.
+    /// Method that hides the memory.
     pub how: SplitMethod,
     /// Bytes, a multiple of 2 MiB; `None` for the last.
     pub size: Option<ByteSize>,
@@ -82,9 +82,9 @@ pub struct SplitRequest {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Split {
-    /// [`SPLIT_VERSION`].
+    /// Always [`SPLIT_VERSION`] in this version.
     pub version: u32,
-    /// By which ways.
+    /// Methods of the split, by address from low to high.
     pub ways: Vec<SplitMethod>,
     /// Words to take from the kernel's command line.
     pub remove: Vec<String>,
@@ -108,7 +108,7 @@ pub struct Setting {
     pub form: String,
     /// Its name below Redfish `Bios/Attributes`.
     pub attribute: String,
-    /// Its value.
+    /// Value to set: a number or a boolean.
     pub value: serde_json::Value,
 }
 
@@ -116,11 +116,11 @@ pub struct Setting {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeSplit {
-    /// Its number.
+    /// Number of the node.
     pub node: u32,
     /// Memory that the hypervisor keeps; its kernel counts a little less as `MemTotal`.
     pub keeps: ByteSize,
-    /// Memory for guests.
+    /// Memory that guests get at this node.
     pub guests: ByteSize,
     /// Its addresses, unless pages of a pool or the firmware decide.
     pub hidden: Vec<HiddenPiece>,
@@ -130,7 +130,7 @@ pub struct NodeSplit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HiddenPiece {
-    /// The way.
+    /// Method that hides the memory.
     pub how: SplitMethod,
     /// Its addresses.
     pub span: Span<Host>,
@@ -138,65 +138,29 @@ pub struct HiddenPiece {
 
 /// A split that this host cannot have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum AdviseError {
-    /// Addresses are hidden from users without privilege.
     #[error("/proc/iomem shows no addresses, so where this host's memory lies is not known")]
     IomemHidden,
     /// The map of a host that is split already does not show what is hidden.
     #[error("this host is split already ({}) and its firmware's memory map is not shown", words.join(" "))]
-    AlreadySplit {
-        /// Words of its command line.
-        words: Vec<String>,
-    },
+    AlreadySplit { words: Vec<String> },
     /// Several nodes, and no record of the memory of each.
     #[error("cannot assign memory to {nodes} nodes: the ACPI table SRAT has no entry for it")]
-    NoAffinity {
-        /// Number of nodes.
-        nodes: usize,
-    },
-    /// No memory would be left for guests.
+    NoAffinity { nodes: usize },
     #[error("node {node} has {}: nothing is left for guests when the hypervisor keeps {}", size(has.get()), size(keeps.get()))]
-    NothingLeft {
-        /// The node.
-        node: u32,
-        /// Its memory.
-        has: ByteSize,
-        /// Memory that the hypervisor would keep.
-        keeps: ByteSize,
-    },
-    /// The parts are more than there is.
+    NothingLeft { node: u32, has: ByteSize, keeps: ByteSize },
     #[error("{} can be hidden at node {node}, and {} of it are wanted with more to come", size(has.get()), size(wants.get()))]
-    Short {
-        /// The node.
-        node: u32,
-        /// Bytes that can be hidden.
-        has: ByteSize,
-        /// The sum of the sizes.
-        wants: ByteSize,
-    },
+    Short { node: u32, has: ByteSize, wants: ByteSize },
     /// Ways that exclude each other, or the wrong one with a size.
     #[error(
         "--how {0}: several ways are mem, memmap and dax, each once, all but the last with a size in steps of 2MiB"
     )]
     Parts(String),
-    /// A way that this host does not have.
     #[error("--how {how} needs {needs}, and this is {is}")]
-    Unsupported {
-        /// The way.
-        how: &'static str,
-        /// The required host.
-        needs: &'static str,
-        /// Type of this host.
-        is: String,
-    },
-    /// `mem=` knows one limit.
+    Unsupported { how: &'static str, needs: &'static str, is: String },
     #[error("mem= has one limit for the whole host, so it cannot leave {} to each of {nodes} nodes", size(keeps.get()))]
-    OneLimit {
-        /// Bytes that each would keep.
-        keeps: ByteSize,
-        /// Number of nodes.
-        nodes: usize,
-    },
+    OneLimit { keeps: ByteSize, nodes: usize },
 }
 
 impl Report for AdviseError {
@@ -230,9 +194,6 @@ impl Report for AdviseError {
 }
 
 /// Computes the split that `request` describes.
-///
-/// # Errors
-/// [`AdviseError`].
 pub fn advise(facts: &HostFacts, regions: &[Region], request: &SplitRequest) -> Result<Split, AdviseError> {
     let usual = [SplitPart { how: usual(facts, regions), size: None }];
     let parts: &[SplitPart] = if request.parts.is_empty() { &usual } else { &request.parts };
