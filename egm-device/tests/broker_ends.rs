@@ -120,7 +120,7 @@ fn a_socket_that_cannot_be_made_has_a_remedy() {
     fs::write(root.join("precious"), "bytes").unwrap();
     for (code, socket, remedy) in [
         (3, "nowhere/broker.sock", "help: make the folder nowhere"),
-        (3, "precious", "help: remove what is there and is no socket"),
+        (3, "precious", "help: remove the file at that path, which is no socket"),
         (2, &*"s".repeat(120), "help: name a path of 107 bytes at most"),
     ] {
         let output = command(root, &["broker", "--socket", socket]).output().unwrap();

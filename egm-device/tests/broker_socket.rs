@@ -122,7 +122,7 @@ fn who_waits_is_served_when_a_slice_comes_back() {
     let why = waits.recv().unwrap();
     assert_eq!(
         why,
-        "rule \"root\": 1GiB does not fit in \"egm4\" now (available 0, largest contiguous block 0); nothing else is free"
+        "rule \"root\": 1GiB does not fit in \"egm4\" now (available 0, largest contiguous block 0); nothing else is available"
     );
     first.give_back(&NEVER).unwrap();
     assert_eq!(waiter.join().unwrap().unwrap().slice().size.get(), G);
@@ -152,7 +152,7 @@ fn who_does_not_wait_is_told_which_rule_and_what_is_free_instead() {
     assert_eq!(
         refused(broker.client().take(&now, |_| ())),
         "rule \"root\": 2GiB does not fit in \"egm4\" now (available 1GiB, largest contiguous block 1GiB); \
-         free: 1GiB, 1GiB in one piece (egm4 1GiB)"
+         available: 1GiB, largest contiguous block: 1GiB (egm4 1GiB)"
     );
     let elsewhere = SliceRequest { regions: vec!["dax9".into()], ..now };
     assert!(refused(broker.client().take(&elsewhere, |_| ())).contains("this host has no region dax9"));
@@ -379,6 +379,11 @@ fn the_kernels_word_for_the_user_decides() {
         "{}",
         stderr(&more)
     );
+    for part in
+        ["error: cannot get slice \"carve-grant\" from the broker: rule", "help: egm-device carve free"]
+    {
+        assert!(stderr(&more).contains(part), "{}", stderr(&more));
+    }
     assert_eq!(more.status.code(), Some(3));
 
     let class = ["--size", "2GiB", "--class", "small"];

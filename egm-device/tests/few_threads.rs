@@ -138,7 +138,7 @@ fn a_return_that_no_thread_can_work_at_is_refused_and_frees_nothing() {
     let most = getrlimit(Resource::Nproc);
     setrlimit(Resource::Nproc, Rlimit { current: Some(0), ..most }).unwrap();
     let Err(ClientError::Refused { why, .. }) = loan.give_back(&AtomicBool::new(false)) else { panic!() };
-    assert_eq!(why, "the host cannot take the slice back now: it is lent to you still, return it again");
+    assert_eq!(why, "the host cannot take the slice back now: it stays on your account, return it again");
     assert!(!broker.source.was_scrubbed(0, G), "with {more} more threads");
     setrlimit(Resource::Nproc, most).unwrap();
     rustix::net::send(&connection, b"\"return\"", SendFlags::NOSIGNAL).unwrap();

@@ -174,6 +174,21 @@ fn a_gpu_without_a_slice_makes_its_region_exclusive_until_its_process_is_killed(
     assert!(!error.contains("exclusive"), "{error}");
 }
 
+/// A mistyped address would leave the region shared with the owner of the real GPU.
+#[test]
+fn a_gpu_that_the_host_lacks_is_refused_and_one_that_reaches_no_region_is_noted() {
+    let host = Host::new();
+    let take = "carve grant --region local --size 2MiB --gpu 0000:02:00.0 -- true";
+    let (code, _, error) = host.run(take);
+    assert_eq!(code, 3, "{error}");
+    for part in ["cannot claim GPU 0000:02:00.0: this host has no such PCI function", "help: lspci -D"] {
+        assert!(error.contains(part), "{error}");
+    }
+    fs::create_dir_all(host.path("sys/bus/pci/devices/0000:02:00.0")).unwrap();
+    let (code, _, error) = host.run(take);
+    assert!(code == 0 && error.contains("GPU 0000:02:00.0 reaches no region"), "{code} {error}");
+}
+
 #[test]
 fn owners_of_one_trust_domain_share_the_region_of_a_gpu() {
     let host = Host::new();

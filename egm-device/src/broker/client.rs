@@ -22,21 +22,27 @@ const MAX_REGION: u64 = 64 << 20;
 /// A cancel flag that is never set.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-/// Why there is no slice.
+/// Remedies for refusals of each request.
+const TAKE_HELP: &str = "egm-device carve free shows what you can get now; an operator can change the rules in \
+                         /etc/egm-device/policy.json";
+const FREE_HELP: &str = "an operator can add a rule for this user to /etc/egm-device/policy.json";
+const RETURN_HELP: &str = "end the processes that use the memory, then return the slice again";
+
+/// A failed exchange with a broker.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum ClientError {
     #[error("cannot reach the broker at {}", path.display())]
     Connect { path: PathBuf, source: io::Error },
-    #[error("the broker refused {asked}: {why}")]
-    Refused { asked: String, why: String },
-    #[error("the broker hung up")]
+    #[error("cannot {step}: {why}")]
+    Refused { step: String, why: String, help: &'static str },
+    #[error("cannot reach the broker any more: it closed the connection")]
     Gone(#[source] io::Error),
-    #[error("did not wait until the broker had scrubbed the slice, which goes on")]
+    #[error("cannot confirm the return of the slice: cancelled while the broker scrubs it")]
     Cancelled,
-    #[error("the broker said something unknown: {what}")]
+    #[error("cannot use the broker's reply: {what}")]
     Unknown { what: &'static str },
-    #[error("the memory that the broker passed cannot be used")]
+    #[error("cannot use the memory that the broker passed")]
     Backing(#[source] BackingError),
 }
 
@@ -53,8 +59,12 @@ impl Report for ClientError {
             Self::Connect { path, .. } => {
                 Some(format!("start it: egm-device broker --socket {}", path.display()))
             }
-            Self::Unknown { .. } => Some("use a client and a broker of one version".to_owned()),
-            _ => None,
+            Self::Refused { help, .. } => Some((*help).to_owned()),
+            Self::Gone(_) => Some("see that the broker runs: systemctl status egm-broker".to_owned()),
+            Self::Unknown { .. } | Self::Backing(_) => {
+                Some("use a client and a broker of one version".to_owned())
+            }
+            Self::Cancelled => None,
         }
     }
 }
@@ -67,9 +77,6 @@ pub struct Client {
 
 impl Client {
     /// Connects to the broker at `path`, which identifies this process even if another one uses the connection.
-    ///
-    /// # Errors
-    /// [`ClientError::Connect`].
     pub fn connect(path: &Path) -> Result<Self, ClientError> {
         let error = |source| ClientError::Connect { path: path.to_owned(), source };
         let socket = packet::socket(SocketFlags::empty()).map_err(error)?;
@@ -97,25 +104,24 @@ impl Client {
                     return BrokerLease::new(self, slice, offset, descriptors);
                 }
                 Reply::Refused(RefusalReply { why, .. }) => {
-                    return Err(ClientError::Refused { asked: take.name.clone(), why });
+                    let step = format!("get slice \"{}\" from the broker", take.name);
+                    return Err(ClientError::Refused { step, why, help: TAKE_HELP });
                 }
-                _ => return Err(ClientError::Unknown { what: "an answer to nothing" }),
+                _ => return Err(ClientError::Unknown { what: "it answers another request" }),
             }
         }
     }
 
     /// Memory that is available to this user now: bytes in total, and bytes in the largest block.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn free(&self) -> Result<(u64, u64), ClientError> {
         self.send(&Request::Free)?;
         match self.receive(&NEVER)?.0 {
             Reply::Free(room) => Ok((room.total, room.largest)),
             Reply::Refused(RefusalReply { why, .. }) => {
-                Err(ClientError::Refused { asked: "to say what is free".into(), why })
+                let step = "get the free memory from the broker".to_owned();
+                Err(ClientError::Refused { step, why, help: FREE_HELP })
             }
-            _ => Err(ClientError::Unknown { what: "an answer to nothing" }),
+            _ => Err(ClientError::Unknown { what: "it answers another request" }),
         }
     }
 
@@ -142,7 +148,7 @@ impl Client {
             None | Some([]) => Err(ClientError::Gone(io::ErrorKind::UnexpectedEof.into())),
             Some(packet) => {
                 let reply = serde_json::from_slice(packet);
-                let reply = reply.map_err(|_| ClientError::Unknown { what: "a packet that is no answer" })?;
+                let reply = reply.map_err(|_| ClientError::Unknown { what: "it has another format" })?;
                 Ok((reply, descriptors))
             }
         }
@@ -167,12 +173,13 @@ impl BrokerLease {
         descriptors: Vec<OwnedFd>,
     ) -> Result<Self, ClientError> {
         let Ok([memory, description]) = <[OwnedFd; packet::DESCRIPTORS]>::try_from(descriptors) else {
-            return Err(ClientError::Unknown { what: "a slice without its descriptors" });
+            return Err(ClientError::Unknown { what: "it has a slice without descriptors" });
         };
         let mut text = Vec::new();
         read_all(&description.into(), &mut text).map_err(ClientError::Gone)?;
         let region = serde_json::from_slice(&text);
-        let region = region.map_err(|_| ClientError::Unknown { what: "a region that is none" })?;
+        let region = region
+            .map_err(|_| ClientError::Unknown { what: "its description of the region has another format" })?;
         Ok(Self { client, region, slice, offset, file: memory.into() })
     }
 
@@ -182,7 +189,7 @@ impl BrokerLease {
         &self.region
     }
 
-    /// The slice.
+    /// Offset and size in the region.
     #[must_use]
     pub const fn slice(&self) -> &Slice {
         &self.slice
@@ -210,9 +217,6 @@ impl BrokerLease {
     }
 
     /// Reports `bad` bytes of the slice (offsets in the region): no later owner gets them. The broker sends no reply.
-    ///
-    /// # Errors
-    /// [`ClientError::Gone`].
     pub fn retire(&self, bad: &SpanSet<InRegion>) -> Result<(), ClientError> {
         let spans: Vec<_> = bad.iter().map(|span| (span.start().get(), span.size())).collect();
         spans.chunks(MAX_SPANS).try_for_each(|part| self.client.send(&Request::Bad(part.to_vec())))
@@ -227,18 +231,16 @@ impl BrokerLease {
     /// Returns the slice and waits until it is scrubbed or `cancel` is set: the broker then finishes alone. No process
     /// may map the slice any more. Without this call, the slice goes back when this process and every holder of the
     /// connection are gone.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn give_back(self, cancel: &AtomicBool) -> Result<(), ClientError> {
         drop(self.file);
         self.client.send(&Request::Return)?;
         match self.client.receive(cancel)?.0 {
             Reply::Returned => Ok(()),
             Reply::Refused(RefusalReply { why, .. }) => {
-                Err(ClientError::Refused { asked: "a return".into(), why })
+                let step = "return the slice to the broker".to_owned();
+                Err(ClientError::Refused { step, why, help: RETURN_HELP })
             }
-            _ => Err(ClientError::Unknown { what: "an answer to nothing" }),
+            _ => Err(ClientError::Unknown { what: "it answers another request" }),
         }
     }
 }

@@ -4,7 +4,7 @@ use super::source::GrantFailure;
 use super::wire::RefusalReply;
 use crate::policy::Peer;
 
-/// Why a slice stays with its client although it was to be returned.
+/// Reason that a slice stays with its client after a failed return.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReturnFailure {
     /// A process still has it.
@@ -25,7 +25,7 @@ impl ReturnFailure {
                 "another process still has the memory: the slice is on your account until none has"
             }
             Self::NoThread(_) => {
-                "the host cannot take the slice back now: it is lent to you still, return it again"
+                "the host cannot take the slice back now: it stays on your account, return it again"
             }
         };
         refused(peer, &self.to_string(), ordinary)

@@ -84,9 +84,6 @@ enum IdleWork {
 
 impl Server {
     /// Listens at `path`. Every user may connect; the policy decides. Replaces a socket that an ended broker left.
-    ///
-    /// # Errors
-    /// [`ServerError`].
     pub fn listen(path: &Path, policy: Policy, source: Arc<dyn Source>) -> Result<Self, ServerError> {
         let error = |source| ServerError::Listen { path: path.to_owned(), source };
         let lock = lock(path)?;
@@ -119,9 +116,6 @@ impl Server {
 
     /// Serves until the descriptor of [`Server::end_at`] is readable or waiting fails. A killed broker loses nothing:
     /// its slices are dirty, and the kernel still reports those of live clients as in use.
-    ///
-    /// # Errors
-    /// [`ServerError::Wait`].
     pub fn run(&mut self) -> Result<(), ServerError> {
         while !self.is_over {
             self.turn().map_err(ServerError::Wait)?;

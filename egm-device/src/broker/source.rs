@@ -38,9 +38,6 @@ pub trait Source: Send + Sync {
     }
 
     /// Grants a slice of `region`. `cancel` is set when the slice is no longer wanted.
-    ///
-    /// # Errors
-    /// [`GrantFailure`].
     fn grant(
         &self,
         region: &str,
@@ -74,24 +71,18 @@ pub trait GrantedSlice: Send {
     /// The region, with all that is retired.
     fn region(&self) -> &Region;
 
-    /// Its place there.
+    /// Offset and size in the region.
     fn slice(&self) -> &Slice;
 
-    /// Its bytes.
+    /// The memory of the slice.
     fn backing(&self) -> &dyn Backing;
 
     /// Records the account of the slice for the next broker, before [`GrantedSlice::hand_out`].
-    ///
-    /// # Errors
-    /// [`GrantFailure`].
     fn charge(&self, _charge: &Charge) -> Result<(), GrantFailure> {
         Ok(())
     }
 
     /// A description of its memory for its client.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn hand_out(&self) -> io::Result<File>;
 
     /// Cleans it for the next owner, as far as that succeeds. Its client found `bad` bytes, which no later owner gets:

@@ -90,7 +90,7 @@ pub(super) struct RefusalReply {
 pub(super) struct FreeReply {
     pub(super) total: u64,
     pub(super) largest: u64,
-    /// For operators only.
+    /// Free bytes by region, for operators only.
     pub(super) regions: Vec<(String, u64)>,
 }
 
@@ -117,12 +117,12 @@ impl RefusalReply {
 
 /// Parses and checks a request; the error names what is wrong.
 pub(super) fn parse(packet: &[u8]) -> Result<Request, String> {
-    let request = decode(packet).ok_or("this is no request that this broker knows")?;
+    let request = decode(packet).ok_or("cannot read the request: its format is unknown")?;
     if let Request::Take(take) = &request {
         let words = take.regions.iter().chain(&take.class).chain([&take.name]);
         if let Some(word) = words.into_iter().find(|word| !is_word(word)) {
             let start: String = word.chars().take(64).collect();
-            return Err(format!("{start:?} is no name: write 1 to 64 of A-Z a-z 0-9 . _ -"));
+            return Err(format!("cannot use {start:?} as a name: write 1 to 64 of A-Z a-z 0-9 . _ -"));
         }
         if !(1..=MAX_REGIONS).contains(&take.regions.len()) {
             return Err(format!("{} regions are named: name 1 to {MAX_REGIONS}", take.regions.len()));
@@ -202,7 +202,7 @@ pub(crate) mod tests {
         assert_eq!(with(|t| t.regions.clear()), "0 regions are named: name 1 to 16");
         assert_eq!(
             with(|t| t.name = "\u{1b}[2J".into()),
-            "\"\\u{1b}[2J\" is no name: write 1 to 64 of A-Z a-z 0-9 . _ -"
+            "cannot use \"\\u{1b}[2J\" as a name: write 1 to 64 of A-Z a-z 0-9 . _ -"
         );
         assert!(parse(&encode(&Request::Bad(vec![(0, 1); MAX_SPANS + 1]))).is_err());
         assert!(parse(b"{\"take\":{}}").is_err() && parse(b"").is_err() && parse(&[b' '; 5000]).is_err());

@@ -6,45 +6,27 @@ use std::sync::atomic::AtomicBool;
 use egm_address::CpuSet;
 use egm_report::{Blame, Report};
 
-use crate::host::Host;
-use crate::ledger::{Identity, Ledger, LedgerError, Paths};
+use crate::host::LocalHost;
+use crate::ledger::{Ledger, LedgerError};
 use crate::region::{Region, Survey};
 
 /// Arguments of every command that reads the ledger
 #[derive(Debug, clap::Args)]
 pub(super) struct LedgerArgs {
     #[command(flatten)]
-    pub(super) host: Host,
+    pub(super) host: LocalHost,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
 }
 
-/// The ledger of `host`, made if it has none; a host of which only the facts are here has no ledger here.
-pub(super) fn open(host: &Host) -> Result<Ledger, Box<dyn Report>> {
-    if host.is_recorded() {
-        return Err(RecordedHost.into());
-    }
-    let root = host.root();
-    let identity = Identity::read(root)
-        .map_err(|source| LedgerError::Record { step: "tell this boot from others for", source })?;
-    Ok(Ledger::open(Paths::below(root), identity)?)
+/// The ledger of `host`, made if it has none.
+pub(super) fn open(host: &LocalHost) -> Result<Ledger, LedgerError> {
+    Ledger::of_host(host.root())
 }
 
-/// The facts are of another host: its regions are other memory here.
 #[derive(Debug, thiserror::Error)]
-#[error("a host that was recorded has no memory to take and no ledger: --recorded is for plans")]
-struct RecordedHost;
-
-impl Report for RecordedHost {
-    fn blame(&self) -> Blame {
-        Blame::Configuration
-    }
-}
-
-/// There is no region of that name.
-#[derive(Debug, thiserror::Error)]
-#[error("there is no region \"{name}\": there are {known}")]
+#[error("cannot find region \"{name}\": this host has {known}")]
 pub(super) struct UnknownRegion {
     name: String,
     known: String,
@@ -56,7 +38,7 @@ impl Report for UnknownRegion {
     }
 
     fn help(&self) -> Option<String> {
-        Some("see them, and why others were refused: egm-device regions".to_owned())
+        Some("egm-device regions lists them, and the reasons that others were refused".to_owned())
     }
 }
 

@@ -142,7 +142,8 @@ pub(super) fn run(args: &Args) -> Outcome {
         reader.follow(&path, newest, &changes).map_err(error)?;
     }
     if reader.unreadable > 0 {
-        tracing::info!("{} lines of the log are cut or damaged", reader.unreadable);
+        let lines = if reader.unreadable == 1 { "line of the log is" } else { "lines of the log are" };
+        tracing::info!("{} {lines} cut or damaged", reader.unreadable);
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -21,7 +21,7 @@ use super::signals::Signals;
 use crate::device::config::Id;
 use crate::device::core::Facts;
 use crate::device::{Function, Setup};
-use crate::host::Host;
+use crate::host::LocalHost;
 use crate::ledger::Watch;
 use crate::mapping::Mapping;
 use crate::poison::{self, Event, RetiredListPoll};
@@ -89,7 +89,7 @@ pub(super) struct Args {
     #[arg(long = "patience", value_name = "SECONDS", default_value_t = 5)]
     timeout: u64,
     #[command(flatten)]
-    host: Host,
+    host: LocalHost,
 }
 
 const EXAMPLES: &str = "\

@@ -35,10 +35,6 @@ pub(super) fn unlock<S>(file: &File, bytes: Span<S>) -> io::Result<()> {
     Ok(())
 }
 
-/// Inode of `file`.
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn inode(file: &File) -> io::Result<u64> {
     file.metadata().map(|metadata| metadata.ino())
 }

@@ -46,9 +46,6 @@ impl GpuLease {
     }
 
     /// Closes the lock: the claims last as long as their owner's process, which becomes user `uid`, and its children.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub fn leave(mut self, uid: u32) -> Result<(), LedgerError> {
         let left = std::mem::take(&mut self.claims);
         self.ledger.change(|record| {
@@ -72,10 +69,23 @@ impl Drop for GpuLease {
     }
 }
 
+/// Fails for a function of `functions` that the host of `ledger` does not have.
+pub(crate) fn expect_functions(
+    ledger: &Ledger,
+    regions: &[Region],
+    functions: &[PciAddress],
+) -> Result<(), GrantError> {
+    let devices = ledger.0.root.join("sys/bus/pci/devices");
+    let is_known = |gpu: &PciAddress| {
+        regions.iter().any(|region| region.functions.contains(gpu)) || devices.join(gpu.to_string()).exists()
+    };
+    match functions.iter().find(|gpu| !is_known(gpu)) {
+        Some(gpu) => Err(GrantError::NoFunction { function: *gpu }),
+        None => Ok(()),
+    }
+}
+
 /// Claims the `functions` that an operator names for `owner`, with a note for each that reaches none of `regions`.
-///
-/// # Errors
-/// As [`Ledger::claim_gpus`].
 pub(crate) fn claim_named(
     ledger: &Ledger,
     regions: &[Region],

@@ -62,9 +62,6 @@ impl Ledger {
 
     /// [`Ledger::grant`], with memory that is reached another way. The caller logs a refusal: the broker may wait and
     /// retry.
-    ///
-    /// # Errors
-    /// As [`Ledger::grant`].
     pub fn grant_from(
         &self,
         memory: &Arc<dyn Memory>,

@@ -37,7 +37,7 @@ impl HeldBytes {
 /// A GPU that reaches a region and has a live owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HeldGpu {
-    /// The GPU.
+    /// Address of the GPU.
     pub function: PciAddress,
     /// Its owner; `None` when the record has none for the lock.
     pub owner: Option<Owner>,

@@ -22,7 +22,7 @@ impl HostMemory {
         Self { opens_devices: trusted::is_this_host(root) || egm_address::fault!("devices-of-a-copy-opened") }
     }
 
-    /// Pools only.
+    /// Memory that opens pools only.
     pub(crate) const fn without_devices() -> Self {
         Self { opens_devices: false }
     }

@@ -17,11 +17,11 @@ use crate::scrub::{self, ScrubError, Work};
 pub enum Progress {
     /// Time since the kernel began to open a device, and to zero all of it.
     Opening(Duration),
-    /// Bytes are scrubbed.
+    /// Bytes that a scrub made zero so far.
     Scrubbing {
-        /// Bytes that are zero.
+        /// Number of bytes that are zero.
         done: u64,
-        /// Bytes in all.
+        /// Number of bytes to scrub.
         of: u64,
     },
 }
@@ -56,9 +56,6 @@ impl Watch<'static> {
 /// Access to the bytes of a slice. [`HostMemory`](super::HostMemory) opens them on the host; a broker keeps descriptors that open once.
 pub trait Memory: Send + Sync {
     /// The bytes of `slice`.
-    ///
-    /// # Errors
-    /// [`BackingError`].
     fn open(
         &self,
         region: &Region,
@@ -67,9 +64,6 @@ pub trait Memory: Send + Sync {
     ) -> Result<Box<dyn Backing>, BackingError>;
 
     /// The bytes of `slice`, which has an owner: by another description of the same file, where the memory has several.
-    ///
-    /// # Errors
-    /// [`BackingError`].
     fn reopen(
         &self,
         region: &Region,
@@ -80,9 +74,6 @@ pub trait Memory: Send + Sync {
     }
 
     /// The bytes of `slice`, which its owner returns, for their scrub: no process has them.
-    ///
-    /// # Errors
-    /// [`BackingError`].
     fn renew(
         &self,
         region: &Region,
@@ -97,9 +88,6 @@ pub trait Memory: Send + Sync {
     fn release(&self, _region: &Region, _slice: &Slice) {}
 
     /// Sets the file of `slice` aside, which has a bad page.
-    ///
-    /// # Errors
-    /// [`BackingError`].
     fn set_aside(&self, _region: &Region, _slice: &Slice) -> Result<(), BackingError> {
         Ok(())
     }

@@ -39,7 +39,7 @@ mod upkeep;
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 use std::{fmt, io};
@@ -123,6 +123,15 @@ impl Ledger {
         Ok(Self(Arc::new(Inner { disk, run, identity, memory, audit, root, policy, noted })))
     }
 
+    /// The ledger of the host with its files below `root`, in the current boot.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when the boot cannot be identified, or a folder cannot be made.
+    pub fn of_host(root: &Path) -> Result<Self, LedgerError> {
+        let error = |source| LedgerError::Record { step: "read the id of this boot for", source };
+        Self::open(Paths::below(root), Identity::read(root).map_err(error)?)
+    }
+
     /// A ledger with its record on `disk` and its locks in folder `run`. It opens no devices and has no audit log.
     #[must_use]
     pub fn with_disk(disk: Box<dyn Disk>, run: PathBuf, identity: Identity) -> Self {
@@ -145,9 +154,6 @@ impl Ledger {
     }
 
     /// The state of every byte of `region`.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub fn states(&self, region: &Region) -> Result<States, LedgerError> {
         let space = space_of(region)?;
         self.review_gpus(region)?;
@@ -255,9 +261,6 @@ impl Ledger {
     }
 
     /// The current record, as far as it is trusted.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub fn look(&self) -> Result<(Record, Option<Doubt>), LedgerError> {
         let _only = self.exclusive()?;
         self.read().map(|found| (found.record, found.doubt))

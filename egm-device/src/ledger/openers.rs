@@ -31,20 +31,20 @@ const MAX_LIST: usize = 1 << 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Opener {
-    /// One user.
+    /// One user, by number.
     User(u32),
     /// The members of one group.
     Group(u32),
-    /// All users.
+    /// All users of the host.
     Everyone,
 }
 
 /// A GPU that users other than root may open.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct OpenGpu {
-    /// The VFIO node.
+    /// VFIO node of the GPU or its group.
     pub node: PathBuf,
-    /// Its users.
+    /// Users that may open the node.
     pub opener: Opener,
     /// The trust domain that the policy gives them in all of their rules.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -46,9 +46,6 @@ impl Lease {
 impl Ledger {
     /// Slices of pools among `regions` that clients of ended brokers may still have, and whether there may be others, because a
     /// record of this boot was lost.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub(crate) fn orphaned_slices(
         &self,
         regions: &[Region],

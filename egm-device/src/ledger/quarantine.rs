@@ -97,9 +97,6 @@ impl Ledger {
     }
 
     /// Reviews quarantined bytes of `region` that no lock keeps; returns the entries that are now free, and dirty.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub fn review(&self, region: &Region) -> Result<Vec<Entry>, LedgerError> {
         self.review_within(region, &Watch::without_waiting())
     }
@@ -194,9 +191,6 @@ impl Ledger {
 
 impl Lease {
     /// Records that this process, the owner, goes on as user `uid` with the VFIO groups and devices that it has.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub fn record_process(&self, uid: u32) -> Result<(), LedgerError> {
         let error = |source| LedgerError::Record { step: "find this process's VFIO devices for", source };
         if egm_address::fault!("vfio-devices-not-recorded") {

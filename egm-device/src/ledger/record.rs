@@ -64,7 +64,7 @@ pub enum GrantState {
     Quarantined,
 }
 
-/// One grant.
+/// A grant in the record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
@@ -73,7 +73,7 @@ pub struct Entry {
     /// The space that its bytes are counted in.
     #[serde(rename = "line")]
     pub space: String,
-    /// The bytes.
+    /// Granted bytes in that space.
     pub span: Span<InRecordSpace>,
     /// The owner of the grant.
     pub owner: Owner,
@@ -127,7 +127,7 @@ impl Entry {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuClaim {
-    /// The GPU.
+    /// Address of the GPU.
     pub function: PciAddress,
     /// Name of the region that it reaches.
     pub region: String,
@@ -150,7 +150,7 @@ impl GpuClaim {
     }
 }
 
-/// The whole record.
+/// Contents of the ledger's file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
@@ -206,7 +206,7 @@ struct Sealed {
 }
 
 impl Record {
-    /// An empty record.
+    /// An empty record with the number `sequence`.
     #[must_use]
     pub fn new(identity: &Identity, sequence: u64) -> Self {
         Self {

@@ -19,7 +19,6 @@ const HOST: &str = "@host";
 pub(crate) struct RecordSpace {
     /// Its name: part of a file name.
     pub(crate) name: String,
-    /// The region's bytes.
     pub(crate) whole: Span<InRecordSpace>,
 }
 
@@ -59,9 +58,6 @@ impl RecordSpace {
 }
 
 /// The space of `region`, which must have one.
-///
-/// # Errors
-/// [`LedgerError::Region`].
 pub(super) fn space_of(region: &Region) -> Result<RecordSpace, LedgerError> {
     RecordSpace::of(region).ok_or_else(|| no_region(region))
 }

@@ -18,9 +18,6 @@ impl Ledger {
     /// [`Ledger::retire`] for `bad` bytes that the owner `by` of `slice` of `region` found. Bytes outside the slice are
     /// left out: its owner has no right to report them. A pool's bytes have no fixed place that a later owner could
     /// get: the kernel keeps its bad pages. A file of its own has none either: its scrub finds the page, and sets it aside.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub(crate) fn retire_of(
         &self,
         region: &Region,
@@ -38,9 +35,6 @@ impl Ledger {
 
     /// Takes `pages` of `region` out of use for every owner, because `by` found them bad for this `reason`. Whole pages
     /// of the host are retired.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub fn retire(
         &self,
         region: &Region,
@@ -73,9 +67,6 @@ impl Ledger {
 
     /// Reads the bytes of `slice`, which has those of `backing`, that its owner `by` claims to be bad. Unreadable bytes
     /// are retired; readable ones are logged and stay in use.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub(crate) fn check_claims(
         &self,
         region: &Region,
@@ -177,7 +168,7 @@ fn whole_pages(region: &Region, start: u64, end: u64) -> Option<Slice> {
 /// Retired bytes that can be used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Unretired {
-    /// Bytes.
+    /// Number of retired bytes that can be read.
     pub bytes: u64,
     /// Whether they are back in use.
     pub changed: bool,

@@ -123,9 +123,6 @@ pub(super) fn release(region: &Region, slice: &Slice) {
 }
 
 /// Sets the file of `slice` aside, which has a bad page.
-///
-/// # Errors
-/// [`BackingError`].
 pub(super) fn set_aside(region: &Region, slice: &Slice) -> Result<(), BackingError> {
     let (folder, file) = find(region, slice)?;
     folder.set_aside(&file).map_err(|source| failed(region, source))
@@ -257,9 +254,6 @@ fn scrub_left(
 }
 
 /// Bytes of `region` that files have: of living owners, and left.
-///
-/// # Errors
-/// [`BackingError`].
 pub(super) fn named(region: &Region) -> Result<SpanSet<InRegion>, BackingError> {
     let files = SliceFolder::of(region)?.files().map_err(|source| failed(region, source))?;
     Ok(files.iter().map(|file| file.span).collect())
@@ -268,9 +262,6 @@ pub(super) fn named(region: &Region) -> Result<SpanSet<InRegion>, BackingError> 
 impl Ledger {
     /// Slices of `region` by their first byte, with how much of each no page of 2 MiB can map because of where its blocks lie,
     /// as recorded at their grants: a look at a file that is in use could wait for its owner.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub fn small_pages(&self, region: &Region) -> Result<Vec<(Offset, ByteSize)>, LedgerError> {
         let space = space_of(region)?;
         let record = self.look()?.0;

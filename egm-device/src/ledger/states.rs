@@ -72,7 +72,7 @@ impl States {
         self.gpus.iter().map(sentence).collect()
     }
 
-    /// All held bytes.
+    /// Bytes that have an owner or are quarantined.
     #[must_use]
     pub fn busy(&self) -> SpanSet<InRegion> {
         self.held.iter().map(|held| held.span).collect()

@@ -33,10 +33,10 @@ impl Paths {
     }
 }
 
-/// The ledger's files.
+/// A file of the ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LedgerFile {
-    /// The record.
+    /// Grants, clean bytes and retired pages.
     Record,
     /// The next record, of either kind, until it is whole.
     New,
@@ -51,9 +51,6 @@ pub enum LedgerFile {
 /// The steps that make up reading and replacing.
 pub trait Disk: Send + Sync {
     /// The whole file, or its first bytes when it is longer than any record; `None` when there is none.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn read(&self, name: LedgerFile) -> io::Result<Option<Vec<u8>>>;
 
     /// Makes `bytes` the file's content.
@@ -63,27 +60,15 @@ pub trait Disk: Send + Sync {
     fn write(&self, name: LedgerFile, bytes: &[u8]) -> io::Result<()>;
 
     /// Waits until the file's content would survive a loss of power.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn sync(&self, name: LedgerFile) -> io::Result<()>;
 
     /// Makes `to` a second name of the file `from`, replacing any file of that name.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn link(&self, from: LedgerFile, to: LedgerFile) -> io::Result<()>;
 
-    /// Renames, replacing.
-    ///
-    /// # Errors
-    /// The kernel's.
+    /// Renames `from` to `to`, and replaces any file of that name.
     fn rename(&self, from: LedgerFile, to: LedgerFile) -> io::Result<()>;
 
     /// Waits until names would survive a loss of power.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn sync_names(&self) -> io::Result<()>;
 }
 
@@ -113,7 +98,6 @@ pub(super) fn newest(disk: &dyn Disk) -> io::Result<Option<u64>> {
     Ok(text.and_then(|text| std::str::from_utf8(&text).ok()?.trim_end().parse().ok()))
 }
 
-/// The host's disk.
 #[derive(Debug)]
 pub(super) struct LedgerFolder(pub(super) Paths);
 

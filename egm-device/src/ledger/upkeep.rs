@@ -35,9 +35,9 @@ pub struct Repair {
 /// Files of slices that earlier owners left in a region.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LeftoverFiles {
-    /// The region.
+    /// Name of the region.
     pub region: String,
-    /// Their bytes.
+    /// Number of bytes in those files.
     pub bytes: u64,
 }
 
@@ -105,9 +105,6 @@ impl Ledger {
     /// Begins a new record where the old one cannot be trusted, and reviews all memory of `regions` that is quarantined
     /// or lost its owner: free memory is forgotten, and the rest quarantined. Grants of other regions are forgotten if
     /// their owners are gone, and any user counts as an earlier owner of dirty bytes from then on.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub fn repair(&self, regions: &[Region]) -> Result<Repair, LedgerError> {
         let doubt = self.look()?.1;
         let looked = regions.iter().map(|region| self.look_again(region, &|_| true, &Watch::unobserved()));

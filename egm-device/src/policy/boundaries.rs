@@ -202,8 +202,8 @@ fn a_refusal_names_its_rule_and_what_is_free() {
     };
     let some = FreeMemory { total: 4096, largest: 1024, regions: Vec::new() };
     let why = "others wait for \"a\" and go first";
-    assert_eq!(text(None, FreeMemory::default()), format!("the policy: {why}; nothing else is free"));
-    let free = "free: 4KiB, 1KiB in one piece";
+    assert_eq!(text(None, FreeMemory::default()), format!("the policy: {why}; nothing else is available"));
+    let free = "available: 4KiB, largest contiguous block: 1KiB";
     assert_eq!(text(Some("mine"), some.clone()), format!("rule \"mine\": {why}; {free}"));
     let regions = vec![("a".to_owned(), 1024), ("b".to_owned(), 3072)];
     assert_eq!(FreeMemory { regions, ..some }.to_string(), format!("{free} (a 1KiB, b 3KiB)"));
@@ -296,6 +296,7 @@ fn a_rule_that_contradicts_itself_is_refused() {
         (r#", "weight": 65537"#, "weight 65537 is outside 1 to 65536"),
         (r#", "quota": 4096, "regions": ["a"], "reservation": 4097"#, "more than the quota"),
         (r#", "reservation": 1"#, "name exactly one"),
+        (r#", "regions": []"#, "\"regions\" is empty"),
         (r#", "regions": ["a", "b"], "reservation": 1"#, "name exactly one"),
         (r#", "regions": ["hugetlb"], "reservation": 1"#, "name exactly one"),
         (r#", "regions": ["a", "a b"]"#, "\"a b\" is not a name"),

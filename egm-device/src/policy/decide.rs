@@ -11,7 +11,7 @@ use super::rules::{Peer, Policy, Rule, RuleId, Supply, Tenant};
 /// A request for a slice of one region.
 #[derive(Debug, Clone, Copy)]
 pub struct RegionRequest<'a> {
-    /// Bytes.
+    /// Requested size in bytes.
     pub size: u64,
     /// The VM class that the requester claims to start.
     pub class: Option<&'a str>,
@@ -58,7 +58,7 @@ pub enum RefusalReason {
     Page { size: u64, region: String, page: u64 },
     #[error("{} is more than the quota of {}", ByteSize::new(*size), ByteSize::new(*quota))]
     AboveQuota { size: u64, quota: u64 },
-    #[error("{} held and {} asked are more than the quota of {}: return a slice",
+    #[error("{} held and {} requested exceed the quota of {}: return a slice",
         ByteSize::new(*held), ByteSize::new(*size), ByteSize::new(*quota))]
     QuotaUsed { held: u64, size: u64, quota: u64 },
     #[error("{} is more than {region:?} can ever give: {}", ByteSize::new(*size), ByteSize::new(*most))]
@@ -94,9 +94,10 @@ pub struct FreeMemory {
 impl fmt::Display for FreeMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.total == 0 {
-            return f.write_str("nothing else is free");
+            return f.write_str("nothing else is available");
         }
-        write!(f, "free: {}, {} in one piece", ByteSize::new(self.total), ByteSize::new(self.largest))?;
+        let (total, largest) = (ByteSize::new(self.total), ByteSize::new(self.largest));
+        write!(f, "available: {total}, largest contiguous block: {largest}")?;
         let regions: Vec<_> =
             self.regions.iter().map(|(name, bytes)| format!("{name} {}", ByteSize::new(*bytes))).collect();
         if regions.is_empty() { Ok(()) } else { write!(f, " ({})", regions.join(", ")) }

@@ -40,7 +40,7 @@ const PASS_OVER: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
-/// A waiting request.
+/// A request in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiter {
     ticket: Ticket,
@@ -75,7 +75,7 @@ pub struct PickedRequest {
     pub tenant: Tenant,
     /// Name of the region that serves it.
     pub region: String,
-    /// Bytes.
+    /// Size of the slice, in bytes.
     pub size: u64,
     /// The request as it waited, for [`Queue::put_back`].
     waiter: Waiter,
@@ -99,7 +99,7 @@ impl Queue {
         Self { policy, limits, accounts: Accounts::default(), waiting: Vec::new(), next: 0 }
     }
 
-    /// The rules.
+    /// The policy that the queue enforces.
     #[must_use]
     pub const fn policy(&self) -> &Policy {
         &self.policy

@@ -38,9 +38,9 @@ pub struct RuleId(pub(super) usize);
 /// The account that a slice is on: a user, by the rule that allowed the slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tenant {
-    /// The rule.
+    /// The rule that allowed the slice.
     pub rule: RuleId,
-    /// The user.
+    /// User id of the client.
     pub uid: u32,
 }
 
@@ -113,7 +113,7 @@ impl Rule {
 /// The memory that a region has for requests, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Supply {
-    /// The region's name.
+    /// Name of the region.
     pub region: String,
     /// Its kind, as configuration files write it: `egm`, `devdax`, `hugetlb`, …
     pub kind: String,

@@ -51,7 +51,7 @@ fn without_a_policy_root_takes_and_nobody_else() {
     let Decision::Refused(refusal) = decide(&policy, &peer(1000, &[0]), G, None, &all) else { panic!() };
     assert_eq!(
         refusal.to_string(),
-        "the policy: no rule lets user 1000 take from \"egm4\": an operator can add one; nothing else is free"
+        "the policy: no rule lets user 1000 take from \"egm4\": an operator can add one; nothing else is available"
     );
 }
 
@@ -166,9 +166,12 @@ fn an_ordinary_user_is_told_totals_and_root_is_told_regions() {
     let all =
         [supply("egm4", "egm", 8 * G, G), supply("egm5", "egm", 8 * G, 3 * G), supply("m", "memfd", G, G)];
     let Decision::Wait(_, refusal) = decide(&policy, &peer(1000, &[]), 2 * G, None, &all) else { panic!() };
-    assert_eq!(refusal.free.to_string(), "free: 4GiB, 3GiB in one piece");
+    assert_eq!(refusal.free.to_string(), "available: 4GiB, largest contiguous block: 3GiB");
     let Decision::Wait(_, refusal) = decide(&policy, &peer(0, &[]), 2 * G, None, &all) else { panic!() };
-    assert_eq!(refusal.free.to_string(), "free: 5GiB, 3GiB in one piece (egm4 1GiB, egm5 3GiB, m 1GiB)");
+    assert_eq!(
+        refusal.free.to_string(),
+        "available: 5GiB, largest contiguous block: 3GiB (egm4 1GiB, egm5 3GiB, m 1GiB)"
+    );
 }
 
 #[test]

@@ -63,11 +63,9 @@ fn id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Id, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 
-/// The file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DevicesFile {
-    /// For editors.
     #[serde(rename = "$schema")]
     _schema: Option<String>,
     /// Description of the devices, for people.
@@ -78,54 +76,25 @@ struct DevicesFile {
 
 /// Why a file of devices is refused.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum FileError {
-    /// It cannot be read.
     #[error("cannot read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The kernel's reason, or that it is too large.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// It is not JSON, or has an unknown key or value.
     #[error("{}:{}:{}: not devices to serve", path.display(), source.line(), source.column())]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// The parser's reason.
-        source: serde_json::Error,
-    },
-    /// No device, or too many.
-    #[error("{count} devices: a process serves 1 to {MAX_DEVICES}")]
-    Count {
-        /// Number of devices.
-        count: usize,
-    },
-    /// Two devices share a value that must differ.
-    #[error("two devices have the {what} {value:?}: each has its own")]
-    Twice {
-        /// The key.
-        what: &'static str,
-        /// The shared value.
-        value: String,
-    },
-    /// An invalid name of a device.
-    #[error("{0:?} is not a device's name: 1 to 64 of A-Z a-z 0-9 . _ -")]
+    Json { path: PathBuf, source: serde_json::Error },
+    #[error("cannot serve {count} devices: a process serves 1 to {MAX_DEVICES}")]
+    Count { count: usize },
+    #[error("cannot serve two devices with the {what} {value:?}: each has its own")]
+    Twice { what: &'static str, value: String },
+    #[error("cannot use {0:?} as the name of a device: write 1 to 64 of A-Z a-z 0-9 . _ -")]
     Name(String),
-    /// An invalid name of a trust domain.
-    #[error("{0:?} is not a trust domain: 1 to 64 of A-Z a-z 0-9 . _ -")]
+    #[error("cannot use {0:?} as a trust domain: write 1 to 64 of A-Z a-z 0-9 . _ -")]
     Domain(String),
-    /// A slice of 0 bytes.
-    #[error("device {0:?} has a slice of 0 bytes: give it a size, as \"64GiB\"")]
+    #[error("cannot serve device {0:?}: its slice has 0 bytes; write a size, as \"64GiB\"")]
     Empty(String),
-    /// `--slice` names none of them.
-    #[error("there is no device {name:?}: there are {}", known.join(", "))]
-    Unknown {
-        /// The requested name.
-        name: String,
-        /// Names of the existing devices.
-        known: Vec<String>,
-    },
+    #[error("cannot find device {name:?}: the file has {}", known.join(", "))]
+    Unknown { name: String, known: Vec<String> },
 }
 
 impl Report for FileError {
@@ -151,9 +120,6 @@ impl Report for FileError {
 }
 
 /// The devices of the file at `path`; only the one named `slice`, if given.
-///
-/// # Errors
-/// [`FileError`].
 pub fn load(path: &Path, slice: Option<&str>) -> Result<Vec<DeviceConfig>, FileError> {
     let read = |source| FileError::Read { path: path.to_owned(), source };
     let text = File::open(path).and_then(|file| bounded::read(file, MAX_FILE)).map_err(read)?;
@@ -171,9 +137,6 @@ pub fn load(path: &Path, slice: Option<&str>) -> Result<Vec<DeviceConfig>, FileE
 }
 
 /// Checks the devices of one process.
-///
-/// # Errors
-/// [`FileError`].
 pub(crate) fn check(devices: &[DeviceConfig]) -> Result<(), FileError> {
     if !(1..=MAX_DEVICES).contains(&devices.len()) {
         return Err(FileError::Count { count: devices.len() });

@@ -13,47 +13,28 @@ use crate::broker::{BrokerLease, Client, ClientError, SliceRequest};
 use crate::carve::plan::Request;
 use crate::device::{in_region, in_slice};
 use crate::lease::Lease;
-use crate::ledger::gpus::claim_named;
+use crate::ledger::gpus::{claim_named, expect_functions};
 use crate::ledger::{GpuLease, GrantError, Ledger, Watch};
 use crate::owner::Owner;
 use crate::region::{Region, Slice, Survey};
 use crate::scrub::{Cause, ScrubError};
 
-/// Why a device has no slice.
+/// Steps of [`SliceError`].
+const GET: &str = "get";
+const RETURN: &str = "return";
+
+/// A failure to get or return the slice of a device.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum SliceError {
-    /// No region or kind has this name.
-    #[error("device \"{device}\": no region or kind named \"{region}\" on this host")]
-    NoRegion {
-        /// The device.
-        device: String,
-        /// Its region.
-        region: String,
-    },
-    /// The ledger refuses.
-    #[error("device \"{device}\" has no slice")]
-    Grant {
-        /// The device.
-        device: String,
-        /// Why.
-        source: GrantError,
-    },
-    /// The broker refuses.
-    #[error("device \"{device}\" has no slice")]
-    Broker {
-        /// The device.
-        device: String,
-        /// Why.
-        source: ClientError,
-    },
-    /// No descriptor for it.
-    #[error("device \"{device}\" cannot be made")]
-    Descriptor {
-        /// The device.
-        device: String,
-        /// The kernel's reason.
-        source: io::Error,
-    },
+    #[error("cannot get a slice for device \"{device}\": no region or kind named \"{region}\" on this host")]
+    NoRegion { device: String, region: String },
+    #[error("cannot {step} the slice of device \"{device}\"")]
+    Grant { step: &'static str, device: String, source: GrantError },
+    #[error("cannot {step} the slice of device \"{device}\"")]
+    Broker { step: &'static str, device: String, source: ClientError },
+    #[error("cannot start device \"{device}\"")]
+    Descriptor { device: String, source: io::Error },
 }
 
 impl Report for SliceError {
@@ -70,24 +51,24 @@ impl Report for SliceError {
             Self::NoRegion { .. } => Some("egm-device regions lists them".to_owned()),
             Self::Grant { source, .. } => source.help(),
             Self::Broker { source, .. } => source.help(),
-            Self::Descriptor { .. } => None,
+            Self::Descriptor { .. } => Some(
+                "raise the limits of descriptors and threads: LimitNOFILE=, TasksMax=, ulimit -n -u"
+                    .to_owned(),
+            ),
         }
     }
 }
 
 /// A slice that this process holds.
 pub enum ServedSlice {
-    /// By its own ledger.
+    /// Granted by this process's own ledger, with the claims of its GPUs.
     Lease(Box<Lease>, Option<GpuLease>),
-    /// From a broker.
+    /// Granted by a broker, with its memory.
     Broker(Box<BrokerLease>, Box<dyn Backing>),
 }
 
 impl ServedSlice {
     /// The slice of `config`, scrubbed, by `ledger`; the first region of that name or kind that has room.
-    ///
-    /// # Errors
-    /// [`SliceError`].
     pub fn from_ledger(
         config: &DeviceConfig,
         ledger: &Ledger,
@@ -97,8 +78,9 @@ impl ServedSlice {
         let align = config.align.map_or(0, |align| align.get());
         let owner = Owner::this(&config.name).in_domain(config.trust_domain.clone());
         let request = Request { align, ..Request::new(config.size.get(), owner.clone()) };
-        let failed = |source| SliceError::Grant { device: config.name.clone(), source };
+        let failed = |source| SliceError::Grant { step: GET, device: config.name.clone(), source };
         let is_meant = |region: &&Region| region.name == config.region || region.kind.word() == config.region;
+        expect_functions(ledger, &survey.regions, &config.gpus).map_err(failed)?;
         let mut refused = None;
         for region in survey.regions.iter().filter(is_meant) {
             let near = survey.host.nodes.iter().find(|node| Some(node.id) == region.node);
@@ -119,11 +101,8 @@ impl ServedSlice {
     }
 
     /// The slice of `config` from the broker at `socket`.
-    ///
-    /// # Errors
-    /// [`SliceError`].
     pub fn from_broker(config: &DeviceConfig, socket: &Path) -> Result<Self, SliceError> {
-        let error = |source| SliceError::Broker { device: config.name.clone(), source };
+        let error = |source| SliceError::Broker { step: GET, device: config.name.clone(), source };
         let take = SliceRequest {
             name: config.name.clone(),
             regions: vec![config.region.clone()],
@@ -146,7 +125,7 @@ impl ServedSlice {
         }
     }
 
-    /// The slice.
+    /// The slice, as the ledger granted it.
     #[must_use]
     pub fn slice(&self) -> &Slice {
         match self {
@@ -155,7 +134,7 @@ impl ServedSlice {
         }
     }
 
-    /// Its bytes.
+    /// The memory of the slice.
     #[must_use]
     pub fn backing(&self) -> &dyn Backing {
         match self {
@@ -179,11 +158,11 @@ impl ServedSlice {
     /// Retires `bad` bytes of the slice, so that no later owner gets them.
     pub fn retire(&self, bad: &SpanSet<InBar>) {
         let bad = in_region(self.slice(), bad);
-        let told: Result<(), Box<dyn std::error::Error>> = match self {
+        let recorded: Result<(), Box<dyn std::error::Error>> = match self {
             Self::Lease(lease, _) => lease.retire(&bad).map_err(Into::into),
             Self::Broker(lease, _) => lease.retire(&bad).map_err(Into::into),
         };
-        if let Err(error) = told {
+        if let Err(error) = recorded {
             tracing::info!("bad pages of region {} are not recorded: {error}", self.region().name);
         }
     }
@@ -200,20 +179,17 @@ impl ServedSlice {
     }
 
     /// Scrubs and returns the slice; no process may map it any more.
-    ///
-    /// # Errors
-    /// [`SliceError`].
     pub fn give_back(self, device: &str, watch: &Watch<'_>) -> Result<(), SliceError> {
         static NEVER: AtomicBool = AtomicBool::new(false);
         let device = device.to_owned();
         match self {
             Self::Lease(lease, gpus) => {
                 drop(gpus);
-                lease.give_back(watch).map_err(|source| SliceError::Grant { device, source })
+                lease.give_back(watch).map_err(|source| SliceError::Grant { step: RETURN, device, source })
             }
             Self::Broker(lease, backing) => {
                 drop(backing);
-                lease.give_back(&NEVER).map_err(|source| SliceError::Broker { device, source })
+                lease.give_back(&NEVER).map_err(|source| SliceError::Broker { step: RETURN, device, source })
             }
         }
     }

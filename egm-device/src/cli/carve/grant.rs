@@ -17,8 +17,8 @@ use crate::broker::{Client, SliceRequest};
 use crate::carve::plan::Request;
 use crate::cli::access::{cancelled_by_signals, near, open};
 use crate::cli::carve::hold::Holder;
-use crate::host::Host;
-use crate::ledger::gpus::claim_named;
+use crate::host::LocalHost;
+use crate::ledger::gpus::{claim_named, expect_functions};
 use crate::ledger::{GpuLease, Watch};
 use crate::owner::Owner;
 use crate::progress::with_bar;
@@ -59,7 +59,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FUNCTION", conflicts_with = "broker")]
     gpu: Vec<PciAddress>,
     #[command(flatten)]
-    host: Host,
+    host: LocalHost,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
@@ -68,7 +68,7 @@ pub(super) struct Args {
 /// A failure to get a slice, or to run the command.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("no region or kind named {} on this host", .0.join(", "))]
+    #[error("cannot grant a slice: no region or kind named {} on this host", .0.join(" or "))]
     NoRegion(Vec<String>),
     #[error("cannot run {command}")]
     Run { command: String, source: io::Error },
@@ -119,6 +119,7 @@ impl Args {
         let request = Request { align: self.align.get(), ..Request::new(self.size.get(), owner.clone()) };
         let cancel = cancelled_by_signals();
         let watch = Watch { cancel: &cancel, ..Watch::unobserved() };
+        expect_functions(&ledger, &survey.regions, &self.gpu)?;
         let mut refused = None;
         for word in &self.region {
             for region in survey.regions.iter().filter(|r| r.name == *word || r.kind.word() == word) {

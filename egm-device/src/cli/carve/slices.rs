@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::carve::plan::{Carver, PlacementError, Request, place};
 use crate::cli::access::{LedgerArgs, cancelled_by_signals, find, near, open};
+use crate::host::Host;
 use crate::ledger::{GrantError, Watch};
 use crate::owner::Owner;
 use crate::progress::with_bar;
@@ -71,7 +72,10 @@ pub(super) struct PlanArgs {
     #[arg(long)]
     empty: bool,
     #[command(flatten)]
-    common: LedgerArgs,
+    host: Host,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// Scrubs the memory of an owner that has ended; refused while the owner runs
@@ -127,12 +131,11 @@ impl SliceRow {
 }
 
 pub(super) fn plan(args: &PlanArgs) -> Outcome {
-    let survey = args.common.host.survey()?;
+    let survey = args.host.survey()?;
     let mut region = find(&survey, args.wanted.region.name())?.clone();
     let (mut busy, mut clean) = (SpanSet::default(), SpanSet::default());
-    // The ledger is this host's, not a recorded one's.
-    if !args.empty && !args.common.host.is_recorded() {
-        let states = open(&args.common.host)?.states(&region)?;
+    if let Some(host) = args.host.local().filter(|_| !args.empty) {
+        let states = open(host)?.states(&region)?;
         (busy, clean) = (states.busy(), states.clean);
         region.retired = states.retired;
     }
@@ -140,7 +143,7 @@ pub(super) fn plan(args: &PlanArgs) -> Outcome {
     let take = |_| carver.place(&args.wanted.request()).map(|slice| SliceRow::new(&region, slice));
     let slices = (0..args.count).map(take).collect::<Result<Vec<_>, _>>();
     let slices = slices.map_err(short)?;
-    if args.common.json {
+    if args.json {
         print_json(&slices);
     } else {
         let mut out = String::new();
