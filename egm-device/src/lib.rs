@@ -19,8 +19,10 @@ mod claims;
 mod cli;
 pub mod close;
 pub mod device;
+mod evidence;
 pub mod free;
 pub mod host;
+mod huge_page;
 pub mod lease;
 pub mod ledger;
 mod mapping;
@@ -41,9 +43,10 @@ pub mod unix_socket;
 mod worker_pool;
 
 pub use backing::{
-    Anonymous, AnonymousError, Backing, BackingError, GuestMemfdError, HugeFiles, HugeFilesError, HugePage,
+    Anonymous, AnonymousError, Backing, BackingError, GuestMemfdError, HugeFiles, HugeFilesError,
 };
 pub use cli::main;
+pub use huge_page::HugePage;
 pub use lease::Lease;
 pub use ledger::Ledger;
 pub use mapping::{Mapping, MappingError};

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use egm_address::{InRegion, Span};
 
 use super::AnonymousError;
-use crate::free::Evidence;
+use crate::evidence::Evidence;
 
 /// A process that has a device open.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,14 +12,13 @@
 pub(crate) mod busy;
 pub(crate) mod rules;
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use egm_address::{ByteSize, InRegion, Offset, Span, align_up};
+use egm_address::{ByteSize, InRegion, Span, align_up};
 use rustix::fs::{
     AtFlags, FallocateFlags, IFlags, Mode, OFlags, RenameFlags, fallocate, ioctl_getflags, ioctl_setflags,
     openat, renameat_with, unlinkat,
@@ -30,7 +29,7 @@ use super::device::Window;
 use super::error::DaxError;
 use super::{Backing, BackingError, boxed};
 use crate::mapping::base_page;
-use crate::region::{Region, RegionKind, Slice};
+use crate::region::{Region, RegionKind, Slice, SliceFile};
 use crate::sys;
 
 /// Bytes that are allocated at a time: ext4 aligns such pieces for pages of this size where it has room.
@@ -50,28 +49,6 @@ const OPEN: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC).union(OFlags::NONBL
 pub(crate) struct SliceFolder {
     path: PathBuf,
     folder: File,
-}
-
-/// The file of a slice.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SliceFile {
-    name: String,
-    /// The bytes of the region that it holds.
-    pub(crate) span: Span<InRegion>,
-}
-
-impl SliceFile {
-    fn of(span: Span<InRegion>) -> Self {
-        Self { name: format!("{:016x}-{:016x}", span.start().get(), span.size()), span }
-    }
-
-    /// The file called `name`; `None` for what no ledger made.
-    pub(crate) fn parse(name: &OsStr) -> Option<Self> {
-        let (start, size) = name.to_str()?.split_once('-')?;
-        let number = |text: &str| u64::from_str_radix(text, 16).ok();
-        let file = Self::of(Span::new(Offset::new(number(start)?), number(size)?).ok()?);
-        (name == OsStr::new(&file.name)).then_some(file)
-    }
 }
 
 /// The bytes of `slice` by a new file. No other file may have any of them.

@@ -25,11 +25,10 @@ use std::time::Duration;
 
 use crate::region::{DaxFiles, Region, RegionKind, Slice};
 
-pub use anonymous::{Anonymous, AnonymousError, HugePage};
+pub use anonymous::{Anonymous, AnonymousError};
 pub(crate) use device::Window;
 pub use error::{BackingError, DaxError, Holder};
 pub use guest_memfd::GuestMemfdError;
-pub(crate) use guest_memfd::can_be_mapped;
 pub use huge_files::{HugeFiles, HugeFilesError};
 pub use interface::Backing;
 pub use retired_list::{RetiredListError, RetiredPages, retired_pages};

@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn and_of_one_in_hugetlb_pages_where_those_have_leases() {
-        use crate::backing::HugePage;
+        use crate::huge_page::HugePage;
         let Ok(memory) = Anonymous::new("test", 2 << 20, Some(HugePage::Size2M)) else {
             return println!("skipped: this host has no free hugetlb page");
         };

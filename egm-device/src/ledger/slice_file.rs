@@ -12,10 +12,10 @@ use std::path::Path;
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 
 use super::{Ledger, LedgerError, Memory, Watch, space_of};
-use crate::backing::fsdax::{SliceFile, SliceFolder, busy, left};
+use crate::backing::fsdax::{SliceFolder, busy, left};
 use crate::backing::{self, Backing, BackingError, DaxError};
 use crate::free::{self, Evidence, Hold, Verdict};
-use crate::region::{Region, Slice};
+use crate::region::{Region, Slice, SliceFile};
 use crate::scrub::{self, Cause};
 
 fn failed(region: &Region, source: DaxError) -> BackingError {

@@ -9,7 +9,7 @@ use std::path::Path;
 use egm_address::{ByteSize, CpuSet, Host, Hpa, Span, SpanSet};
 use serde::{Deserialize, Serialize};
 
-use crate::backing::{HugePage, can_be_mapped};
+use crate::huge_page::HugePage;
 use crate::region::iomem::{self, Resource};
 use crate::region::read::{bytes, names, number, text};
 use crate::region::srat::{self, Affinity};
@@ -108,7 +108,7 @@ impl HostFacts {
 fn guest_memfd(kvm: &Path) -> io::Result<bool> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let kvm = OpenOptions::new().read(true).custom_flags(flags).open(kvm)?;
-    Ok(can_be_mapped(sys::guest_memfd_flags(kvm.as_fd())?))
+    Ok(sys::can_map_guest_memfd(sys::guest_memfd_flags(kvm.as_fd())?))
 }
 
 /// RAM according to the firmware: on x86 from `/sys/firmware/memmap`, with a device tree from its memory nodes.

@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use egm_address::{ByteSize, align_down};
 use rustix::fs::{Mode, OFlags, fstatvfs, major, minor};
 
-use crate::backing::fsdax::SliceFile;
 use crate::region::host_file::FsdaxFolder;
 use crate::region::read::{node, text};
 use crate::region::refused::{RegionRefusal, printable};
+use crate::region::slice_file::SliceFile;
 use crate::region::{Region, RegionKind, is_name};
 use crate::retired::Retired;
 use crate::trusted;

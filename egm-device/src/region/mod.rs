@@ -19,6 +19,7 @@ mod read;
 pub(crate) use read::parse_number;
 mod refused;
 mod reserved;
+mod slice_file;
 mod srat;
 pub mod usage;
 pub mod words;
@@ -29,6 +30,7 @@ pub use facts::{HostFacts, Node, Pool};
 pub(crate) use host_file::nearest;
 pub use host_file::{FsdaxFolder, HostFile, HostFileError, ReservedSpan};
 pub use refused::{RefusedRegion, RegionRefusal};
+pub(crate) use slice_file::SliceFile;
 pub use srat::Affinity;
 
 use std::path::PathBuf;
