@@ -40,27 +40,27 @@ pub(super) struct UnreturnedSlice {
     why: ReturnFailure,
 }
 
-/// Returns a slice to its source, with the `bad` bytes that its client found.
-pub(super) fn give_back(
+/// A slice on its way back to its source.
+pub(super) struct ReturnedSlice {
     slice: Box<dyn GrantedSlice>,
-    bad: &SpanSet<InRegion>,
-) -> Result<(), UnreturnedSlice> {
-    let given = slice.give_back(bad);
-    given.map_err(|StillUsed { why, held }| UnreturnedSlice {
-        slice: held,
-        bad: SpanSet::default(),
-        why: ReturnFailure::Used(why),
-    })
+    /// Bytes that its client found bad.
+    bad: SpanSet<InRegion>,
 }
 
-impl UnreturnedSlice {
-    /// A kept slice, because no thread could start to return it.
-    pub(super) fn without_thread(
-        slice: Box<dyn GrantedSlice>,
-        bad: SpanSet<InRegion>,
-        error: &io::Error,
-    ) -> Self {
-        Self { slice, bad, why: ReturnFailure::NoThread(error.to_string()) }
+impl ReturnedSlice {
+    /// Returns the slice to its source.
+    pub(super) fn give_back(self) -> Result<(), UnreturnedSlice> {
+        self.slice.give_back(&self.bad).map_err(|StillUsed { why, held }| UnreturnedSlice {
+            slice: held,
+            bad: SpanSet::default(),
+            why: ReturnFailure::Used(why),
+        })
+    }
+
+    /// Keeps the slice, because no thread could start to return it.
+    pub(super) fn without_thread(self, error: &io::Error) -> UnreturnedSlice {
+        let why = ReturnFailure::NoThread(error.to_string());
+        UnreturnedSlice { slice: self.slice, bad: self.bad, why }
     }
 }
 
@@ -114,9 +114,9 @@ impl Link {
         Actor { owner: owner.unwrap_or_default(), ..self.by.clone() }
     }
 
-    /// Takes the lease to return, and its bad bytes.
-    pub(super) fn take_lease(&mut self) -> Option<(Box<dyn GrantedSlice>, SpanSet<InRegion>)> {
-        Some((self.lease.take()?, std::mem::take(&mut self.bad)))
+    /// Takes the lease to return it.
+    pub(super) fn take_lease(&mut self) -> Option<ReturnedSlice> {
+        Some(ReturnedSlice { slice: self.lease.take()?, bad: std::mem::take(&mut self.bad) })
     }
 
     /// Undoes [`Link::take_lease`]; returns why.

@@ -22,7 +22,7 @@ use rustix::event::epoll;
 use rustix::fs::Timespec;
 
 use super::idle::IdleScrub;
-use super::link::{Link, UnreturnedSlice, describe, give_back, watch};
+use super::link::{Link, UnreturnedSlice, describe, watch};
 use super::listen::{ServerError, listen, lock};
 use super::packet::{self, Packet};
 use super::peer;
@@ -364,13 +364,13 @@ impl Server {
     }
 
     fn give_back(&mut self, key: Key) {
-        let Some((slice, bad)) = self.links.get_mut(&key).and_then(Link::take_lease) else { return };
-        let returned =
-            |(slice, bad): (Box<dyn GrantedSlice>, _)| ThreadResult::Returned(give_back(slice, &bad));
-        let kept = |(slice, bad), error| {
-            ThreadResult::Returned(Err(UnreturnedSlice::without_thread(slice, bad, &error)))
-        };
-        self.threads.start_with(key, (slice, bad), returned, kept);
+        let Some(slice) = self.links.get_mut(&key).and_then(Link::take_lease) else { return };
+        self.threads.start_with(
+            key,
+            slice,
+            |slice| ThreadResult::Returned(slice.give_back()),
+            |slice, error| ThreadResult::Returned(Err(slice.without_thread(&error))),
+        );
     }
 }
 

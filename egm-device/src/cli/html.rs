@@ -155,44 +155,60 @@ fn span(part: RegionPart) -> Option<Span<InRegion>> {
     Span::new(Offset::new(part.offset), part.size.get()).ok()
 }
 
+/// Bytes of a region in one state.
+struct RegionPiece {
+    span: Span<InRegion>,
+    class: &'static str,
+    detail: String,
+}
+
+impl RegionPiece {
+    fn block(self, region: &Region) -> Block {
+        Block {
+            start: region.base.and_then(|base| base.checked_add(self.span.start().get())),
+            size: self.span.size(),
+            class: self.class,
+            what: region.name.clone(),
+            detail: self.detail,
+        }
+    }
+}
+
+/// Pieces of a region, of which the first one added for a byte has it.
+struct RegionPieces {
+    left: SpanSet<InRegion>,
+    pieces: Vec<RegionPiece>,
+}
+
+impl RegionPieces {
+    fn add(&mut self, spans: &SpanSet<InRegion>, class: &'static str, detail: &str) {
+        let new = self.left.minus(&self.left.minus(spans));
+        self.left = self.left.minus(&new);
+        self.pieces.extend(new.iter().map(|span| RegionPiece { span, class, detail: detail.to_owned() }));
+    }
+}
+
 /// A region in pieces: retired, granted, dirty, and the rest.
 fn pieces(region: &Region, usage: Option<&Usage>) -> Vec<Block> {
     let whole: SpanSet<InRegion> = Span::new(Offset::new(0), region.size.get()).into_iter().collect();
     let retired = region.retired.spans();
-    let shown = if retired.iter().count() > MOST_RETIRED { SpanSet::default() } else { retired.clone() };
-    let mut left = whole.minus(&shown);
-    let mut pieces: Vec<(Span<InRegion>, &'static str, String)> =
-        shown.iter().map(|span| (span, "bad", "retired".to_owned())).collect();
-    let mut take = |spans: SpanSet<InRegion>, class: &'static str, detail: String| {
-        let mine = left.minus(&left.minus(&spans));
-        left = left.minus(&mine);
-        pieces.extend(mine.iter().map(|span| (span, class, detail.clone())));
-    };
+    let count = retired.iter().count();
+    let mut all = RegionPieces { left: whole.clone(), pieces: Vec::new() };
+    if count <= MOST_RETIRED {
+        all.add(retired, "bad", "retired");
+    }
     for held in usage.iter().flat_map(|usage| &usage.held) {
-        take(span(held.part).into_iter().collect(), "pci", format!("granted to {}", held.owner));
+        all.add(&span(held.part).into_iter().collect(), "pci", &format!("granted to {}", held.owner));
     }
     let dirty = usage.iter().flat_map(|usage| &usage.dirty).filter_map(|part| span(*part));
-    take(dirty.collect(), "system", "dirty".to_owned());
-    let note = if shown.is_empty() && !retired.is_empty() {
-        format!(
-            "{}, with {} retired in {} pieces",
-            detail(region),
-            size(retired.size()),
-            retired.iter().count()
-        )
-    } else {
-        detail(region)
-    };
-    take(whole, "egm", note);
-    pieces.sort_by_key(|(span, ..)| *span);
-    let block = |(span, class, detail): (Span<InRegion>, &'static str, String)| Block {
-        start: region.base.and_then(|base| base.checked_add(span.start().get())),
-        size: span.size(),
-        class,
-        what: region.name.clone(),
-        detail,
-    };
-    pieces.into_iter().map(block).collect()
+    all.add(&dirty.collect(), "system", "dirty");
+    let mut rest = detail(region);
+    if count > MOST_RETIRED {
+        rest += &format!(", with {} retired in {count} pieces", size(retired.size()));
+    }
+    all.add(&whole, "egm", &rest);
+    all.pieces.sort_by_key(|piece| piece.span);
+    all.pieces.into_iter().map(|piece| piece.block(region)).collect()
 }
 
 fn detail(region: &Region) -> String {

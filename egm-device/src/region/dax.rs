@@ -8,7 +8,7 @@ use egm_address::{ByteSize, Hpa, Span};
 use crate::region::facts::HostFacts;
 use crate::region::read::{names, node, number};
 use crate::region::refused::{RefusedRegion, RegionRefusal};
-use crate::region::{DaxFiles, Region, RegionKind};
+use crate::region::{DaxFiles, Region, RegionKind, check_pages};
 use crate::retired::Retired;
 
 /// Smallest span of a device of a dynamic region: the kernel adds struct pages for this many bytes at a time.
@@ -59,7 +59,7 @@ fn region(folder: &Path, name: &str, facts: &HostFacts) -> Result<Option<Region>
         return Err(RegionRefusal::PageSize(page));
     }
     let base = number(&folder.join("resource")).filter(|base| *base != 0);
-    aligned(size, base, page)?;
+    check_pages(base.unwrap_or(0), size, page)?;
     let files = if is_dynamic { DaxFiles::Whole } else { DaxFiles::Static };
     Ok(Some(Region {
         name: name.to_owned(),
@@ -84,7 +84,7 @@ fn is_split(folder: &Path, name: &str) -> bool {
 fn split(folder: &Path, name: &str, size: u64, facts: &HostFacts) -> Result<Region, RegionRefusal> {
     let base = number(&folder.join("resource")).filter(|base| *base != 0);
     let page = ByteSize::new(number(&folder.join("align")).unwrap_or(0).max(LEAST_PAGE));
-    aligned(size, base, page)?;
+    check_pages(base.unwrap_or(0), size, page)?;
     Ok(Region {
         name: name.trim_end_matches(".0").to_owned(),
         kind: RegionKind::Devdax { device: Path::new("/dev").join(name), files: DaxFiles::PerSlice },
@@ -95,15 +95,6 @@ fn split(folder: &Path, name: &str, size: u64, facts: &HostFacts) -> Result<Regi
         functions: Vec::new(),
         retired: Retired::default(),
     })
-}
-
-/// Checks that a region is made of whole pages.
-fn aligned(size: u64, base: Option<u64>, page: ByteSize) -> Result<(), RegionRefusal> {
-    let unaligned = |(_, value): &(_, u64)| !value.is_multiple_of(page.get());
-    match [("size", size), ("base", base.unwrap_or(0))].into_iter().find(unaligned) {
-        Some((what, value)) => Err(RegionRefusal::Unaligned { what, value, page }),
-        None => Ok(()),
-    }
 }
 
 /// The node of the device in `folder`. The kernel reports none for memory of `memmap=`, but ACPI may describe it.

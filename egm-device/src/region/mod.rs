@@ -171,6 +171,16 @@ fn largest_page(base: u64, size: u64) -> Option<ByteSize> {
     [2 << 20, 64 << 10, 4 << 10].into_iter().find(fits).map(ByteSize::new)
 }
 
+/// Checks that a region is made of whole pages.
+fn check_pages(base: u64, size: u64, page: ByteSize) -> Result<(), RegionRefusal> {
+    for (what, value) in [("base", base), ("size", size)] {
+        if !value.is_multiple_of(page.get()) {
+            return Err(RegionRefusal::Unaligned { what, value, page });
+        }
+    }
+    Ok(())
+}
+
 /// One carve-out of host memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -5,7 +5,7 @@ use egm_address::{ByteSize, Host, Span, SpanSet};
 use crate::region::facts::HostFacts;
 use crate::region::host_file::ReservedSpan;
 use crate::region::refused::RegionRefusal;
-use crate::region::{Region, RegionKind, iomem, is_name, largest_page, words};
+use crate::region::{Region, RegionKind, check_pages, iomem, is_name, largest_page, words};
 use crate::retired::Retired;
 
 /// The region that `wanted` describes.
@@ -23,11 +23,7 @@ pub(super) fn region(wanted: &ReservedSpan, facts: &HostFacts) -> Result<Region,
         Some(page) => return Err(RegionRefusal::PageSize(page)),
         None => largest_page(base, size).unwrap_or(ByteSize::new(4096)),
     };
-    for (what, value) in [("base", base), ("size", size)] {
-        if !value.is_multiple_of(page_size.get()) {
-            return Err(RegionRefusal::Unaligned { what, value, page: page_size });
-        }
-    }
+    check_pages(base, size, page_size)?;
     check(span, wanted.trusted, facts)?;
     Ok(Region {
         name: wanted.name.clone(),

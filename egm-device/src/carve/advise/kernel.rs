@@ -21,42 +21,59 @@ pub(super) fn map(
         return Err(AdviseError::Unsupported { how: part.how.name(), needs, is: facts.arch.clone() });
     }
     let by_limit = parts.iter().any(|part| part.how == SplitMethod::Mem);
-    let (limit, hidden) =
-        if by_limit { below_a_limit(facts, request)? } else { node_by_node(facts, request)? };
-    let deal = |(ram, hidden): (NodeRam, Vec<Span<Host>>)| {
-        let has = hidden.iter().map(|span| span.size()).sum();
-        let pieces = if hidden.is_empty() { Some(Vec::new()) } else { deal(hidden, parts) };
-        let wants =
-            parts.iter().filter_map(|part| part.size).fold(0, |sum: u64, n| sum.saturating_add(n.get()));
-        let (has, wants) = (ByteSize::new(has), ByteSize::new(wants));
-        pieces.map(|pieces| node_split(&ram, pieces)).ok_or(AdviseError::Short { node: ram.node, has, wants })
-    };
-    let nodes: Vec<NodeSplit> = hidden.into_iter().map(deal).collect::<Result<_, _>>()?;
-    let pieces: Vec<(u32, &HiddenPiece)> =
-        nodes.iter().flat_map(|node| node.hidden.iter().map(|piece| (node.node, piece))).collect();
-    let memmap = |(_, piece): &(u32, &HiddenPiece)| {
-        let sign = match piece.how {
+    let hidden = if by_limit { below_a_limit(facts, request)? } else { node_by_node(facts, request)? };
+    let nodes = hidden.nodes.into_iter().map(|node| node.split(parts)).collect::<Result<Vec<_>, _>>()?;
+    let limit = hidden.limit.map(|limit| format!("mem={}", memparse(limit)));
+    let memmap = nodes.iter().flat_map(|node| &node.hidden).filter_map(HiddenPiece::memmap);
+    let words = limit.into_iter().chain(memmap).collect();
+    let (regions, commands) = (regions(facts, &nodes), commands(&nodes));
+    Ok(Split { commands, regions, ..by_words(facts, words, nodes) })
+}
+
+/// Memory that the command line hides.
+struct HiddenMemory {
+    /// The value of `mem=`.
+    limit: Option<u64>,
+    nodes: Vec<HiddenRam>,
+}
+
+/// The RAM of a node, and the part of it that is hidden.
+struct HiddenRam {
+    ram: NodeRam,
+    hidden: Vec<Span<Host>>,
+}
+
+impl HiddenRam {
+    /// The split of this node, with its hidden memory in `parts`.
+    fn split(self, parts: &[SplitPart]) -> Result<NodeSplit, AdviseError> {
+        if self.hidden.is_empty() {
+            return Ok(node_split(&self.ram, Vec::new()));
+        }
+        let has = self.hidden.iter().map(|span| span.size()).sum();
+        let pieces = deal(self.hidden, parts).ok_or_else(|| {
+            let sizes = parts.iter().filter_map(|part| part.size);
+            let wants = sizes.fold(0, |sum: u64, size| sum.saturating_add(size.get()));
+            AdviseError::Short { node: self.ram.node, has: ByteSize::new(has), wants: ByteSize::new(wants) }
+        })?;
+        Ok(node_split(&self.ram, pieces))
+    }
+}
+
+impl HiddenPiece {
+    /// The word of the command line that hides it; `None` below `mem=`.
+    fn memmap(&self) -> Option<String> {
+        let sign = match self.how {
             SplitMethod::Memmap => '$',
             SplitMethod::Dax => '!',
             _ => return None,
         };
-        let (size, start) = (memparse(piece.span.size()), memparse(piece.span.start().get()));
+        let (size, start) = (memparse(self.span.size()), memparse(self.span.start().get()));
         Some(format!("memmap={size}{sign}{start}"))
-    };
-    let limit = limit.map(|limit| format!("mem={}", memparse(limit)));
-    let words = limit.into_iter().chain(pieces.iter().filter_map(memmap)).collect();
-    let (regions, commands) = (regions(facts, &pieces), commands(&pieces));
-    Ok(Split { commands, regions, ..by_words(facts, words, nodes) })
+    }
 }
 
-/// Memory of each node, and the hidden part of it.
-type HiddenByNode = Vec<(NodeRam, Vec<Span<Host>>)>;
-
 /// One limit for all nodes: an address on x86, a number of bytes on Arm; either way what is above is not seen.
-fn below_a_limit(
-    facts: &HostFacts,
-    request: &SplitRequest,
-) -> Result<(Option<u64>, HiddenByNode), AdviseError> {
+fn below_a_limit(facts: &HostFacts, request: &SplitRequest) -> Result<HiddenMemory, AdviseError> {
     let all = ram::all(facts)?;
     let nodes = ram::by_node(facts).or_else(|error| match error {
         // The limit needs no nodes; the node of the hidden memory stays unknown.
@@ -74,30 +91,27 @@ fn below_a_limit(
     let below = all.iter().filter_map(|span| Span::between(span.start(), span.end().min(first.start())));
     let limit = if is_x86(facts) { first.start().get() } else { below.map(Span::size).sum() };
     let hidden: SpanSet<Host> = hidden.into_iter().collect();
-    let here = |ram: NodeRam| {
+    let nodes = nodes.into_iter().map(|ram| {
         // A span that crosses from node to node is cut there.
         let here = hidden.minus(&hidden.minus(&ram.spans));
-        (ram, here.iter().collect())
-    };
-    Ok((Some(limit), nodes.into_iter().map(here).collect()))
+        HiddenRam { ram, hidden: here.iter().collect() }
+    });
+    Ok(HiddenMemory { limit: Some(limit), nodes: nodes.collect() })
 }
 
 /// Each node keeps its share.
-fn node_by_node(
-    facts: &HostFacts,
-    request: &SplitRequest,
-) -> Result<(Option<u64>, HiddenByNode), AdviseError> {
+fn node_by_node(facts: &HostFacts, request: &SplitRequest) -> Result<HiddenMemory, AdviseError> {
     let rams = ram::by_node(facts)?;
     let keep = share(request.hypervisor, request.per_node, rams.len(), 1 << 30);
-    let split = |ram: NodeRam| {
+    let mut nodes = Vec::new();
+    for ram in rams {
         let hidden = ram::hidden(&ram.spans, keep);
         if hidden.is_empty() {
-            Err(nothing_left(ram.node, ram.spans.size(), keep))
-        } else {
-            Ok((ram, hidden))
+            return Err(nothing_left(ram.node, ram.spans.size(), keep));
         }
-    };
-    Ok((None, rams.into_iter().map(split).collect::<Result<_, _>>()?))
+        nodes.push(HiddenRam { ram, hidden });
+    }
+    Ok(HiddenMemory { limit: None, nodes })
 }
 
 /// Gives each of `parts` its size from the lowest address up, and the last one the rest; `None` when that is nothing.
@@ -122,41 +136,47 @@ fn deal(hidden: Vec<Span<Host>>, parts: &[SplitPart]) -> Option<Vec<HiddenPiece>
     Some(pieces)
 }
 
-/// A region for each piece that `/dev/mem` reaches, named by its way, with a number where there are several.
-fn regions(facts: &HostFacts, pieces: &[(u32, &HiddenPiece)]) -> Vec<ReservedSpan> {
-    let of = |how: SplitMethod| {
-        let alike: Vec<_> = pieces.iter().filter(|(_, piece)| piece.how == how).collect();
-        let one = alike.len() == 1;
-        let region = move |(i, (node, piece)): (usize, &(u32, &HiddenPiece))| ReservedSpan {
-            name: if one { how.name().to_owned() } else { format!("{}{i}", how.name()) },
-            base: piece.span.start(),
-            size: ByteSize::new(piece.span.size()),
-            node: Some(*node),
-            page_size: None,
-            // Without a map of the firmware, it is the RAM of a kernel from which no memory is hidden yet.
-            trusted: facts.firmware.is_empty(),
-            device: PathBuf::from("/dev/mem"),
-        };
-        alike.into_iter().enumerate().map(region).collect::<Vec<_>>()
-    };
-    [SplitMethod::Memmap, SplitMethod::Mem].into_iter().flat_map(of).collect()
+/// A region for each piece that `/dev/mem` reaches, named by its method, with a number where there are several.
+fn regions(facts: &HostFacts, nodes: &[NodeSplit]) -> Vec<ReservedSpan> {
+    let mut regions: Vec<ReservedSpan> = Vec::new();
+    for how in [SplitMethod::Memmap, SplitMethod::Mem] {
+        let first = regions.len();
+        for node in nodes {
+            for piece in node.hidden.iter().filter(|piece| piece.how == how) {
+                let number = regions.len().saturating_sub(first);
+                regions.push(ReservedSpan {
+                    name: format!("{}{number}", how.name()),
+                    base: piece.span.start(),
+                    size: ByteSize::new(piece.span.size()),
+                    node: Some(node.node),
+                    page_size: None,
+                    // Without a map of the firmware, it is the RAM of a kernel from which no memory is hidden yet.
+                    trusted: facts.firmware.is_empty(),
+                    device: PathBuf::from("/dev/mem"),
+                });
+            }
+        }
+        if let Some([only]) = regions.get_mut(first..) {
+            how.name().clone_into(&mut only.name);
+        }
+    }
+    regions
 }
 
 /// Commands that make device-DAX of persistent memory. The kernel numbers its namespaces by address.
-fn commands(pieces: &[(u32, &HiddenPiece)]) -> Vec<String> {
-    let mut spans: Vec<_> = pieces
-        .iter()
-        .filter(|(_, piece)| piece.how == SplitMethod::Dax)
-        .map(|(_, piece)| piece.span)
-        .collect();
+fn commands(nodes: &[NodeSplit]) -> Vec<String> {
+    let pieces = nodes.iter().flat_map(|node| &node.hidden);
+    let mut spans: Vec<Span<Host>> =
+        pieces.filter(|piece| piece.how == SplitMethod::Dax).map(|piece| piece.span).collect();
     spans.sort_unstable_by_key(|span| span.start());
-    let command = |(i, span): (usize, Span<Host>)| {
-        let align = if span.start().is_aligned(1 << 30) && span.size() >> 30 > 1 { "1G" } else { "2M" };
-        format!(
-            "ndctl create-namespace --force --reconfig=namespace{i}.0 --mode=devdax --map=mem --align={align}"
-        )
-    };
-    spans.into_iter().enumerate().map(command).collect()
+    spans.iter().enumerate().map(|(number, span)| create_namespace(number, *span)).collect()
+}
+
+fn create_namespace(number: usize, span: Span<Host>) -> String {
+    let align = if span.start().is_aligned(1 << 30) && span.size() >> 30 > 1 { "1G" } else { "2M" };
+    format!(
+        "ndctl create-namespace --force --reconfig=namespace{number}.0 --mode=devdax --map=mem --align={align}"
+    )
 }
 
 /// Pages of 1 GiB, or of 2 MiB where the processor has no larger ones.
@@ -169,31 +189,24 @@ pub(super) fn hugetlb(facts: &HostFacts, request: &SplitRequest) -> Result<Split
         is: "one without".to_owned(),
     })?;
     let keep = share(request.hypervisor, request.per_node, with_memory.len(), page);
-    let split = |node: &&Node| {
+    let mut nodes = Vec::new();
+    let mut counts = Vec::new();
+    for node in &with_memory {
         let pages = node.total.get().saturating_sub(keep) / page;
         if pages == 0 {
             return Err(nothing_left(node.id, node.total.get(), keep));
         }
         let guests = pages.saturating_mul(page);
         let keeps = ByteSize::new(node.total.get().saturating_sub(guests));
-        let split = NodeSplit { node: node.id, keeps, guests: ByteSize::new(guests), hidden: Vec::new() };
-        Ok((split, pages))
-    };
-    let nodes: Vec<(NodeSplit, u64)> = with_memory.iter().map(split).collect::<Result<_, _>>()?;
-    let count = match nodes.as_slice() {
-        [(_, pages)] => pages.to_string(),
-        several => {
-            let each = several.iter().map(|(split, pages)| format!("{}:{pages}", split.node));
-            each.collect::<Vec<_>>().join(",")
-        }
-    };
+        nodes.push(NodeSplit { node: node.id, keeps, guests: ByteSize::new(guests), hidden: Vec::new() });
+        counts.push(if with_memory.len() == 1 { pages.to_string() } else { format!("{}:{pages}", node.id) });
+    }
     let size = memparse(page);
     let words = vec![
         format!("default_hugepagesz={size}"),
         format!("hugepagesz={size}"),
-        format!("hugepages={count}"),
+        format!("hugepages={}", counts.join(",")),
     ];
-    let nodes = nodes.into_iter().map(|(split, _)| split).collect();
     Ok(by_words(facts, words, nodes))
 }
 
