@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use egm_report::show::first_of;
 use serde::{Deserialize, Serialize};
 
 /// One reason that keeps memory in use.
@@ -23,6 +24,16 @@ impl Evidence {
     /// Evidence that belongs to no known process.
     pub(crate) const fn of(hold: Hold) -> [Self; 1] {
         [Self { hold, pid: None, program: String::new() }]
+    }
+
+    /// The first pieces of `evidence`, as text for messages.
+    pub(crate) fn summary(evidence: &[Self]) -> String {
+        first_of(evidence.iter().map(Self::to_string))
+    }
+
+    /// All pieces of `evidence`, as text for the audit log.
+    pub(crate) fn list(evidence: &[Self]) -> String {
+        evidence.iter().map(Self::to_string).collect::<Vec<_>>().join(", ")
     }
 }
 

@@ -1,14 +1,16 @@
 //! Memory of this process as a file: memfd, or hugetlb pages by memfd.
 
 use std::ffi::CStr;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
+use std::path::Path;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::Backing;
 use crate::huge_page::HugePage;
 use crate::mapping::{Mapping, MappingError, base_page};
+use crate::region;
 
 /// A failure to make memory.
 #[derive(Debug, thiserror::Error)]
@@ -159,15 +161,15 @@ fn free_pages(huge: HugePage, node: Option<u32>) -> u64 {
         || format!("/sys/kernel/mm/hugepages/{name}"),
         |node| format!("/sys/devices/system/node/node{node}/hugepages/{name}"),
     );
-    let number = |name: &str| -> u64 {
-        fs::read_to_string(format!("{folder}/{name}")).ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0)
-    };
+    let number = |name: &str| region::number(Path::new(&format!("{folder}/{name}"))).unwrap_or(0);
     let surplus = number("nr_overcommit_hugepages").saturating_sub(number("surplus_hugepages"));
     number("free_hugepages").saturating_sub(number("resv_hugepages")).saturating_add(surplus)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 
     use super::*;

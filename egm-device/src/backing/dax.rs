@@ -21,7 +21,7 @@ use egm_address::{Address, Host, InRegion, Span};
 use rustix::fs::{FlockOperation, flock, major, minor};
 
 use super::device::{DeviceNode, Window};
-use super::{Backing, BackingError, DaxError, boxed};
+use super::{BackingError, DaxError, OpenResult, boxed};
 use crate::region::{Region, RegionKind, Slice};
 
 /// Time limit of an unbind: it waits for all pins of the memory, DMA mappings for instance.
@@ -73,23 +73,21 @@ pub(crate) fn offset_of(region: &Region, span: Span<Host>) -> Option<Span<InRegi
 }
 
 /// The memory of `slice` as a new device. No other device may have any of its bytes.
-pub(super) fn create(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>, BackingError> {
-    let failed = |source| BackingError::SliceDevice { region: region.name.clone(), source };
+pub(super) fn create(region: &Region, slice: &Slice) -> OpenResult {
     let span = span_of(region, slice).ok_or_else(|| BackingError::NoBase { region: region.name.clone() })?;
-    let parent = DaxRegion::of(region, Path::new("/")).map_err(failed)?;
-    let child = parent.create(span).map_err(failed)?;
+    let parent = DaxRegion::of(region, Path::new("/")).map_err(|source| failed(region, source))?;
+    let child = parent.create(span).map_err(|source| failed(region, source))?;
     window(region, slice, &parent, &child)
 }
 
+/// The error of a step with the device of a slice of `region`.
+pub(crate) fn failed(region: &Region, source: DaxError) -> BackingError {
+    BackingError::SliceDevice { region: region.name.clone(), source }
+}
+
 /// The bytes of `slice` by its device `child`.
-pub(crate) fn window(
-    region: &Region,
-    slice: &Slice,
-    parent: &DaxRegion,
-    child: &DaxDevice,
-) -> Result<Box<dyn Backing>, BackingError> {
-    let file = parent.open(child);
-    let file = file.map_err(|source| BackingError::SliceDevice { region: region.name.clone(), source })?;
+pub(crate) fn window(region: &Region, slice: &Slice, parent: &DaxRegion, child: &DaxDevice) -> OpenResult {
+    let file = parent.open(child).map_err(|source| failed(region, source))?;
     Window::new(region, slice, file).map(boxed)
 }
 

@@ -99,11 +99,7 @@ impl DeviceNode {
     /// # Errors
     /// [`BackingError`]: it is not there, or something else.
     pub(super) fn find(region: &Region, device: &Path) -> Result<Self, BackingError> {
-        let node = Self::at(device).map_err(|source| BackingError::Open {
-            region: region.name.clone(),
-            device: device.to_owned(),
-            source,
-        })?;
+        let node = Self::at(device).map_err(|source| BackingError::open(region, device, source))?;
         check_kind(region, &node.0, Path::new("/sys"))?;
         Ok(node)
     }
@@ -136,11 +132,8 @@ fn check_kind(region: &Region, file: &File, sys: &Path) -> Result<(), BackingErr
         RegionKind::Devdax { .. } => "a character device of subsystem dax",
         _ => "the character device 1:1 (/dev/mem)",
     };
-    let found = identify(file, sys).map_err(|source| BackingError::Open {
-        region: region.name.clone(),
-        device: PathBuf::from("/proc/self/fd"),
-        source,
-    })?;
+    let opened = Path::new("/proc/self/fd");
+    let found = identify(file, sys).map_err(|source| BackingError::open(region, opened, source))?;
     let is_it = match (&region.kind, &found) {
         (RegionKind::Egm { .. }, FileKind::Device { class, .. }) => class == "egm",
         (RegionKind::Devdax { .. }, FileKind::Device { class, .. }) => class == "dax",

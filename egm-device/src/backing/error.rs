@@ -9,6 +9,7 @@ use egm_address::{InRegion, Span};
 
 use super::AnonymousError;
 use crate::evidence::Evidence;
+use crate::region::Region;
 
 /// A process that has a device open.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,6 +104,13 @@ pub enum BackingError {
     NeedsVm { region: String },
     #[error(transparent)]
     Anonymous(#[from] AnonymousError),
+}
+
+impl BackingError {
+    /// The error of an open of `device`, which `region` is made of.
+    pub(crate) fn open(region: &Region, device: &Path, source: io::Error) -> Self {
+        Self::Open { region: region.name.clone(), device: device.to_owned(), source }
+    }
 }
 
 fn holders(by: &[Holder]) -> String {

@@ -27,7 +27,7 @@ use rustix::io::Errno;
 
 use super::device::Window;
 use super::error::DaxError;
-use super::{Backing, BackingError, boxed};
+use super::{Backing, BackingError, OpenResult, boxed};
 use crate::mapping::base_page;
 use crate::region::{Region, RegionKind, Slice, SliceFile};
 use crate::sys;
@@ -52,7 +52,7 @@ pub(crate) struct SliceFolder {
 }
 
 /// The bytes of `slice` by a new file. No other file may have any of them.
-pub(super) fn create(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>, BackingError> {
+pub(super) fn create(region: &Region, slice: &Slice) -> OpenResult {
     let failed = |source| failed(region, source);
     let span = slice.span();
     let span = span.ok_or_else(|| {
@@ -63,7 +63,8 @@ pub(super) fn create(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>,
     Window::new(region, slice, file).map(boxed)
 }
 
-fn failed(region: &Region, source: DaxError) -> BackingError {
+/// The error of a step with the file of a slice of `region`.
+pub(crate) fn failed(region: &Region, source: DaxError) -> BackingError {
     BackingError::SliceFile { region: region.name.clone(), source }
 }
 

@@ -33,6 +33,9 @@ pub use huge_files::{HugeFiles, HugeFilesError};
 pub use interface::Backing;
 pub use retired_list::{RetiredListError, RetiredPages, retired_pages};
 
+/// The memory of a slice, or the reason that it cannot be opened.
+pub type OpenResult = Result<Box<dyn Backing>, BackingError>;
+
 /// Progress and cancellation of a wait: the first open of an EGM device zeroes all of it, which takes minutes.
 pub struct OpenWait<'a> {
     /// Called a few times a second with the time waited so far.
@@ -46,7 +49,7 @@ pub struct OpenWait<'a> {
 ///
 /// # Errors
 /// [`BackingError`]: the slice does not fit the region, the host refused, or the caller cancelled.
-pub fn open(region: &Region, slice: &Slice, wait: &OpenWait<'_>) -> Result<Box<dyn Backing>, BackingError> {
+pub fn open(region: &Region, slice: &Slice, wait: &OpenWait<'_>) -> OpenResult {
     check(region, slice)?;
     match &region.kind {
         RegionKind::Egm { device } => {
@@ -56,10 +59,8 @@ pub fn open(region: &Region, slice: &Slice, wait: &OpenWait<'_>) -> Result<Box<d
         }
         RegionKind::Devdax { files: DaxFiles::PerSlice, .. } => dax::create(region, slice),
         RegionKind::Reserved { device } | RegionKind::Devdax { device, .. } => {
-            let file = device::DeviceNode::find(region, device)?.open().map_err(|source| {
-                BackingError::Open { region: region.name.clone(), device: device.clone(), source }
-            })?;
-            window(region, slice, file)
+            let file = device::DeviceNode::find(region, device)?.open();
+            window(region, slice, file.map_err(|source| BackingError::open(region, device, source))?)
         }
         RegionKind::Fsdax { .. } => fsdax::create(region, slice),
         RegionKind::Hugetlb => anonymous(region, slice, Some(huge_page(region)?)),
@@ -72,7 +73,7 @@ pub fn open(region: &Region, slice: &Slice, wait: &OpenWait<'_>) -> Result<Box<d
 ///
 /// # Errors
 /// [`BackingError`]: the slice does not fit the region, or `file` is something else.
-pub fn adopt(region: &Region, slice: &Slice, file: File) -> Result<Box<dyn Backing>, BackingError> {
+pub fn adopt(region: &Region, slice: &Slice, file: File) -> OpenResult {
     check(region, slice)?;
     match &region.kind {
         RegionKind::Egm { .. }
@@ -90,15 +91,11 @@ fn boxed(backing: impl Backing + 'static) -> Box<dyn Backing> {
     Box::new(backing)
 }
 
-fn window(region: &Region, slice: &Slice, file: File) -> Result<Box<dyn Backing>, BackingError> {
+fn window(region: &Region, slice: &Slice, file: File) -> OpenResult {
     Window::new(region, slice, file).map(boxed)
 }
 
-fn anonymous(
-    region: &Region,
-    slice: &Slice,
-    huge: Option<HugePage>,
-) -> Result<Box<dyn Backing>, BackingError> {
+fn anonymous(region: &Region, slice: &Slice, huge: Option<HugePage>) -> OpenResult {
     Ok(boxed(Anonymous::on_node(&region.name, slice.size.get(), huge, region.node)?))
 }
 
@@ -149,7 +146,7 @@ pub(crate) mod tests {
         Slice { region: "r".into(), offset, size: ByteSize::new(size) }
     }
 
-    fn opened(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>, BackingError> {
+    fn opened(region: &Region, slice: &Slice) -> OpenResult {
         open(region, slice, &OpenWait { progress: &|_| {}, cancel: &AtomicBool::new(false) })
     }
 

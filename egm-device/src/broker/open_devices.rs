@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::backing::{self, Backing, BackingError};
+use crate::backing::{self, BackingError, OpenResult};
 use crate::ledger::{Memory, Progress, Watch};
 use crate::region::{Region, RegionKind, Slice};
 
@@ -122,40 +122,25 @@ fn path(region: &Region) -> PathBuf {
 }
 
 fn not_open(region: &Region, source: io::Error) -> BackingError {
-    BackingError::Open { region: region.name.clone(), device: path(region), source }
+    BackingError::open(region, &path(region), source)
 }
 
 impl Memory for OpenDevices {
-    fn open(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError> {
+    fn open(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
         match region.kind {
             RegionKind::Egm { .. } => backing::adopt(region, slice, self.duplicate(region, slice, watch)?),
             _ => self.memory.open(region, slice, watch),
         }
     }
 
-    fn reopen(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError> {
+    fn reopen(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
         match region.kind {
             RegionKind::Egm { .. } => self.open(region, slice, watch),
             _ => self.memory.reopen(region, slice, watch),
         }
     }
 
-    fn renew(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError> {
+    fn renew(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
         match region.kind {
             RegionKind::Egm { .. } => self.open(region, slice, watch),
             _ => self.memory.renew(region, slice, watch),

@@ -344,7 +344,7 @@ mod tests {
 
     use super::*;
     use crate::backing::tests::region;
-    use crate::backing::{BackingError, RetiredListError};
+    use crate::backing::{OpenResult, RetiredListError};
     use crate::ledger::{Identity, Paths};
     use crate::mapping::Mapping;
     use crate::retired::Retired;
@@ -379,7 +379,7 @@ mod tests {
     }
 
     impl Memory for PlainFile {
-        fn open(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
+        fn open(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> OpenResult {
             let file = File::options().read(true).write(true).open(&self.0).unwrap();
             Ok(Box::new(Window(file, slice.offset, slice.size.get())))
         }
@@ -389,7 +389,7 @@ mod tests {
     struct Once(File);
 
     impl Memory for Once {
-        fn open(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
+        fn open(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> OpenResult {
             Ok(Box::new(Window(self.0.try_clone().unwrap(), slice.offset, slice.size.get())))
         }
         fn retired(&self, _: &Region, _: &dyn Backing) -> Result<Retired, RetiredListError> {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use egm_address::CpuSet;
 use egm_report::{Blame, Report};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::host::LocalHost;
 use crate::ledger::{Ledger, LedgerError};
@@ -50,9 +50,11 @@ pub(super) fn find<'a>(survey: &'a Survey, name: &str) -> Result<&'a Region, Unk
     })
 }
 
-/// The processors near `region`.
-pub(super) fn near<'a>(survey: &'a Survey, region: &Region) -> Option<&'a CpuSet> {
-    survey.host.nodes.iter().find(|node| Some(node.id) == region.node).map(|node| &node.cpus)
+/// Raises this process's limit of descriptors to the most that the host permits. Most hosts permit more than a shell's
+/// 1024, and a slice needs up to ten.
+pub(super) fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// A flag that Ctrl-C and SIGTERM set.

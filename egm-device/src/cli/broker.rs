@@ -10,10 +10,9 @@ use std::sync::Arc;
 
 use egm_address::ByteSize;
 use egm_report::{Blame, Report};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
-use super::access::open;
+use super::access::{open, raise_descriptor_limit};
 use super::signals;
 use crate::broker::{LedgerSource, Server, ServerError};
 use crate::host::LocalHost;
@@ -59,9 +58,7 @@ fn policy(named: Option<&Path>) -> Result<Policy, PolicyError> {
 pub(super) fn run(args: &Args) -> Outcome {
     privileges::check_process()?;
     let policy = policy(args.policy.as_deref())?;
-    let limit = getrlimit(Resource::Nofile);
-    // A slice needs about five descriptors, and every host allows more than a shell's 1024.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    raise_descriptor_limit();
     let survey = args.host.survey()?;
     for warning in warnings::of(&policy, &survey.regions) {
         tracing::warn!("{warning}");

@@ -7,7 +7,7 @@ use clap::Subcommand;
 use egm_address::Printable;
 use egm_report::program::{Outcome, print_json};
 use egm_report::show::print;
-use egm_report::show::{Colour, Side, Style, Table, first_of, size};
+use egm_report::show::{Colour, Side, Style, Table, size};
 use serde::Serialize;
 
 use crate::cli::access::{LedgerArgs, open};
@@ -158,14 +158,9 @@ fn row(region: &Region, held: &HeldBytes) -> Vec<String> {
             GrantState::Granted => "granted".to_owned(),
             GrantState::Scrubbing => "scrubbing".to_owned(),
             GrantState::Quarantined if held.evidence.is_empty() => "quarantined, not checked yet".to_owned(),
-            GrantState::Quarantined => format!("quarantined: {}", reasons(&held.evidence)),
+            GrantState::Quarantined => format!("quarantined: {}", Evidence::summary(&held.evidence)),
         },
     ]
-}
-
-/// The reasons that keep memory in quarantine, as text.
-fn reasons(evidence: &[Evidence]) -> String {
-    first_of(evidence.iter().map(Evidence::to_string))
 }
 
 fn repair(args: &LedgerArgs) -> Outcome {

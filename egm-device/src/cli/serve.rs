@@ -13,10 +13,9 @@ use egm_address::{ByteSize, PciAddress, SpanSet};
 use egm_report::show::print;
 use egm_report::{Blame, Chain, Report};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
-use super::access::open;
+use super::access::{open, raise_descriptor_limit};
 use super::signals::Signals;
 use crate::device::config::Id;
 use crate::device::core::Facts;
@@ -135,9 +134,7 @@ struct RunningDevice {
 pub(super) fn run(args: &Args) -> Outcome {
     let configs = args.configs()?;
     let passed = serve::passed()?;
-    let limit = getrlimit(Resource::Nofile);
-    // A device needs about ten descriptors, and every host allows more than a shell's 1024.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    raise_descriptor_limit();
     let mut signals = Signals::new().map_err(failed("receive signals"))?;
     let mut watch = poison::PoisonWatch::new().map_err(failed("receive notifications of bad memory"))?;
     let slices = args.take(&configs)?;

@@ -104,7 +104,7 @@ pub enum GrantError {
     /// The slice's owner returns it, but its memory is in use.
     #[error(
         "cannot take back the slice of {owner} at {offset:#x} of region \"{region}\": in use by {}",
-        list(evidence)
+        Evidence::summary(evidence)
     )]
     StillUsed { region: String, offset: u64, owner: String, evidence: Vec<Evidence> },
 }
@@ -174,11 +174,6 @@ pub(super) fn in_the_way(
         held.retain(|held| held.span.overlaps(wanted));
     }
     GrantError::Short { short: Box::new(short), holders: held }
-}
-
-/// The evidence as text for people.
-fn list(evidence: &[Evidence]) -> String {
-    first_of(evidence.iter().map(Evidence::to_string))
 }
 
 /// `; held by vm1 (process 12, user 0) at 0x0 (4KiB)`.

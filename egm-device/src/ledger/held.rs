@@ -1,7 +1,6 @@
 //! Bytes and GPUs that owners hold.
 
 use egm_address::{InRegion, PciAddress, Span};
-use egm_report::show::first_of;
 use serde::Serialize;
 
 use super::openers::OpenGpu;
@@ -72,7 +71,7 @@ impl HeldGpu {
         }
         let mut party = self.owner.as_ref().map_or_else(unknown, Party::from);
         if !self.evidence.is_empty() {
-            let evidence = first_of(self.evidence.iter().map(Evidence::to_string));
+            let evidence = Evidence::summary(&self.evidence);
             party.owner.push_str(&format!(" (ended, but its GPU is in use: {evidence})"));
         }
         party

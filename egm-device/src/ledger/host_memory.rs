@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::memory::{Memory, Progress, Watch};
 use super::{slice_device, slice_file};
-use crate::backing::{self, Backing, BackingError, OpenWait};
+use crate::backing::{self, BackingError, OpenResult, OpenWait};
 use crate::region::{Region, Slice};
 use crate::trusted;
 
@@ -38,12 +38,7 @@ impl HostMemory {
 }
 
 impl Memory for HostMemory {
-    fn open(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError> {
+    fn open(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
         self.check(region)?;
         if region.kind.has_slice_devices() {
             slice_device::revoke(region, slice)?;
@@ -55,12 +50,7 @@ impl Memory for HostMemory {
         backing::open(region, slice, &OpenWait { progress: &progress, cancel: watch.cancel })
     }
 
-    fn reopen(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError> {
+    fn reopen(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
         self.check(region)?;
         if region.kind.has_slice_files() {
             return slice_file::name(region, slice, watch);
@@ -70,12 +60,7 @@ impl Memory for HostMemory {
         device.flatten().map_or_else(|| self.open(region, slice, watch), Ok)
     }
 
-    fn renew(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError> {
+    fn renew(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
         self.check(region)?;
         if region.kind.has_slice_files() {
             return slice_file::reclaim(region, slice, watch);

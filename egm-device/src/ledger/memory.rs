@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use egm_address::{CpuSet, InRegion, Offset, SpanSet};
 
-use crate::backing::{self, Backing, BackingError, RetiredListError};
+use crate::backing::{self, Backing, BackingError, OpenResult, RetiredListError};
 use crate::free::{self, Question, Verdict};
 use crate::region::{Region, RegionKind, Slice};
 use crate::retired::Retired;
@@ -56,30 +56,15 @@ impl Watch<'static> {
 /// Access to the bytes of a slice. [`HostMemory`](super::HostMemory) opens them on the host; a broker keeps descriptors that open once.
 pub trait Memory: Send + Sync {
     /// The bytes of `slice`.
-    fn open(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError>;
+    fn open(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult;
 
     /// The bytes of `slice`, which has an owner: by another description of the same file, where the memory has several.
-    fn reopen(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError> {
+    fn reopen(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
         self.open(region, slice, watch)
     }
 
     /// The bytes of `slice`, which its owner returns, for their scrub: no process has them.
-    fn renew(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError> {
+    fn renew(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
         self.open(region, slice, watch)
     }
 

@@ -124,7 +124,7 @@ impl Ledger {
     /// Logs that a slice is in use although its broker has ended.
     fn log_orphaned(&self, region: &Region, space: &RecordSpace, entry: &Entry, evidence: &[Evidence]) {
         if let Some(bytes) = space.offset(entry.span) {
-            let reason = evidence.iter().map(Evidence::to_string).collect::<Vec<_>>().join(", ");
+            let reason = Evidence::list(evidence);
             let place = RegionBytes::of(&region.name, bytes);
             let finding = Finding::new(Actor::of(&entry.owner), place, &reason);
             self.audit().write(&Event::Quarantine(finding));

@@ -270,7 +270,7 @@ impl LockedSlice {
     /// Logs that `bytes` of the region are quarantined.
     fn log_quarantine(&self, bytes: &SpanSet<InRegion>, evidence: &[Evidence]) {
         if let Some(place) = audit::RegionBytes::of_set(&self.region.name, bytes) {
-            let reason = evidence.iter().map(Evidence::to_string).collect::<Vec<_>>().join(", ");
+            let reason = Evidence::list(evidence);
             let finding = Finding::new(self.by.clone(), place, &reason);
             self.ledger.audit().write(&Event::Quarantine(finding));
         }

@@ -12,17 +12,13 @@ use egm_address::{Address, Host, Span};
 
 use super::record::InRecordSpace;
 use super::{LedgerError, claim};
-use crate::backing::dax::{DaxDevice, DaxRegion, offset_of, span_of, window};
+use crate::backing::dax::{DaxDevice, DaxRegion, failed, offset_of, span_of, window};
 use crate::backing::{Backing, BackingError, DaxError};
 use crate::free::{Evidence, Hold};
 use crate::region::{Region, Slice};
 
 fn parent(region: &Region) -> Result<DaxRegion, BackingError> {
     DaxRegion::of(region, Path::new("/")).map_err(|source| failed(region, source))
-}
-
-fn failed(region: &Region, source: DaxError) -> BackingError {
-    BackingError::SliceDevice { region: region.name.clone(), source }
 }
 
 fn span(region: &Region, slice: &Slice) -> Result<Span<Host>, BackingError> {

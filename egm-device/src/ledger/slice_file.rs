@@ -12,15 +12,11 @@ use std::path::Path;
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 
 use super::{Ledger, LedgerError, Memory, Watch, space_of};
-use crate::backing::fsdax::{SliceFolder, busy, left};
-use crate::backing::{self, Backing, BackingError, DaxError};
+use crate::backing::fsdax::{SliceFolder, busy, failed, left};
+use crate::backing::{self, Backing, BackingError, DaxError, OpenResult};
 use crate::free::{self, Evidence, Hold, Verdict};
 use crate::region::{Region, Slice, SliceFile};
 use crate::scrub::{self, Cause};
-
-fn failed(region: &Region, source: DaxError) -> BackingError {
-    BackingError::SliceFile { region: region.name.clone(), source }
-}
 
 fn span(region: &Region, slice: &Slice) -> Result<Span<InRegion>, BackingError> {
     let none =
@@ -86,11 +82,7 @@ fn expect_no_references(
 ///
 /// # Errors
 /// [`BackingError`]: `InUse` while this process still waits for pages of it.
-pub(super) fn name(
-    region: &Region,
-    slice: &Slice,
-    watch: &Watch<'_>,
-) -> Result<Box<dyn Backing>, BackingError> {
+pub(super) fn name(region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
     let (folder, file) = find(region, slice)?;
     let named = folder.name(&file).map_err(|source| failed(region, source))?;
     expect_idle(region, &file, &named, watch)?;
@@ -101,11 +93,7 @@ pub(super) fn name(
 ///
 /// # Errors
 /// [`BackingError`]: `InUse` while something refers to a page of it.
-pub(super) fn reclaim(
-    region: &Region,
-    slice: &Slice,
-    watch: &Watch<'_>,
-) -> Result<Box<dyn Backing>, BackingError> {
+pub(super) fn reclaim(region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
     let (folder, file) = find(region, slice)?;
     let opened = folder.reclaim(&file).map_err(|source| failed(region, source))?;
     let backing = backing::adopt(region, slice, opened)?;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use egm_address::{ByteSize, align_down};
+use egm_address::{ByteSize, CpuSet, align_down};
 use serde::Serialize;
 
 use crate::region::facts::HostFacts;
@@ -23,6 +23,12 @@ pub struct Survey {
 }
 
 impl Survey {
+    /// The processors near `region`, where its node is known.
+    #[must_use]
+    pub fn near(&self, region: &Region) -> Option<&CpuSet> {
+        self.host.nodes.iter().find(|node| Some(node.id) == region.node).map(|node| &node.cpus)
+    }
+
     /// Surveys the host with its `/proc` and `/sys` below `root`, and the spans in `files`. `/dev/kvm` is the only
     /// device that it opens, to query its capabilities.
     #[must_use]

@@ -16,7 +16,7 @@ mod fsdax;
 mod host_file;
 pub mod iomem;
 mod read;
-pub(crate) use read::parse_number;
+pub(crate) use read::{number, parse_number};
 mod refused;
 mod reserved;
 mod slice_file;
@@ -223,6 +223,12 @@ impl Slice {
 }
 
 impl Region {
+    /// Whether `word` of a request is its name or its kind.
+    #[must_use]
+    pub fn is_called(&self, word: &str) -> bool {
+        self.name == word || self.kind.word() == word
+    }
+
     /// Its host physical addresses, where they are known.
     #[must_use]
     pub fn span(&self) -> Option<Span<Host>> {

@@ -42,7 +42,7 @@ pub(super) fn text(path: &Path) -> io::Result<String> {
 }
 
 /// The number in a file: decimal, or hexadecimal after `0x`. `None` when there is no such file or number.
-pub(super) fn number(path: &Path) -> Option<u64> {
+pub(crate) fn number(path: &Path) -> Option<u64> {
     parse_number(&text(path).ok()?)
 }
 

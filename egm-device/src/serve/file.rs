@@ -144,8 +144,7 @@ pub(crate) fn check(devices: &[DeviceConfig]) -> Result<(), FileError> {
     let (mut names, mut sockets) = (BTreeSet::new(), BTreeSet::new());
     for device in devices {
         let name = &device.name;
-        let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-        if !(1..=64).contains(&name.len()) || !name.bytes().all(fits) {
+        if !is_word(name) {
             return Err(FileError::Name(name.clone()));
         }
         if let Some(domain) = device.trust_domain.as_ref().filter(|domain| !is_word(domain)) {

@@ -79,12 +79,10 @@ impl ServedSlice {
         let owner = Owner::this(&config.name).in_domain(config.trust_domain.clone());
         let request = Request { align, ..Request::new(config.size.get(), owner.clone()) };
         let failed = |source| SliceError::Grant { step: GET, device: config.name.clone(), source };
-        let is_meant = |region: &&Region| region.name == config.region || region.kind.word() == config.region;
         expect_functions(ledger, &survey.regions, &config.gpus).map_err(failed)?;
         let mut refused = None;
-        for region in survey.regions.iter().filter(is_meant) {
-            let near = survey.host.nodes.iter().find(|node| Some(node.id) == region.node);
-            let watch = Watch { near: near.map(|node| &node.cpus), ..*watch };
+        for region in survey.regions.iter().filter(|region| region.is_called(&config.region)) {
+            let watch = Watch { near: survey.near(region), ..*watch };
             match ledger.grant(region, &request, &watch) {
                 Ok(lease) => {
                     let gpus =

@@ -15,7 +15,7 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use crate::Backing;
 use crate::broker::{Client, SliceRequest};
 use crate::carve::plan::Request;
-use crate::cli::access::{cancelled_by_signals, near, open};
+use crate::cli::access::{cancelled_by_signals, open};
 use crate::cli::carve::hold::Holder;
 use crate::host::LocalHost;
 use crate::ledger::gpus::{claim_named, expect_functions};
@@ -122,8 +122,8 @@ impl Args {
         expect_functions(&ledger, &survey.regions, &self.gpu)?;
         let mut refused = None;
         for word in &self.region {
-            for region in survey.regions.iter().filter(|r| r.name == *word || r.kind.word() == word) {
-                let watch = Watch { near: near(&survey, region), ..watch };
+            for region in survey.regions.iter().filter(|region| region.is_called(word)) {
+                let watch = Watch { near: survey.near(region), ..watch };
                 match with_bar(&region.name, |progress| {
                     ledger.grant(region, &request, &Watch { progress, ..watch })
                 }) {

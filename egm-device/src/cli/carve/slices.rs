@@ -11,7 +11,7 @@ use egm_report::{Blame, Report};
 use serde::Serialize;
 
 use crate::carve::plan::{Carver, PlacementError, Request, place};
-use crate::cli::access::{LedgerArgs, cancelled_by_signals, find, near, open};
+use crate::cli::access::{LedgerArgs, cancelled_by_signals, find, open};
 use crate::host::Host;
 use crate::ledger::{GrantError, Watch};
 use crate::owner::Owner;
@@ -206,7 +206,7 @@ pub(super) fn give_back(args: &ReturnArgs) -> Outcome {
         return Err(InUse { region: region.name.clone(), owner, at, bytes }.into());
     }
     let cancel = cancelled_by_signals();
-    let near = near(&survey, region);
+    let near = survey.near(region);
     let scrubbed = with_bar(&region.name, |progress| {
         let watch = Watch { progress, cancel: &cancel, near, pace: None };
         ledger.scrub(&ledger.memory(), region, Some(&wanted), &watch)
@@ -220,7 +220,7 @@ pub(super) fn scrub(args: &ScrubArgs) -> Outcome {
     let region = find(&survey, args.region.name())?;
     let ledger = open(&args.common.host)?;
     let cancel = cancelled_by_signals();
-    let (near, pace) = (near(&survey, region), args.rate.and_then(|rate| NonZeroU64::new(rate.get())));
+    let (near, pace) = (survey.near(region), args.rate.and_then(|rate| NonZeroU64::new(rate.get())));
     let scrubbed = with_bar(&region.name, |progress| {
         ledger.scrub(&ledger.memory(), region, None, &Watch { progress, cancel: &cancel, near, pace })
     })?;
