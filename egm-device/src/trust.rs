@@ -52,7 +52,7 @@ pub struct Holding {
 pub struct Conflict {
     /// Name of the region.
     pub region: String,
-    /// Party whose request is refused.
+    /// Party that is refused.
     pub requester: Party,
     /// The requested GPU; `None` for a slice.
     pub gpu: Option<PciAddress>,

@@ -38,7 +38,7 @@ pub(super) struct Args {
 }
 
 const EXAMPLE: &str = "\
-Ask, keep the answer, change what it says, reboot, and look whether it took:
+Print a split, save it, apply it, reboot, and check the result:
 
   egm-device carve advise --hypervisor 64GiB
   egm-device carve advise --hypervisor 64GiB --json > split.json
