@@ -23,6 +23,7 @@ use std::fs::File;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use crate::huge_page::HugePage;
 use crate::region::{DaxFiles, Region, RegionKind, Slice};
 
 pub use anonymous::{Anonymous, AnonymousError};

@@ -123,7 +123,7 @@ impl World {
     /// A thread has returned the slice of `key`, or a process `still` has it.
     fn scrub(&mut self, key: Key, still: bool) {
         if self.returning.remove(&key) {
-            let outcome = if still { Err(NotBack::Used("still used".to_owned())) } else { Ok(()) };
+            let outcome = if still { Err(ReturnFailure::Used("still used".to_owned())) } else { Ok(()) };
             if !still {
                 self.given.remove(&key);
             }
