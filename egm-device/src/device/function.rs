@@ -64,12 +64,12 @@ struct Shared {
     scrub_end: Box<ScrubEnd>,
     /// Bytes that the running scrub has made zero. Its workers run when processors are idle, so they take no lock.
     scrubbed: AtomicU64,
-    state: Mutex<FunctionState>,
+    state: Mutex<LockedState>,
     /// The guest has quiesced, or its client has left.
     unused: Condvar,
 }
 
-struct FunctionState {
+struct LockedState {
     core: Core,
     config: Config,
     interrupts: Interrupts,
@@ -83,7 +83,7 @@ struct FunctionState {
     scrub: Option<JoinHandle<()>>,
 }
 
-impl FunctionState {
+impl LockedState {
     /// The cancel flag of the next scrub; it is set already if the function is closed.
     fn may_scrub(&mut self) -> Arc<AtomicBool> {
         self.cancel = Arc::new(AtomicBool::new(self.closed));
@@ -107,8 +107,7 @@ impl Function {
         let config = Config::new(id, &facts);
         let core = Core::new(facts, retired);
         let (interrupts, cancel) = (Interrupts::default(), Arc::default());
-        let state =
-            FunctionState { core, config, interrupts, clients: 0, closed: false, cancel, scrub: None };
+        let state = LockedState { core, config, interrupts, clients: 0, closed: false, cancel, scrub: None };
         let (memory, scrubbed) = (Memory::of(backing, near)?, AtomicU64::new(0));
         let (state, unused) = (Mutex::new(state), Condvar::new());
         Ok(Self(Arc::new(Shared { memory, bar: facts.bar(), bad, scrub_end, scrubbed, state, unused })))
@@ -157,11 +156,11 @@ impl Function {
         self.carry_out(&mut state, effect);
     }
 
-    fn state(&self) -> MutexGuard<'_, FunctionState> {
+    fn state(&self) -> MutexGuard<'_, LockedState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn carry_out(&self, state: &mut FunctionState, effect: Effect) {
+    fn carry_out(&self, state: &mut LockedState, effect: Effect) {
         match effect {
             Effect::Nothing => {}
             Effect::Fire(events) => events.iter().for_each(|event| state.interrupts.fire(*event)),
@@ -171,7 +170,7 @@ impl Function {
     }
 
     /// Scrubs on a thread: the guest waits by looking at its registers, and goes on with other things.
-    fn begin_scrub(&self, state: &mut FunctionState) {
+    fn begin_scrub(&self, state: &mut LockedState) {
         let (function, cancel) = (self.clone(), state.may_scrub());
         let work = move || {
             let _ = function.scrub(&cancel, Effort::Doorbell);
