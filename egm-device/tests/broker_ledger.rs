@@ -88,7 +88,7 @@ fn a_broker_of_a_copied_host_opens_no_device() {
         let Err(GrantFailure::Failed(why)) = source.grant("local", &request, &AtomicBool::new(false)) else {
             panic!("the device was opened");
         };
-        assert!(why.contains("--root names a copy of a host"), "{why}");
+        assert!(why.contains("--root names a copy of another host"), "{why}");
     }
     assert_eq!(std::fs::read(&device).unwrap(), b"precious");
 }

@@ -209,17 +209,17 @@ mod tests {
                 None,
                 "write \"region\" instead of \"regoin\"",
             ),
-            ("{\"devices\": []}", None, "error: 0 devices: a process serves 1 to 256"),
-            (&TWO.replace("vm2", "vm1"), None, "two devices have the name \"vm1\": each has its own"),
+            ("{\"devices\": []}", None, "error: cannot serve 0 devices: a process serves 1 to 256"),
+            (&TWO.replace("vm2", "vm1"), None, "two devices with the name \"vm1\": each has its own"),
             (
                 &TWO.replace("4096", "4096, \"socket\": \"/run/vm1.sock\""),
                 None,
-                "two devices have the socket",
+                "two devices with the socket",
             ),
-            (&TWO.replace("vm2", "v m"), None, "\"v m\" is not a device's name"),
-            (&TWO.replace("4096", "0"), None, "device \"vm2\" has a slice of 0 bytes"),
+            (&TWO.replace("vm2", "v m"), None, "cannot use \"v m\" as the name of a device"),
+            (&TWO.replace("4096", "0"), None, "device \"vm2\": its slice has 0 bytes"),
             (&TWO.replace("1234:0001", "1234"), None, "\"1234\" is not vendor:device in four hex digits"),
-            (TWO, Some("vm3"), "there is no device \"vm3\": there are vm1, vm2"),
+            (TWO, Some("vm3"), "cannot find device \"vm3\": the file has vm1, vm2"),
             (TWO, Some("wm2"), "help: write \"vm2\" instead of \"wm2\""),
         ] {
             let error = load_text(text, slice).unwrap_err();
