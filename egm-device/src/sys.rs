@@ -176,7 +176,8 @@ pub(crate) fn replace_descriptor(number: RawFd, with: BorrowedFd<'_>) -> io::Res
     check(unsafe { libc::dup3(with.as_raw_fd(), number, libc::O_CLOEXEC) }).map(drop)
 }
 
-/// Requests a write lease of `file`: the kernel grants it where no other description of the file exists. The signal that ends a process by default (SIGIO) is replaced by one that does nothing.
+/// Requests a write lease of `file`: the kernel grants it where no other description of the file exists. The signal
+/// that ends a process by default (SIGIO) is replaced by one that does nothing.
 pub(crate) fn write_lease(file: &File) -> io::Result<()> {
     control(file, F_SETSIG, libc::SIGURG)?;
     control(file, libc::F_SETLEASE, libc::F_WRLCK)

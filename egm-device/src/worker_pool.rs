@@ -31,8 +31,8 @@ impl<T> Task<'_, T> {
     }
 }
 
-/// Runs `tasks` in parallel, each with as many of its threads as the host starts. The calling thread does tasks that got
-/// none; its affinity and its scheduling class stay its caller's choice.
+/// Runs `tasks` in parallel, each with as many of its threads as the host starts. The calling thread does tasks that
+/// got none; its affinity and its scheduling class stay its caller's choice.
 pub(crate) fn run<T: Send>(tasks: &[Task<'_, T>]) -> Vec<T> {
     thread::scope(|scope| {
         let workers: Vec<Vec<ScopedJoinHandle<'_, T>>> = tasks

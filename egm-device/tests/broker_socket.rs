@@ -122,7 +122,8 @@ fn who_waits_is_served_when_a_slice_comes_back() {
     let why = waits.recv().unwrap();
     assert_eq!(
         why,
-        "rule \"root\": 1GiB does not fit in \"egm4\" now (available 0, largest contiguous block 0); nothing else is available"
+        "rule \"root\": 1GiB does not fit in \"egm4\" now (available 0, largest contiguous block 0); nothing \
+         else is available"
     );
     first.give_back(&NEVER).unwrap();
     assert_eq!(waiter.join().unwrap().unwrap().slice().size.get(), G);

@@ -1,7 +1,7 @@
 //! Limits on bytes of the log that a user can cause at will.
 //!
-//! A user has an allowance for each [`LineClass`]. Two of them, 90 MB a day together, go to the log's file, which keeps 128 MiB;
-//! the third goes to the file of findings, too.
+//! A user has an allowance for each [`LineClass`]. Two of them, 90 MB a day together, go to the log's file, which
+//! keeps 128 MiB; the third goes to the file of findings, too.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;

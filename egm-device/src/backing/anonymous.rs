@@ -34,7 +34,8 @@ pub enum AnonymousError {
     #[error("cannot use the file of memory \"{id}\": it has {found:#x} bytes, and the slice has {size:#x}")]
     Size { id: String, found: u64, size: u64 },
     #[error(
-        "cannot make memory \"{id}\" of hugetlb pages of {page:#x} bytes: {needed} required, {free} free, {missing} missing"
+        "cannot make memory \"{id}\" of hugetlb pages of {page:#x} bytes: {needed} required, {free} free, \
+         {missing} missing"
     )]
     Pool { id: String, needed: u64, free: u64, missing: u64, page: u64 },
 }

@@ -280,8 +280,8 @@ mod tests {
         let error = check(RegionKind::Reserved { device: NULL.into() }).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "cannot use the file of region \"r\": it is character device 1:3 of subsystem \"dax\", and must be the character device 1:1 \
-             (/dev/mem)"
+            "cannot use the file of region \"r\": it is character device 1:3 of subsystem \"dax\", and must be \
+             the character device 1:1 (/dev/mem)"
         );
     }
 

@@ -31,8 +31,8 @@ impl fmt::Display for Holder {
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum BackingError {
     #[error(
-        "cannot use a slice of \"{named}\" at {offset:#x} with {bytes:#x} bytes: region \"{region}\" has {size:#x} bytes, \
-         and slices are whole pages of {page:#x} bytes"
+        "cannot use a slice of \"{named}\" at {offset:#x} with {bytes:#x} bytes: region \"{region}\" has \
+         {size:#x} bytes, and slices are whole pages of {page:#x} bytes"
     )]
     Slice { region: String, size: u64, page: u64, named: String, offset: u64, bytes: u64 },
     #[error("cannot open {} of region \"{region}\"", device.display())]

@@ -50,7 +50,8 @@ pub enum RetiredListError {
     },
     /// The list is longer than any that can be right.
     #[error(
-        "cannot read the retired pages of region \"{region}\": they need {bytes:#x} bytes, and {MAX_BYTES:#x} at most are read"
+        "cannot read the retired pages of region \"{region}\": they need {bytes:#x} bytes, and {MAX_BYTES:#x} \
+         at most are read"
     )]
     TooLong { region: String, bytes: usize },
     #[error(

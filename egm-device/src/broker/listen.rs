@@ -21,7 +21,8 @@ const BACKLOG: i32 = 128;
 pub enum ServerError {
     #[error("cannot listen at {}: another broker does", path.display())]
     Taken { path: PathBuf },
-    #[error("cannot trust lock {}: it belongs to user {uid} with mode {mode:#o}, not to the broker with 0o600", path.display())]
+    #[error("cannot trust lock {}: it belongs to user {uid} with mode {mode:#o}, not to the \
+        broker with 0o600", path.display())]
     NotOurs { path: PathBuf, uid: u32, mode: u32 },
     #[error("cannot listen at {}", path.display())]
     Listen {

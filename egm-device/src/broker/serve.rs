@@ -317,8 +317,8 @@ impl Server {
 
     /// Starts a scrub of idle memory on a thread while all sessions are quiet.
     fn begin_idle_scrub(&mut self) {
-        let is_time = matches!(self.idle, IdleWork::Resting(since) if since.is_none_or(|at| at.elapsed() >= IDLE_INTERVAL));
-        if is_time && self.sessions.is_quiet() {
+        let IdleWork::Resting(since) = self.idle else { return };
+        if since.is_none_or(|at| at.elapsed() >= IDLE_INTERVAL) && self.sessions.is_quiet() {
             let (source, scrub) = (self.source.clone(), Arc::<IdleScrub>::default());
             self.idle = IdleWork::Scrubbing(scrub.clone());
             let work = move || {

@@ -1,5 +1,5 @@
-//! Looks at processes with a limit on the time of each. A user can make the kernel wait for a file system of the user's own
-//! while the kernel holds a lock that a reader of the mappings needs.
+//! Looks at processes with a limit on the time of each. A user can make the kernel wait for a file system of the
+//! user's own while the kernel holds a lock that a reader of the mappings needs.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, VecDeque};

@@ -19,8 +19,8 @@ use crate::policy::{Charge, OrphanedSlice};
 use crate::region::Region;
 
 impl Entry {
-    /// Whether this is a slice of a pool without a lock: its broker has ended, or its lock file was removed. `locked` bytes of its
-    /// space have an owner.
+    /// Whether this is a slice of a pool without a lock: its broker has ended, or its lock file was removed. `locked`
+    /// bytes of its space have an owner.
     pub(super) fn is_orphaned(&self, locked: &SpanSet<InRecordSpace>) -> bool {
         let is_unlocked = || SpanSet::from_iter([self.span]).minus(locked).size() == self.span.size();
         self.pool.is_some() && (self.is_quarantined() || is_unlocked())

@@ -32,8 +32,8 @@ impl Default for OvertakeLimits {
     }
 }
 
-/// Time for which a request skips a region that had no place for it, unless a slice comes back there: other processes may
-/// free memory in it without a notification.
+/// Time for which a request skips a region that had no place for it, unless a slice comes back there: other processes
+/// may free memory in it without a notification.
 const PASS_OVER: Duration = Duration::from_secs(5);
 
 /// A waiting request's number; later ones are larger.

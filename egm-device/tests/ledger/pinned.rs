@@ -21,7 +21,8 @@ fn memory_pinned_by_an_io_uring_is_quarantined_until_the_ring_is_gone() {
     let (region, memory) = region(folder.path(), 2);
     let ledger = ledger(folder.path());
     let me = getuid();
-    // Root is trusted with rings. No other test has this user, because the user's descriptors in flight would count as well.
+    // Root is trusted with rings. No other test has this user, because the user's descriptors in flight would count
+    // as well.
     let tenant = if me.is_root() { 0x3fff_0001 } else { me.as_raw() };
     let mut wanted = request("a", 2);
     wanted.owner.uid = tenant;

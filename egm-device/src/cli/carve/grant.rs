@@ -27,8 +27,8 @@ use crate::trust;
 /// Takes a slice, runs a command with it, and returns it scrubbed
 ///
 /// The command finds the memory's descriptor, the slice's place in it and its size, both in bytes, in EGM_SLICE_FD,
-/// EGM_SLICE_OFFSET and EGM_SLICE_SIZE. A broker takes its slice back when the command and all processes that inherited the
-/// memory from it have ended.
+/// EGM_SLICE_OFFSET and EGM_SLICE_SIZE. A broker takes its slice back when the command and all processes that
+/// inherited the memory from it have ended.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Region by name or kind; several are tried in this order

@@ -44,7 +44,8 @@ const LOOK: Duration = Duration::from_secs(10);
 struct Memory {
     /// Id of the backing, for messages.
     id: String,
-    /// Its name in [`PoisonWatch`] and [`RetiredListPoll`]: the region, or for ordinary memory a name that no region can have.
+    /// Its name in [`PoisonWatch`] and [`RetiredListPoll`]: the region, or for ordinary memory a name that no region
+    /// can have.
     name: String,
     slice: Option<Arc<Taken>>,
     /// Function that has it behind a BAR, if any.
