@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use egm_address::PciAddress;
 
-use super::readers::KernelObject;
-use super::scan::{Process, ScanResult, Sighting, UNNAMED};
+use super::readers::{KernelObject, UNNAMED};
+use super::scan::{Process, ScanResult, Sighting};
 use super::{Evidence, FileName, Hold, MAX_EVIDENCE, shared_scans};
 use crate::owner::Owner;
 
@@ -50,24 +50,17 @@ fn names(nodes: &[PathBuf]) -> io::Result<Vec<FileName>> {
 /// The verdict of process `this` on `question`, which has the nodes `files`.
 fn judge(question: &GpuQuestion, files: &[FileName], found: &ScanResult, this: u32) -> Vec<Evidence> {
     let rules = Rules { question, files };
-    let is_excused = |process: &Process| {
-        let is_others = |pid: &u32| question.others.contains(pid);
-        is_others(&process.pid) || process.parents.iter().any(is_others)
-    };
-    // Owners of other GPUs have other nodes.
-    let is_named = |what: &KernelObject| match what {
-        KernelObject::Descriptor(..) | KernelObject::Registered(_) => true,
-        KernelObject::Device(name) => name != UNNAMED,
-        _ => false,
-    };
-    let counts =
-        |seen: &&Sighting| seen.process.pid != this && (is_named(&seen.what) || !is_excused(&seen.process));
-    let counted = found.sightings.iter().filter(counts);
-    let evidence = counted.filter_map(|Sighting { process, what }| {
-        let hold = rules.hold(process, what)?;
-        Some(Evidence { hold, pid: Some(process.pid), program: process.program.clone() })
-    });
-    let mut evidence: BTreeSet<Evidence> = evidence.collect();
+    let mut evidence = BTreeSet::new();
+    for Sighting { process, what } in &found.sightings {
+        // Owners of other GPUs have other nodes: an object without a name is of their GPU.
+        let is_others = !what.is_named() && process.descends_from(|pid| question.others.contains(&pid));
+        if process.pid == this || is_others {
+            continue;
+        }
+        if let Some(hold) = rules.hold(process, what) {
+            evidence.insert(Evidence { hold, pid: Some(process.pid), program: process.program.clone() });
+        }
+    }
     if found.is_partial {
         evidence.extend(Evidence::of(Hold::CannotLook));
     }
@@ -83,14 +76,12 @@ impl Rules<'_> {
     /// The hold on the GPU by `process`, which has `what`.
     fn hold(&self, process: &Process, what: &KernelObject) -> Option<Hold> {
         let owner = &self.question.owner;
-        let descends = process.pid == owner.pid || process.parents.contains(&owner.pid);
+        let descends = process.descends_from(|pid| pid == owner.pid);
         // Root is trusted, but for the owner itself and its children.
         let may_be_owners = descends || (process.uid == owner.uid && process.uid != 0);
         let (has_it, hold) = match what {
             KernelObject::Descriptor(inode, device) => {
-                let is_it =
-                    |file: &FileName| file.inode == *inode || (device.is_some() && file.device == *device);
-                (self.files.iter().any(is_it), Hold::DmaPin)
+                (self.files.iter().any(|file| file.is_opened_as(*inode, *device)), Hold::DmaPin)
             }
             KernelObject::Registered(path) => {
                 (self.files.iter().any(|file| file.path == *path), Hold::DmaPin)

@@ -1,9 +1,10 @@
 //! The answer to one question, from the results of a scan. Pure.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
-use super::readers::KernelObject;
-use super::scan::{Process, ScanResult, Sighting, UNNAMED};
+use super::readers::{KernelObject, UNNAMED};
+use super::scan::{Process, ScanResult, Sighting};
 use super::{Evidence, Hold, MAX_EVIDENCE, Question, Verdict};
 use crate::owner::Owner;
 
@@ -62,10 +63,9 @@ impl Rules<'_> {
                 holds(*inode == file.inode && overlaps, Hold::Mapping)
             }
             KernelObject::Descriptor(inode, device) => {
-                let is_it = *inode == file.inode || (device.is_some() && *device == file.device);
                 let is_roots = process.uid == 0 && file.is_dev_mem();
                 let is_excused = process.pid == self.this || is_roots || self.has_another_slice(process);
-                holds(is_it && !is_excused, Hold::Descriptor)
+                holds(file.is_opened_as(*inode, *device) && !is_excused, Hold::Descriptor)
             }
             KernelObject::Registered(path) => {
                 holds(*path == file.path && !self.has_another_slice(process), Hold::Registered)
@@ -95,21 +95,17 @@ impl Rules<'_> {
 
     /// Whether a process, or one that it descends from, is the owner of another live grant.
     fn is_of_another_grant(&self, process: &Process) -> bool {
-        let is_owner = |pid: &u32| self.question.others.iter().any(|(owner, _)| owner == pid);
-        is_owner(&process.pid) || process.parents.iter().any(is_owner)
+        process.descends_from(|pid| self.question.others.iter().any(|(owner, _)| *owner == pid))
     }
 
     /// Whether a process has the file for another slice: as the owner of its grant, or with a mapping of its bytes.
     fn has_another_slice(&self, process: &Process) -> bool {
         let maps_of_others = |seen: &Sighting| match &seen.what {
             KernelObject::Mapping(inode, mapped) => {
+                let has_all = |bytes: &Range<u64>| bytes.start <= mapped.start && mapped.end <= bytes.end;
                 seen.process.pid == process.pid
                     && *inode == self.question.file.inode
-                    && self
-                        .question
-                        .others
-                        .iter()
-                        .any(|(_, bytes)| bytes.start <= mapped.start && mapped.end <= bytes.end)
+                    && self.question.others.iter().any(|(_, bytes)| has_all(bytes))
             }
             _ => false,
         };
@@ -135,8 +131,6 @@ impl Rules<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::ops::Range;
-
     use super::*;
     use crate::free::FileName;
     use crate::free::tests::{EGM, question};

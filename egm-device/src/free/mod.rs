@@ -97,6 +97,11 @@ impl FileName {
         Self { inode: (major(on), minor(on), metadata.ino()), device, path }
     }
 
+    /// Whether a descriptor with this inode, and this number of a character device, is of the file.
+    fn is_opened_as(&self, inode: (u32, u32, u64), device: Option<(u32, u32)>) -> bool {
+        self.inode == inode || (device.is_some() && self.device == device)
+    }
+
     /// Whether this is `/dev/mem`, which other programs of root open for reasons of their own.
     fn is_dev_mem(&self) -> bool {
         self.device.is_some_and(|(major, minor)| makedev(major, minor) == makedev(1, 1))

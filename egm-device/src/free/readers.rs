@@ -16,6 +16,9 @@ use rustix::thread::{Pid, gettid};
 
 use super::timeout::{Observed, Progress, Reached, ScanTimeout, observe};
 
+/// A VFIO object that the kernel shows without a name: a device (before Linux 6.17), a mapping of one, an iommufd.
+pub(super) const UNNAMED: &str = "unnamed";
+
 /// Major and minor number of a file's device, and its inode.
 pub(super) type Inode = (u32, u32, u64);
 
@@ -36,8 +39,19 @@ pub(super) enum KernelObject {
     InFlight,
     /// Unknown objects: the process keeps its readers waiting.
     Silent,
-    /// A VFIO group or device by name, or an object without one ([`UNNAMED`](super::scan::UNNAMED)).
+    /// A VFIO group or device by name, or an object without one ([`UNNAMED`]).
     Device(String),
+}
+
+impl KernelObject {
+    /// Whether the kernel shows which file or device it is.
+    pub(super) fn is_named(&self) -> bool {
+        match self {
+            Self::Descriptor(..) | Self::Registered(_) | Self::Mapping(..) => true,
+            Self::Device(name) => name != UNNAMED,
+            Self::HiddenRing | Self::RingBuffers | Self::InFlight | Self::Silent => false,
+        }
+    }
 }
 
 /// Most threads that wait for processes.

@@ -12,11 +12,8 @@ use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
 use super::FileName;
-use super::readers::{Inode, KernelObject, LookError, LookResult, LookTask, Readers, Subject};
+use super::readers::{Inode, KernelObject, LookError, LookResult, LookTask, Readers, Subject, UNNAMED};
 use crate::sys;
-
-/// A VFIO object that the kernel shows without a name: a device (before Linux 6.17), a mapping of one, an iommufd.
-pub(super) const UNNAMED: &str = "unnamed";
 
 /// Major numbers of devices that processes have many of: memory devices, terminals.
 const COMMON: [u32; 3] = [1, 5, 136];
@@ -56,6 +53,13 @@ pub(super) struct Process {
     pub(super) program: String,
     /// Its parent, and on.
     pub(super) parents: Vec<u32>,
+}
+
+impl Process {
+    /// Whether the process, or one that it descends from, has a pid that `is_wanted`.
+    pub(super) fn descends_from(&self, is_wanted: impl Fn(u32) -> bool) -> bool {
+        is_wanted(self.pid) || self.parents.iter().copied().any(is_wanted)
+    }
 }
 
 impl ScanResult {

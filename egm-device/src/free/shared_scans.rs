@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::judge::judge;
-use super::readers::Readers;
-use super::scan::{ScanResult, UNNAMED, scan};
+use super::readers::{Readers, UNNAMED};
+use super::scan::{ScanResult, scan};
 use super::timeout::{Progress, ScanTimeout};
 use super::{FileName, Question, Verdict};
 

@@ -162,14 +162,7 @@ pub(super) fn in_the_way(
     in_use: &SpanSet<InRegion>,
 ) -> GrantError {
     let new = in_use.minus(&held.iter().map(|held| held.span).collect());
-    let unknown = |span| HeldBytes {
-        span,
-        owner: None,
-        usage: GrantState::Quarantined,
-        since: 0,
-        evidence: Vec::new(),
-    };
-    held.extend(new.iter().map(unknown));
+    held.extend(new.iter().map(|span| HeldBytes::unrecorded(span, GrantState::Quarantined)));
     if let Some(wanted) = request.at.and_then(|at| Span::new(Offset::new(at), request.size).ok()) {
         held.retain(|held| held.span.overlaps(wanted));
     }

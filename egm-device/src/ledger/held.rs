@@ -26,6 +26,11 @@ pub struct HeldBytes {
 }
 
 impl HeldBytes {
+    /// Bytes in use that the record has no grant of.
+    pub(super) const fn unrecorded(span: Span<InRegion>, usage: GrantState) -> Self {
+        Self { span, owner: None, usage, since: 0, evidence: Vec::new() }
+    }
+
     /// Whether no owner has them, and they may be in use.
     #[must_use]
     pub fn is_quarantined(&self) -> bool {

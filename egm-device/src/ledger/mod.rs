@@ -15,6 +15,7 @@
 
 mod claim;
 mod error;
+mod file_bytes;
 pub(crate) mod gpus;
 mod grant;
 mod held;

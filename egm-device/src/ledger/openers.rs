@@ -114,13 +114,15 @@ fn judge(metadata: &Metadata, list: Option<&[u8]>) -> Vec<Opener> {
     let Some(list) = list.map_or_else(|| Some(plain()), AccessList::parse) else {
         return vec![Opener::Everyone];
     };
-    let (uid, gid) = (metadata.uid(), metadata.gid());
+    let may_open = |id: u32, bits: u16| id != 0 && bits & OPEN != 0;
+    let mut openers = Vec::new();
     // The owner of a node changes its mode at will.
-    let users = [(uid, OPEN)].into_iter().chain(list.users).map(|(uid, bits)| (uid, bits, Opener::User(uid)));
-    let groups = [(gid, list.group)].into_iter().chain(list.groups);
-    let groups = groups.map(|(gid, bits)| (gid, bits, Opener::Group(gid)));
-    let named = users.chain(groups).filter(|(id, bits, _)| *id != 0 && bits & OPEN != 0);
-    let mut openers: Vec<Opener> = named.map(|(_, _, opener)| opener).collect();
+    for (uid, bits) in [(metadata.uid(), OPEN)].into_iter().chain(list.users) {
+        openers.extend(may_open(uid, bits).then_some(Opener::User(uid)));
+    }
+    for (gid, bits) in [(metadata.gid(), list.group)].into_iter().chain(list.groups) {
+        openers.extend(may_open(gid, bits).then_some(Opener::Group(gid)));
+    }
     openers.dedup();
     openers.extend((list.other & OPEN != 0).then_some(Opener::Everyone));
     openers

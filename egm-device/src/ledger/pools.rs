@@ -97,8 +97,7 @@ impl Ledger {
             record.grants.retain(|entry| verdict(entry) != Some(&Verdict::Free));
             for entry in &mut record.grants {
                 if let Some(Verdict::InUse { evidence, .. }) = verdict(entry) {
-                    (entry.usage, entry.lock) = (GrantState::Quarantined, 0);
-                    entry.evidence.clone_from(evidence);
+                    entry.quarantine(evidence);
                 }
             }
             Ok::<_, LedgerError>(())

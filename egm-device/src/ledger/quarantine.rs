@@ -2,12 +2,14 @@
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
+use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
-use egm_address::{Address, ByteSize, InRegion, Span, SpanSet, align_down, align_up};
+use egm_address::{Address, InRegion, Span, SpanSet};
 
+use super::file_bytes::FileBytes;
 use super::owners::{LastOwners, unknown};
 use super::record::{self, Entry, GrantState, InRecordSpace, Record};
 use super::{
@@ -17,49 +19,7 @@ use crate::audit::{self, Action, Actor, Event, Finding};
 use crate::backing::Backing;
 use crate::free::{self, Evidence, FileName, Hold, Question, Verdict};
 use crate::lease::Lease;
-use crate::region::{Region, RegionKind, Slice};
-
-/// Bytes of a region's file.
-struct FileBytes<'a> {
-    region: &'a Region,
-    space: &'a RecordSpace,
-    span: Span<InRecordSpace>,
-}
-
-impl FileBytes<'_> {
-    /// Offset in the file of `address` in the space; `None` below the region.
-    fn in_file(&self, address: Address<InRecordSpace>) -> Option<u64> {
-        address.offset_from(self.space.whole.start())?.checked_add(self.origin())
-    }
-
-    /// Offset of the region in its file.
-    fn origin(&self) -> u64 {
-        match self.region.kind {
-            RegionKind::Reserved { .. } => self.region.base.map_or(0, |base| base.get()),
-            _ => 0,
-        }
-    }
-
-    fn file_bytes(&self, span: Span<InRecordSpace>) -> Option<Range<u64>> {
-        let start = self.in_file(span.start())?;
-        Some(start..start.checked_add(span.size())?)
-    }
-
-    fn slice(&self) -> Option<Slice> {
-        let span = self.space.offset(self.span)?;
-        let (region, size) = (self.region.name.clone(), ByteSize::new(span.size()));
-        Some(Slice { region, offset: span.start().get(), size })
-    }
-
-    /// The part of this place that lies in whole pages around `bytes` of the file.
-    fn around(&self, bytes: &Range<u64>) -> Option<Span<InRecordSpace>> {
-        let page = self.region.page_size.get().max(1);
-        let offset = |at: u64| at.checked_sub(self.origin());
-        let (start, end) = (align_down(offset(bytes.start)?, page), align_up(offset(bytes.end)?, page)?);
-        let base = self.space.whole.start();
-        Span::between(base.checked_add(start)?, base.checked_add(end)?)?.intersection(self.span)
-    }
-}
+use crate::region::{Region, RegionKind};
 
 impl Ledger {
     /// The question whether `place` of the region's `file` is free, after `last`.
@@ -122,48 +82,23 @@ impl Ledger {
             return self.review_orphaned(region);
         }
         let space = space_of(region)?;
-        let here =
-            |entry: &Entry| entry.space == space.name && due(entry) && space.whole.overlaps(entry.span);
         let (record, _) = self.look()?;
-        let Some(device) = device(region).filter(|_| record.grants.iter().any(here)) else {
+        let is_due =
+            |entry: &Entry| entry.space == space.name && due(entry) && space.whole.overlaps(entry.span);
+        let Some(device) = device(region).filter(|_| record.grants.iter().any(is_due)) else {
             return Ok(Vec::new());
         };
         let claims = self.lock_file(&space)?;
         // A broker that keeps the slice for its client reviews it itself.
         let lock = inode(&claims).map_err(|source| self.lock_error(&space, source))?;
-        let is_left = |entry: &Entry| {
-            // As in `held`: an owner with a removed lock file has its slice as long as it lives.
-            let may_be_left = entry.is_quarantined() || entry.lock == lock || !entry.owner.is_alive();
-            here(entry)
-                && may_be_left
-                && claim::held(&claims, entry.span).is_ok_and(|locked| locked.is_empty())
-        };
+        let is_left = |entry: &Entry| is_due(entry) && entry.is_unlocked(&claims, lock);
         let mut freed = Vec::new();
         for entry in record.grants.into_iter().filter(is_left) {
             let Ok(file) = FileName::at(device) else { continue };
             let place = FileBytes { region, space: &space, span: entry.span };
-            let verdict = match place.slice() {
-                Some(slice) if region.kind.has_slice_devices() || region.kind.has_slice_files() => {
-                    if self.memory().is_device_used(region, &slice, watch) {
-                        continue;
-                    }
-                    Verdict::Free
-                }
-                _ if egm_address::fault!("quarantine-forgotten") => Verdict::Free,
-                _ => free::look(&self.question(&place, file, LastOwners::of(&entry))?),
-            };
-            let is_it =
-                |other: &Entry| (other.span, &other.owner) == (entry.span, &entry.owner) && is_left(other);
+            let Some(verdict) = self.verdict_on(&entry, &place, file, watch)? else { continue };
             self.change(|record| {
-                match &verdict {
-                    Verdict::Free => record.grants.retain(|other| !is_it(other)),
-                    Verdict::InUse { evidence, .. } => {
-                        record.grants.iter_mut().filter(|other| is_it(other)).for_each(|other| {
-                            (other.usage, other.lock) = (GrantState::Quarantined, 0);
-                            other.evidence.clone_from(evidence);
-                        });
-                    }
-                }
+                record.settle(&entry, &verdict, is_left);
                 Ok::<_, LedgerError>(())
             })?;
             if verdict == Verdict::Free {
@@ -177,7 +112,57 @@ impl Ledger {
     }
 }
 
+impl Entry {
+    /// Quarantines the bytes, because of `evidence` that they are in use.
+    pub(super) fn quarantine(&mut self, evidence: &[Evidence]) {
+        (self.usage, self.lock) = (GrantState::Quarantined, 0);
+        self.evidence = evidence.to_vec();
+    }
+
+    /// Whether no process has a lock of these bytes in the file `claims`, which has inode `lock`. As in
+    /// [`Ledger::held`], an owner has its slice without its lock file as long as it lives.
+    fn is_unlocked(&self, claims: &File, lock: u64) -> bool {
+        (self.is_quarantined() || self.lock == lock || !self.owner.is_alive())
+            && claim::held(claims, self.span).is_ok_and(|locked| locked.is_empty())
+    }
+}
+
+impl Record {
+    /// Removes what is still recorded of `entry` if it is free, and quarantines it otherwise.
+    fn settle(&mut self, entry: &Entry, verdict: &Verdict, is_left: impl Fn(&Entry) -> bool) {
+        let is_it = |other: &Entry| other.span == entry.span && other.owner == entry.owner && is_left(other);
+        match verdict {
+            Verdict::Free => self.grants.retain(|other| !is_it(other)),
+            Verdict::InUse { evidence, .. } => {
+                for other in self.grants.iter_mut().filter(|other| is_it(other)) {
+                    other.quarantine(evidence);
+                }
+            }
+        }
+    }
+}
+
 impl Ledger {
+    /// Whether the bytes of `entry` at `place` of `file` are free; `None` while the device or the file that the slice had of
+    /// its own is in use.
+    fn verdict_on(
+        &self,
+        entry: &Entry,
+        place: &FileBytes<'_>,
+        file: FileName,
+        watch: &Watch<'_>,
+    ) -> Result<Option<Verdict>, LedgerError> {
+        let kind = &place.region.kind;
+        if let Some(slice) = place.slice().filter(|_| kind.has_slice_devices() || kind.has_slice_files()) {
+            let is_used = self.memory().is_device_used(place.region, &slice, watch);
+            return Ok((!is_used).then_some(Verdict::Free));
+        }
+        if egm_address::fault!("quarantine-forgotten") {
+            return Ok(Some(Verdict::Free));
+        }
+        Ok(Some(free::look(&self.question(place, file, LastOwners::of(entry))?)))
+    }
+
     /// Logs the end of a quarantine.
     pub(super) fn log_release(&self, region: &Region, space: &RecordSpace, entry: &Entry) {
         if let Some(bytes) = space.offset(entry.span) {

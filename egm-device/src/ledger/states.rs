@@ -7,7 +7,7 @@ use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 use serde::{Serialize, Serializer};
 
 use super::held::{HeldBytes, HeldGpu};
-use super::record::{Doubt, Entry, GrantState};
+use super::record::{Doubt, Entry, GrantState, InRecordSpace};
 use super::{Ledger, LedgerError, RecordSpace, claim, inode};
 use crate::owner::Owner;
 use crate::region::Region;
@@ -88,46 +88,57 @@ impl Ledger {
         file: &File,
     ) -> Result<Vec<HeldBytes>, LedgerError> {
         let error = |source| self.lock_error(space, source);
-        let locked = claim::held(file, space.whole).map_err(error)?;
-        let inode = inode(file).map_err(error)?;
-        let is_left = |entry: &Entry| entry.is_orphaned(&locked);
-        let lives = |entry: &&Entry| {
-            entry.space == space.name
-                && if entry.is_quarantined() || is_left(entry) {
-                    true
-                } else if entry.lock == inode {
-                    SpanSet::from_iter(entry.span.intersection(space.whole)).minus(&locked).is_empty()
-                } else {
-                    // The lock file that this grant is locked in was removed.
-                    entry.owner.is_alive()
-                }
+        let locks = SpaceLocks {
+            space,
+            file: inode(file).map_err(error)?,
+            locked: claim::held(file, space.whole).map_err(error)?,
         };
-        let known: Vec<&Entry> = grants.iter().filter(lives).collect();
-        let unknown = locked.minus(&known.iter().map(|entry| entry.span).collect());
-        let unknown = unknown.iter().filter_map(|span| {
-            let (owner, evidence) = (None, Vec::new());
-            Some(HeldBytes {
-                span: space.offset(span)?,
-                owner,
-                usage: GrantState::Granted,
-                since: 0,
-                evidence,
-            })
-        });
-        let known = known.iter().filter_map(|entry| {
-            let (owner, since) = (entry.owner(), entry.since);
-            let usage = if is_left(entry) { GrantState::Quarantined } else { entry.usage };
-            Some(HeldBytes {
-                span: space.offset(entry.span)?,
-                owner,
-                usage,
-                since,
-                evidence: entry.evidence.clone(),
-            })
-        });
-        let mut held: Vec<HeldBytes> = known.chain(unknown).collect();
+        let known: Vec<&Entry> = grants.iter().filter(|entry| locks.keep(entry)).collect();
+        let unknown = locks.locked.minus(&known.iter().map(|entry| entry.span).collect());
+        let mut held: Vec<HeldBytes> = known.iter().filter_map(|entry| locks.held_bytes(entry)).collect();
+        let unknown = unknown.iter().filter_map(|span| space.offset(span));
+        held.extend(unknown.map(|span| HeldBytes::unrecorded(span, GrantState::Granted)));
         held.sort_by_key(|held| held.span.start());
         Ok(held)
+    }
+}
+
+/// The locks of a space, which its recorded grants are compared with.
+struct SpaceLocks<'a> {
+    space: &'a RecordSpace,
+    /// Inode of the lock file.
+    file: u64,
+    locked: SpanSet<InRecordSpace>,
+}
+
+impl SpaceLocks<'_> {
+    /// Whether the bytes of `entry` are in this space and held or quarantined.
+    fn keep(&self, entry: &Entry) -> bool {
+        if entry.space != self.space.name {
+            return false;
+        }
+        if entry.is_quarantined() || entry.is_orphaned(&self.locked) {
+            return true;
+        }
+        if entry.lock == self.file {
+            return SpanSet::from_iter(entry.span.intersection(self.space.whole))
+                .minus(&self.locked)
+                .is_empty();
+        }
+        // The lock file that this grant is locked in was removed.
+        entry.owner.is_alive()
+    }
+
+    /// The bytes of `entry` in the region, if it has any there.
+    fn held_bytes(&self, entry: &Entry) -> Option<HeldBytes> {
+        let is_orphaned = entry.is_orphaned(&self.locked);
+        Some(HeldBytes {
+            span: self.space.offset(entry.span)?,
+            owner: entry.owner(),
+            usage: if is_orphaned { GrantState::Quarantined } else { entry.usage },
+            since: entry.since,
+            evidence: entry.evidence.clone(),
+        })
     }
 }
 
