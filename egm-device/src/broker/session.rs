@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::judge::judge;
+use super::judge::{Judgement, judge};
 use super::refusal::{self, ReturnFailure};
 use super::source::GrantFailure;
 use super::wire::{RefusalReply, Reply, Request, SliceRequest};
@@ -179,11 +179,11 @@ impl Sessions {
     fn take(&mut self, key: Key, take: &SliceRequest, now: Duration, supplies: &[Supply]) -> Vec<Effect> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
         session.owner.name.clone_from(&take.name);
-        let (places, refusal) = judge(&self.queue, &session.peer, take, supplies);
-        if places.is_empty() {
+        let Judgement { candidates, refusal } = judge(&self.queue, &session.peer, take, supplies);
+        if candidates.is_empty() {
             return vec![Effect::Send(key, Reply::Refused(refusal.into()))];
         }
-        let ticket = self.queue.arrive(now, take.size, places);
+        let ticket = self.queue.arrive(now, take.size, candidates);
         session.stage =
             Stage::Waiting(ticket, RequestOptions { align: take.align, wait: take.wait, is_notified: false });
         self.serve_or_reply(key, refusal, now, supplies)

@@ -351,7 +351,7 @@ fn queue(limits: OvertakeLimits) -> Queue {
 }
 
 fn ask(queue: &mut Queue, rule: usize, size: u64) -> Ticket {
-    queue.arrive(Duration::ZERO, size, vec![("a".to_owned(), tenant(rule))])
+    queue.arrive(Duration::ZERO, size, vec![Candidate { region: "a".to_owned(), tenant: tenant(rule) }])
 }
 
 #[test]

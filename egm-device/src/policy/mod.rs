@@ -19,7 +19,7 @@ pub use accounts::Accounts;
 pub use decide::{Decision, FreeMemory, Refusal, RefusalReason, RegionRequest};
 pub use file::{Names, PolicyError, load, parse};
 pub(crate) use file::{is_kind, is_word};
-pub use queue::{OvertakeLimits, PickedRequest, Queue, Ticket, Waiter};
+pub use queue::{Candidate, OvertakeLimits, PickedRequest, Queue, Ticket, Waiter};
 pub use rules::{Charge, OrphanedSlice, Peer, Policy, Rule, RuleId, RuleSubject, Supply, Tenant};
 
 #[cfg(test)]

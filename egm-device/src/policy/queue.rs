@@ -40,13 +40,32 @@ const PASS_OVER: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
+/// A region that can serve a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    /// Name of the region.
+    pub region: String,
+    /// The requester's tenant there.
+    pub tenant: Tenant,
+}
+
+/// Position of a request in the serving order, in which smaller ranks come first.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    overdue: Reverse<bool>,
+    priority: Reverse<i32>,
+    /// The tenant's share; overdue requests are served in the order of arrival.
+    share: (u128, u128),
+    ticket: Ticket,
+}
+
 /// A request in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiter {
     ticket: Ticket,
     size: u64,
-    /// Candidate regions, best first, each with the requester's tenant there.
-    places: Vec<(String, Tenant)>,
+    /// Best first.
+    candidates: Vec<Candidate>,
     passed: u32,
     seen: u32,
     /// Regions that had no place for it, and until when they are passed over.
@@ -62,7 +81,7 @@ impl Waiter {
 
     /// The tenant that orders the request by its share: that of its first candidate region.
     fn tenant(&self) -> Option<Tenant> {
-        self.places.first().map(|(_, tenant)| *tenant)
+        self.candidates.first().map(|candidate| candidate.tenant)
     }
 }
 
@@ -117,17 +136,17 @@ impl Queue {
         &self.waiting
     }
 
-    /// Adds a request for `size` bytes of any of `places`.
-    pub fn arrive(&mut self, now: Duration, size: u64, places: Vec<(String, Tenant)>) -> Ticket {
+    /// Adds a request for `size` bytes of any of `candidates`.
+    pub fn arrive(&mut self, now: Duration, size: u64, candidates: Vec<Candidate>) -> Ticket {
         self.accounts.advance(&self.policy, now);
         let active: BTreeSet<Tenant> =
-            self.waiting.iter().flat_map(|w| w.places.iter().map(|(_, t)| *t)).collect();
-        for (_, tenant) in &places {
-            self.accounts.enter(*tenant, active.iter().copied());
+            self.waiting.iter().flat_map(|w| &w.candidates).map(|candidate| candidate.tenant).collect();
+        for candidate in &candidates {
+            self.accounts.enter(candidate.tenant, active.iter().copied());
         }
         let ticket = Ticket(self.next);
         self.next = self.next.saturating_add(1);
-        self.waiting.push(Waiter { ticket, size, places, passed: 0, seen: 0, short: BTreeMap::new() });
+        self.waiting.push(Waiter { ticket, size, candidates, passed: 0, seen: 0, short: BTreeMap::new() });
         ticket
     }
 
@@ -175,7 +194,8 @@ impl Queue {
         let mut ahead = Vec::new();
         for index in self.order() {
             let waiter = self.waiting.get(index)?;
-            if let Some((region, tenant)) = self.fits(waiter, now, supplies, &closed) {
+            let fits = |candidate: &&Candidate| self.fits(waiter, candidate, now, supplies, &closed);
+            if let Some(Candidate { region, tenant }) = waiter.candidates.iter().find(fits).cloned() {
                 let (ticket, size) = (waiter.ticket, waiter.size);
                 let pick = PickedRequest { ticket, tenant, region, size, waiter: self.waiting.remove(index) };
                 self.count(&pick, &ahead);
@@ -195,17 +215,20 @@ impl Queue {
 
     /// Indices of the waiting requests, in serving order.
     fn order(&self) -> Vec<usize> {
-        let key = |waiter: &Waiter| {
-            let tenant = waiter.tenant()?;
-            let overdue = self.is_overdue(waiter);
-            let priority = self.policy.of(tenant.rule).map_or(0, |rule| rule.priority);
-            let (held, served) = if overdue { (0, 0) } else { self.accounts.share(&self.policy, tenant) };
-            let priority = if overdue { 0 } else { priority };
-            Some((Reverse(overdue), Reverse(priority), held, served, waiter.ticket))
-        };
-        let mut order: Vec<_> = self.waiting.iter().enumerate().map(|(i, w)| (key(w), i)).collect();
+        let mut order: Vec<(Option<Rank>, usize)> =
+            self.waiting.iter().enumerate().map(|(index, waiter)| (self.rank(waiter), index)).collect();
         order.sort();
         order.into_iter().map(|(_, index)| index).collect()
+    }
+
+    fn rank(&self, waiter: &Waiter) -> Option<Rank> {
+        let (tenant, ticket) = (waiter.tenant()?, waiter.ticket);
+        let overdue = Reverse(self.is_overdue(waiter));
+        if overdue.0 {
+            return Some(Rank { overdue, priority: Reverse(0), share: (0, 0), ticket });
+        }
+        let priority = Reverse(self.policy.of(tenant.rule).map_or(0, |rule| rule.priority));
+        Some(Rank { overdue, priority, share: self.accounts.share(&self.policy, tenant), ticket })
     }
 
     const fn is_overdue(&self, waiter: &Waiter) -> bool {
@@ -214,28 +237,27 @@ impl Queue {
 
     /// Regions in which only room keeps `waiter` from its slice: its quota does not.
     fn wanted<'a>(&self, waiter: &'a Waiter) -> Vec<&'a str> {
-        let may = |tenant: Tenant| self.policy.quota_used(tenant, waiter.size, &self.accounts).is_none();
-        waiter.places.iter().filter(|(_, tenant)| may(*tenant)).map(|(region, _)| region.as_str()).collect()
+        let has_quota = |candidate: &&Candidate| {
+            self.policy.quota_used(candidate.tenant, waiter.size, &self.accounts).is_none()
+        };
+        waiter.candidates.iter().filter(has_quota).map(|candidate| candidate.region.as_str()).collect()
     }
 
-    /// The first region in which `waiter` can be served, `closed` ones only from its rule's own reservation.
+    /// Whether `waiter` can be served from `candidate`, a `closed` one only from its rule's own reservation.
     fn fits(
         &self,
         waiter: &Waiter,
+        candidate: &Candidate,
         now: Duration,
         supplies: &[Supply],
         closed: &BTreeSet<String>,
-    ) -> Option<(String, Tenant)> {
-        let fits = |(region, tenant): &&(String, Tenant)| {
-            let supply = supplies.iter().find(|s| s.region == *region);
-            let own = self.accounts.unused_reservation(&self.policy, tenant.rule, region);
-            let open = !closed.contains(region) || waiter.size <= own;
-            let short = waiter.short.get(region).is_some_and(|until| now < *until);
-            open && !short
-                && supply
-                    .is_some_and(|s| self.policy.not_now(*tenant, waiter.size, s, &self.accounts).is_none())
-        };
-        waiter.places.iter().find(fits).cloned()
+    ) -> bool {
+        let Candidate { region, tenant } = candidate;
+        let own = self.accounts.unused_reservation(&self.policy, tenant.rule, region);
+        let is_open = !closed.contains(region) || waiter.size <= own;
+        let is_short = waiter.short.get(region).is_some_and(|until| now < *until);
+        let Some(supply) = supplies.iter().find(|supply| supply.region == *region) else { return false };
+        is_open && !is_short && self.policy.not_now(*tenant, waiter.size, supply, &self.accounts).is_none()
     }
 
     /// Counts `pick` against each waiting request that could have used its region.

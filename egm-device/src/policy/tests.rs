@@ -138,7 +138,7 @@ fn what_is_left_counts_against_a_quota_beside_what_is_held() {
     let unused = |queue: &Queue| queue.accounts().unused_reservation(queue.policy(), tenant.rule, "egm4");
     assert_eq!(unused(&queue), 3 * G);
     for size in [2 * G, G + 1, G] {
-        queue.arrive(Duration::ZERO, size, vec![("egm4".into(), tenant)]);
+        queue.arrive(Duration::ZERO, size, vec![Candidate { region: "egm4".into(), tenant }]);
     }
     let served = std::iter::from_fn(|| Some(queue.next(Duration::ZERO, &all)?.size)).collect::<Vec<_>>();
     assert_eq!((served, unused(&queue)), (vec![2 * G, G], 0));
@@ -269,7 +269,7 @@ impl World {
         else {
             return None;
         };
-        let ticket = self.queue.arrive(self.now, size, vec![("egm4".into(), tenant)]);
+        let ticket = self.queue.arrive(self.now, size, vec![Candidate { region: "egm4".into(), tenant }]);
         self.arrived.insert(ticket, uid);
         Some(ticket)
     }
@@ -562,7 +562,7 @@ fn a_request_takes_the_region_that_it_likes_best() {
     let mut queue = Queue::new(Policy::root_only(), OvertakeLimits::default());
     let supplies = [supply("a", "egm", 10, 0), supply("b", "egm", 10, 10), supply("c", "egm", 10, 10)];
     let tenant = queue.policy().tenant(&peer(0, &[]), None, &supplies[0]).unwrap();
-    let places = ["a", "c", "b"].map(|region| (region.to_owned(), tenant));
-    queue.arrive(Duration::ZERO, 5, places.to_vec());
+    let candidates = ["a", "c", "b"].map(|region| Candidate { region: region.to_owned(), tenant });
+    queue.arrive(Duration::ZERO, 5, candidates.to_vec());
     assert_eq!(queue.next(Duration::ZERO, &supplies).unwrap().region, "c");
 }
