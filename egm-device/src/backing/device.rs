@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn who_waits_for_a_slow_open_hears_of_it_and_may_give_up() {
         let (told, cancel) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let (go, wait) = mpsc::channel::<()>();
+        let (go, gone) = mpsc::channel::<()>();
         let wait = OpenWait {
             progress: &|_| {
                 told.fetch_add(1, Ordering::Relaxed);
@@ -330,7 +330,7 @@ mod tests {
             cancel: &cancel,
         };
         let result = wait_for(NULL.as_ref(), &wait, move || {
-            let _ = wait.recv();
+            let _ = gone.recv();
             File::open(NULL)
         });
         assert!(matches!(result, Err(OpenFailure::Cancelled(_))));

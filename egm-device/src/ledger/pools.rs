@@ -151,9 +151,9 @@ mod tests {
         let request = Request::new(pages * PAGE, owner);
         let lease = ledger.grant_from(&ledger.memory(), region, &request, &Watch::unobserved()).unwrap();
         let charge = Charge { gid: Some(7), class: Some("train".to_owned()) };
-        assert!(left(ledger, region).is_empty());
+        assert!(orphaned(ledger, region).is_empty());
         lease.charge(&charge).unwrap();
-        assert!(left(ledger, region).is_empty(), "this process has it locked");
+        assert!(orphaned(ledger, region).is_empty(), "this process has it locked");
         lease.hand_out().unwrap()
     }
 
@@ -173,21 +173,21 @@ mod tests {
         let memory = leave(&ledger, &pool, 3);
         let charge = Charge { gid: Some(7), class: Some("train".to_owned()) };
         let expected = [OrphanedSlice { region: "r".into(), uid: 4_000_000, charge, bytes: 3 * PAGE }];
-        assert_eq!(left(&ledger, &pool), expected);
+        assert_eq!(orphaned(&ledger, &pool), expected);
         assert_eq!(ledger.states(&pool).unwrap().held[0].usage, GrantState::Quarantined, "kept from others");
         // It counts in a smaller pool, too, and where the folder of locks was removed.
         let smaller = Region { size: ByteSize::new(PAGE), ..pool.clone() };
-        assert_eq!(left(&ledger, &smaller), expected);
+        assert_eq!(orphaned(&ledger, &smaller), expected);
         std::fs::remove_dir_all(folder.path().join("run")).unwrap();
         let ledger = Ledger::open(Paths::below(folder.path()), identity).unwrap();
-        assert_eq!(left(&ledger, &pool), expected);
+        assert_eq!(orphaned(&ledger, &pool), expected);
         for _ in 0..2 {
             assert!(ledger.review(&pool).unwrap().is_empty());
-            assert_eq!(left(&ledger, &pool), expected);
+            assert_eq!(orphaned(&ledger, &pool), expected);
         }
         drop(memory);
         assert_eq!(ledger.review(&pool).unwrap().len(), 1);
-        assert!(left(&ledger, &pool).is_empty() && ledger.states(&pool).unwrap().held.is_empty());
+        assert!(orphaned(&ledger, &pool).is_empty() && ledger.states(&pool).unwrap().held.is_empty());
         let request = Request::new(4 * PAGE, Owner::this("next"));
         assert!(ledger.grant_from(&ledger.memory(), &pool, &request, &Watch::unobserved()).is_ok());
     }

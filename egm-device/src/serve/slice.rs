@@ -19,9 +19,10 @@ use crate::owner::Owner;
 use crate::region::{Region, Slice, Survey};
 use crate::scrub::{Cause, ScrubError};
 
-/// Steps of [`SliceError`].
-const GET: &str = "get";
-const RETURN: &str = "return";
+/// Step of a [`SliceError`] that gets a slice.
+fn get_slice_of(device: &str) -> String {
+    format!("get the slice of device \"{device}\"")
+}
 
 /// A failure to get or return the slice of a device.
 #[derive(Debug, thiserror::Error)]
@@ -29,10 +30,10 @@ const RETURN: &str = "return";
 pub enum SliceError {
     #[error("cannot get a slice for device \"{device}\": no region or kind named \"{region}\" on this host")]
     NoRegion { device: String, region: String },
-    #[error("cannot {step} the slice of device \"{device}\"")]
-    Grant { step: &'static str, device: String, source: GrantError },
-    #[error("cannot {step} the slice of device \"{device}\"")]
-    Broker { step: &'static str, device: String, source: ClientError },
+    #[error("cannot {step}")]
+    Grant { step: String, source: GrantError },
+    #[error("cannot {step}")]
+    Broker { step: String, source: ClientError },
     #[error("cannot start device \"{device}\"")]
     Descriptor { device: String, source: io::Error },
 }
@@ -78,7 +79,7 @@ impl ServedSlice {
         let align = config.align.map_or(0, |align| align.get());
         let owner = Owner::this(&config.name).in_domain(config.trust_domain.clone());
         let request = Request { align, ..Request::new(config.size.get(), owner.clone()) };
-        let failed = |source| SliceError::Grant { step: GET, device: config.name.clone(), source };
+        let failed = |source| SliceError::Grant { step: get_slice_of(&config.name), source };
         expect_functions(ledger, &survey.regions, &config.gpus).map_err(failed)?;
         let mut refused = None;
         for region in survey.regions.iter().filter(|region| region.is_called(&config.region)) {
@@ -100,7 +101,7 @@ impl ServedSlice {
 
     /// The slice of `config` from the broker at `socket`.
     pub fn from_broker(config: &DeviceConfig, socket: &Path) -> Result<Self, SliceError> {
-        let error = |source| SliceError::Broker { step: GET, device: config.name.clone(), source };
+        let error = |source| SliceError::Broker { step: get_slice_of(&config.name), source };
         let take = SliceRequest {
             name: config.name.clone(),
             regions: vec![config.region.clone()],
@@ -179,15 +180,15 @@ impl ServedSlice {
     /// Scrubs and returns the slice; no process may map it any more.
     pub fn give_back(self, device: &str, watch: &Watch<'_>) -> Result<(), SliceError> {
         static NEVER: AtomicBool = AtomicBool::new(false);
-        let device = device.to_owned();
+        let step = format!("return the slice of device \"{device}\"");
         match self {
             Self::Lease(lease, gpus) => {
                 drop(gpus);
-                lease.give_back(watch).map_err(|source| SliceError::Grant { step: RETURN, device, source })
+                lease.give_back(watch).map_err(|source| SliceError::Grant { step, source })
             }
             Self::Broker(lease, backing) => {
                 drop(backing);
-                lease.give_back(&NEVER).map_err(|source| SliceError::Broker { step: RETURN, device, source })
+                lease.give_back(&NEVER).map_err(|source| SliceError::Broker { step, source })
             }
         }
     }
