@@ -34,7 +34,7 @@ const MAX_BAD: usize = 1024;
 const NAP: Duration = Duration::from_millis(50);
 
 /// Options, progress and cancellation of a scrub.
-pub struct Work<'a> {
+pub struct ScrubOptions<'a> {
     /// The host processors near the memory, where known.
     pub near: Option<&'a CpuSet>,
     /// Threads; `None` for as many as there are processors near.
@@ -105,7 +105,7 @@ pub fn zero(
     backing: &dyn Backing,
     at: Offset,
     spans: &SpanSet<InRegion>,
-    work: &Work<'_>,
+    work: &ScrubOptions<'_>,
 ) -> Result<(), ScrubError> {
     let none = || SpanSet::default();
     if let Some(outside) = spans.iter().find(|span| !lies_within(*span, at, backing.size())) {
@@ -200,7 +200,7 @@ struct ScrubTask<'a> {
     backing: &'a dyn Backing,
     at: Offset,
     chunks: Vec<Span<InRegion>>,
-    work: &'a Work<'a>,
+    work: &'a ScrubOptions<'a>,
     next: AtomicUsize,
     done: AtomicU64,
     stop: AtomicBool,
@@ -388,7 +388,7 @@ mod tests {
     #[test]
     fn bytes_outside_the_slice_are_refused_before_anything_is_done() {
         let memory = Anonymous::new("test", 0x10_0000, None).unwrap();
-        let work = Work {
+        let work = ScrubOptions {
             near: None,
             workers: None,
             pace: None,
@@ -413,7 +413,7 @@ mod tests {
         let memory = crate::backing::adopt(&region, &slice, file.try_clone().unwrap()).unwrap();
         file.set_len(0).unwrap();
         let cancel = AtomicBool::new(false);
-        let work = Work {
+        let work = ScrubOptions {
             near: None,
             workers: NonZeroUsize::new(1),
             pace: None,
@@ -435,7 +435,7 @@ mod tests {
         let memory = Anonymous::new("test", 3 * CHUNK, None).unwrap();
         let (all, cancel) = (SpanSet::from_iter([span(0, 3 * CHUNK)]), AtomicBool::new(false));
         let progress = |_| cancel.store(true, Ordering::Relaxed);
-        let work = Work {
+        let work = ScrubOptions {
             near: None,
             workers: NonZeroUsize::new(1),
             pace: None,
@@ -445,7 +445,7 @@ mod tests {
         let error = zero(&memory, Offset::new(0), &all, &work).unwrap_err();
         assert!(matches!(error.cause, Cause::Cancelled));
         assert_eq!(error.done, [span(0, CHUNK)].into_iter().collect());
-        let work = Work { progress: &|_| {}, cancel: &AtomicBool::new(false), ..work };
+        let work = ScrubOptions { progress: &|_| {}, cancel: &AtomicBool::new(false), ..work };
         zero(&memory, Offset::new(0), &all.minus(&error.done), &work).unwrap();
     }
 }

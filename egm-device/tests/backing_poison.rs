@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 
 use egm_address::{Offset, Span};
 use egm_device::poison::{Cause, Event, EventBatch, GuestFault, PoisonWatch, in_guest};
-use egm_device::scrub::{self, Work, zero};
+use egm_device::scrub::{self, ScrubOptions, zero};
 use egm_device::{Anonymous, Mapping};
 
 const SIZE: u64 = 1 << 20;
@@ -213,7 +213,7 @@ fn a_scrub_that_meets_a_poisoned_page_names_it_and_does_the_rest() {
         return;
     }
     let (at, cancel) = (Offset::new(0x8000), AtomicBool::new(false));
-    let work = Work { near: None, workers: None, pace: None, progress: &|_| {}, cancel: &cancel };
+    let work = ScrubOptions { near: None, workers: None, pace: None, progress: &|_| {}, cancel: &cancel };
     let span = |offset: u64, size| Span::new(Offset::new(0x8000 + offset), size).unwrap();
     let error = zero(&memory, at, &[span(0, SIZE)].into_iter().collect(), &work).unwrap_err();
     match error.cause {

@@ -108,7 +108,7 @@ pub fn place(
 pub struct Carver<'a> {
     region: &'a Region,
     /// Free runs for the four kinds of place, best first; the last is all that is free.
-    kinds: [Runs; 4],
+    kinds: [SpanPieces; 4],
 }
 
 impl<'a> Carver<'a> {
@@ -121,7 +121,7 @@ impl<'a> Carver<'a> {
         let whole = free.minus(retired);
         let whole_dirty = whole.minus(clean);
         let kinds = [whole.minus(&whole_dirty), whole.clone(), free.minus(&whole_dirty), free];
-        Self { region, kinds: kinds.map(|kind| Runs::new(&kind)) }
+        Self { region, kinds: kinds.map(|kind| SpanPieces::new(&kind)) }
     }
 
     /// Takes the lowest best place for `request`.
@@ -219,7 +219,7 @@ impl<'a> Carver<'a> {
         align_up(base.checked_add(from)?, align)?.checked_sub(base)
     }
 
-    fn free(&self) -> &Runs {
+    fn free(&self) -> &SpanPieces {
         let [.., free] = &self.kinds;
         free
     }
@@ -244,28 +244,28 @@ impl<'a> Carver<'a> {
 
 /// Sorted, disjoint spans, in pieces small enough that a search skips most of them and a change moves few.
 #[derive(Debug, Default)]
-struct Runs {
+struct SpanPieces {
     /// Never empty ones.
-    pieces: Vec<RunPiece>,
+    pieces: Vec<SpanPiece>,
     /// Bytes in all of them.
     size: u64,
 }
 
 #[derive(Debug)]
-struct RunPiece {
+struct SpanPiece {
     runs: Vec<Span<InRegion>>,
     /// Bytes of the longest run.
     longest: u64,
 }
 
-impl Runs {
+impl SpanPieces {
     /// Runs in a piece at first: near the square root of 10,000, the retired pages of a bad region.
     const PIECE: usize = 128;
 
     fn new(set: &SpanSet<InRegion>) -> Self {
         let runs: Vec<_> = set.iter().collect();
         Self {
-            pieces: runs.chunks(Self::PIECE).map(|runs| RunPiece::new(runs.to_vec())).collect(),
+            pieces: runs.chunks(Self::PIECE).map(|runs| SpanPiece::new(runs.to_vec())).collect(),
             size: set.size(),
         }
     }
@@ -292,7 +292,7 @@ impl Runs {
     }
 }
 
-impl RunPiece {
+impl SpanPiece {
     fn new(runs: Vec<Span<InRegion>>) -> Self {
         let longest = runs.iter().map(|run| run.size()).max().unwrap_or(0);
         Self { runs, longest }

@@ -122,7 +122,7 @@ pub(super) struct Progress {
 
 /// Progress until a moment.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Moment {
+pub(super) struct ProgressSoFar {
     steps: u64,
     kept_waiting: Duration,
 }
@@ -135,15 +135,15 @@ impl Progress {
         self.steps.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn now(&self) -> Moment {
-        Moment {
+    pub(super) fn now(&self) -> ProgressSoFar {
+        ProgressSoFar {
             steps: self.steps.load(Ordering::Relaxed),
             kept_waiting: Duration::from_nanos(self.kept_waiting.load(Ordering::Relaxed)),
         }
     }
 }
 
-impl Moment {
+impl ProgressSoFar {
     /// Cost of a check `now` after a wait of `waited`: without progress the wait, otherwise the time that processes kept
     /// the scan waiting.
     pub(super) fn cost(self, now: Self, waited: Duration) -> Duration {

@@ -10,7 +10,7 @@ use crate::backing::{self, Backing, BackingError, OpenResult, RetiredListError};
 use crate::free::{self, Question, Verdict};
 use crate::region::{Region, RegionKind, Slice};
 use crate::retired::Retired;
-use crate::scrub::{self, ScrubError, Work};
+use crate::scrub::{self, ScrubError, ScrubOptions};
 
 /// Progress of a slow step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,7 +111,7 @@ pub trait Memory: Send + Sync {
         watch: &Watch<'_>,
     ) -> Result<(), ScrubError> {
         let of = spans.size();
-        let work = Work {
+        let work = ScrubOptions {
             near: watch.near,
             workers: None,
             pace: watch.pace,
