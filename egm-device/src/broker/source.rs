@@ -280,15 +280,15 @@ impl Source for LedgerSource {
     }
 
     fn orphaned(&self) -> Option<Vec<OrphanedSlice>> {
-        let (left, was_lost) = self.ledger.orphaned_slices(&self.regions).ok()?;
-        if was_lost && self.regions.iter().any(|region| region.kind.is_pool()) {
+        let orphaned = self.ledger.orphaned_slices(&self.regions).ok()?;
+        if orphaned.was_lost && self.regions.iter().any(|region| region.kind.is_pool()) {
             self.lost.call_once(|| {
                 tracing::info!(
                     "a record of this boot was lost: memory of pools that clients of earlier brokers keep may count on no account"
                 );
             });
         }
-        Some(left)
+        Some(orphaned.slices)
     }
 
     fn grant(

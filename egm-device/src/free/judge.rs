@@ -1,11 +1,10 @@
 //! The answer to one question, from the results of a scan. Pure.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 
 use super::readers::{KernelObject, UNNAMED};
 use super::scan::{Process, ScanResult, Sighting};
-use super::{Evidence, Hold, MAX_EVIDENCE, Question, Verdict};
+use super::{Evidence, Hold, MAX_EVIDENCE, OtherGrant, Question, Verdict};
 use crate::owner::Owner;
 
 /// The verdict of process `this` on `question`. Its last owner had VFIO `devices`.
@@ -95,17 +94,18 @@ impl Rules<'_> {
 
     /// Whether a process, or one that it descends from, is the owner of another live grant.
     fn is_of_another_grant(&self, process: &Process) -> bool {
-        process.descends_from(|pid| self.question.others.iter().any(|(owner, _)| *owner == pid))
+        process.descends_from(|pid| self.question.others.iter().any(|grant| grant.pid == pid))
     }
 
     /// Whether a process has the file for another slice: as the owner of its grant, or with a mapping of its bytes.
     fn has_another_slice(&self, process: &Process) -> bool {
         let maps_of_others = |seen: &Sighting| match &seen.what {
             KernelObject::Mapping(inode, mapped) => {
-                let has_all = |bytes: &Range<u64>| bytes.start <= mapped.start && mapped.end <= bytes.end;
+                let has_all =
+                    |grant: &OtherGrant| grant.bytes.start <= mapped.start && mapped.end <= grant.bytes.end;
                 seen.process.pid == process.pid
                     && *inode == self.question.file.inode
-                    && self.question.others.iter().any(|(_, bytes)| has_all(bytes))
+                    && self.question.others.iter().any(has_all)
             }
             _ => false,
         };
@@ -131,6 +131,8 @@ impl Rules<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
     use crate::free::FileName;
     use crate::free::tests::{EGM, question};
@@ -193,9 +195,9 @@ mod tests {
         assert_eq!(holds(&asked, vec![seen(2, 0, other_node)], &[]), [Hold::Descriptor]);
         assert_eq!(holds(&asked, vec![seen(2, 0, KernelObject::Descriptor((1, 2, 3), None))], &[]), []);
         assert_eq!(holds(&asked, vec![seen(THIS, 0, descriptor())], &[]), []);
-        asked.others = vec![(2, 0x4000..0x6000)];
+        asked.others = vec![OtherGrant { pid: 2, bytes: 0x4000..0x6000 }];
         assert_eq!(holds(&asked, vec![seen(2, 5, descriptor())], &[]), []);
-        asked.others = vec![(102, 0x4000..0x6000)];
+        asked.others = vec![OtherGrant { pid: 102, bytes: 0x4000..0x6000 }];
         assert_eq!(holds(&asked, vec![seen(2, 5, descriptor())], &[]), [], "a child of that owner");
         // The VMM of a server: it maps what the server has.
         let vmm = |bytes| vec![seen(3, 5, descriptor()), seen(3, 5, mapping(bytes))];
@@ -258,7 +260,7 @@ mod tests {
         assert_eq!(holds(&lost, device(2, 0, UNNAMED), &[]), []);
         let pool = Question { file: FileName { device: None, ..EGM.clone() }, ..lost };
         assert_eq!(holds(&pool, device(2, 5, UNNAMED), &[]), []);
-        let another = Question { others: vec![(2, 0x4000..0x5000)], ..asked };
+        let another = Question { others: vec![OtherGrant { pid: 2, bytes: 0x4000..0x5000 }], ..asked };
         assert_eq!(holds(&another, device(2, 5, "240:3"), &["240:3"]), []);
     }
 

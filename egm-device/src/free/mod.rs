@@ -119,8 +119,17 @@ pub struct Question {
     pub(crate) devices: BTreeSet<String>,
     /// Whether processes of any user may have had the bytes in this boot.
     pub(crate) was_lost: bool,
-    /// Other live grants of the same file: processes that may have its descriptor, and bytes.
-    pub(crate) others: Vec<(u32, Range<u64>)>,
+    /// Other live grants of the same file.
+    pub(crate) others: Vec<OtherGrant>,
+}
+
+/// A live grant of other bytes of a file.
+#[derive(Debug, Clone)]
+pub(crate) struct OtherGrant {
+    /// The owner's process, which may have a descriptor of the file; 0 if it is unknown.
+    pub(crate) pid: u32,
+    /// Bytes of the file.
+    pub(crate) bytes: Range<u64>,
 }
 
 /// Whether the bytes of `question` are free, by what `/proc` shows.

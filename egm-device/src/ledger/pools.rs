@@ -43,22 +43,26 @@ impl Lease {
     }
 }
 
+/// Slices of pools that clients of ended brokers may still have.
+pub(crate) struct OrphanedSlices {
+    pub(crate) slices: Vec<OrphanedSlice>,
+    /// Whether there may be others, because a record of this boot was lost.
+    pub(crate) was_lost: bool,
+}
+
 impl Ledger {
-    /// Slices of pools among `regions` that clients of ended brokers may still have, and whether there may be others, because a
-    /// record of this boot was lost.
-    pub(crate) fn orphaned_slices(
-        &self,
-        regions: &[Region],
-    ) -> Result<(Vec<OrphanedSlice>, bool), LedgerError> {
+    /// Slices of pools among `regions` that clients of ended brokers may still have.
+    pub(crate) fn orphaned_slices(&self, regions: &[Region]) -> Result<OrphanedSlices, LedgerError> {
         let (record, _) = self.look()?;
-        let mut left = Vec::new();
+        let mut slices = Vec::new();
         for region in regions.iter().filter(|region| region.kind.is_pool()) {
-            left.extend(self.orphaned(&record.grants, &space_of(region)?)?.into_iter().filter_map(|entry| {
+            for entry in self.orphaned(&record.grants, &space_of(region)?)? {
                 let (region, uid, bytes) = (region.name.clone(), entry.owner.uid, entry.span.size());
-                Some(OrphanedSlice { region, uid, charge: entry.pool?.charge, bytes })
-            }));
+                let charge = entry.pool.map(|pool| pool.charge);
+                slices.extend(charge.map(|charge| OrphanedSlice { region, uid, charge, bytes }));
+            }
         }
-        Ok((left, record.was_lost))
+        Ok(OrphanedSlices { slices, was_lost: record.was_lost })
     }
 
     /// Entries of `space` that were left behind.
@@ -158,7 +162,7 @@ mod tests {
     }
 
     fn orphaned(ledger: &Ledger, region: &Region) -> Vec<OrphanedSlice> {
-        ledger.orphaned_slices(std::slice::from_ref(region)).unwrap().0
+        ledger.orphaned_slices(std::slice::from_ref(region)).unwrap().slices
     }
 
     #[test]

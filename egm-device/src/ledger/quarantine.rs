@@ -17,7 +17,7 @@ use super::{
 };
 use crate::audit::{self, Action, Actor, Event, Finding};
 use crate::backing::Backing;
-use crate::free::{self, Evidence, FileName, Hold, Question, Verdict};
+use crate::free::{self, Evidence, FileName, Hold, OtherGrant, Question, Verdict};
 use crate::lease::Lease;
 use crate::region::{Region, RegionKind};
 
@@ -39,21 +39,21 @@ impl Ledger {
         Ok(Question { file, bytes, last: last.owners, devices, was_lost, others })
     }
 
-    /// Live grants beside `place` in its space: processes, and bytes of the file.
-    fn others(&self, record: &Record, place: &FileBytes<'_>) -> Result<Vec<(u32, Range<u64>)>, LedgerError> {
+    /// Live grants beside `place` in its space.
+    fn others(&self, record: &Record, place: &FileBytes<'_>) -> Result<Vec<OtherGrant>, LedgerError> {
         // Regions of one space share a file where it is `/dev/mem`.
         let whole = Span::between(Address::new(0), Address::new(i64::MAX.unsigned_abs()));
         let Some(whole) = whole else { return Ok(Vec::new()) };
         let space = RecordSpace { name: place.space.name.clone(), whole };
         let held = self.held(&record.grants, &space, &self.lock_file(&space)?)?;
-        let live = held.iter().filter(|held| held.usage != GrantState::Quarantined);
-        Ok(live
-            .filter_map(|held| {
-                Some((held.owner.as_ref().map_or(0, |owner| owner.pid), space.place(held.span)?))
-            })
-            .filter(|(_, span)| !span.overlaps(place.span))
-            .map(|(pid, span)| (pid, place.file_bytes(span).unwrap_or_default()))
-            .collect())
+        let mut others = Vec::new();
+        for held in held.iter().filter(|held| !held.is_quarantined()) {
+            if let Some(span) = space.place(held.span).filter(|span| !span.overlaps(place.span)) {
+                let pid = held.owner.as_ref().map_or(0, |owner| owner.pid);
+                others.push(OtherGrant { pid, bytes: place.file_bytes(span).unwrap_or_default() });
+            }
+        }
+        Ok(others)
     }
 
     /// Reviews quarantined bytes of `region` that no lock keeps; returns the entries that are now free, and dirty.
