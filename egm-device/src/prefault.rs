@@ -95,12 +95,12 @@ mod tests {
     fn every_page_is_present_afterwards() {
         let memory = Anonymous::new("test", 3 << 20, None).unwrap();
         let mapping = Mapping::new(&memory, 0, 3 << 20, 0).unwrap();
-        let told = AtomicUsize::new(0);
+        let reports = AtomicUsize::new(0);
         prefault(&[(&mapping, Some("0".parse().unwrap()))], &|bytes| {
-            told.fetch_max(bytes, Ordering::Relaxed);
+            reports.fetch_max(bytes, Ordering::Relaxed);
         })
         .unwrap();
-        assert_eq!(told.into_inner(), 3 << 20);
+        assert_eq!(reports.into_inner(), 3 << 20);
         let blocks = std::os::unix::fs::MetadataExt::blocks(&memory.file().metadata().unwrap());
         assert_eq!(blocks * 512, 3 << 20);
     }

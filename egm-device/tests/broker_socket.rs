@@ -115,10 +115,11 @@ fn idle_memory_is_scrubbed_until_somebody_asks() {
 fn who_waits_is_served_when_a_slice_comes_back() {
     let broker = Broker::start(Policy::root_only(), 2 * G);
     let first = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap();
-    let (told, waits) = std::sync::mpsc::channel();
+    let (reports, waits) = std::sync::mpsc::channel();
     let client = broker.client();
-    let waiter =
-        std::thread::spawn(move || client.take(&take("egm4", G), |why| told.send(why.to_owned()).unwrap()));
+    let waiter = std::thread::spawn(move || {
+        client.take(&take("egm4", G), |why| reports.send(why.to_owned()).unwrap())
+    });
     let why = waits.recv().unwrap();
     assert_eq!(
         why,
@@ -137,9 +138,9 @@ fn who_waits_for_an_aligned_place_is_not_refused_because_bytes_are_free_elsewher
     let aligned = SliceRequest { align: 2 * G, ..take("egm4", 2 * G) };
     let why = refused(broker.client().take(&SliceRequest { wait: false, ..aligned.clone() }, |_| ()));
     assert!(why.contains("2GiB does not fit in \"egm4\" now: the free memory is not so aligned"), "{why}");
-    let (told, waits) = std::sync::mpsc::channel();
+    let (reports, waits) = std::sync::mpsc::channel();
     let client = broker.client();
-    let waiter = std::thread::spawn(move || client.take(&aligned, |_| told.send(()).unwrap()));
+    let waiter = std::thread::spawn(move || client.take(&aligned, |_| reports.send(()).unwrap()));
     waits.recv().unwrap();
     first.give_back(&NEVER).unwrap();
     assert_eq!(waiter.join().unwrap().unwrap().offset(), 0);
@@ -159,9 +160,10 @@ fn who_does_not_wait_is_told_which_rule_and_what_is_free_instead() {
     assert!(refused(broker.client().take(&elsewhere, |_| ())).contains("this host has no region dax9"));
     assert_eq!(broker.client().free().unwrap(), (G, G));
     let asks = ["carve", "free", "--broker"];
-    let told = Command::new(env!("CARGO_BIN_EXE_egm-device")).args(asks).arg(&broker.path).output().unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_egm-device")).args(asks).arg(&broker.path).output().unwrap();
     assert_eq!(
-        String::from_utf8(told.stdout).unwrap(),
+        String::from_utf8(output.stdout).unwrap(),
         "available: 1 GiB; largest contiguous block: 1 GiB\n"
     );
 }
@@ -286,10 +288,10 @@ fn what_a_client_found_bad_in_its_slice_is_heard_of_before_the_next_has_it() {
     let mut bad: Vec<_> = (0..200).map(|n| page(loan.offset() + n * 0x2000)).collect();
     loan.retire(&bad.iter().copied().chain([page(0)]).collect()).unwrap();
     loan.give_back(&NEVER).unwrap();
-    let mut heard = broker.source.bad();
-    heard.sort_by_key(|span| span.start());
+    let mut reported = broker.source.bad();
+    reported.sort_by_key(|span| span.start());
     bad.sort_by_key(|span| span.start());
-    assert_eq!(heard, bad);
+    assert_eq!(reported, bad);
     let socket = raw(&broker.path);
     say(&socket, br#"{"bad":[[0,4096]]}"#);
     assert!(hear(&socket).contains("no slice that could go bad"));

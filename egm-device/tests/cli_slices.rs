@@ -196,8 +196,8 @@ fn a_command_keeps_its_slice_when_the_one_that_took_it_is_killed() {
     let free = || host.json("ledger show")[1]["held"] == json!([]);
     // This process cannot wait for the shell's end: its descriptors are gone a moment after its output.
     assert!((0..1000).any(|_| free()));
-    let told = host.says("ledger repair");
-    assert!(told.starts_with("The record is sound.\nForgotten: vm1 (process "), "{told}");
+    let output = host.says("ledger repair");
+    assert!(output.starts_with("The record is sound.\nForgotten: vm1 (process "), "{output}");
     assert_eq!(host.says("ledger repair"), "The record is sound.\n");
 }
 
@@ -281,8 +281,8 @@ fn a_record_that_is_not_believed_is_told_and_put_aside() {
     assert_eq!(fs::read(record.with_extension("json.aside")).unwrap(), b"{");
     assert_eq!(host.says("ledger repair"), "The record is sound.\n");
     fs::remove_file(&record).unwrap();
-    let told = host.says("ledger repair");
-    assert_eq!(told, "The record is not used: it is gone. A new one is begun.\n");
+    let output = host.says("ledger repair");
+    assert_eq!(output, "The record is not used: it is gone. A new one is begun.\n");
 }
 
 #[test]

@@ -70,12 +70,12 @@ fn zeroes(memory: &Plain) -> Vec<bool> {
 fn the_spans_are_zero_afterwards_and_retired_pages_and_neighbours_are_not_touched() {
     let memory = dirty();
     let parts = spans(&[(0, PAGE), (3 * PAGE, 2 << 20), (SIZE - 0x10, 0x10)]);
-    let told = AtomicU64::new(0);
+    let reports = AtomicU64::new(0);
     let progress = |bytes| {
-        told.fetch_max(bytes, Ordering::Relaxed);
+        reports.fetch_max(bytes, Ordering::Relaxed);
     };
     zero(&memory, AT, &parts, &work(&progress, &AtomicBool::new(false))).unwrap();
-    assert_eq!(told.into_inner(), parts.size());
+    assert_eq!(reports.into_inner(), parts.size());
     for (at, is_zero) in (0u64..).zip(zeroes(&memory)) {
         let in_region = at.checked_sub(memory.offset).and_then(|at| AT.checked_add(at));
         let wanted = in_region.is_some_and(|at| parts.iter().any(|span| span.contains(at)));

@@ -320,11 +320,11 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_slow_open_hears_of_it_and_may_give_up() {
-        let (told, cancel) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let (reports, cancel) = (AtomicUsize::new(0), AtomicBool::new(false));
         let (go, gone) = mpsc::channel::<()>();
         let wait = OpenWait {
             progress: &|_| {
-                told.fetch_add(1, Ordering::Relaxed);
+                reports.fetch_add(1, Ordering::Relaxed);
                 cancel.store(true, Ordering::Relaxed);
             },
             cancel: &cancel,
@@ -334,7 +334,7 @@ mod tests {
             File::open(NULL)
         });
         assert!(matches!(result, Err(OpenFailure::Cancelled(_))));
-        assert_eq!(told.into_inner(), 1);
+        assert_eq!(reports.into_inner(), 1);
         drop(go);
     }
 

@@ -425,13 +425,13 @@ mod tests {
     fn memory_that_a_process_has_goes_to_no_other_owner_and_is_named_with_it() {
         let folder = tempfile::tempdir().unwrap();
         let source = source(&folder, 4);
-        let lent = source.grant("r", &request(1), &NEVER).unwrap_or_else(|error| panic!("{error}"));
+        let granted = source.grant("r", &request(1), &NEVER).unwrap_or_else(|error| panic!("{error}"));
         let mut peer = std::process::Command::new("/bin/cat")
             .stdin(std::process::Stdio::piped())
-            .stdout(lent.hand_out().unwrap())
+            .stdout(granted.hand_out().unwrap())
             .spawn()
             .unwrap();
-        let Err(used) = lent.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
+        let Err(used) = granted.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
         assert!(used.why.contains(&format!("a descriptor in process {} (cat)", peer.id())), "{}", used.why);
         assert_eq!(source.supplies()[0].free, 3 * PAGE);
         let Err(used) = used.held.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
@@ -450,9 +450,9 @@ mod tests {
     fn a_quarantine_outlives_its_broker_and_ends_when_the_memory_is_free() {
         let folder = tempfile::tempdir().unwrap();
         let source = source(&folder, 4);
-        let lent = source.grant("r", &request(1), &NEVER).unwrap_or_else(|error| panic!("{error}"));
-        let left = Mapping::new(lent.backing(), 0, PAGE, 0).unwrap();
-        drop(lent.give_back(&SpanSet::default()));
+        let granted = source.grant("r", &request(1), &NEVER).unwrap_or_else(|error| panic!("{error}"));
+        let left = Mapping::new(granted.backing(), 0, PAGE, 0).unwrap();
+        drop(granted.give_back(&SpanSet::default()));
         let source = LedgerSource { reviewed: Mutex::default(), ..source };
         let quarantined = source.ledger.states(&source.regions[0]).unwrap().held;
         assert_eq!(quarantined[0].usage, GrantState::Quarantined);
@@ -473,8 +473,8 @@ mod tests {
             source.grant("r", &request(pages), &NEVER).unwrap_or_else(|error| panic!("{error}"))
         });
         // The VMM of a server that has ended.
-        let [one, other] = [&first, &second].map(|lent| {
-            let backing = lent.backing();
+        let [one, other] = [&first, &second].map(|granted| {
+            let backing = granted.backing();
             Mapping::new(backing, 0, backing.size(), 0).unwrap()
         });
         let Err(used) = first.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
@@ -486,9 +486,9 @@ mod tests {
         assert!(used.held.give_back(&SpanSet::default()).is_ok());
         assert_eq!(source.supplies()[0].free, 4 * PAGE);
         // Nor is a slice granted again after its owner has gone without a return.
-        let lent = source.grant("r", &request(4), &NEVER).unwrap_or_else(|error| panic!("{error}"));
-        let left = Mapping::new(lent.backing(), 0, PAGE, 0).unwrap();
-        drop(lent);
+        let granted = source.grant("r", &request(4), &NEVER).unwrap_or_else(|error| panic!("{error}"));
+        let left = Mapping::new(granted.backing(), 0, PAGE, 0).unwrap();
+        drop(granted);
         assert!(source.grant("r", &request(4), &NEVER).is_err(), "a page of it is mapped");
         drop(left);
         assert!(source.grant("r", &request(4), &NEVER).is_ok());
@@ -517,12 +517,12 @@ mod tests {
     fn bytes_that_a_client_found_bad_and_that_cannot_be_read_are_retired() {
         let folder = tempfile::tempdir().unwrap();
         let source = source(&folder, 4);
-        let lent = source.grant("r", &request(2), &NEVER).unwrap_or_else(|error| panic!("{error}"));
+        let granted = source.grant("r", &request(2), &NEVER).unwrap_or_else(|error| panic!("{error}"));
         // The first can be read, the second not, and the last lies outside the client's slice.
         let claimed = [0, 1, 3].map(|page| Span::new(Offset::new(page * PAGE), PAGE).unwrap());
         let file = File::options().write(true).open(folder.path().join("memory")).unwrap();
         file.set_len(PAGE).unwrap();
-        assert!(lent.give_back(&claimed.into_iter().collect()).is_ok());
+        assert!(granted.give_back(&claimed.into_iter().collect()).is_ok());
         file.set_len(4 * PAGE).unwrap();
         let next = source.grant("r", &request(4), &NEVER).unwrap_or_else(|error| panic!("{error}"));
         let retired: Vec<_> = next.region().retired.spans().iter().collect();

@@ -54,8 +54,8 @@ impl Host {
     /// Checks that the ledger's record has no grant left without its owner.
     #[track_caller]
     pub(crate) fn owes_nothing(&self) {
-        let told = self.command("ledger repair").output().unwrap().stdout;
-        assert_eq!(String::from_utf8(told).unwrap(), "The record is sound.\n");
+        let output = self.command("ledger repair").output().unwrap().stdout;
+        assert_eq!(String::from_utf8(output).unwrap(), "The record is sound.\n");
     }
 
     pub(crate) fn ledger(&self) -> String {

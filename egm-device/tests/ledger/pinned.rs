@@ -10,7 +10,7 @@ use rustix::process::getuid;
 
 use crate::common::{is_zero, ledger, region, request};
 use crate::ring::{pin, ring};
-use crate::trust::NOBODY;
+use crate::trust::UNOBSERVED;
 
 /// A client registers the slice with an io_uring, unmaps it, leaves the ring to another process, and ends.
 #[test]
@@ -26,19 +26,19 @@ fn memory_pinned_by_an_io_uring_is_quarantined_until_the_ring_is_gone() {
     let tenant = if me.is_root() { 0x3fff_0001 } else { me.as_raw() };
     let mut wanted = request("a", 2);
     wanted.owner.uid = tenant;
-    let lease = ledger.grant_from(&memory, &region, &wanted, &NOBODY).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &wanted, &UNOBSERVED).unwrap();
     pin(&ring, &Mapping::new(&lease, 0, lease.slice().size.get(), 0).unwrap());
     drop(lease);
     let mut child = Command::new("/bin/cat");
     child.stdin(Stdio::piped()).stderr(ring).uid(tenant);
     let mut keeper = child.spawn().unwrap();
     drop(child);
-    ledger.grant_from(&memory, &region, &request("b", 2), &NOBODY).unwrap_err();
+    ledger.grant_from(&memory, &region, &request("b", 2), &UNOBSERVED).unwrap_err();
     let kept = &ledger.states(&region).unwrap().held[0];
     assert_eq!((kept.usage, kept.evidence[0].hold), (GrantState::Quarantined, Hold::RingPin));
     drop(keeper.stdin.take());
     keeper.wait().unwrap();
     // The kernel releases a ring's pages after the process that had it.
-    let grant = |_| ledger.grant_from(&memory, &region, &request("c", 2), &NOBODY).ok();
+    let grant = |_| ledger.grant_from(&memory, &region, &request("c", 2), &UNOBSERVED).ok();
     assert!(is_zero(&(0..1000).find_map(grant).unwrap()));
 }

@@ -54,9 +54,12 @@ impl World {
                     assert!(self.open.contains(&key) && self.making.insert(key, task.size).is_none());
                 }
                 Effect::GiveBack(key) => {
-                    let nobody = !self.open.contains(&key) && !self.alive.contains(&key);
+                    let is_unused = !self.open.contains(&key) && !self.alive.contains(&key);
                     let undelivered = self.making.remove(&key).is_some();
-                    assert!(nobody || undelivered || self.said_return.remove(&key), "{key} may still map it");
+                    assert!(
+                        is_unused || undelivered || self.said_return.remove(&key),
+                        "{key} may still map it"
+                    );
                     assert!(self.returning.insert(key));
                 }
                 Effect::Bad(key, _) => assert!(self.given.contains_key(&key)),
@@ -109,7 +112,7 @@ impl World {
         let Some(size) = self.making.get(&key).copied() else { return };
         if outcome.is_ok() {
             self.given.insert(key, size);
-            assert!(self.given.values().sum::<u64>() <= SIZE, "more is lent than there is");
+            assert!(self.given.values().sum::<u64>() <= SIZE, "more is granted than there is");
         } else {
             self.making.remove(&key);
         }
