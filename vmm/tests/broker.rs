@@ -110,7 +110,7 @@ fn a_lent_slice_is_the_machines_until_its_end_and_nobody_elses() {
     let said = String::from_utf8_lossy(&second.stderr);
     assert_eq!(second.status.code(), Some(3), "{said}");
     assert!(
-        said.contains("cannot borrow slice \"egm0\" from the broker") && said.contains("refused"),
+        said.contains("cannot borrow slice \"egm0\" from the broker") && said.contains("does not fit"),
         "{said}"
     );
 

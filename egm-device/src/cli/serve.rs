@@ -38,7 +38,7 @@ const LOOK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// Serves slices as PCI functions over vfio-user, for cloud-hypervisor, QEMU and egm-vmm
 ///
 /// A guest sees the slice as a 64-bit BAR. It stays through reboots and clients that come and go. SIGUSR1 requests
-/// the slices from guests and VMMs; SIGTERM does so too, waits for --patience, and returns them scrubbed.
+/// the slices from guests and VMMs; SIGTERM does so too, waits a few seconds, and returns them scrubbed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, group = clap::ArgGroup::new("what").required(true).args(["config", "region"]))]
 pub(super) struct Args {
