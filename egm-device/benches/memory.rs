@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Instant;
 
 use egm_address::{Offset, Span};
-use egm_device::scrub::{self, Work};
+use egm_device::scrub::{self, ScrubOptions};
 use egm_device::{Anonymous, Backing, HugePage, Mapping, prefault, workers_for};
 
 /// A name, and the work that is timed.
@@ -75,8 +75,13 @@ fn argument(name: &str) -> Option<String> {
 fn scrub(memory: &Anonymous) {
     let start = Offset::new(0);
     let all = [Span::new(start, memory.size()).unwrap()].into_iter().collect();
-    let work =
-        Work { near: None, workers: None, pace: None, progress: &|_| {}, cancel: &AtomicBool::new(false) };
+    let work = ScrubOptions {
+        near: None,
+        workers: None,
+        pace: None,
+        progress: &|_| {},
+        cancel: &AtomicBool::new(false),
+    };
     scrub::zero(memory, start, &all, &work).unwrap();
 }
 

@@ -17,10 +17,10 @@ const PIECE: u64 = 2 << 20;
 
 /// Result of reading claimed bytes, in whole pages.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct ClaimCheck {
     /// Bytes that cannot be read.
     pub(crate) bad: SpanSet<InRegion>,
-    /// Bytes that can.
+    /// Bytes that can be read.
     pub(crate) sound: SpanSet<InRegion>,
 }
 
@@ -42,35 +42,36 @@ pub(crate) fn check(
     backing: &dyn Backing,
     at: Offset,
     claimed: &SpanSet<InRegion>,
-) -> Result<Verdict, CheckError> {
-    let Ok(slice) = Span::new(at, backing.size()) else { return Ok(Verdict::default()) };
-    let page = base_page();
-    let whole_pages = |span: Span<InRegion>| {
-        let from = align_down(span.start().get().checked_sub(at.get())?, page);
-        let to = align_up(span.end().get().checked_sub(at.get())?, page)?.min(backing.size());
-        Some((from, to))
-    };
-    let inside = claimed.iter().filter_map(|span| span.intersection(slice));
-    let pages: SpanSet<InRegion> = inside
-        .filter_map(whole_pages)
-        .filter_map(|(from, to)| Span::between(Offset::new(from), Offset::new(to)))
-        .collect();
+) -> Result<ClaimCheck, CheckError> {
+    let Ok(slice) = Span::new(at, backing.size()) else { return Ok(ClaimCheck::default()) };
+    let pages: SpanSet<InRegion> =
+        claimed.iter().filter_map(|span| pages_of(span.intersection(slice)?, slice)).collect();
     let (mut bad, mut sound) = (Vec::new(), Vec::new());
     for span in pages.iter() {
         let (mut from, end) = (span.start().get(), span.end().get());
         while from < end {
             let size = PIECE.min(end.saturating_sub(from));
             let (readable, unreadable) = read(backing, from, size)?;
-            sound.push((from, readable));
-            bad.push((from.saturating_add(readable), unreadable));
-            from = from.saturating_add(readable).saturating_add(unreadable);
+            sound.extend(in_region(at, from, readable));
+            from = from.saturating_add(readable);
+            bad.extend(in_region(at, from, unreadable));
+            from = from.saturating_add(unreadable);
         }
     }
-    let in_region = |spans: Vec<(u64, u64)>| {
-        let span = |(from, size)| Span::new(at.checked_add(from)?, size).ok();
-        spans.into_iter().filter_map(span).collect()
-    };
-    Ok(Verdict { bad: in_region(bad), sound: in_region(sound) })
+    Ok(ClaimCheck { bad: bad.into_iter().collect(), sound: sound.into_iter().collect() })
+}
+
+/// Whole pages of `slice` with the bytes of `span`, as a span from the slice's begin.
+fn pages_of(span: Span<InRegion>, slice: Span<InRegion>) -> Option<Span<InRegion>> {
+    let (at, page) = (slice.start().get(), base_page());
+    let from = align_down(span.start().get().checked_sub(at)?, page);
+    let to = align_up(span.end().get().checked_sub(at)?, page)?.min(slice.size());
+    Span::between(Offset::new(from), Offset::new(to))
+}
+
+/// The `size` bytes from byte `from` of a slice that begins at `at`; `None` for 0 bytes.
+fn in_region(at: Offset, from: u64, size: u64) -> Option<Span<InRegion>> {
+    Span::new(at.checked_add(from)?, size).ok()
 }
 
 /// Reads `size` bytes of `backing` from `from`, whole pages, up to the first that cannot be read: how many bytes could be

@@ -12,14 +12,14 @@ use crate::sys;
 
 /// Names a file, whichever descriptor or path it was reached by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Identity {
+enum FileIdentity {
     /// A character device, by its number: several nodes may name it.
     Device(u64),
     /// Any other file, by its file system and inode.
     Inode(u64, u64),
 }
 
-impl From<&Metadata> for Identity {
+impl From<&Metadata> for FileIdentity {
     fn from(metadata: &Metadata) -> Self {
         match metadata.file_type().is_char_device() {
             true => Self::Device(metadata.rdev()),
@@ -28,9 +28,9 @@ impl From<&Metadata> for Identity {
     }
 }
 
-/// Files to close.
+/// Files of which every descriptor is closed.
 #[derive(Debug, Default)]
-pub struct Closing(BTreeSet<Identity>);
+pub struct Closing(BTreeSet<FileIdentity>);
 
 impl Closing {
     /// Adds the file behind `file`.
@@ -38,7 +38,7 @@ impl Closing {
     /// # Errors
     /// The kernel's, of fstat(2).
     pub fn add(&mut self, file: &File) -> io::Result<()> {
-        self.0.insert(Identity::from(&file.metadata()?));
+        self.0.insert(FileIdentity::from(&file.metadata()?));
         Ok(())
     }
 
@@ -61,7 +61,7 @@ impl Closing {
         let mut count = 0;
         for number in descriptors()?.into_iter().filter(|number| *number != null.as_raw_fd()) {
             let found = match fs::metadata(format!("/proc/self/fd/{number}")) {
-                Ok(metadata) => Identity::from(&metadata),
+                Ok(metadata) => FileIdentity::from(&metadata),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue, // of the listing itself
                 Err(error) => return Err(error),
             };

@@ -8,12 +8,22 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::bounded;
-use crate::ledger::{Identity, Ledger, Paths};
+use crate::ledger::{Ledger, Paths};
 use crate::region::{HostFacts, HostFile, Region, Survey};
 
-/// Which host
+/// The host to read, or a record of another one
 #[derive(Debug, clap::Args)]
 pub struct Host {
+    #[command(flatten)]
+    local: LocalHost,
+    /// Take another host, as "egm-device regions --json" recorded it
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["root", "host_files"])]
+    recorded: Option<PathBuf>,
+}
+
+/// The host to read, with its ledger
+#[derive(Debug, clap::Args)]
+pub(crate) struct LocalHost {
     /// Folder of host files (*.json), which name memory that was hidden from the kernel; the default is
     /// /etc/egm-device/host
     #[arg(long, value_name = "FOLDER")]
@@ -21,9 +31,6 @@ pub struct Host {
     /// Read a copy of a host's /proc and /sys in this folder instead; devices of such a host are never opened
     #[arg(long, value_name = "FOLDER", default_value = "/", hide_default_value = true)]
     root: PathBuf,
-    /// Take another host, as "egm-device regions --json" recorded it
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["root", "host_files"])]
-    recorded: Option<PathBuf>,
 }
 
 /// Largest file of a recorded host.
@@ -42,14 +49,9 @@ pub(crate) struct Recorded {
 }
 
 impl Host {
-    /// The folder that this host's files are below.
-    pub(crate) fn root(&self) -> &Path {
-        &self.root
-    }
-
-    /// Whether it is another host, of which only the facts are known.
-    pub(crate) fn is_recorded(&self) -> bool {
-        self.recorded.is_some()
+    /// This host; `None` for a record of another one, which has neither memory nor a ledger here.
+    pub(crate) fn local(&self) -> Option<&LocalHost> {
+        self.recorded.is_none().then_some(&self.local)
     }
 
     /// Facts and regions of the recorded host, or of this one.
@@ -62,11 +64,24 @@ impl Host {
                 let Recorded { host, regions } = load(path, "a host", RECORD)?;
                 Ok(Survey { host, regions, refused: Vec::new() })
             }
-            None => {
-                self.check_root()?;
-                Ok(Survey::of(&self.root, &self.host_files()?))
-            }
+            None => self.local.survey(),
         }
+    }
+}
+
+impl LocalHost {
+    /// The folder that this host's files are below.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Facts and regions of this host.
+    ///
+    /// # Errors
+    /// A root or host files that cannot be read or are of something else.
+    pub(crate) fn survey(&self) -> Result<Survey, Box<dyn Report>> {
+        self.check_root()?;
+        Ok(Survey::of(&self.root, &self.host_files()?))
     }
 
     /// Below another folder than `/` may be anything.
@@ -86,30 +101,27 @@ impl Host {
         }
     }
 
-    /// Why this host's KVM cannot be opened, where there is one.
+    /// Reason that this host's KVM cannot be opened, if it has KVM.
     pub(crate) fn no_kvm(&self) -> Option<io::Error> {
         let kvm = self.root.join("dev/kvm");
-        let asked = self.recorded.is_none() && kvm.exists();
-        asked.then(|| std::fs::File::open(kvm).err()).flatten()
+        kvm.exists().then(|| std::fs::File::open(kvm).err()).flatten()
     }
 
     /// The host's ledger, if it has one since it booted: showing a host makes none.
     pub(crate) fn ledger(&self) -> Result<Option<Ledger>, Box<dyn Report>> {
-        let paths = Paths::below(&self.root);
-        if self.recorded.is_some() || !paths.run.is_dir() {
+        if !Paths::below(&self.root).run.is_dir() {
             return Ok(None);
         }
-        let identity = Identity::read(&self.root).map_err(BootError)?;
-        Ok(Some(Ledger::open(paths, identity)?))
+        Ok(Some(Ledger::of_host(&self.root)?))
     }
 }
 
 /// A folder that was named holds no host.
 #[derive(Debug, thiserror::Error)]
 enum NoHost {
-    #[error("{} holds no copy of a host: it has neither proc/meminfo nor sys/devices/system/node", .0.display())]
+    #[error("cannot read a host below {}: it has neither proc/meminfo nor sys/devices/system/node", .0.display())]
     Root(PathBuf),
-    #[error("{} is no folder of host files", .0.display())]
+    #[error("cannot read host files in {}: it is no folder", .0.display())]
     HostFiles(PathBuf),
 }
 
@@ -127,37 +139,13 @@ impl Report for NoHost {
     }
 }
 
-/// A ledger needs to know the boot.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot tell which boot this is")]
-pub(crate) struct BootError(#[from] io::Error);
-
-impl Report for BootError {
-    fn blame(&self) -> Blame {
-        Blame::Host
-    }
-}
-
-/// Why a file that this program wrote cannot be read back.
+/// A file of this program that cannot be read back.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecordError {
-    /// It cannot be read.
     #[error("cannot read {}", path.display())]
-    Read {
-        path: PathBuf,
-        /// The command that writes one.
-        made_by: &'static str,
-        source: io::Error,
-    },
-    /// It has other contents.
+    Read { path: PathBuf, made_by: &'static str, source: io::Error },
     #[error("{}:{}:{}: not {what} as this program writes it", path.display(), source.line(), source.column())]
-    Json {
-        path: PathBuf,
-        what: &'static str,
-        /// The command that writes one.
-        made_by: &'static str,
-        source: serde_json::Error,
-    },
+    Json { path: PathBuf, what: &'static str, made_by: &'static str, source: serde_json::Error },
 }
 
 impl Report for RecordError {

@@ -18,10 +18,11 @@ mod claims;
 #[expect(clippy::print_stderr, reason = "a program prints its result")]
 mod cli;
 pub mod close;
-mod crew;
 pub mod device;
+mod evidence;
 pub mod free;
 pub mod host;
+mod huge_page;
 pub mod lease;
 pub mod ledger;
 mod mapping;
@@ -39,13 +40,15 @@ mod sys;
 pub mod trust;
 mod trusted;
 pub mod unix_socket;
+mod worker_pool;
 
 pub use backing::{
-    Anonymous, AnonymousError, Backing, BackingError, GuestMemfdError, HugeFiles, HugeFilesError, HugePage,
+    Anonymous, AnonymousError, Backing, BackingError, GuestMemfdError, HugeFiles, HugeFilesError,
 };
 pub use cli::main;
-pub use crew::pin;
+pub use huge_page::HugePage;
 pub use lease::Lease;
 pub use ledger::Ledger;
 pub use mapping::{Mapping, MappingError};
 pub use prefault::{PrefaultError, prefault, workers_for};
+pub use worker_pool::pin;

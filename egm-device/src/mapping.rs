@@ -22,9 +22,9 @@ use crate::stream;
 pub struct MappingError {
     /// The step that failed.
     pub step: &'static str,
-    /// Bytes.
+    /// Size of the mapping, in bytes.
     pub size: u64,
-    /// The kernel's reason.
+    /// The kernel's error at that step.
     #[source]
     pub source: io::Error,
 }
@@ -72,7 +72,7 @@ impl Mapping {
             return Err(invalid());
         }
         let page = backing.page_size();
-        let place = Place::new(page, offset, size, congruent_to).ok_or_else(invalid)?;
+        let place = MappingLayout::new(page, offset, size, congruent_to).ok_or_else(invalid)?;
         let mut mapping = Self::reserve(&place, page, size)?;
         mapping.complete = backing.is_invisible();
         let at = backing.offset().saturating_add(offset.saturating_sub(offset % page));
@@ -94,7 +94,7 @@ impl Mapping {
     /// [`MappingError`] when the kernel refuses.
     pub fn private(size: u64, congruent_to: u64) -> Result<Self, MappingError> {
         let error = |source: io::Error| MappingError { step: "map", size, source };
-        let place = Place::new(base_page(), 0, size, congruent_to).filter(|_| size > 0);
+        let place = MappingLayout::new(base_page(), 0, size, congruent_to).filter(|_| size > 0);
         let place = place.ok_or_else(|| error(io::ErrorKind::InvalidInput.into()))?;
         let mapping = Self::reserve(&place, base_page(), size)?;
         let (access, (whole, length)) = (ProtFlags::READ | ProtFlags::WRITE, mapping.pages);
@@ -119,7 +119,7 @@ impl Mapping {
     }
 
     /// Addresses for `size` bytes at `place`, without access.
-    fn reserve(place: &Place, page: u64, size: u64) -> Result<Self, MappingError> {
+    fn reserve(place: &MappingLayout, page: u64, size: u64) -> Result<Self, MappingError> {
         let error = |step| move |source: io::Error| MappingError { step, size, source };
         let invalid = || error("map")(io::ErrorKind::InvalidInput.into());
         let reserved_size = place.whole.checked_add(place.align).ok_or_else(invalid)?;
@@ -147,7 +147,7 @@ impl Mapping {
         })
     }
 
-    /// First address.
+    /// Address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -157,7 +157,7 @@ impl Mapping {
         self.start
     }
 
-    /// Bytes.
+    /// Number of mapped bytes, page fragments excluded.
     pub fn size(&self) -> usize {
         self.size
     }
@@ -219,9 +219,6 @@ impl Mapping {
 
     /// As [`Mapping::populate`], of pages that the file has already. The kernel maps the neighbours of a page that is read
     /// (16 at a time where pages are of 4 KiB) and each page that is written alone; of shared memory both may then be written.
-    ///
-    /// # Errors
-    /// As [`Mapping::populate`].
     pub fn reach(&self, offset: usize, size: usize) -> Result<(), MappingError> {
         self.fault_in("reach", offset, size, Advice::LinuxPopulateRead)
     }
@@ -302,9 +299,6 @@ impl Mapping {
     }
 
     /// Copies `data` to `offset` and what follows, as [`Mapping::read`] does.
-    ///
-    /// # Errors
-    /// As [`Mapping::read`].
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), MappingError> {
         let to = self.within("write", offset, data.len())?;
         let mut at = 0;
@@ -360,9 +354,9 @@ fn is_aligned(address: *mut u8) -> bool {
     address.addr().is_multiple_of(8)
 }
 
-/// Where bytes go among addresses.
+/// Address of a mapping modulo its alignment, and the whole pages around it.
 #[derive(Debug, PartialEq, Eq)]
-struct Place {
+struct MappingLayout {
     /// Modulus of the address, a power of two.
     align: usize,
     /// Remainder of the first whole page's address.
@@ -373,7 +367,7 @@ struct Place {
     whole: usize,
 }
 
-impl Place {
+impl MappingLayout {
     /// That of `size` bytes from `offset` of a backing with pages of `page` bytes. `None` where they exceed the address space.
     fn new(page: u64, offset: u64, size: u64, congruent_to: u64) -> Option<Self> {
         let page = if page.is_power_of_two() { page } else { return None };
@@ -424,7 +418,7 @@ mod tests {
             (0xc_0000, 15 * HUGE - 0xc_0000, 0xc_0000, 0, 0xc_0000, 15 * HUGE),
             (0x81_0000, HUGE, 0x4081_0000, 0, 0x1_0000, 2 * HUGE),
         ] {
-            let place = Place::new(HUGE, offset, size, gpa).unwrap();
+            let place = MappingLayout::new(HUGE, offset, size, gpa).unwrap();
             let [front, whole, phase] = [front, whole, phase].map(|n: u64| usize::try_from(n).unwrap());
             assert_eq!(
                 (place.phase % (2 << 20), place.front, place.whole),
@@ -432,10 +426,10 @@ mod tests {
                 "{offset:#x}"
             );
         }
-        let gib = Place::new(1 << 30, 0xc_0000, (2 << 30) - 0xc_0000, 0xc_0000).unwrap();
-        assert_eq!(gib, Place { align: 1 << 30, phase: 0, front: 0xc_0000, whole: 2 << 30 });
-        assert_eq!(Place::new(0, 0, 1, 0), None);
-        assert_eq!(Place::new(HUGE, 0x1000, u64::MAX - 1, 0), None);
+        let gib = MappingLayout::new(1 << 30, 0xc_0000, (2 << 30) - 0xc_0000, 0xc_0000).unwrap();
+        assert_eq!(gib, MappingLayout { align: 1 << 30, phase: 0, front: 0xc_0000, whole: 2 << 30 });
+        assert_eq!(MappingLayout::new(0, 0, 1, 0), None);
+        assert_eq!(MappingLayout::new(HUGE, 0x1000, u64::MAX - 1, 0), None);
     }
 
     #[test]

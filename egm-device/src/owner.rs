@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub struct Owner {
     /// Its name for operators: that of a VM or a job.
     pub name: String,
-    /// User id.
+    /// User id of the process.
     pub uid: u32,
     /// Process id in the host's first process namespace.
     pub pid: u32,

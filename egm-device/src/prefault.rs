@@ -9,8 +9,8 @@ use std::thread;
 
 use egm_address::CpuSet;
 
-use crate::crew::{self, Job};
 use crate::mapping::{Mapping, MappingError};
+use crate::worker_pool::{self, Task};
 
 /// Bytes that a worker makes present in one call, unless pages are larger: two workers in one page would wait.
 /// The kernel holds the address space's lock meanwhile, for which the next worker's stack waits: with 64 MiB, 16 workers
@@ -21,11 +21,11 @@ const SHARE: usize = 64 << 20;
 
 /// Memory that could not be made present.
 #[derive(Debug, thiserror::Error)]
-#[error("prefault of mapping {index} stopped")]
+#[error("cannot prefault mapping {index}")]
 pub struct PrefaultError {
     /// Position among the mappings.
     pub index: usize,
-    /// The reason.
+    /// The failure of the first worker that failed.
     #[source]
     pub source: MappingError,
 }
@@ -46,29 +46,29 @@ pub fn prefault(
 ) -> Result<(), PrefaultError> {
     let (done, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let tell = |bytes| {
+    let count = |bytes| {
         let before = done.fetch_add(bytes, Ordering::Relaxed);
         progress(before.saturating_add(bytes));
     };
-    let (stop, tell) = (&stop, &tell);
+    let (stop, count) = (&stop, &count);
     let jobs = mappings.iter().enumerate().map(|(index, (mapping, near))| {
         let next = AtomicUsize::new(0);
         let work = move || {
-            let result = fill(mapping, &next, stop, tell);
+            let result = fill(mapping, &next, stop, count);
             stop.fetch_or(result.is_err(), Ordering::Relaxed);
             result.map_err(|source| PrefaultError { index, source })
         };
         let threads = workers_for(mapping.size(), near.as_ref().map_or(processors, |n| n.len().max(1)));
-        Job { threads, near: near.as_ref(), idle: false, work: Box::new(work) }
+        Task { threads, near: near.as_ref(), idle: false, work: Box::new(work) }
     });
-    crew::run(&jobs.collect::<Vec<_>>()).into_iter().collect()
+    worker_pool::run(&jobs.collect::<Vec<_>>()).into_iter().collect()
 }
 
 fn fill(
     mapping: &Mapping,
     next: &AtomicUsize,
     stop: &AtomicBool,
-    tell: &dyn Fn(usize),
+    count: &dyn Fn(usize),
 ) -> Result<(), MappingError> {
     let chunk = CHUNK.max(mapping.fault_size());
     while !stop.load(Ordering::Relaxed) {
@@ -80,7 +80,7 @@ fn fill(
         if !egm_address::fault!("prefault-skipped") {
             mapping.populate(from, size)?;
         }
-        tell(size);
+        count(size);
     }
     Ok(())
 }
@@ -95,12 +95,12 @@ mod tests {
     fn every_page_is_present_afterwards() {
         let memory = Anonymous::new("test", 3 << 20, None).unwrap();
         let mapping = Mapping::new(&memory, 0, 3 << 20, 0).unwrap();
-        let told = AtomicUsize::new(0);
+        let reports = AtomicUsize::new(0);
         prefault(&[(&mapping, Some("0".parse().unwrap()))], &|bytes| {
-            told.fetch_max(bytes, Ordering::Relaxed);
+            reports.fetch_max(bytes, Ordering::Relaxed);
         })
         .unwrap();
-        assert_eq!(told.into_inner(), 3 << 20);
+        assert_eq!(reports.into_inner(), 3 << 20);
         let blocks = std::os::unix::fs::MetadataExt::blocks(&memory.file().metadata().unwrap());
         assert_eq!(blocks * 512, 3 << 20);
     }

@@ -10,7 +10,7 @@ use crate::ledger::Progress;
 /// Runs `long` with a progress bar for `id`.
 pub(crate) fn with_bar<T>(id: &str, long: impl FnOnce(&(dyn Fn(Progress) + Sync)) -> T) -> T {
     let bars = Bars::default();
-    long(&|step| bars.told(id, step))
+    long(&|step| bars.report(id, step))
 }
 
 /// One bar for each slice that is scrubbed, one line while the kernel opens a region.
@@ -19,7 +19,7 @@ pub struct Bars(Mutex<Option<(String, Bar)>>);
 
 impl Bars {
     /// Reports a step for slice `id`. From any thread.
-    pub fn told(&self, id: &str, step: Progress) {
+    pub fn report(&self, id: &str, step: Progress) {
         let Ok(mut current) = self.0.try_lock() else { return };
         match step {
             Progress::Opening(since) => {

@@ -36,7 +36,7 @@ impl Retired {
         whole.minus(&whole.minus(&self.0))
     }
 
-    /// The retired spans.
+    /// The retired spans, merged and in order.
     #[must_use]
     pub const fn spans(&self) -> &SpanSet<InRegion> {
         &self.0

@@ -22,7 +22,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use crate::backing::Backing;
 use crate::mapping::{Mapping, MappingError, first_nonzero};
 use crate::prefault::workers_for;
-use crate::{crew, poison};
+use crate::{poison, worker_pool};
 
 /// Bytes that one worker maps and zeroes at a time.
 const CHUNK: u64 = 64 << 20;
@@ -34,7 +34,7 @@ const MAX_BAD: usize = 1024;
 const NAP: Duration = Duration::from_millis(50);
 
 /// Options, progress and cancellation of a scrub.
-pub struct Work<'a> {
+pub struct ScrubOptions<'a> {
     /// The host processors near the memory, where known.
     pub near: Option<&'a CpuSet>,
     /// Threads; `None` for as many as there are processors near.
@@ -50,38 +50,31 @@ pub struct Work<'a> {
 
 /// The reason that some bytes are not zero.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum Cause {
-    /// The caller cancelled it.
     #[error("cancelled")]
     Cancelled,
     /// The memory is bad: retire these bytes and go on with the rest.
     #[error("the memory at {:#x} of the region is bad ({:#x} bytes)", .0.start(), .0.size())]
     Bad(Span<InRegion>),
-    /// Too many pages are bad.
     #[error("{MAX_BAD} pages are bad, the last at {0:#x} of the region: the device or the file system fails")]
     TooManyBad(Offset),
     /// Bytes that the backing does not have were asked for.
     #[error("bytes {:#x} to {:#x} of the region lie outside the slice", .0.start(), .0.end())]
     Outside(Span<InRegion>),
-    /// The memory cannot be mapped.
     #[error("the memory at {at:#x} of the region cannot be mapped")]
     Mapping {
-        /// The chunk.
         at: Offset,
-        /// The reason.
         #[source]
         source: MappingError,
     },
     /// Zeroes cannot be written to the medium, so the bytes before them may come back with the power.
     #[error("cannot store zeroes at {at:#x} of the region")]
     Persist {
-        /// The chunk.
         at: Offset,
-        /// The reason.
         #[source]
         source: io::Error,
     },
-    /// The guard against bad memory cannot be set up.
     #[error("no guard against bad memory (SIGBUS)")]
     Guard(#[source] io::Error),
     /// The kernel's random numbers are unavailable, so no sample can be read back.
@@ -89,21 +82,16 @@ pub enum Cause {
     Random(#[source] io::Error),
     /// The memory does not keep the zeroes: it fails, or something else writes to it.
     #[error("byte {at:#x} of the region is not zero after its scrub (read back in {:#x}..{:#x})", .block.start(), .block.end())]
-    NotZero {
-        /// The first such byte of the block.
-        at: Offset,
-        /// The block that was read back.
-        block: Span<InRegion>,
-    },
+    NotZero { at: Offset, block: Span<InRegion> },
 }
 
 /// A scrub that ended early.
 #[derive(Debug, thiserror::Error)]
-#[error("scrub ended with {:#x} bytes done", done.size())]
+#[error("cannot complete the scrub: {:#x} bytes are done", done.size())]
 pub struct ScrubError {
     /// Bytes of the region that are zero in spite of it.
     pub done: SpanSet<InRegion>,
-    /// The reason.
+    /// The first failure of any worker.
     #[source]
     pub cause: Cause,
 }
@@ -117,14 +105,14 @@ pub fn zero(
     backing: &dyn Backing,
     at: Offset,
     spans: &SpanSet<InRegion>,
-    work: &Work<'_>,
+    work: &ScrubOptions<'_>,
 ) -> Result<(), ScrubError> {
     let none = || SpanSet::default();
     if let Some(outside) = spans.iter().find(|span| !lies_within(*span, at, backing.size())) {
         return Err(ScrubError { done: none(), cause: Cause::Outside(outside) });
     }
     let chunks: Vec<_> = spans.iter().flat_map(|span| chunks(span, at)).collect();
-    let job = Job {
+    let job = ScrubTask {
         backing,
         at,
         chunks,
@@ -140,7 +128,8 @@ pub fn zero(
     let bytes = usize::try_from(spans.size()).unwrap_or(usize::MAX);
     let workers = work.workers.map_or_else(|| workers_for(bytes, processors.unwrap_or(1)), NonZeroUsize::get);
     let (threads, near, idle) = (workers, work.near, work.pace.is_some());
-    let outcomes = crew::run(&[crew::Job { threads, near, idle, work: Box::new(|| job.run()) }]);
+    let outcomes =
+        worker_pool::run(&[worker_pool::Task { threads, near, idle, work: Box::new(|| job.run()) }]);
     let (done, causes): (Vec<_>, Vec<_>) = outcomes.into_iter().unzip();
     match causes.into_iter().flatten().next() {
         None => Ok(()),
@@ -207,11 +196,11 @@ fn chunks(span: Span<InRegion>, at: Offset) -> impl Iterator<Item = Span<InRegio
     })
 }
 
-struct Job<'a> {
+struct ScrubTask<'a> {
     backing: &'a dyn Backing,
     at: Offset,
     chunks: Vec<Span<InRegion>>,
-    work: &'a Work<'a>,
+    work: &'a ScrubOptions<'a>,
     next: AtomicUsize,
     done: AtomicU64,
     stop: AtomicBool,
@@ -219,7 +208,7 @@ struct Job<'a> {
     pace: Option<Mutex<Pace>>,
 }
 
-impl Job<'_> {
+impl ScrubTask<'_> {
     /// One worker: what it did and why it ended before the chunks did.
     fn run(&self) -> (Vec<Span<InRegion>>, Option<Cause>) {
         let mut done = Vec::new();
@@ -322,7 +311,7 @@ struct Mapped {
 }
 
 impl Mapped {
-    fn new(job: &Job<'_>, span: Span<InRegion>) -> Result<Self, Cause> {
+    fn new(job: &ScrubTask<'_>, span: Span<InRegion>) -> Result<Self, Cause> {
         let (backing, page) = (job.backing, job.backing.page_size().max(1));
         let first = span.start().offset_from(job.at).unwrap_or_default();
         let start = align_down(first, page);
@@ -340,7 +329,7 @@ impl Mapped {
         usize::try_from(offset).unwrap_or(usize::MAX)
     }
 
-    /// Where byte `offset` of the mapping is in the region.
+    /// Offset in the region of byte `offset` of the mapping.
     fn place(&self, offset: usize) -> Offset {
         let offset = u64::try_from(offset).unwrap_or(u64::MAX);
         self.start.checked_add(offset).unwrap_or(self.start)
@@ -363,7 +352,7 @@ impl Mapped {
         Ok(found.map(|found| self.place(found)))
     }
 
-    fn bad(&self, bad: poison::Bad) -> Cause {
+    fn bad(&self, bad: poison::BadPage) -> Cause {
         match Span::new(self.place(bad.offset), u64::try_from(bad.size).unwrap_or(u64::MAX)) {
             Ok(span) => Cause::Bad(span),
             Err(_) => Cause::Guard(io::ErrorKind::InvalidData.into()),
@@ -399,7 +388,7 @@ mod tests {
     #[test]
     fn bytes_outside_the_slice_are_refused_before_anything_is_done() {
         let memory = Anonymous::new("test", 0x10_0000, None).unwrap();
-        let work = Work {
+        let work = ScrubOptions {
             near: None,
             workers: None,
             pace: None,
@@ -424,7 +413,7 @@ mod tests {
         let memory = crate::backing::adopt(&region, &slice, file.try_clone().unwrap()).unwrap();
         file.set_len(0).unwrap();
         let cancel = AtomicBool::new(false);
-        let work = Work {
+        let work = ScrubOptions {
             near: None,
             workers: NonZeroUsize::new(1),
             pace: None,
@@ -446,7 +435,7 @@ mod tests {
         let memory = Anonymous::new("test", 3 * CHUNK, None).unwrap();
         let (all, cancel) = (SpanSet::from_iter([span(0, 3 * CHUNK)]), AtomicBool::new(false));
         let progress = |_| cancel.store(true, Ordering::Relaxed);
-        let work = Work {
+        let work = ScrubOptions {
             near: None,
             workers: NonZeroUsize::new(1),
             pace: None,
@@ -456,7 +445,7 @@ mod tests {
         let error = zero(&memory, Offset::new(0), &all, &work).unwrap_err();
         assert!(matches!(error.cause, Cause::Cancelled));
         assert_eq!(error.done, [span(0, CHUNK)].into_iter().collect());
-        let work = Work { progress: &|_| {}, cancel: &AtomicBool::new(false), ..work };
+        let work = ScrubOptions { progress: &|_| {}, cancel: &AtomicBool::new(false), ..work };
         zero(&memory, Offset::new(0), &all.minus(&error.done), &work).unwrap();
     }
 }

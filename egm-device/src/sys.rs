@@ -91,7 +91,6 @@ pub(crate) struct Extent {
     pub(crate) logical: u64,
     /// First byte on the device.
     pub(crate) physical: u64,
-    /// Bytes.
     pub(crate) length: u64,
 }
 
@@ -138,6 +137,15 @@ pub(crate) fn egm_retired_pages(file: &File, buffer: &mut [u8]) -> io::Result<()
     check(result).map(drop)
 }
 
+/// `GUEST_MEMFD_FLAG_MMAP`: the host may map it. `GUEST_MEMFD_FLAG_INIT_SHARED`: its pages begin as shared; without it,
+/// an access from the host gets a SIGBUS until the guest shares the page, which no guest here does.
+pub(crate) const GUEST_MEMFD_FLAGS: u64 = 1 << 0 | 1 << 1;
+
+/// Whether the flags `has` of [`guest_memfd_flags`] let the host map a guest_memfd.
+pub(crate) const fn can_map_guest_memfd(has: u64) -> bool {
+    has & GUEST_MEMFD_FLAGS == GUEST_MEMFD_FLAGS
+}
+
 /// The flags of guest_memfd that the host's KVM knows for `vm`; 0 when it cannot map one.
 pub(crate) fn guest_memfd_flags(vm: BorrowedFd<'_>) -> io::Result<u64> {
     // SAFETY: the argument is a number, no memory is involved.
@@ -168,7 +176,8 @@ pub(crate) fn replace_descriptor(number: RawFd, with: BorrowedFd<'_>) -> io::Res
     check(unsafe { libc::dup3(with.as_raw_fd(), number, libc::O_CLOEXEC) }).map(drop)
 }
 
-/// Requests a write lease of `file`: the kernel grants it where no other description of the file exists. The signal that ends a process by default (SIGIO) is replaced by one that does nothing.
+/// Requests a write lease of `file`: the kernel grants it where no other description of the file exists. The signal
+/// that ends a process by default (SIGIO) is replaced by one that does nothing.
 pub(crate) fn write_lease(file: &File) -> io::Result<()> {
     control(file, F_SETSIG, libc::SIGURG)?;
     control(file, libc::F_SETLEASE, libc::F_WRLCK)

@@ -38,8 +38,8 @@ impl fmt::Display for Party {
 
 /// A live slice or GPU of a region.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hold {
-    /// Its owner.
+pub struct Holding {
+    /// Owner of the slice or GPU.
     pub party: Party,
     /// Whether that owner and the requester trust each other.
     pub is_trusted: bool,
@@ -50,14 +50,14 @@ pub struct Hold {
 /// A request that would let two trust domains meet in a region that a GPU reaches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
-    /// The region.
+    /// Name of the region.
     pub region: String,
-    /// The requester.
+    /// Party that is refused.
     pub requester: Party,
     /// The requested GPU; `None` for a slice.
     pub gpu: Option<PciAddress>,
     /// The hold that conflicts with it.
-    pub hold: Hold,
+    pub hold: Holding,
 }
 
 /// Decides whether `requester` may have `gpus` of `region`, or a slice of it when `gpus` is empty, beside `holds`.
@@ -68,9 +68,9 @@ pub fn check(
     region: &str,
     requester: &Party,
     gpus: &[PciAddress],
-    holds: impl IntoIterator<Item = Hold>,
+    holds: impl IntoIterator<Item = Holding>,
 ) -> Result<(), Box<Conflict>> {
-    let meets = |hold: &Hold| {
+    let meets = |hold: &Holding| {
         !egm_address::fault!("trust-rule-off") && !hold.is_trusted && (hold.gpu.is_some() || !gpus.is_empty())
     };
     match holds.into_iter().find(meets) {
@@ -150,7 +150,7 @@ mod tests {
             (true, true, true, false),
         ];
         for (is_trusted, has, asks, refused) in table {
-            let hold = Hold { party: party("vm1", None), is_trusted, gpu: has.then_some(gpu) };
+            let hold = Holding { party: party("vm1", None), is_trusted, gpu: has.then_some(gpu) };
             let gpus: &[PciAddress] = if asks { &[gpu] } else { &[] };
             let outcome = check("egm4", &party("vm2", None), gpus, [hold]);
             assert_eq!(outcome.is_err(), refused, "{is_trusted} {has} {asks}");
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn one_trusted_hold_does_not_hide_another_that_is_not() {
         let gpu: PciAddress = "0009:01:00.0".parse().unwrap();
-        let hold = |owner, is_trusted| Hold { party: party(owner, Some("a")), is_trusted, gpu: Some(gpu) };
+        let hold = |owner, is_trusted| Holding { party: party(owner, Some("a")), is_trusted, gpu: Some(gpu) };
         let conflict = check("egm4", &party("vm3", None), &[], [hold("vm1", true), hold("vm2", false)]);
         assert_eq!(
             conflict.unwrap_err().to_string(),

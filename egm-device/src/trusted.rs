@@ -10,17 +10,17 @@ const WRITABLE: u32 = 0o022;
 
 /// A file that others can have written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct NotRoots {
+pub(crate) struct NotRootOwned {
     pub(crate) uid: u32,
     pub(crate) mode: u32,
 }
 
 /// Accepts a file that root owns and no other user may write. `metadata` is that of an open file, so that the check and
 /// the content belong together.
-pub(crate) fn check(metadata: &Metadata) -> Result<(), NotRoots> {
+pub(crate) fn check(metadata: &Metadata) -> Result<(), NotRootOwned> {
     let (uid, mode) = (metadata.uid(), metadata.mode() & 0o7777);
     let counts = (uid == 0 && mode & WRITABLE == 0) || egm_address::fault!("host-file-of-others-trusted");
-    if counts { Ok(()) } else { Err(NotRoots { uid, mode }) }
+    if counts { Ok(()) } else { Err(NotRootOwned { uid, mode }) }
 }
 
 /// Whether the files below `root` are those of this host, and not a copy of another one's.
@@ -47,9 +47,9 @@ mod tests {
             check(&file.as_file().metadata().unwrap())
         };
         assert_eq!((of(0, 0o644), of(0, 0o600)), (Ok(()), Ok(())));
-        assert_eq!(of(0, 0o664), Err(NotRoots { uid: 0, mode: 0o664 }));
-        assert_eq!(of(0, 0o646), Err(NotRoots { uid: 0, mode: 0o646 }));
-        assert_eq!(of(1000, 0o600), Err(NotRoots { uid: 1000, mode: 0o600 }));
+        assert_eq!(of(0, 0o664), Err(NotRootOwned { uid: 0, mode: 0o664 }));
+        assert_eq!(of(0, 0o646), Err(NotRootOwned { uid: 0, mode: 0o646 }));
+        assert_eq!(of(1000, 0o600), Err(NotRootOwned { uid: 1000, mode: 0o600 }));
     }
 
     #[test]

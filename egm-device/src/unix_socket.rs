@@ -13,9 +13,6 @@ const BACKLOG: i32 = 128;
 
 /// Listens at `path`; only this user and root may connect. bind(2) makes the file with the mode that the socket has by
 /// then (`unix_bind_bsd`), so the file is never open to other users.
-///
-/// # Errors
-/// The kernel's.
 pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
     SocketAddr::from_pathname(path)?; // of 107 bytes at most: clients need room for the NUL
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use dax_host::{DaxHost, MIB};
 use egm_address::{InRegion, Offset, Span, SpanSet};
-use egm_device::audit::{Action, Actor, Event, Log, Paths, Place};
+use egm_device::audit::{Action, Actor, Event, Log, Paths, RegionBytes};
 use egm_device::owner::Owner;
 use serde_json::{Value, json};
 
@@ -181,7 +181,7 @@ fn two_processes_write_ten_thousand_lines_each_and_none_is_torn_or_lost() {
     let write = |paths: Paths| {
         let (log, by) = (Log::new(paths), Actor::of(&Owner::this("writer")));
         for number in 0..10_000 {
-            let place = Place::of("r", span(number, 1));
+            let place = RegionBytes::of("r", span(number, 1));
             log.write(&Event::Grant(Action::new(by.clone(), place, Duration::ZERO)));
         }
     };
@@ -237,7 +237,7 @@ time (UTC)     event         owner         user region           offset     size
 "
     );
     assert!(table.lines().all(|line| line.len() <= 80));
-    assert_eq!(error, "note: 1 lines of the log are cut or damaged\n");
+    assert_eq!(error, "note: 1 line of the log is cut or damaged\n");
     assert_eq!(run("log --json --since 2026-11-23").0, format!("{retire}\n{refusal}\n"));
     assert_eq!(run("log --json --event grant --event refusal").0, format!("{old}\n{refusal}\n"));
     assert_eq!(run("log --json --region egm4").0, format!("{old}\n"));
@@ -246,7 +246,7 @@ time (UTC)     event         owner         user region           offset     size
     let note: Value = serde_json::from_str(&run("log --log-format json").1).unwrap();
     assert_eq!(
         (&note["level"], &note["message"]),
-        (&"INFO".into(), &"1 lines of the log are cut or damaged".into())
+        (&"INFO".into(), &"1 line of the log is cut or damaged".into())
     );
 }
 
@@ -257,7 +257,11 @@ fn who_follows_the_log_sees_lines_as_they_come_and_across_a_rotation() {
     let paths = Paths::below(root.path());
     let (log, by) = (Log::new(paths.clone()), Actor::of(&Owner::this("writer")));
     let write = |number| {
-        log.write(&Event::Grant(Action::new(by.clone(), Place::of("r", span(number, 1)), Duration::ZERO)));
+        log.write(&Event::Grant(Action::new(
+            by.clone(),
+            RegionBytes::of("r", span(number, 1)),
+            Duration::ZERO,
+        )));
     };
     write(0);
     let mut command = Command::new(PROGRAM);

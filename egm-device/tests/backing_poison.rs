@@ -13,8 +13,8 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
 use egm_address::{Offset, Span};
-use egm_device::poison::{Cause, Event, Met, News, Watch, in_guest};
-use egm_device::scrub::{self, Work, zero};
+use egm_device::poison::{Cause, Event, EventBatch, GuestFault, PoisonWatch, in_guest};
+use egm_device::scrub::{self, ScrubOptions, zero};
 use egm_device::{Anonymous, Mapping};
 
 const SIZE: u64 = 1 << 20;
@@ -88,30 +88,30 @@ fn bad_pages_of_a_watched_slice_become_events_and_others_are_counted() {
         return;
     }
     let mapping = memory();
-    let mut watch = Watch::new().unwrap();
+    let mut watch = PoisonWatch::new().unwrap();
     watch.add("egm4", Offset::new(0x8000), &mapping);
-    assert_eq!(watch.news(), News::default());
+    assert_eq!(watch.take_events(), EventBatch::default());
     let start = mapping.as_ptr().addr();
     sigbus(libc::BUS_MCEERR_AO, start + 0x1234, 12);
     let ((), met) = in_guest(|| sigbus(libc::BUS_MCEERR_AR, start + 0x5123, 12));
     let page = u64::try_from(start + 0x5000).unwrap();
-    assert_eq!(met, Some(Met { address: page, size: 0x1000 }));
+    assert_eq!(met, Some(GuestFault { address: page, size: 0x1000 }));
     assert_eq!(in_guest(|| sigbus(libc::BUS_MCEERR_AO, start + 0x1234, 12)), ((), None));
     sigbus(libc::BUS_MCEERR_AO, 0x1000, 12);
-    let news = watch.news();
+    let news = watch.take_events();
     assert_eq!(news.events, [event(0x9000, Cause::Found), event(0xd000, Cause::Consumed)]);
     assert_eq!((news.elsewhere, news.lost), (1, 0));
     sigbus(libc::BUS_MCEERR_AO, start, 12);
     watch.remove(&mapping);
     sigbus(libc::BUS_MCEERR_AO, start, 12);
-    let news = watch.news();
+    let news = watch.take_events();
     assert_eq!((news.events, news.elsewhere), (vec![event(0x8000, Cause::Found)], 1));
 }
 
 #[test]
 fn a_bad_page_that_our_own_code_reads_kills() {
     if is_child() {
-        let _watch = Watch::new().unwrap();
+        let _watch = PoisonWatch::new().unwrap();
         in_guest(|| ());
         sigbus(libc::BUS_MCEERR_AR, 0x1000, 12);
         return;
@@ -122,7 +122,7 @@ fn a_bad_page_that_our_own_code_reads_kills() {
 #[test]
 fn an_ordinary_sigbus_of_a_truncated_file_kills() {
     if is_child() {
-        let _watch = Watch::new().unwrap();
+        let _watch = PoisonWatch::new().unwrap();
         let file = tempfile::tempfile().unwrap();
         file.set_len(0x1000).unwrap();
         // SAFETY: a fresh mapping at an address that the kernel chooses.
@@ -141,7 +141,7 @@ fn an_ordinary_sigbus_of_a_truncated_file_kills() {
 /// Waits for the parent in the state of a running guest, in which the handler tolerates most.
 fn wait_in_guest() {
     let mapping = memory();
-    let mut watch = Watch::new().unwrap();
+    let mut watch = PoisonWatch::new().unwrap();
     watch.add("egm4", Offset::new(0), &mapping);
     println!("ready {}", mapping.as_ptr().addr());
     in_guest(|| std::io::stdin().read_line(&mut String::new()).unwrap());
@@ -194,10 +194,10 @@ fn memory_that_the_kernel_poisons_is_told_or_the_kernel_is_named_as_what_cannot(
         return;
     }
     let mapping = memory();
-    let mut watch = Watch::new().unwrap();
+    let mut watch = PoisonWatch::new().unwrap();
     watch.add("egm4", Offset::new(0), &mapping);
     if poison_first_page(&mapping) {
-        assert_eq!(watch.news().events, [event(0, Cause::Consumed)]);
+        assert_eq!(watch.take_events().events, [event(0, Cause::Consumed)]);
     }
 }
 
@@ -208,12 +208,12 @@ fn a_scrub_that_meets_a_poisoned_page_names_it_and_does_the_rest() {
     }
     let memory = Anonymous::new("test", SIZE, None).unwrap();
     let mapping = Mapping::new(&memory, 0, SIZE, 0).unwrap();
-    let _watch = Watch::new().unwrap();
+    let _watch = PoisonWatch::new().unwrap();
     if !poison_first_page(&mapping) {
         return;
     }
     let (at, cancel) = (Offset::new(0x8000), AtomicBool::new(false));
-    let work = Work { near: None, workers: None, pace: None, progress: &|_| {}, cancel: &cancel };
+    let work = ScrubOptions { near: None, workers: None, pace: None, progress: &|_| {}, cancel: &cancel };
     let span = |offset: u64, size| Span::new(Offset::new(0x8000 + offset), size).unwrap();
     let error = zero(&memory, at, &[span(0, SIZE)].into_iter().collect(), &work).unwrap_err();
     match error.cause {

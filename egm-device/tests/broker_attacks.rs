@@ -19,9 +19,9 @@ use std::sync::atomic::AtomicBool;
 
 use egm_address::ByteSize;
 use egm_device::backing::BackingError;
-use egm_device::broker::{Client, ClientError, LedgerSource, Loan, Server, Take};
+use egm_device::broker::{BrokerLease, Client, ClientError, LedgerSource, Server, SliceRequest};
 use egm_device::free::Hold;
-use egm_device::ledger::record::Use;
+use egm_device::ledger::record::GrantState;
 use egm_device::ledger::{Identity, Ledger, Memory, Paths, Watch};
 use egm_device::policy::Policy;
 use egm_device::region::{Region, RegionKind, Slice};
@@ -52,8 +52,8 @@ impl Memory for PlainFile {
     }
 }
 
-fn take(region: &str, size: u64, wait: bool) -> Take {
-    Take { name: "vm".into(), regions: vec![region.into()], size, align: 0, class: None, wait }
+fn take(region: &str, size: u64, wait: bool) -> SliceRequest {
+    SliceRequest { name: "vm".into(), regions: vec![region.into()], size, align: 0, class: None, wait }
 }
 
 /// A region of one page below a broker of this process.
@@ -141,7 +141,7 @@ enum Kept {
 }
 
 impl Kept {
-    fn of(loan: &Loan, how: &str) -> Self {
+    fn of(loan: &BrokerLease, how: &str) -> Self {
         let file = loan.file().try_clone().unwrap();
         match how {
             "mapping" => Self::Mapping(Mapping::new(&Window(file, loan.offset(), PAGE), 0, PAGE, 0).unwrap()),
@@ -222,7 +222,7 @@ fn the_next_tenant_is_safe_from_one_that_keeps(keeps: &str, test: &str) {
         "descriptor" => Hold::Descriptor,
         _ => Hold::InFlight,
     };
-    assert_eq!((held[0].usage, evidence), (Use::Quarantined, vec![(hold, Some(attacker.child.id()))]));
+    assert_eq!((held[0].usage, evidence), (GrantState::Quarantined, vec![(hold, Some(attacker.child.id()))]));
     assert_eq!(attacker.look(), "tenant a");
     drop(attacker);
     // The broker repeats its check on its own.

@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 use egm_device::Backing;
 use egm_device::backing::BackingError;
-use egm_device::broker::{Client, LedgerSource, Loan, Server, Take};
+use egm_device::broker::{BrokerLease, Client, LedgerSource, Server, SliceRequest};
 use egm_device::ledger::{Identity, Ledger, Memory, Paths, Watch};
 use egm_device::owner::Owner;
 use egm_device::policy::{Names, parse};
@@ -85,8 +85,8 @@ fn broker(folder: &Path, slices: u64) -> (PathBuf, Ledger, Region) {
     (socket, ledger, region)
 }
 
-fn take(socket: &Path) -> Loan {
-    let take = Take {
+fn take(socket: &Path) -> BrokerLease {
+    let take = SliceRequest {
         name: "liar".to_owned(),
         regions: vec!["dax0.0".to_owned()],
         size: SIZE,
@@ -98,12 +98,12 @@ fn take(socket: &Path) -> Loan {
 }
 
 /// The most claims that one user may have, one page each and no two adjacent.
-fn most_claims(loan: &Loan) -> SpanSet<InRegion> {
+fn most_claims(loan: &BrokerLease) -> SpanSet<InRegion> {
     (0..4096).map(|n| page(loan.slice().offset + n * 8192)).collect()
 }
 
 /// The same as user `uid`, as the kernel reports it to the broker.
-fn take_as(uid: u32, socket: &Path) -> Loan {
+fn take_as(uid: u32, socket: &Path) -> BrokerLease {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             set_thread_uid(Uid::from_raw(uid)).unwrap(); // of this thread alone
@@ -115,7 +115,7 @@ fn take_as(uid: u32, socket: &Path) -> Loan {
 
 /// Claims `spans` of `loan`'s slice; the broker has read the claim when this returns. A claim has no answer, so a
 /// question that has one follows it on the connection.
-fn claim(loan: &Loan, spans: &SpanSet<InRegion>) {
+fn claim(loan: &BrokerLease, spans: &SpanSet<InRegion>) {
     loan.retire(spans).unwrap();
     rustix::net::send(loan.connection(), b"\"free\"", SendFlags::NOSIGNAL).unwrap();
     let mut answer = [0; 4096];
@@ -124,7 +124,7 @@ fn claim(loan: &Loan, spans: &SpanSet<InRegion>) {
 }
 
 /// All bytes of a slice, as one claim.
-fn all_of(loan: &Loan) -> SpanSet<InRegion> {
+fn all_of(loan: &BrokerLease) -> SpanSet<InRegion> {
     SpanSet::from_iter([Span::new(Offset::new(loan.slice().offset), SIZE).unwrap()])
 }
 
@@ -156,7 +156,7 @@ fn users_claim_16384_spans_and_1_gib_of_a_region_at_most_together() {
         return println!("skipped: only root can be another user");
     }
     // Four slices a user and all their bytes, or one slice a user and as many claims as one user may have.
-    for (slices, claims) in [(4, all_of as fn(&Loan) -> SpanSet<InRegion>), (1, most_claims)] {
+    for (slices, claims) in [(4, all_of as fn(&BrokerLease) -> SpanSet<InRegion>), (1, most_claims)] {
         let folder = tempfile::tempdir().unwrap();
         set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
         let (socket, ..) = broker(folder.path(), 4 * slices + 1);

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command};
 
-use egm_device::broker::{Client, Take};
+use egm_device::broker::{Client, SliceRequest};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -46,7 +46,7 @@ fn a_signal_ends_it_in_order_and_the_next_one_serves() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     small_host::make(root);
-    let take = Take {
+    let take = SliceRequest {
         name: "vm7".into(),
         regions: vec!["local".into()],
         size: 4 << 20,
@@ -120,7 +120,7 @@ fn a_socket_that_cannot_be_made_has_a_remedy() {
     fs::write(root.join("precious"), "bytes").unwrap();
     for (code, socket, remedy) in [
         (3, "nowhere/broker.sock", "help: make the folder nowhere"),
-        (3, "precious", "help: remove what is there and is no socket"),
+        (3, "precious", "help: remove the file at that path, which is no socket"),
         (2, &*"s".repeat(120), "help: name a path of 107 bytes at most"),
     ] {
         let output = command(root, &["broker", "--socket", socket]).output().unwrap();

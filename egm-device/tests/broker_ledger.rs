@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use egm_address::{ByteSize, Hpa};
 use egm_device::backing::BackingError;
-use egm_device::broker::{Client, LedgerSource, NotMade, Server, Source, Take};
+use egm_device::broker::{Client, GrantFailure, LedgerSource, Server, SliceRequest, Source};
 use egm_device::carve::plan::Request;
 use egm_device::ledger::{Identity, Ledger, Memory, Paths, Watch};
 use egm_device::owner::Owner;
@@ -44,7 +44,7 @@ fn a_lent_slice_is_in_the_ledger_under_its_client_and_usable_as_memory() {
     let mut server = Server::listen(&path, Policy::root_only(), source).unwrap();
     std::thread::spawn(move || server.run());
 
-    let take = Take {
+    let take = SliceRequest {
         name: "vm7".into(),
         regions: vec!["egm".into(), "memfd".into()],
         size: SIZE,
@@ -85,10 +85,10 @@ fn a_broker_of_a_copied_host_opens_no_device() {
         let region = Region { kind, base: Some(Hpa::new(1 << 30)), retired: Retired::default(), ..region() };
         let source = LedgerSource::new(ledger.clone(), vec![region]);
         let request = Request::new(4096, Owner::this("vm"));
-        let Err(NotMade::Failed(why)) = source.grant("local", &request, &AtomicBool::new(false)) else {
+        let Err(GrantFailure::Failed(why)) = source.grant("local", &request, &AtomicBool::new(false)) else {
             panic!("the device was opened");
         };
-        assert!(why.contains("--root names a copy of a host"), "{why}");
+        assert!(why.contains("--root names a copy of another host"), "{why}");
     }
     assert_eq!(std::fs::read(&device).unwrap(), b"precious");
 }
@@ -157,7 +157,7 @@ fn a_scrub_of_idle_memory_that_the_kernel_keeps_waiting_holds_up_no_other_region
     let mut server = Server::listen(&path, Policy::root_only(), Arc::new(source)).unwrap();
     std::thread::spawn(move || server.run());
     opened.recv().unwrap();
-    let take = Take {
+    let take = SliceRequest {
         name: "vm".into(),
         regions: vec!["other".into()],
         size: 4096,

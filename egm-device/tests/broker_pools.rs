@@ -18,7 +18,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
 use egm_device::Mapping;
-use egm_device::broker::{Client, Take};
+use egm_device::broker::{Client, SliceRequest};
 use in_flight::{receive, send};
 use pool::Pool;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -37,8 +37,8 @@ const SOCKET: &str = "EGM_POOL_SOCKET";
 const REGION: &str = "EGM_POOL_REGION";
 const ROLE: &str = "EGM_POOL_ROLE";
 
-fn take(region: &str, wait: bool) -> Take {
-    Take { name: "vm".into(), regions: vec![region.into()], size: QUOTA, align: 0, class: None, wait }
+fn take(region: &str, wait: bool) -> SliceRequest {
+    SliceRequest { name: "vm".into(), regions: vec![region.into()], size: QUOTA, align: 0, class: None, wait }
 }
 
 /// A process, killed on drop.

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use broker_world::{Broker, G, Kept, take};
 use egm_address::{Offset, Span};
-use egm_device::broker::{Client, ClientError, MAX_PACKET, Server, ServerError, Take};
+use egm_device::broker::{Client, ClientError, MAX_PACKET, Server, ServerError, SliceRequest};
 use egm_device::policy::{Names, Policy, parse};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -52,7 +52,7 @@ fn hear(socket: &OwnedFd) -> String {
     }
 }
 
-fn refused(result: Result<egm_device::broker::Loan, ClientError>) -> String {
+fn refused(result: Result<egm_device::broker::BrokerLease, ClientError>) -> String {
     match result {
         Err(ClientError::Refused { why, .. }) => why,
         other => panic!("{other:?}"),
@@ -115,14 +115,16 @@ fn idle_memory_is_scrubbed_until_somebody_asks() {
 fn who_waits_is_served_when_a_slice_comes_back() {
     let broker = Broker::start(Policy::root_only(), 2 * G);
     let first = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap();
-    let (told, waits) = std::sync::mpsc::channel();
+    let (reports, waits) = std::sync::mpsc::channel();
     let client = broker.client();
-    let waiter =
-        std::thread::spawn(move || client.take(&take("egm4", G), |why| told.send(why.to_owned()).unwrap()));
+    let waiter = std::thread::spawn(move || {
+        client.take(&take("egm4", G), |why| reports.send(why.to_owned()).unwrap())
+    });
     let why = waits.recv().unwrap();
     assert_eq!(
         why,
-        "rule \"root\": 1GiB does not fit in \"egm4\" now (available 0, largest contiguous block 0); nothing else is free"
+        "rule \"root\": 1GiB does not fit in \"egm4\" now (available 0, largest contiguous block 0); nothing \
+         else is available"
     );
     first.give_back(&NEVER).unwrap();
     assert_eq!(waiter.join().unwrap().unwrap().slice().size.get(), G);
@@ -133,12 +135,12 @@ fn who_waits_is_served_when_a_slice_comes_back() {
 fn who_waits_for_an_aligned_place_is_not_refused_because_bytes_are_free_elsewhere() {
     let broker = Broker::start(Policy::root_only(), 3 * G);
     let first = broker.client().take(&take("egm4", G), |_| ()).unwrap();
-    let aligned = Take { align: 2 * G, ..take("egm4", 2 * G) };
-    let why = refused(broker.client().take(&Take { wait: false, ..aligned.clone() }, |_| ()));
+    let aligned = SliceRequest { align: 2 * G, ..take("egm4", 2 * G) };
+    let why = refused(broker.client().take(&SliceRequest { wait: false, ..aligned.clone() }, |_| ()));
     assert!(why.contains("2GiB does not fit in \"egm4\" now: the free memory is not so aligned"), "{why}");
-    let (told, waits) = std::sync::mpsc::channel();
+    let (reports, waits) = std::sync::mpsc::channel();
     let client = broker.client();
-    let waiter = std::thread::spawn(move || client.take(&aligned, |_| told.send(()).unwrap()));
+    let waiter = std::thread::spawn(move || client.take(&aligned, |_| reports.send(()).unwrap()));
     waits.recv().unwrap();
     first.give_back(&NEVER).unwrap();
     assert_eq!(waiter.join().unwrap().unwrap().offset(), 0);
@@ -148,19 +150,20 @@ fn who_waits_for_an_aligned_place_is_not_refused_because_bytes_are_free_elsewher
 fn who_does_not_wait_is_told_which_rule_and_what_is_free_instead() {
     let broker = Broker::start(Policy::root_only(), 4 * G);
     let _held = broker.client().take(&take("egm4", 3 * G), |_| ()).unwrap();
-    let now = Take { wait: false, ..take("egm4", 2 * G) };
+    let now = SliceRequest { wait: false, ..take("egm4", 2 * G) };
     assert_eq!(
         refused(broker.client().take(&now, |_| ())),
         "rule \"root\": 2GiB does not fit in \"egm4\" now (available 1GiB, largest contiguous block 1GiB); \
-         free: 1GiB, 1GiB in one piece (egm4 1GiB)"
+         available: 1GiB, largest contiguous block: 1GiB (egm4 1GiB)"
     );
-    let elsewhere = Take { regions: vec!["dax9".into()], ..now };
+    let elsewhere = SliceRequest { regions: vec!["dax9".into()], ..now };
     assert!(refused(broker.client().take(&elsewhere, |_| ())).contains("this host has no region dax9"));
     assert_eq!(broker.client().free().unwrap(), (G, G));
     let asks = ["carve", "free", "--broker"];
-    let told = Command::new(env!("CARGO_BIN_EXE_egm-device")).args(asks).arg(&broker.path).output().unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_egm-device")).args(asks).arg(&broker.path).output().unwrap();
     assert_eq!(
-        String::from_utf8(told.stdout).unwrap(),
+        String::from_utf8(output.stdout).unwrap(),
         "available: 1 GiB; largest contiguous block: 1 GiB\n"
     );
 }
@@ -285,10 +288,10 @@ fn what_a_client_found_bad_in_its_slice_is_heard_of_before_the_next_has_it() {
     let mut bad: Vec<_> = (0..200).map(|n| page(loan.offset() + n * 0x2000)).collect();
     loan.retire(&bad.iter().copied().chain([page(0)]).collect()).unwrap();
     loan.give_back(&NEVER).unwrap();
-    let mut heard = broker.source.bad();
-    heard.sort_by_key(|span| span.start());
+    let mut reported = broker.source.bad();
+    reported.sort_by_key(|span| span.start());
     bad.sort_by_key(|span| span.start());
-    assert_eq!(heard, bad);
+    assert_eq!(reported, bad);
     let socket = raw(&broker.path);
     say(&socket, br#"{"bad":[[0,4096]]}"#);
     assert!(hear(&socket).contains("no slice that could go bad"));
@@ -300,7 +303,7 @@ fn what_a_client_found_bad_in_its_slice_is_heard_of_before_the_next_has_it() {
 fn a_closed_connection_alone_frees_nothing() {
     let broker = Broker::start(Policy::root_only(), 2 * G);
     drop(broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap());
-    let now = Take { wait: false, ..take("egm4", G) };
+    let now = SliceRequest { wait: false, ..take("egm4", G) };
     assert!(refused(broker.client().take(&now, |_| ())).contains("does not fit"));
 }
 
@@ -379,6 +382,11 @@ fn the_kernels_word_for_the_user_decides() {
         "{}",
         stderr(&more)
     );
+    for part in
+        ["error: cannot get slice \"carve-grant\" from the broker: rule", "help: egm-device carve free"]
+    {
+        assert!(stderr(&more).contains(part), "{}", stderr(&more));
+    }
     assert_eq!(more.status.code(), Some(3));
 
     let class = ["--size", "2GiB", "--class", "small"];
@@ -442,7 +450,7 @@ fn a_slice_is_lent_until_the_commands_children_are_gone_too() {
     let command = grant(&broker, 0, 0, &["--size", "2GiB", "--", "/bin/sh", "-c", script]);
     assert!(command.status.success(), "{command:?}");
     let child = String::from_utf8(command.stdout).unwrap();
-    let now = Take { wait: false, ..take("egm4", 2 * G) };
+    let now = SliceRequest { wait: false, ..take("egm4", 2 * G) };
     let meanwhile = broker.client().take(&now, |_| ());
     assert!(Command::new("/bin/kill").arg(child.trim()).status().unwrap().success());
     assert!(refused(meanwhile).contains("does not fit"));

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use egm_address::{ByteSize, Hpa, InRegion, Offset, Span, SpanSet};
-use egm_device::carve::plan::{Carver, Cause, Request, Short, place};
+use egm_device::carve::plan::{Carver, Cause, PlacementError, Request, place};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, RegionKind, Slice};
 use egm_device::retired::Retired;
@@ -35,7 +35,7 @@ fn set(spans: &[(u64, u64)]) -> SpanSet<InRegion> {
     spans.iter().map(|&(start, size)| Span::new(Offset::new(start), size).unwrap()).collect()
 }
 
-fn short_of(result: Result<Slice, Short>) -> Cause {
+fn short_of(result: Result<Slice, PlacementError>) -> Cause {
     result.unwrap_err().cause
 }
 
@@ -166,7 +166,7 @@ proptest! {
                 prop_assert_eq!((f, largest + short_by), (free, size));
                 let smaller = Request::new(largest / (small.page * BLOCK) * small.page * BLOCK, owner());
                 let got = place(&small.region(), &busy, &SpanSet::default(), &smaller);
-                let retired = matches!(&got, Err(Short { cause: Cause::Retired { .. }, .. }));
+                let retired = matches!(&got, Err(PlacementError { cause: Cause::Retired { .. }, .. }));
                 prop_assert!(got.is_ok() || smaller.size == 0 || retired);
             }
             Cause::Retired { free: f, retired } => prop_assert!(f == free && retired >= size),

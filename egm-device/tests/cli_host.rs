@@ -28,11 +28,11 @@ fn check(output: Output, code: i32, parts: &[&str]) {
 fn a_folder_that_holds_no_host_is_refused() {
     let empty = tempfile::tempdir().unwrap();
     let root = empty.path().to_str().unwrap();
-    let parts = [root, "holds no copy of a host", "help: name with --root"];
+    let parts = [root, "cannot read a host below", "help: name with --root"];
     refused(&["regions", "--root", root], 2, &parts);
     refused(&["carve", "advise", "--hypervisor", "1GiB", "--root", root], 2, &parts);
-    refused(&["regions", "--root", "/none"], 2, &["/none holds no copy of a host"]);
-    let parts = ["/none is no folder of host files", "help: name a folder that exists"];
+    refused(&["regions", "--root", "/none"], 2, &["cannot read a host below /none"]);
+    let parts = ["cannot read host files in /none: it is no folder", "help: name a folder that exists"];
     refused(&["regions", "--host-files", "/none"], 2, &parts);
 }
 
@@ -97,6 +97,20 @@ fn who_may_not_open_kvm_is_told_what_is_not_known() {
     let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
     let output = Command::new("setpriv").args(nobody).arg(program).arg("regions").output().unwrap();
     check(output, 0, &["note: whether there is guest-memfd is not known: /dev/kvm cannot be opened"]);
+}
+
+#[test]
+fn the_ledger_is_for_root_and_its_refusal_names_the_command_for_other_users() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root can become another user");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+    let program = folder.path().join("egm-device");
+    fs::copy(PROGRAM, &program).unwrap();
+    let user = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let output = Command::new("setpriv").args(user).arg(program).args(["ledger", "show"]).output().unwrap();
+    check(output, 3, &["error: cannot ", "help: run it as root", "egm-device carve free"]);
 }
 
 #[test]

@@ -100,7 +100,7 @@ impl Host {
     fn lease(&self, owner: &str, size: u64) -> Lease {
         let local = Survey::of(self.0.path(), &[]).regions.into_iter().find(|r| r.name == "local").unwrap();
         let ledger = Ledger::open(Paths::below(self.0.path()), Identity::read(self.0.path()).unwrap());
-        ledger.unwrap().grant(&local, &Request::new(size, Owner::this(owner)), &Watch::nobody()).unwrap()
+        ledger.unwrap().grant(&local, &Request::new(size, Owner::this(owner)), &Watch::unobserved()).unwrap()
     }
 }
 
@@ -158,7 +158,7 @@ fn a_plan_goes_around_what_others_have_unless_it_is_to_be_empty() {
 fn a_plan_that_cannot_be_says_what_is_short_and_whose_fault_it_is() {
     let host = Host::new();
     let error = host.refuses(3, "carve plan hidden --size 96MiB --count 3");
-    assert!(error.contains("region hidden cannot give 96MiB aligned to 2MiB"), "{error}");
+    assert!(error.contains("cannot place 96MiB aligned to 2MiB in region hidden"), "{error}");
     assert!(error.contains("192MiB are granted, 64MiB free, 32MiB too few"), "{error}");
     let error = host.refuses(3, "carve plan hidden --size 1GiB");
     assert!(error.contains("it has 256MiB in all, 768MiB too few: ask for less"), "{error}");
@@ -168,7 +168,7 @@ fn a_plan_that_cannot_be_says_what_is_short_and_whose_fault_it_is() {
     assert!(error.contains("its pages have 2MiB: ask for 2MiB"), "{error}");
     host.refuses(2, "carve plan hidden");
     let error = host.refuses(3, "carve plan other --size 2MiB");
-    assert!(error.contains("there is no region \"other\": there are hidden, local"), "{error}");
+    assert!(error.contains("cannot find region \"other\": this host has hidden, local"), "{error}");
 }
 
 #[test]
@@ -196,8 +196,8 @@ fn a_command_keeps_its_slice_when_the_one_that_took_it_is_killed() {
     let free = || host.json("ledger show")[1]["held"] == json!([]);
     // This process cannot wait for the shell's end: its descriptors are gone a moment after its output.
     assert!((0..1000).any(|_| free()));
-    let told = host.says("ledger repair");
-    assert!(told.starts_with("The record is sound.\nForgotten: vm1 (process "), "{told}");
+    let output = host.says("ledger repair");
+    assert!(output.starts_with("The record is sound.\nForgotten: vm1 (process "), "{output}");
     assert_eq!(host.says("ledger repair"), "The record is sound.\n");
 }
 
@@ -250,7 +250,7 @@ fn a_copy_of_a_host_opens_no_device() {
         "serve --region hidden --size 4MiB --socket never.sock",
     ] {
         let error = host.refuses(2, command);
-        assert!(error.contains("--root names a copy of a host, whose memory is elsewhere"), "{error}");
+        assert!(error.contains("--root names a copy of another host"), "{error}");
     }
     assert_eq!(fs::read(host.path("memory")).unwrap(), b"precious");
     assert_eq!(row(&host.says("ledger show"), "hidden"), "hidden 256 MiB 0 B 0 B 0 B 0 B 256 MiB 0 B");
@@ -281,8 +281,8 @@ fn a_record_that_is_not_believed_is_told_and_put_aside() {
     assert_eq!(fs::read(record.with_extension("json.aside")).unwrap(), b"{");
     assert_eq!(host.says("ledger repair"), "The record is sound.\n");
     fs::remove_file(&record).unwrap();
-    let told = host.says("ledger repair");
-    assert_eq!(told, "The record is not used: it is gone. A new one is begun.\n");
+    let output = host.says("ledger repair");
+    assert_eq!(output, "The record is not used: it is gone. A new one is begun.\n");
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn a_host_of_which_only_the_facts_are_known_is_planned_for_and_not_touched() {
         ["carve scrub hidden", "carve return hidden --at 0 --size 2MiB", "ledger show", "ledger repair"]
     {
         let (code, error) = run(words);
-        assert!(code == 2 && error.contains("has no memory to take and no ledger"), "{words}: {error}");
+        assert!(code == 2 && error.contains("unexpected argument '--recorded'"), "{words}: {error}");
     }
 }
 
@@ -309,5 +309,5 @@ fn a_host_that_does_not_say_which_boot_it_is_has_no_ledger() {
     let host = Host::new();
     fs::remove_file(host.path("proc/sys/kernel/random/boot_id")).unwrap();
     let error = host.refuses(3, "ledger show");
-    assert!(error.contains("cannot tell this boot from others"), "{error}");
+    assert!(error.contains("cannot read the id of this boot for the ledger's record"), "{error}");
 }

@@ -23,7 +23,7 @@ use broker_world::{Broker, G, take};
 use egm_address::{Offset, Span};
 use egm_device::broker::ClientError;
 use egm_device::policy::{Names, parse};
-use egm_device::scrub::{Work, zero};
+use egm_device::scrub::{ScrubOptions, zero};
 use egm_device::{Anonymous, Backing, Mapping, prefault};
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
@@ -85,8 +85,13 @@ fn a_scrub_goes_on_with_the_threads_that_it_gets() {
     memory.file().write_all_at(&vec![0x5a; usize::try_from(SIZE).unwrap()], 0).unwrap();
     let (workers, cancel) = (Workers::default(), AtomicBool::new(false));
     let progress = |_| workers.note();
-    let work =
-        Work { near: None, workers: NonZeroUsize::new(4), pace: None, progress: &progress, cancel: &cancel };
+    let work = ScrubOptions {
+        near: None,
+        workers: NonZeroUsize::new(4),
+        pace: None,
+        progress: &progress,
+        cancel: &cancel,
+    };
     zero(&memory, Offset::new(0), &[Span::new(Offset::new(0), SIZE).unwrap()].into_iter().collect(), &work)
         .unwrap();
     let mut bytes = vec![1; usize::try_from(SIZE).unwrap()];
@@ -138,7 +143,7 @@ fn a_return_that_no_thread_can_work_at_is_refused_and_frees_nothing() {
     let most = getrlimit(Resource::Nproc);
     setrlimit(Resource::Nproc, Rlimit { current: Some(0), ..most }).unwrap();
     let Err(ClientError::Refused { why, .. }) = loan.give_back(&AtomicBool::new(false)) else { panic!() };
-    assert_eq!(why, "the host cannot take the slice back now: it is lent to you still, return it again");
+    assert_eq!(why, "the host cannot take the slice back now: it stays on your account, return it again");
     assert!(!broker.source.was_scrubbed(0, G), "with {more} more threads");
     setrlimit(Resource::Nproc, most).unwrap();
     rustix::net::send(&connection, b"\"return\"", SendFlags::NOSIGNAL).unwrap();

@@ -173,7 +173,7 @@ mod tests {
         let ledger = Ledger::open(Paths::below(&root), Identity::read(&root).unwrap()).unwrap();
         let local = Survey::of(&root, &[]).regions.into_iter().find(|region| region.name == "local").unwrap();
         let lease =
-            ledger.grant(&local, &Request::new(4 << 20, Owner::this("vm<1>")), &Watch::nobody()).unwrap();
+            ledger.grant(&local, &Request::new(4 << 20, Owner::this("vm<1>")), &Watch::unobserved()).unwrap();
         let shown = regions();
         let line = shown.lines().find(|line| line.contains("vm<1>")).unwrap();
         assert!(line.contains("local") && line.contains("4 MiB"), "{shown}");

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use egm_address::{InRegion, Offset, Span, SpanSet};
 use egm_device::backing::Backing;
-use egm_device::scrub::{Cause, ScrubError, Work, zero};
+use egm_device::scrub::{Cause, ScrubError, ScrubOptions, zero};
 
 const PAGE: u64 = 0x1000;
 const SIZE: u64 = 5 << 20;
@@ -55,8 +55,8 @@ fn spans(list: &[(u64, u64)]) -> SpanSet<InRegion> {
     list.iter().map(|(start, size)| Span::new(AT.checked_add(*start).unwrap(), *size).unwrap()).collect()
 }
 
-fn work<'a>(progress: &'a (dyn Fn(u64) + Sync), cancel: &'a AtomicBool) -> Work<'a> {
-    Work { near: None, workers: NonZeroUsize::new(2), pace: None, progress, cancel }
+fn work<'a>(progress: &'a (dyn Fn(u64) + Sync), cancel: &'a AtomicBool) -> ScrubOptions<'a> {
+    ScrubOptions { near: None, workers: NonZeroUsize::new(2), pace: None, progress, cancel }
 }
 
 /// Whether each byte of the file is zero.
@@ -70,12 +70,12 @@ fn zeroes(memory: &Plain) -> Vec<bool> {
 fn the_spans_are_zero_afterwards_and_retired_pages_and_neighbours_are_not_touched() {
     let memory = dirty();
     let parts = spans(&[(0, PAGE), (3 * PAGE, 2 << 20), (SIZE - 0x10, 0x10)]);
-    let told = AtomicU64::new(0);
+    let reports = AtomicU64::new(0);
     let progress = |bytes| {
-        told.fetch_max(bytes, Ordering::Relaxed);
+        reports.fetch_max(bytes, Ordering::Relaxed);
     };
     zero(&memory, AT, &parts, &work(&progress, &AtomicBool::new(false))).unwrap();
-    assert_eq!(told.into_inner(), parts.size());
+    assert_eq!(reports.into_inner(), parts.size());
     for (at, is_zero) in (0u64..).zip(zeroes(&memory)) {
         let in_region = at.checked_sub(memory.offset).and_then(|at| AT.checked_add(at));
         let wanted = in_region.is_some_and(|at| parts.iter().any(|span| span.contains(at)));
@@ -103,7 +103,7 @@ fn bad_memory_is_an_error_with_its_place_and_the_scrub_goes_on_around_it() {
 fn a_scrub_in_the_background_does_all_of_it_too() {
     let memory = dirty();
     let never = AtomicBool::new(false);
-    let work = Work { pace: NonZeroU64::new(1 << 40), ..work(&|_| {}, &never) };
+    let work = ScrubOptions { pace: NonZeroU64::new(1 << 40), ..work(&|_| {}, &never) };
     zero(&memory, AT, &spans(&[(0, SIZE)]), &work).unwrap();
     assert_eq!(zeroes(&memory).into_iter().filter(|zero| *zero).count(), usize::try_from(SIZE).unwrap());
 }

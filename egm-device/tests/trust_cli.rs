@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use egm_address::{InRegion, Offset, PciAddress, SpanSet};
 use egm_device::backing::{BackingError, RetiredListError};
-use egm_device::broker::{Client, ClientError, LedgerSource, Server, Take};
+use egm_device::broker::{Client, ClientError, LedgerSource, Server, SliceRequest};
 use egm_device::carve::plan::Request;
 use egm_device::ledger::{Identity, Ledger, Memory, Paths, Watch};
 use egm_device::owner::Owner;
@@ -74,7 +74,7 @@ impl Host {
         }
         let region = host.egm4();
         assert_eq!(region.functions, [GPU.parse::<PciAddress>().unwrap()]);
-        host.ledger().scrub(&host.memory(), &region, None, &Watch::nobody()).unwrap();
+        host.ledger().scrub(&host.memory(), &region, None, &Watch::unobserved()).unwrap();
         host
     }
 
@@ -174,6 +174,21 @@ fn a_gpu_without_a_slice_makes_its_region_exclusive_until_its_process_is_killed(
     assert!(!error.contains("exclusive"), "{error}");
 }
 
+/// A mistyped address would leave the region shared with the owner of the real GPU.
+#[test]
+fn a_gpu_that_the_host_lacks_is_refused_and_one_that_reaches_no_region_is_noted() {
+    let host = Host::new();
+    let take = "carve grant --region local --size 2MiB --gpu 0000:02:00.0 -- true";
+    let (code, _, error) = host.run(take);
+    assert_eq!(code, 3, "{error}");
+    for part in ["cannot claim GPU 0000:02:00.0: this host has no such PCI function", "help: lspci -D"] {
+        assert!(error.contains(part), "{error}");
+    }
+    fs::create_dir_all(host.path("sys/bus/pci/devices/0000:02:00.0")).unwrap();
+    let (code, _, error) = host.run(take);
+    assert!(code == 0 && error.contains("GPU 0000:02:00.0 reaches no region"), "{code} {error}");
+}
+
 #[test]
 fn owners_of_one_trust_domain_share_the_region_of_a_gpu() {
     let host = Host::new();
@@ -214,7 +229,7 @@ fn a_broker_gives_a_slice_of_an_exclusive_region_to_users_of_its_domain_alone() 
     let mut server = Server::listen(&socket, policy, Arc::new(source)).unwrap();
     std::thread::spawn(move || server.run());
     let take = |uid| {
-        let take = Take {
+        let take = SliceRequest {
             name: "vm2".to_owned(),
             regions: vec!["egm4".to_owned()],
             size: 2 << 20,
@@ -248,7 +263,8 @@ fn a_broker_gives_a_slice_of_an_exclusive_region_to_users_of_its_domain_alone() 
 fn a_gpu_is_refused_while_another_owner_has_a_slice_of_its_region() {
     let host = Host::new();
     let request = Request::new(2 << 20, Owner::this("vm2"));
-    let lease = host.ledger().grant_from(&host.memory(), &host.egm4(), &request, &Watch::nobody()).unwrap();
+    let lease =
+        host.ledger().grant_from(&host.memory(), &host.egm4(), &request, &Watch::unobserved()).unwrap();
     let take = format!("carve grant --region local --size 2MiB --name vm1 --gpu {GPU} -- true");
     let (code, _, error) = host.run(&take);
     assert_eq!(code, 3, "{error}");
@@ -257,7 +273,7 @@ fn a_gpu_is_refused_while_another_owner_has_a_slice_of_its_region() {
         "{error}"
     );
     drop(lease);
-    host.ledger().scrub(&host.memory(), &host.egm4(), None, &Watch::nobody()).unwrap();
+    host.ledger().scrub(&host.memory(), &host.egm4(), None, &Watch::unobserved()).unwrap();
     let (code, _, error) = host.run(&take);
     assert_eq!(code, 0, "{error}");
 }

@@ -152,7 +152,7 @@ fn the_broker_s_unit_lets_it_write_the_audit_log() {
 /// The broker works with the capabilities of the unit's bounding set alone.
 #[test]
 fn the_broker_starts_and_serves_with_the_capabilities_of_its_unit() {
-    use egm_device::broker::{Client, Take};
+    use egm_device::broker::{Client, SliceRequest};
     if !rustix::process::geteuid().is_root() || Path::new("/etc/egm-device/policy.json").exists() {
         return println!("skipped: this test takes slices as root, where the host has no policy of its own");
     }
@@ -178,7 +178,7 @@ fn the_broker_starts_and_serves_with_the_capabilities_of_its_unit() {
         }
         std::thread::yield_now();
     };
-    let take = Take {
+    let take = SliceRequest {
         name: "vm7".into(),
         regions: vec!["local".into()],
         size: 4 << 20,
@@ -213,7 +213,7 @@ fn values(unit: &str, key: &str) -> Vec<String> {
     lines.flat_map(|value| value.split(' ')).map(str::to_owned).collect()
 }
 
-/// Whoever connects maps the slice: at first that is the server's user alone.
+/// Every client maps the slice: at first only the server's user may connect.
 #[test]
 fn the_socket_of_a_device_is_its_server_s_alone() {
     let unit = config("systemd/egm-serve@.socket");

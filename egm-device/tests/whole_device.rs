@@ -1,4 +1,4 @@
-//! Regions with one file for all slices: no user gets that file unless a rule or the operator says so.
+//! Regions with one file for all slices: no user gets that file unless a rule or the operator permits it.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -16,7 +16,7 @@ use std::thread;
 use std::time::Duration;
 
 use dax_host::{DaxHost, MIB};
-use egm_device::broker::{Client, ClientError, Loan, Take};
+use egm_device::broker::{BrokerLease, Client, ClientError, SliceRequest};
 use egm_vfio_wire::client::Client as Device;
 use egm_vfio_wire::socket::{Connection, Patience};
 use rustix::process::Uid;
@@ -48,7 +48,7 @@ fn host() -> Option<(DaxHost, MutexGuard<'static, ()>)> {
     Some((host, turn))
 }
 
-/// What `work` returns on a thread of user `uid`.
+/// The result of `work` on a thread of user `uid`.
 fn of_user<T: Send>(uid: u32, work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -60,8 +60,8 @@ fn of_user<T: Send>(uid: u32, work: impl FnOnce() -> T + Send) -> T {
 }
 
 /// A request of user `uid` for 2 MiB of `region`.
-fn take(host: &DaxHost, uid: u32, region: &str) -> Result<Loan, ClientError> {
-    let take = Take {
+fn take(host: &DaxHost, uid: u32, region: &str) -> Result<BrokerLease, ClientError> {
+    let take = SliceRequest {
         name: "vm".to_owned(),
         regions: vec![region.to_owned()],
         size: 2 * MIB,
@@ -73,7 +73,7 @@ fn take(host: &DaxHost, uid: u32, region: &str) -> Result<Loan, ClientError> {
     of_user(uid, || Client::connect(&socket).unwrap().take(&take, |_| {}))
 }
 
-fn refusal(answer: Result<Loan, ClientError>) -> String {
+fn refusal(answer: Result<BrokerLease, ClientError>) -> String {
     match answer {
         Err(ClientError::Refused { why, .. }) => why,
         other => panic!("{other:?}"),

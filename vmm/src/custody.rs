@@ -261,7 +261,7 @@ fn give_back(slices: Vec<OwnedSlice>, blocked: &SigSet, progress: SliceProgress<
     let _ = blocked.thread_unblock();
     for OwnedSlice { id, lease } in slices {
         let report = |step| progress(&id, step);
-        let watch = Watch { progress: &report, cancel: &cancel, ..Watch::nobody() };
+        let watch = Watch { progress: &report, cancel: &cancel, ..Watch::unobserved() };
         if let Err(error) = lease.give_back(&watch) {
             tracing::warn!("{}", Chain(&error));
         }

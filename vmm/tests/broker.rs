@@ -12,7 +12,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use egm_address::ByteSize;
-use egm_device::broker::{Client, LedgerSource, Server, Take};
+use egm_device::broker::{Client, LedgerSource, Server, SliceRequest};
 use egm_device::ledger::{Identity, Ledger, Paths};
 use egm_device::policy::Policy;
 use egm_device::region::{Region, RegionKind};
@@ -36,9 +36,9 @@ fn region() -> Region {
 }
 
 /// A request that waits for `mib` MiB of the pool.
-fn take(mib: u64) -> Take {
+fn take(mib: u64) -> SliceRequest {
     let regions = vec!["memfd".into()];
-    Take { name: "next".into(), regions, size: mib << 20, align: 0, class: None, wait: true }
+    SliceRequest { name: "next".into(), regions, size: mib << 20, align: 0, class: None, wait: true }
 }
 
 /// A broker of root's, in this process.
@@ -110,7 +110,7 @@ fn a_lent_slice_is_the_machines_until_its_end_and_nobody_elses() {
     let said = String::from_utf8_lossy(&second.stderr);
     assert_eq!(second.status.code(), Some(3), "{said}");
     assert!(
-        said.contains("cannot borrow slice \"egm0\" from the broker") && said.contains("refused"),
+        said.contains("cannot borrow slice \"egm0\" from the broker") && said.contains("does not fit"),
         "{said}"
     );
 

@@ -77,7 +77,7 @@ fn a_machine_that_ended_or_could_not_be_built_leaves_no_descriptor_open() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     // The handler of SIGBUS stays, with one descriptor for the whole process.
-    drop(egm_device::poison::Watch::new().unwrap());
+    drop(egm_device::poison::PoisonWatch::new().unwrap());
     let before = open();
     let ended = run(folder.path(), &egm_fixtures::payload::hello(Ports::USUAL, Entry::Pvh)).unwrap();
     assert_eq!(ended.reason, ExitReason::PoweredOff);

@@ -1,4 +1,4 @@
-//! What all targets share: most mutated inputs stay whole messages, and messages are counted.
+//! Common code of all targets: most mutated inputs stay whole messages, and messages are counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,15 +6,15 @@ use libfuzzer_sys::fuzzer_mutate;
 
 /// Bytes of a message's head; its size is in bytes 4 to 8.
 const HEAD: usize = 16;
-/// Bytes of a message whose size is wrong: little is lost of what follows.
+/// Bytes of a message with a wrong size: little of the rest is lost.
 const SHORT: usize = 32;
-/// A version, without which nothing is heard.
+/// Version message, which a conversation begins with.
 const GREETING: &[u8; 20] = b"\x01\0\x01\0\x14\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
-/// How often the count is told.
+/// Interval of prints of the count.
 const STEP: u64 = 100_000;
 
-/// Any change of `data`, of which `size` bytes are an input. Mostly its messages are made whole again, and the first one a
-/// greeting: what is wrong there ends a conversation, and the rest of the input would be for nothing.
+/// Any change of `data`, of which `size` bytes are an input. Mostly its messages are made whole again, and the first
+/// one a greeting: what is wrong there ends a conversation, and the rest of the input would be for nothing.
 pub fn mutate(data: &mut [u8], size: usize, most: usize, seed: u32) -> usize {
     let size = fuzzer_mutate(data, size, most);
     let mut rest = &mut data[..size];

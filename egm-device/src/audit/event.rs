@@ -42,9 +42,9 @@ pub struct Action {
     /// The process that it served.
     #[serde(flatten)]
     pub by: Actor,
-    /// The bytes.
+    /// Bytes of the operation.
     #[serde(flatten)]
-    pub at: Place,
+    pub at: RegionBytes,
     /// Duration, in milliseconds.
     pub duration_ms: u64,
 }
@@ -55,9 +55,9 @@ pub struct Finding {
     /// The process it concerns.
     #[serde(flatten)]
     pub by: Actor,
-    /// The bytes.
+    /// Bytes that the finding concerns.
     #[serde(flatten)]
-    pub at: Place,
+    pub at: RegionBytes,
     /// The evidence or the cause.
     pub reason: String,
 }
@@ -83,7 +83,7 @@ pub struct Refusal {
 pub struct Actor {
     /// Name of the machine or job, in its own words.
     pub owner: String,
-    /// User id.
+    /// User id of the process.
     pub uid: u32,
     /// Process id in the host's first process namespace.
     pub pid: u32,
@@ -102,7 +102,7 @@ pub struct Program {
 
 /// Bytes of a region.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct RegionBytes {
     /// Name of the region.
     pub region: String,
     /// From the first byte to the last.
@@ -116,7 +116,7 @@ pub struct Place {
 pub struct Extent {
     /// Offset in the region.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes, gaps included.
     pub size: u64,
 }
 
@@ -168,19 +168,19 @@ impl Event {
 impl Action {
     /// An operation on `at` for `by` that took `duration`.
     #[must_use]
-    pub fn new(by: Actor, at: Place, duration: Duration) -> Self {
+    pub fn new(by: Actor, at: RegionBytes, duration: Duration) -> Self {
         Self { by, at, duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX) }
     }
 }
 
 impl Finding {
     /// A finding about `at` that concerns `by`.
-    pub fn new(by: Actor, at: Place, reason: impl Into<String>) -> Self {
+    pub fn new(by: Actor, at: RegionBytes, reason: impl Into<String>) -> Self {
         Self { by, at, reason: reason.into() }
     }
 }
 
-impl Place {
+impl RegionBytes {
     /// `bytes` of `region`; `None` for no bytes.
     #[must_use]
     pub fn of_set(region: &str, bytes: &SpanSet<InRegion>) -> Option<Self> {

@@ -1,7 +1,7 @@
 //! Limits on bytes of the log that a user can cause at will.
 //!
-//! A user has an allowance for each [`Class`]. Two of them, 90 MB a day together, go to the log's file, which keeps 128 MiB;
-//! the third goes to the file of findings, too.
+//! A user has an allowance for each [`LineClass`]. Two of them, 90 MB a day together, go to the log's file, which
+//! keeps 128 MiB; the third goes to the file of findings, too.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use super::event::Event;
 
-/// Bytes at once.
+/// Size of a full allowance, in bytes.
 const BURST: u64 = 256 << 10;
 
-/// Bytes a second.
+/// Refill of an allowance, in bytes per second.
 const REFILL: u64 = 512;
 
 /// Allowances at most. Beyond it, the ones that are full again go; while none is, the rest share one.
@@ -21,21 +21,21 @@ const MAX: usize = 4096;
 
 /// Events that share an allowance. Refusals take none from grants, and neither takes any from findings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Class {
+enum LineClass {
     /// Refusals, and claims that are refused.
     Refused,
     /// Grants, returns and scrubs. Root's have no limit.
     Done,
     /// Quarantines and their ends.
-    Kept,
+    Quarantined,
 }
 
 /// Key of an allowance. Peers that no rule names and users beyond [`MAX`] share the one of `None`.
-type Key = (Class, Option<u32>);
+type AllowanceKey = (LineClass, Option<u32>);
 
 /// Bytes that each user may still cause.
 #[derive(Debug, Default)]
-pub(super) struct Limits(Mutex<BTreeMap<Key, Allowance>>);
+pub(super) struct Limits(Mutex<BTreeMap<AllowanceKey, Allowance>>);
 
 #[derive(Debug)]
 struct Allowance {
@@ -51,7 +51,7 @@ impl Limits {
     }
 
     fn allow_at(&self, event: &Event, size: usize, now: Instant) -> Option<u64> {
-        let Some(class) = Class::of(event) else { return Some(0) };
+        let Some(class) = LineClass::of(event) else { return Some(0) };
         let is_known = !matches!(event, Event::Refusal(refusal) if refusal.region.is_none());
         let shared = (class, None);
         let own = if is_known { (class, Some(event.by().uid)) } else { shared };
@@ -65,7 +65,7 @@ impl Limits {
     }
 }
 
-impl Class {
+impl LineClass {
     /// That of `event`; `None` where no user without privilege can cause it at will.
     const fn of(event: &Event) -> Option<Self> {
         match event {
@@ -73,7 +73,7 @@ impl Class {
             Event::Grant(action) | Event::Return(action) | Event::Scrub(action) if action.by.uid != 0 => {
                 Some(Self::Done)
             }
-            Event::Quarantine(_) | Event::Release(_) => Some(Self::Kept),
+            Event::Quarantine(_) | Event::Release(_) => Some(Self::Quarantined),
             _ => None,
         }
     }
@@ -108,7 +108,7 @@ mod tests {
     use egm_address::{Offset, Span};
 
     use super::*;
-    use crate::audit::{Action, Actor, Finding, Place, Refusal};
+    use crate::audit::{Action, Actor, Finding, Refusal, RegionBytes};
 
     const LINE: usize = 512;
     /// Lines at once.
@@ -123,8 +123,8 @@ mod tests {
         Event::Refusal(Refusal { by: by(uid), region, bytes: None, reason })
     }
 
-    fn place() -> Place {
-        Place::of("r", Span::new(Offset::new(0), 4096).unwrap())
+    fn place() -> RegionBytes {
+        RegionBytes::of("r", Span::new(Offset::new(0), 4096).unwrap())
     }
 
     fn logged(limits: &Limits, event: &Event, times: usize, now: Instant) -> usize {
@@ -169,7 +169,7 @@ mod tests {
         }
         let later = now + Duration::from_secs(1);
         assert_eq!(logged(&limits, &refusal(9000, Some("r")), 1000, later), LINES);
-        assert!(limits.0.lock().unwrap().contains_key(&(Class::Refused, Some(9000))));
+        assert!(limits.0.lock().unwrap().contains_key(&(LineClass::Refused, Some(9000))));
         assert!(limits.0.lock().unwrap().len() <= MAX + 1);
     }
 

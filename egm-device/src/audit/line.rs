@@ -17,7 +17,7 @@ pub const MAX_LINE: usize = 8192;
 const MAX_TEXT: usize = 1024;
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct LogLine<'a> {
     time: String,
     #[serde(flatten)]
     event: &'a Event,
@@ -34,22 +34,23 @@ const fn is_zero(count: &u64) -> bool {
 
 /// `event` at `now` as a line, with the lines that were lost or suppressed before it.
 pub(super) fn encode(now: SystemTime, event: &Event, lost: u64, suppressed: u64) -> Vec<u8> {
-    let line = Line { time: time::format(now), event, lost, suppressed };
+    let line = LogLine { time: time::format(now), event, lost, suppressed };
     let mut bytes = Vec::new();
     // Structs of numbers and texts, written to memory: the serialization cannot fail.
-    let _ = line.serialize(&mut Serializer::with_formatter(&mut bytes, Bounded { left: 0, is_cut: false }));
+    let _ =
+        line.serialize(&mut Serializer::with_formatter(&mut bytes, BoundedJson { left: 0, is_cut: false }));
     bytes.push(b'\n');
     bytes
 }
 
 /// JSON without bytes that a terminal interprets; texts that are too long end with `...`.
-struct Bounded {
+struct BoundedJson {
     /// Bytes that the current text may still have.
     left: usize,
     is_cut: bool,
 }
 
-impl Bounded {
+impl BoundedJson {
     fn put<W: ?Sized + io::Write>(&mut self, writer: &mut W, text: &str) -> io::Result<()> {
         match self.left.checked_sub(text.len()) {
             Some(left) if !self.is_cut => {
@@ -64,7 +65,7 @@ impl Bounded {
     }
 }
 
-impl Formatter for Bounded {
+impl Formatter for BoundedJson {
     fn begin_string<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
         (self.left, self.is_cut) = (MAX_TEXT, false);
         writer.write_all(b"\"")

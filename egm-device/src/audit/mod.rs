@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-pub use event::{Action, Actor, Event, Finding, Place, Program, Refusal};
+pub use event::{Action, Actor, Event, Finding, Program, Refusal, RegionBytes};
 pub use file::FILES;
 pub use line::MAX_LINE;
 

@@ -17,7 +17,7 @@ fn actor(comm: &str) -> Actor {
 }
 
 fn grant(comm: &str) -> Event {
-    let place = Place::of("egm4", Span::new(Offset::new(0x1000), 0x2000).unwrap());
+    let place = RegionBytes::of("egm4", Span::new(Offset::new(0x1000), 0x2000).unwrap());
     Event::Grant(Action::new(actor(comm), place, Duration::from_millis(7)))
 }
 
@@ -137,7 +137,7 @@ fn findings_stay_when_grants_rotate_the_log() {
         lost: AtomicU64::new(0),
         unsent: AtomicU64::new(0),
     };
-    let place = || Place::of("egm4", Span::new(Offset::new(0), 4096).unwrap());
+    let place = || RegionBytes::of("egm4", Span::new(Offset::new(0), 4096).unwrap());
     let finding = |reason| Finding::new(actor("vm"), place(), reason);
     sinks.write(&Event::Mismatch(finding("first")), 0);
     sinks.write(&Event::Retire(finding("second")), 0);
@@ -168,7 +168,7 @@ fn the_journal_gets_an_entry_and_one_that_is_stopped_is_not_waited_for() {
     let line = line.lines().nth(1).unwrap();
     assert_eq!(entry, format!("PRIORITY=6\nSYSLOG_IDENTIFIER=egm-device\nEGM_EVENT=grant\nMESSAGE={line}\n"));
     // A journal that reads nothing: its queue fills up.
-    let place = Place::of("egm4", Span::new(Offset::new(0x1000), 0x2000).unwrap());
+    let place = RegionBytes::of("egm4", Span::new(Offset::new(0x1000), 0x2000).unwrap());
     for _ in 0..2000 {
         log.write(&Event::Retire(Finding::new(actor("vm"), place.clone(), "a memory error")));
     }

@@ -32,22 +32,23 @@ const fn civil(days: u64) -> (u64, u64, u64) {
 
 /// The earliest line that `text` means, as the start of a formatted time: a date, a date with a time of day in UTC, or how
 /// long before `now` (`90s`, `15min`, `2h`, `7d`).
-///
-/// # Errors
-/// The accepted formats.
 pub fn parse_since(text: &str, now: SystemTime) -> Result<String, String> {
     if let Some(ago) = ago(text) {
         return Ok(format(now.checked_sub(ago).unwrap_or(SystemTime::UNIX_EPOCH)));
     }
     let pattern = b"dddd-dd-ddTdd:dd:dd.dddZ";
-    let fits = |(byte, like): (u8, &u8)| if *like == b'd' { byte.is_ascii_digit() } else { byte == *like };
     let text = text.replace(' ', "T");
     let is_whole = matches!(text.len(), 10 | 13 | 16 | 19 | 20 | 23 | 24);
     let bare = text.strip_suffix('Z').unwrap_or(&text);
-    if is_whole && bare.bytes().zip(pattern).all(fits) {
+    if is_whole && bare.bytes().zip(pattern).all(|(byte, like)| fits(byte, *like)) {
         return Ok(bare.to_owned());
     }
     Err("expected a time in UTC such as 2026-11-23 or 2026-11-23T08:47, or 90s, 15min, 2h, 7d".to_owned())
+}
+
+/// Whether `byte` fits the byte `like` of a pattern, in which `d` stands for a digit.
+const fn fits(byte: u8, like: u8) -> bool {
+    if like == b'd' { byte.is_ascii_digit() } else { byte == like }
 }
 
 fn ago(text: &str) -> Option<Duration> {

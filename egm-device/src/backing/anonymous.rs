@@ -1,109 +1,43 @@
 //! Memory of this process as a file: memfd, or hugetlb pages by memfd.
 
 use std::ffi::CStr;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
+use std::path::Path;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::Backing;
+use crate::huge_page::HugePage;
 use crate::mapping::{Mapping, MappingError, base_page};
-
-/// Sizes of hugetlb pages that guests use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HugePage {
-    /// 2 MiB.
-    Size2M,
-    /// 32 MiB: arm64 with base pages of 4 or 16 KiB.
-    Size32M,
-    /// 512 MiB: arm64 with base pages of 64 KiB.
-    Size512M,
-    /// 1 GiB.
-    Size1G,
-}
-
-impl HugePage {
-    /// Every size, smaller first.
-    pub const ALL: [Self; 4] = [Self::Size2M, Self::Size32M, Self::Size512M, Self::Size1G];
-
-    /// Bytes in a page.
-    pub const fn bytes(self) -> u64 {
-        match self {
-            Self::Size2M => 2 << 20,
-            Self::Size32M => 32 << 20,
-            Self::Size512M => 512 << 20,
-            Self::Size1G => 1 << 30,
-        }
-    }
-
-    /// The page of `bytes`.
-    pub fn of(bytes: u64) -> Option<Self> {
-        Self::ALL.into_iter().find(|page| page.bytes() == bytes)
-    }
-
-    const fn flag(self) -> MemfdFlags {
-        match self {
-            Self::Size2M => MemfdFlags::HUGE_2MB,
-            Self::Size32M => MemfdFlags::HUGE_32MB,
-            Self::Size512M => MemfdFlags::HUGE_512MB,
-            Self::Size1G => MemfdFlags::HUGE_1GB,
-        }
-    }
-}
+use crate::region;
 
 /// A failure to make memory.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum AnonymousError {
-    /// The kernel refused the file.
-    #[error("memory \"{id}\": memfd of {size:#x} bytes in pages of {page:#x} was refused")]
+    #[error("cannot make memory \"{id}\": memfd of {size:#x} bytes in pages of {page:#x} bytes")]
     Create {
-        /// Name of the memory.
         id: String,
-        /// Its size in bytes.
         size: u64,
-        /// Its page size in bytes.
         page: u64,
-        /// The kernel's reason.
         #[source]
         source: io::Error,
     },
-    /// The memory cannot be kept to a host node.
-    #[error("memory \"{id}\" cannot come from host node {node}")]
+    #[error("cannot bind memory \"{id}\" to host node {node}")]
     Node {
-        /// Name of the memory.
         id: String,
-        /// The node.
         node: u32,
-        /// The reason.
         #[source]
         source: MappingError,
     },
-    /// A file that was passed has another size.
-    #[error("memory \"{id}\" was passed as a file of {found:#x} bytes, and its slice has {size:#x}")]
-    Size {
-        /// Name of the memory.
-        id: String,
-        /// Bytes of the file.
-        found: u64,
-        /// Bytes of the slice.
-        size: u64,
-    },
-    /// The hugetlb pool has too few free pages.
+    #[error("cannot use the file of memory \"{id}\": it has {found:#x} bytes, and the slice has {size:#x}")]
+    Size { id: String, found: u64, size: u64 },
     #[error(
-        "memory \"{id}\" needs {needed} hugetlb pages of {page:#x} bytes, the pool has {free} free: {missing} too few"
+        "cannot make memory \"{id}\" of hugetlb pages of {page:#x} bytes: {needed} required, {free} free, \
+         {missing} missing"
     )]
-    Pool {
-        /// Name of the memory.
-        id: String,
-        /// Pages needed.
-        needed: u64,
-        /// Pages free and not reserved.
-        free: u64,
-        /// Pages missing.
-        missing: u64,
-        /// Page size in bytes.
-        page: u64,
-    },
+    Pool { id: String, needed: u64, free: u64, missing: u64, page: u64 },
 }
 
 /// Anonymous shared memory with a file descriptor; freed, and by the kernel zeroed, when the last user is gone.
@@ -228,15 +162,15 @@ fn free_pages(huge: HugePage, node: Option<u32>) -> u64 {
         || format!("/sys/kernel/mm/hugepages/{name}"),
         |node| format!("/sys/devices/system/node/node{node}/hugepages/{name}"),
     );
-    let number = |name: &str| -> u64 {
-        fs::read_to_string(format!("{folder}/{name}")).ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0)
-    };
+    let number = |name: &str| region::number(Path::new(&format!("{folder}/{name}"))).unwrap_or(0);
     let surplus = number("nr_overcommit_hugepages").saturating_sub(number("surplus_hugepages"));
     number("free_hugepages").saturating_sub(number("resv_hugepages")).saturating_add(surplus)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 
     use super::*;

@@ -20,8 +20,8 @@ use std::time::Duration;
 use egm_address::{Address, Host, InRegion, Span};
 use rustix::fs::{FlockOperation, flock, major, minor};
 
-use super::device::{Node, Window};
-use super::{Backing, BackingError, DaxError, boxed};
+use super::device::{DeviceNode, Window};
+use super::{BackingError, DaxError, OpenResult, boxed};
 use crate::region::{Region, RegionKind, Slice};
 
 /// Time limit of an unbind: it waits for all pins of the memory, DMA mappings for instance.
@@ -48,7 +48,7 @@ pub(crate) struct DaxRegion {
 
 /// The device of a slice.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Child {
+pub(crate) struct DaxDevice {
     name: String,
     /// `None` while it has no memory.
     pub(crate) span: Option<Span<Host>>,
@@ -73,23 +73,21 @@ pub(crate) fn offset_of(region: &Region, span: Span<Host>) -> Option<Span<InRegi
 }
 
 /// The memory of `slice` as a new device. No other device may have any of its bytes.
-pub(super) fn create(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>, BackingError> {
-    let failed = |source| BackingError::SliceDevice { region: region.name.clone(), source };
+pub(super) fn create(region: &Region, slice: &Slice) -> OpenResult {
     let span = span_of(region, slice).ok_or_else(|| BackingError::NoBase { region: region.name.clone() })?;
-    let parent = DaxRegion::of(region, Path::new("/")).map_err(failed)?;
-    let child = parent.create(span).map_err(failed)?;
+    let parent = DaxRegion::of(region, Path::new("/")).map_err(|source| failed(region, source))?;
+    let child = parent.create(span).map_err(|source| failed(region, source))?;
     window(region, slice, &parent, &child)
 }
 
+/// The error of a step with the device of a slice of `region`.
+pub(crate) fn failed(region: &Region, source: DaxError) -> BackingError {
+    BackingError::SliceDevice { region: region.name.clone(), source }
+}
+
 /// The bytes of `slice` by its device `child`.
-pub(crate) fn window(
-    region: &Region,
-    slice: &Slice,
-    parent: &DaxRegion,
-    child: &Child,
-) -> Result<Box<dyn Backing>, BackingError> {
-    let file = parent.open(child);
-    let file = file.map_err(|source| BackingError::SliceDevice { region: region.name.clone(), source })?;
+pub(crate) fn window(region: &Region, slice: &Slice, parent: &DaxRegion, child: &DaxDevice) -> OpenResult {
+    let file = parent.open(child).map_err(|source| failed(region, source))?;
     Window::new(region, slice, file).map(boxed)
 }
 
@@ -109,7 +107,7 @@ impl DaxRegion {
     }
 
     /// The devices of slices, those without memory included.
-    pub(crate) fn children(&self) -> Result<Vec<Child>, DaxError> {
+    pub(crate) fn children(&self) -> Result<Vec<DaxDevice>, DaxError> {
         let folder = self.root.join("sys/bus/dax/devices");
         let entries = fs::read_dir(&folder).map_err(DaxError::at("list", &folder))?;
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -118,13 +116,13 @@ impl DaxRegion {
     }
 
     /// The devices that have any of `span`.
-    pub(crate) fn overlapping(&self, span: Span<Host>) -> Result<Vec<Child>, DaxError> {
+    pub(crate) fn overlapping(&self, span: Span<Host>) -> Result<Vec<DaxDevice>, DaxError> {
         let mut children = self.children()?;
         children.retain(|child| child.span.is_some_and(|of| of.overlaps(span)));
         Ok(children)
     }
 
-    fn child(&self, name: String) -> Result<Child, DaxError> {
+    fn child(&self, name: String) -> Result<DaxDevice, DaxError> {
         let folder = self.device(&name);
         let driver = fs::read_link(folder.join("driver")).ok();
         let driver = driver.and_then(|path| Some(path.file_name()?.to_str()?.to_owned()));
@@ -140,11 +138,11 @@ impl DaxRegion {
             let span = span.filter(|of| *of == size).and_then(|of| Span::new(Address::new(first), of).ok());
             Some(span.ok_or_else(invalid)?)
         };
-        Ok(Child { name, span, driver })
+        Ok(DaxDevice { name, span, driver })
     }
 
     /// A device that has exactly `span`, bound to its driver.
-    fn create(&self, span: Span<Host>) -> Result<Child, DaxError> {
+    fn create(&self, span: Span<Host>) -> Result<DaxDevice, DaxError> {
         let name = self.allocate(span)?;
         let made = self.bind(&name).and_then(|()| self.child(name.clone()));
         if made.is_err() {
@@ -192,9 +190,9 @@ impl DaxRegion {
     }
 
     /// Opens the file of the device.
-    pub(crate) fn open(&self, child: &Child) -> Result<File, DaxError> {
+    pub(crate) fn open(&self, child: &DaxDevice) -> Result<File, DaxError> {
         let path = self.root.join("dev").join(&child.name);
-        let node = Node::at(&path).map_err(DaxError::at("find", &path))?;
+        let node = DeviceNode::at(&path).map_err(DaxError::at("find", &path))?;
         let number = self.device(&child.name).join("dev");
         let expected = fs::read_to_string(&number).map_err(DaxError::at("read", &number))?;
         let rdev = node.number().map_err(DaxError::at("find", &path))?;
@@ -205,7 +203,7 @@ impl DaxRegion {
     }
 
     /// Whether the device can be opened: an unbound one has no mapping that works.
-    pub(crate) fn is_bound(child: &Child) -> bool {
+    pub(crate) fn is_bound(child: &DaxDevice) -> bool {
         child.driver.is_some()
     }
 
@@ -213,7 +211,7 @@ impl DaxRegion {
     ///
     /// # Errors
     /// [`DaxError`]: one of [`DaxError::is_timeout`] while the kernel waits for a pin.
-    pub(crate) fn remove(&self, child: &Child) -> Result<(), DaxError> {
+    pub(crate) fn remove(&self, child: &DaxDevice) -> Result<(), DaxError> {
         let folder = self.device(&child.name);
         match child.driver.as_deref() {
             None => {}

@@ -14,7 +14,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::error::{BackingError, Holder};
 use super::fsdax::rules;
-use super::{Backing, Patience};
+use super::{Backing, OpenWait};
 use crate::mapping::base_page;
 use crate::region::{Region, RegionKind, Slice};
 
@@ -91,27 +91,20 @@ impl Backing for Window {
 
 /// A device that was found, and is not open: opening a pipe, a tape or a file of FUSE in its place would have effects.
 #[derive(Debug)]
-pub(super) struct Node(File);
+pub(super) struct DeviceNode(File);
 
-impl Node {
+impl DeviceNode {
     /// The device file at `device`, of the kind that `region` is made of; a link is not followed.
     ///
     /// # Errors
     /// [`BackingError`]: it is not there, or something else.
     pub(super) fn find(region: &Region, device: &Path) -> Result<Self, BackingError> {
-        let node = Self::at(device).map_err(|source| BackingError::Open {
-            region: region.name.clone(),
-            device: device.to_owned(),
-            source,
-        })?;
+        let node = Self::at(device).map_err(|source| BackingError::open(region, device, source))?;
         check_kind(region, &node.0, Path::new("/sys"))?;
         Ok(node)
     }
 
-    /// What lies at `path`; a link is not followed.
-    ///
-    /// # Errors
-    /// The kernel's.
+    /// The file at `path`; a link is not followed.
     pub(super) fn at(path: &Path) -> io::Result<Self> {
         let is_opened = egm_address::fault!("device-opened-before-its-check");
         let access = if is_opened { OFlags::RDWR | OFlags::NONBLOCK } else { OFlags::PATH };
@@ -119,18 +112,11 @@ impl Node {
         Ok(Self(rustix::fs::open(path, flags, Mode::empty())?.into()))
     }
 
-    /// Its device number.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(super) fn number(&self) -> io::Result<u64> {
         self.0.metadata().map(|metadata| metadata.rdev())
     }
 
     /// Opens the very file that was found, without `O_SYNC`, which would make `/dev/mem` uncached.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(super) fn open(&self) -> io::Result<File> {
         OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
     }
@@ -146,15 +132,12 @@ fn check_kind(region: &Region, file: &File, sys: &Path) -> Result<(), BackingErr
         RegionKind::Devdax { .. } => "a character device of subsystem dax",
         _ => "the character device 1:1 (/dev/mem)",
     };
-    let found = identify(file, sys).map_err(|source| BackingError::Open {
-        region: region.name.clone(),
-        device: PathBuf::from("/proc/self/fd"),
-        source,
-    })?;
+    let opened = Path::new("/proc/self/fd");
+    let found = identify(file, sys).map_err(|source| BackingError::open(region, opened, source))?;
     let is_it = match (&region.kind, &found) {
-        (RegionKind::Egm { .. }, Identity::Device { class, .. }) => class == "egm",
-        (RegionKind::Devdax { .. }, Identity::Device { class, .. }) => class == "dax",
-        (_, Identity::Device { major: 1, minor: 1, .. }) => true,
+        (RegionKind::Egm { .. }, FileKind::Device { class, .. }) => class == "egm",
+        (RegionKind::Devdax { .. }, FileKind::Device { class, .. }) => class == "dax",
+        (_, FileKind::Device { major: 1, minor: 1, .. }) => true,
         _ => false,
     };
     if is_it {
@@ -163,12 +146,12 @@ fn check_kind(region: &Region, file: &File, sys: &Path) -> Result<(), BackingErr
     Err(BackingError::NotTheDevice { region: region.name.clone(), found: found.describe(), wanted })
 }
 
-enum Identity {
+enum FileKind {
     Device { major: u32, minor: u32, class: String },
     Other,
 }
 
-impl Identity {
+impl FileKind {
     fn describe(&self) -> String {
         match self {
             Self::Device { major, minor, class } => {
@@ -179,25 +162,25 @@ impl Identity {
     }
 }
 
-fn identify(file: &File, sys: &Path) -> io::Result<Identity> {
+fn identify(file: &File, sys: &Path) -> io::Result<FileKind> {
     let metadata = file.metadata()?;
     if !metadata.file_type().is_char_device() {
-        return Ok(Identity::Other);
+        return Ok(FileKind::Other);
     }
     let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
     let link = fs::read_link(sys.join(format!("dev/char/{major}:{minor}/subsystem")));
     let class = link.ok().and_then(|target| Some(target.file_name()?.to_string_lossy().into_owned()));
-    Ok(Identity::Device { major, minor, class: class.unwrap_or_default() })
+    Ok(FileKind::Device { major, minor, class: class.unwrap_or_default() })
 }
 
-/// How waiting ended without a file.
+/// A wait that ended without an open file.
 #[derive(Debug)]
-pub(super) enum NotOpen {
+pub(super) enum OpenFailure {
     Cancelled(PathBuf),
     Refused(PathBuf, io::Error),
 }
 
-impl NotOpen {
+impl OpenFailure {
     pub(super) fn of(self, region: &Region) -> BackingError {
         let region = region.name.clone();
         match self {
@@ -217,11 +200,11 @@ impl NotOpen {
 /// Runs `open` on a thread of its own, which outlives a caller that gives up: it then closes the file.
 pub(super) fn wait_for(
     device: &Path,
-    patience: &Patience<'_>,
+    wait: &OpenWait<'_>,
     open: impl FnOnce() -> io::Result<File> + Send + 'static,
-) -> Result<File, NotOpen> {
+) -> Result<File, OpenFailure> {
     let (sender, receiver) = mpsc::sync_channel(1);
-    let refused = |source| NotOpen::Refused(device.to_owned(), source);
+    let refused = |source| OpenFailure::Refused(device.to_owned(), source);
     let begun = Instant::now();
     thread::Builder::new()
         .name("egm-open".into())
@@ -231,10 +214,10 @@ pub(super) fn wait_for(
         match receiver.recv_timeout(TICK) {
             Ok(result) => return result.map_err(refused),
             Err(RecvTimeoutError::Disconnected) => return Err(refused(io::ErrorKind::Other.into())),
-            Err(RecvTimeoutError::Timeout) if patience.cancel.load(Ordering::Relaxed) => {
-                return Err(NotOpen::Cancelled(device.to_owned()));
+            Err(RecvTimeoutError::Timeout) if wait.cancel.load(Ordering::Relaxed) => {
+                return Err(OpenFailure::Cancelled(device.to_owned()));
             }
-            Err(RecvTimeoutError::Timeout) => (patience.progress)(begun.elapsed()),
+            Err(RecvTimeoutError::Timeout) => (wait.progress)(begun.elapsed()),
         }
     }
 }
@@ -286,7 +269,7 @@ mod tests {
             let _ = fs::remove_file(node.join("subsystem"));
             symlink(format!("../../../class/{class}"), node.join("subsystem")).unwrap();
         };
-        let node = Node::at(NULL.as_ref()).unwrap();
+        let node = DeviceNode::at(NULL.as_ref()).unwrap();
         let check = |kind| check_kind(&region(kind, 0x1000, 0x1000), &node.0, sys.path());
         of_class("egm");
         assert!(check(egm()).is_ok());
@@ -297,8 +280,8 @@ mod tests {
         let error = check(RegionKind::Reserved { device: NULL.into() }).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "region \"r\": its file is character device 1:3 of subsystem \"dax\", and must be the character device 1:1 \
-             (/dev/mem)"
+            "cannot use the file of region \"r\": it is character device 1:3 of subsystem \"dax\", and must be \
+             the character device 1:1 (/dev/mem)"
         );
     }
 
@@ -307,7 +290,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let region = region(egm(), 0x1000, 0x1000);
         let at = |name: &str| folder.path().join(name);
-        let missing = Node::find(&region, &at("egm4")).unwrap_err();
+        let missing = DeviceNode::find(&region, &at("egm4")).unwrap_err();
         assert!(matches!(missing, BackingError::Open { .. }) && !at("egm4").exists());
         fs::write(at("plain"), "x").unwrap();
         symlink(NULL, at("link")).unwrap();
@@ -315,7 +298,7 @@ mod tests {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK;
         let reader = rustix::fs::open(at("pipe"), flags, Mode::empty()).unwrap();
         for name in ["plain", "link", "pipe"] {
-            let refused = Node::find(&region, &at(name)).unwrap_err();
+            let refused = DeviceNode::find(&region, &at(name)).unwrap_err();
             assert!(matches!(refused, BackingError::NotTheDevice { .. }), "{name}: {refused}");
         }
         // A pipe hangs up once it had a writer.
@@ -329,7 +312,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("node");
         fs::write(&path, "found").unwrap();
-        let node = Node::at(&path).unwrap();
+        let node = DeviceNode::at(&path).unwrap();
         fs::rename(&path, folder.path().join("other")).unwrap();
         fs::write(&path, "put there since").unwrap();
         assert_eq!(io::read_to_string(node.open().unwrap()).unwrap(), "found");
@@ -337,21 +320,21 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_slow_open_hears_of_it_and_may_give_up() {
-        let (told, cancel) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let (go, wait) = mpsc::channel::<()>();
-        let patience = Patience {
+        let (reports, cancel) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let (go, gone) = mpsc::channel::<()>();
+        let wait = OpenWait {
             progress: &|_| {
-                told.fetch_add(1, Ordering::Relaxed);
+                reports.fetch_add(1, Ordering::Relaxed);
                 cancel.store(true, Ordering::Relaxed);
             },
             cancel: &cancel,
         };
-        let result = wait_for(NULL.as_ref(), &patience, move || {
-            let _ = wait.recv();
+        let result = wait_for(NULL.as_ref(), &wait, move || {
+            let _ = gone.recv();
             File::open(NULL)
         });
-        assert!(matches!(result, Err(NotOpen::Cancelled(_))));
-        assert_eq!(told.into_inner(), 1);
+        assert!(matches!(result, Err(OpenFailure::Cancelled(_))));
+        assert_eq!(reports.into_inner(), 1);
         drop(go);
     }
 
@@ -361,23 +344,23 @@ mod tests {
         let device = fs::canonicalize(folder.path()).unwrap().join("egm4");
         fs::write(&device, "x").unwrap();
         let held = File::open(&device).unwrap();
-        let patience = Patience { progress: &|_| {}, cancel: &AtomicBool::new(false) };
+        let wait = OpenWait { progress: &|_| {}, cancel: &AtomicBool::new(false) };
         let busy = || Err(io::Error::from_raw_os_error(libc::EBUSY));
-        let error = wait_for(&device, &patience, busy).unwrap_err().of(&region(egm(), 0x1000, 0x1000));
+        let error = wait_for(&device, &wait, busy).unwrap_err().of(&region(egm(), 0x1000, 0x1000));
         match &error {
             BackingError::Busy { by, .. } => assert!(by.iter().any(|h| h.pid == std::process::id())),
             other => panic!("{other:?}"),
         }
-        assert!(error.to_string().contains("ask the broker"), "{error}");
+        assert!(error.to_string().contains("it opens once, and it is open in"), "{error}");
         drop(held);
         assert!(holders(&device, Path::new("/proc")).is_empty());
     }
 
     #[test]
     fn a_fatal_signal_during_the_kernels_zeroing_is_named() {
-        let patience = Patience { progress: &|_| {}, cancel: &AtomicBool::new(false) };
+        let wait = OpenWait { progress: &|_| {}, cancel: &AtomicBool::new(false) };
         let interrupted = || Err(io::Error::from_raw_os_error(libc::EINTR));
-        let error = wait_for(NULL.as_ref(), &patience, interrupted).unwrap_err();
+        let error = wait_for(NULL.as_ref(), &wait, interrupted).unwrap_err();
         assert!(matches!(error.of(&region(egm(), 1, 1)), BackingError::Interrupted { .. }));
     }
 }

@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use egm_address::{InRegion, Span};
 
 use super::AnonymousError;
-use crate::free::Evidence;
+use crate::evidence::Evidence;
+use crate::region::Region;
 
 /// A process that has a device open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// Its number.
+    /// Process id in this process's namespace.
     pub pid: u32,
     /// Its name as the kernel has it, made printable.
     pub name: String,
@@ -27,105 +28,50 @@ impl fmt::Display for Holder {
 
 /// A failure to open a slice's memory.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum BackingError {
-    /// The slice is not one of the region's.
     #[error(
-        "slice of \"{named}\" at {offset:#x} with {bytes:#x} bytes is none of region \"{region}\": it has {size:#x} \
-         bytes, and slices are whole pages of {page:#x} bytes"
+        "cannot use a slice of \"{named}\" at {offset:#x} with {bytes:#x} bytes: region \"{region}\" has \
+         {size:#x} bytes, and slices are whole pages of {page:#x} bytes"
     )]
-    Slice {
-        /// The region.
-        region: String,
-        /// Its bytes.
-        size: u64,
-        /// Bytes in its pages.
-        page: u64,
-        /// The region that the slice names.
-        named: String,
-        /// Where the slice begins.
-        offset: u64,
-        /// Its bytes.
-        bytes: u64,
-    },
-    /// The device cannot be opened.
-    #[error("region \"{region}\": cannot open {}", device.display())]
+    Slice { region: String, size: u64, page: u64, named: String, offset: u64, bytes: u64 },
+    #[error("cannot open {} of region \"{region}\"", device.display())]
     Open {
-        /// The region.
         region: String,
-        /// Its device.
         device: PathBuf,
-        /// The kernel's reason.
         #[source]
         source: io::Error,
     },
     /// The device opens once, and another process has it open.
     #[error(
-        "region \"{region}\": {} is open in {}: it opens once, so ask the broker for a slice (egm-device broker) or \
-         end that process", device.display(), holders(.by)
+        "cannot open {} of region \"{region}\": it opens once, and it is open in {}", device.display(), holders(.by)
     )]
-    Busy {
-        /// The region.
-        region: String,
-        /// Its device.
-        device: PathBuf,
-        /// Its holders, as far as this process may see.
-        by: Vec<Holder>,
-    },
-    /// A signal ended the kernel's zeroing of a device.
-    #[error("region \"{region}\": {} was being zeroed by the kernel when a signal came: open it again", device.display())]
-    Interrupted {
-        /// The region.
-        region: String,
-        /// Its device.
-        device: PathBuf,
-    },
-    /// The caller cancelled the wait.
-    #[error("region \"{region}\": gave up waiting for {}, which the kernel may still be busy with", device.display())]
-    Cancelled {
-        /// The region.
-        region: String,
-        /// Its device.
-        device: PathBuf,
-    },
+    Busy { region: String, device: PathBuf, by: Vec<Holder> },
+    #[error("cannot open {} of region \"{region}\": a signal ended the kernel's zeroing of it", device.display())]
+    Interrupted { region: String, device: PathBuf },
+    #[error("cannot open {} of region \"{region}\": cancelled; the kernel may still be busy with it", device.display())]
+    Cancelled { region: String, device: PathBuf },
     /// The region is of a host that is only a copy of its files.
-    #[error("cannot open region \"{region}\": --root names a copy of a host, whose memory is elsewhere")]
-    OtherHost {
-        /// The region.
-        region: String,
-    },
+    #[error("cannot open region \"{region}\": --root names a copy of another host")]
+    OtherHost { region: String },
     /// The file is not the kind of device that the region is made of.
-    #[error("region \"{region}\": its file is {found}, and must be {wanted}")]
-    NotTheDevice {
-        /// The region.
-        region: String,
-        /// Type of the file.
-        found: String,
-        /// Required type.
-        wanted: &'static str,
-    },
-    /// Reserved RAM without an address.
+    #[error("cannot use the file of region \"{region}\": it is {found}, and must be {wanted}")]
+    NotTheDevice { region: String, found: String, wanted: &'static str },
     #[error(
-        "region \"{region}\" is reserved RAM without a base address: name it in the host file (configs/host)"
+        "cannot open region \"{region}\": it is reserved RAM without a base address, which the host file must name"
     )]
-    NoBase {
-        /// The region.
-        region: String,
-    },
+    NoBase { region: String },
     /// The device of a slice cannot be created, opened or removed.
     #[error("cannot make a device of a slice of region \"{region}\"")]
     SliceDevice {
-        /// The region.
         region: String,
-        /// The step that failed.
         #[source]
         source: DaxError,
     },
     /// The file of a slice cannot be created, opened or removed.
     #[error("cannot use the file of a slice of region \"{region}\"")]
     SliceFile {
-        /// The region.
         region: String,
-        /// The step that failed.
         #[source]
         source: DaxError,
     },
@@ -134,60 +80,42 @@ pub enum BackingError {
         "cannot take {bytes} of region \"{region}\": the file of their earlier owner cannot be scrubbed and deleted"
     )]
     Leftover {
-        /// The region.
         region: String,
-        /// Bytes of the region that the file is.
         bytes: Span<InRegion>,
-        /// The reason.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// A page of a slice's new file is bad.
     #[error(
         "cannot use the file of a slice of region \"{region}\": a page of it is bad, and it is set aside"
     )]
-    BadFile {
-        /// The region.
-        region: String,
-    },
+    BadFile { region: String },
     /// Another process keeps the device or the file of earlier owners' bytes.
     #[error(
         "cannot take {bytes} of region \"{region}\": a process still uses their device or file, or pins their memory"
     )]
-    InUse {
-        /// Evidence of the use.
-        evidence: Vec<Evidence>,
-        /// The region.
-        region: String,
-        /// Bytes of the region that the device has.
-        bytes: Span<InRegion>,
-    },
-    /// No hugetlb page has that size.
+    InUse { evidence: Vec<Evidence>, region: String, bytes: Span<InRegion> },
     #[error(
-        "region \"{region}\" has pages of {page:#x} bytes: hugetlb memory is made in pages of 2 MiB or 1 GiB"
+        "cannot open region \"{region}\": its pages have {page:#x} bytes, and hugetlb pages 2 MiB or 1 GiB"
     )]
-    PageSize {
-        /// The region.
-        region: String,
-        /// Its page size in bytes.
-        page: u64,
-    },
-    /// guest_memfd belongs to a VM, and none was named.
+    PageSize { region: String, page: u64 },
     #[error(
-        "region \"{region}\" is guest_memfd, which belongs to a VM: a monitor opens it with its VM's descriptor"
+        "cannot open region \"{region}\": guest_memfd belongs to a VM, so a monitor opens it with its VM's descriptor"
     )]
-    NeedsVm {
-        /// The region.
-        region: String,
-    },
-    /// Memory of a pool could not be made.
+    NeedsVm { region: String },
     #[error(transparent)]
     Anonymous(#[from] AnonymousError),
 }
 
+impl BackingError {
+    /// The error of an open of `device`, which `region` is made of.
+    pub(crate) fn open(region: &Region, device: &Path, source: io::Error) -> Self {
+        Self::Open { region: region.name.clone(), device: device.to_owned(), source }
+    }
+}
+
 fn holders(by: &[Holder]) -> String {
     match by {
-        [] => "a process that this user may not see".to_owned(),
+        [] => "a process that this user cannot see".to_owned(),
         by => by.iter().map(Holder::to_string).collect::<Vec<_>>().join(", "),
     }
 }

@@ -12,14 +12,13 @@
 pub(crate) mod busy;
 pub(crate) mod rules;
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use egm_address::{ByteSize, InRegion, Offset, Span, align_up};
+use egm_address::{ByteSize, InRegion, Span, align_up};
 use rustix::fs::{
     AtFlags, FallocateFlags, IFlags, Mode, OFlags, RenameFlags, fallocate, ioctl_getflags, ioctl_setflags,
     openat, renameat_with, unlinkat,
@@ -28,9 +27,9 @@ use rustix::io::Errno;
 
 use super::device::Window;
 use super::error::DaxError;
-use super::{Backing, BackingError, boxed};
+use super::{Backing, BackingError, OpenResult, boxed};
 use crate::mapping::base_page;
-use crate::region::{Region, RegionKind, Slice};
+use crate::region::{Region, RegionKind, Slice, SliceFile};
 use crate::sys;
 
 /// Bytes that are allocated at a time: ext4 aligns such pieces for pages of this size where it has room.
@@ -52,30 +51,8 @@ pub(crate) struct SliceFolder {
     folder: File,
 }
 
-/// The file of a slice.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SliceFile {
-    name: String,
-    /// What it is of the region.
-    pub(crate) span: Span<InRegion>,
-}
-
-impl SliceFile {
-    fn of(span: Span<InRegion>) -> Self {
-        Self { name: format!("{:016x}-{:016x}", span.start().get(), span.size()), span }
-    }
-
-    /// The file called `name`; `None` for what no ledger made.
-    pub(crate) fn parse(name: &OsStr) -> Option<Self> {
-        let (start, size) = name.to_str()?.split_once('-')?;
-        let number = |text: &str| u64::from_str_radix(text, 16).ok();
-        let file = Self::of(Span::new(Offset::new(number(start)?), number(size)?).ok()?);
-        (name == OsStr::new(&file.name)).then_some(file)
-    }
-}
-
 /// The bytes of `slice` by a new file. No other file may have any of them.
-pub(super) fn create(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>, BackingError> {
+pub(super) fn create(region: &Region, slice: &Slice) -> OpenResult {
     let failed = |source| failed(region, source);
     let span = slice.span();
     let span = span.ok_or_else(|| {
@@ -86,15 +63,13 @@ pub(super) fn create(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>,
     Window::new(region, slice, file).map(boxed)
 }
 
-fn failed(region: &Region, source: DaxError) -> BackingError {
+/// The error of a step with the file of a slice of `region`.
+pub(crate) fn failed(region: &Region, source: DaxError) -> BackingError {
     BackingError::SliceFile { region: region.name.clone(), source }
 }
 
 impl SliceFolder {
     /// The folder of `region`.
-    ///
-    /// # Errors
-    /// [`BackingError`].
     pub(crate) fn of(region: &Region) -> Result<Self, BackingError> {
         match &region.kind {
             RegionKind::Fsdax { folder, device } => {
@@ -124,9 +99,6 @@ impl SliceFolder {
     }
 
     /// The files of slices, by place.
-    ///
-    /// # Errors
-    /// [`DaxError`].
     pub(crate) fn files(&self) -> Result<Vec<SliceFile>, DaxError> {
         let mut files: Vec<_> =
             self.entries()?.filter_map(|entry| SliceFile::parse(&entry.file_name())).collect();
@@ -140,9 +112,6 @@ impl SliceFolder {
     }
 
     /// The files that have any of `span`.
-    ///
-    /// # Errors
-    /// [`DaxError`].
     pub(crate) fn overlapping(&self, span: Span<InRegion>) -> Result<Vec<SliceFile>, DaxError> {
         let mut files = self.files()?;
         files.retain(|file| file.span.overlaps(span));
@@ -150,9 +119,6 @@ impl SliceFolder {
     }
 
     /// The file of exactly `span`, if there is one.
-    ///
-    /// # Errors
-    /// [`DaxError`].
     pub(crate) fn find(&self, span: Span<InRegion>) -> Result<Option<SliceFile>, DaxError> {
         Ok(self.overlapping(span)?.into_iter().find(|file| file.span == span))
     }
@@ -182,17 +148,11 @@ impl SliceFolder {
     }
 
     /// `file` by a descriptor that is no description to the kernel and opens nothing.
-    ///
-    /// # Errors
-    /// [`DaxError`].
     pub(crate) fn name(&self, file: &SliceFile) -> Result<File, DaxError> {
         self.open(file, OFlags::PATH)
     }
 
     /// `file` for the scrub of what its earlier owner left. No other description of it may exist.
-    ///
-    /// # Errors
-    /// [`DaxError`].
     pub(crate) fn reclaim(&self, file: &SliceFile) -> Result<File, DaxError> {
         self.unseal(file)?;
         self.open(file, OFlags::RDWR)
@@ -242,9 +202,6 @@ impl SliceFolder {
     }
 
     /// Bytes of the files that [`SliceFolder::set_aside`] kept.
-    ///
-    /// # Errors
-    /// [`DaxError`].
     pub(crate) fn bad_bytes(&self) -> Result<u64, DaxError> {
         let bad =
             self.entries()?.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(BAD.as_bytes()));
@@ -273,9 +230,6 @@ impl SliceFolder {
 }
 
 /// Bytes of `backing`, a slice's new file, that no page of 2 MiB can map because of where its blocks lie.
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn small_pages(backing: &dyn Backing) -> io::Result<u64> {
     let huge = sys::extents(backing.file())?.iter().map(huge_bytes).fold(0, u64::saturating_add);
     Ok(backing.size().saturating_sub(huge))

@@ -5,41 +5,22 @@ use std::os::fd::BorrowedFd;
 
 use super::anonymous::Anonymous;
 use crate::mapping::base_page;
-use crate::sys;
-
-/// `GUEST_MEMFD_FLAG_MMAP`: the host may map it. `GUEST_MEMFD_FLAG_INIT_SHARED`: its pages begin as shared; without it,
-/// an access from the host gets a SIGBUS until the guest shares the page, which no guest here does.
-const FLAGS: u64 = 1 << 0 | 1 << 1;
-
-/// Whether `has`, an answer to `KVM_CAP_GUEST_MEMFD_FLAGS`, is enough.
-pub(crate) const fn can_be_mapped(has: u64) -> bool {
-    has & FLAGS == FLAGS
-}
+use crate::sys::{self, GUEST_MEMFD_FLAGS, can_map_guest_memfd};
 
 /// A failure to make such memory.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum GuestMemfdError {
     /// KVM is too old, or this VM is of a kind with private memory: there x86 has no pages that begin as shared.
     #[error(
-        "memory \"{id}\": KVM lacks guest_memfd flags {wanted:#x} for this VM and has {has:#x} \
+        "cannot make memory \"{id}\": KVM lacks guest_memfd flags {wanted:#x} for this VM and has {has:#x} \
          (KVM_CAP_GUEST_MEMFD_FLAGS, Linux 6.18): choose hugetlb or memfd memory"
     )]
-    Unsupported {
-        /// Name of the memory.
-        id: String,
-        /// Required flags.
-        wanted: u64,
-        /// Available flags.
-        has: u64,
-    },
-    /// KVM refused it.
-    #[error("memory \"{id}\": guest_memfd of {size:#x} bytes was refused")]
+    Unsupported { id: String, wanted: u64, has: u64 },
+    #[error("cannot make memory \"{id}\": guest_memfd of {size:#x} bytes")]
     Create {
-        /// Name of the memory.
         id: String,
-        /// Its size in bytes.
         size: u64,
-        /// The kernel's reason.
         #[source]
         source: io::Error,
     },
@@ -49,16 +30,13 @@ pub enum GuestMemfdError {
 impl Anonymous {
     /// `size` bytes for `id`, which belong to the VM with the descriptor `vm`: zero, in base pages, for no other VM, and
     /// gone with the last descriptor and mapping, which keep the VM.
-    ///
-    /// # Errors
-    /// [`GuestMemfdError`].
     pub fn of_vm(id: &str, vm: BorrowedFd<'_>, size: u64) -> Result<Self, GuestMemfdError> {
         let create = |source| GuestMemfdError::Create { id: id.to_owned(), size, source };
         let has = sys::guest_memfd_flags(vm).map_err(create)?;
-        if !can_be_mapped(has) {
-            return Err(GuestMemfdError::Unsupported { id: id.to_owned(), wanted: FLAGS, has });
+        if !can_map_guest_memfd(has) {
+            return Err(GuestMemfdError::Unsupported { id: id.to_owned(), wanted: GUEST_MEMFD_FLAGS, has });
         }
-        let file = sys::create_guest_memfd(vm, size, FLAGS).map_err(create)?.into();
+        let file = sys::create_guest_memfd(vm, size, GUEST_MEMFD_FLAGS).map_err(create)?.into();
         Ok(Self { file, size, page_size: base_page() })
     }
 }
@@ -74,7 +52,7 @@ mod tests {
 
     #[test]
     fn memory_that_may_be_mapped_but_begins_as_private_is_of_no_use() {
-        assert_eq!([0, 1, 2, 3, 7].map(can_be_mapped), [false, false, false, true, true]);
+        assert_eq!([0, 1, 2, 3, 7].map(can_map_guest_memfd), [false, false, false, true, true]);
     }
 
     #[test]

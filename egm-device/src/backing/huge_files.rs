@@ -44,13 +44,13 @@ pub struct HugeFilesError {
     pub step: &'static str,
     /// Whether it failed in a user namespace.
     pub user_namespace: bool,
-    /// The kernel's reason.
+    /// The kernel's error at that step.
     #[source]
     pub source: io::Error,
 }
 
 /// A step and the kernel's reason to refuse it.
-type Refused = (&'static str, Errno);
+type StepError = (&'static str, Errno);
 
 /// A tmpfs of this process's own, which ends with its last file.
 #[derive(Debug)]
@@ -69,7 +69,8 @@ impl HugeFiles {
             Err((_, Errno::PERM)) => (true, in_user_namespace()),
             mounted => (false, mounted),
         };
-        let error = |(step, source): Refused| HugeFilesError { step, user_namespace, source: source.into() };
+        let error =
+            |(step, source): StepError| HugeFilesError { step, user_namespace, source: source.into() };
         mounted.map(|mount| Self { mount, user_namespace }).map_err(error)
     }
 
@@ -80,9 +81,6 @@ impl HugeFiles {
 
     /// `size` bytes for `id`. The file has no seals: only holders of this descriptor can shrink it, so it is not for other
     /// processes.
-    ///
-    /// # Errors
-    /// [`AnonymousError::Create`].
     pub fn create(&self, id: &str, size: u64) -> Result<Anonymous, AnonymousError> {
         let page_size = base_page();
         let error =
@@ -97,7 +95,7 @@ impl HugeFiles {
 }
 
 /// Allocates nothing and cannot panic: [`in_user_namespace`] runs it in a child that shares this process's memory.
-fn mount() -> Result<OwnedFd, Refused> {
+fn mount() -> Result<OwnedFd, StepError> {
     let at = |step| move |errno| (step, errno);
     let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(at("open a tmpfs"))?;
     for (key, value) in OPTIONS {
@@ -112,7 +110,7 @@ fn mount() -> Result<OwnedFd, Refused> {
 }
 
 /// [`mount`] by a child of its own namespaces.
-fn in_user_namespace() -> Result<OwnedFd, Refused> {
+fn in_user_namespace() -> Result<OwnedFd, StepError> {
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let maps = [format!("{user} {user} 1"), format!("{group} {group} 1")];
     let mut mounted = Err(("run a child", Errno::CHILD));
@@ -141,7 +139,7 @@ fn in_user_namespace() -> Result<OwnedFd, Refused> {
 }
 
 /// Maps this user and group into the user namespace of the calling process: the files then belong to them.
-fn identify([user, group]: &[String; 2]) -> Result<(), Refused> {
+fn identify([user, group]: &[String; 2]) -> Result<(), StepError> {
     let write = |path: &CStr, text: &str| {
         let file = rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
         rustix::io::write(file, text.as_bytes())

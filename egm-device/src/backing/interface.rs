@@ -27,9 +27,6 @@ pub trait Backing: Send + Sync {
     fn outlives_power(&self) -> bool;
 
     /// Writes stored bytes to the medium, where that outlives power.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn persist(&self) -> io::Result<()> {
         if self.outlives_power() && !egm_address::fault!("zeros-not-stored") {
             return self.file().sync_data();

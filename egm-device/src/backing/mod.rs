@@ -23,19 +23,22 @@ use std::fs::File;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use crate::huge_page::HugePage;
 use crate::region::{DaxFiles, Region, RegionKind, Slice};
 
-pub use anonymous::{Anonymous, AnonymousError, HugePage};
+pub use anonymous::{Anonymous, AnonymousError};
 pub(crate) use device::Window;
 pub use error::{BackingError, DaxError, Holder};
 pub use guest_memfd::GuestMemfdError;
-pub(crate) use guest_memfd::can_be_mapped;
 pub use huge_files::{HugeFiles, HugeFilesError};
 pub use interface::Backing;
 pub use retired_list::{RetiredListError, RetiredPages, retired_pages};
 
+/// The memory of a slice, or the reason that it cannot be opened.
+pub type OpenResult = Result<Box<dyn Backing>, BackingError>;
+
 /// Progress and cancellation of a wait: the first open of an EGM device zeroes all of it, which takes minutes.
-pub struct Patience<'a> {
+pub struct OpenWait<'a> {
     /// Called a few times a second with the time waited so far.
     pub progress: &'a dyn Fn(Duration),
     /// Set from any thread to stop waiting. The kernel still finishes zeroing and then closes the device by itself;
@@ -47,26 +50,18 @@ pub struct Patience<'a> {
 ///
 /// # Errors
 /// [`BackingError`]: the slice does not fit the region, the host refused, or the caller cancelled.
-pub fn open(
-    region: &Region,
-    slice: &Slice,
-    patience: &Patience<'_>,
-) -> Result<Box<dyn Backing>, BackingError> {
+pub fn open(region: &Region, slice: &Slice, wait: &OpenWait<'_>) -> OpenResult {
     check(region, slice)?;
     match &region.kind {
         RegionKind::Egm { device } => {
-            let node = device::Node::find(region, device)?;
-            let file = device::wait_for(device, patience, move || node.open()).map_err(|e| e.of(region))?;
+            let node = device::DeviceNode::find(region, device)?;
+            let file = device::wait_for(device, wait, move || node.open()).map_err(|e| e.of(region))?;
             window(region, slice, file)
         }
         RegionKind::Devdax { files: DaxFiles::PerSlice, .. } => dax::create(region, slice),
         RegionKind::Reserved { device } | RegionKind::Devdax { device, .. } => {
-            let file = device::Node::find(region, device)?.open().map_err(|source| BackingError::Open {
-                region: region.name.clone(),
-                device: device.clone(),
-                source,
-            })?;
-            window(region, slice, file)
+            let file = device::DeviceNode::find(region, device)?.open();
+            window(region, slice, file.map_err(|source| BackingError::open(region, device, source))?)
         }
         RegionKind::Fsdax { .. } => fsdax::create(region, slice),
         RegionKind::Hugetlb => anonymous(region, slice, Some(huge_page(region)?)),
@@ -79,7 +74,7 @@ pub fn open(
 ///
 /// # Errors
 /// [`BackingError`]: the slice does not fit the region, or `file` is something else.
-pub fn adopt(region: &Region, slice: &Slice, file: File) -> Result<Box<dyn Backing>, BackingError> {
+pub fn adopt(region: &Region, slice: &Slice, file: File) -> OpenResult {
     check(region, slice)?;
     match &region.kind {
         RegionKind::Egm { .. }
@@ -97,15 +92,11 @@ fn boxed(backing: impl Backing + 'static) -> Box<dyn Backing> {
     Box::new(backing)
 }
 
-fn window(region: &Region, slice: &Slice, file: File) -> Result<Box<dyn Backing>, BackingError> {
+fn window(region: &Region, slice: &Slice, file: File) -> OpenResult {
     Window::new(region, slice, file).map(boxed)
 }
 
-fn anonymous(
-    region: &Region,
-    slice: &Slice,
-    huge: Option<HugePage>,
-) -> Result<Box<dyn Backing>, BackingError> {
+fn anonymous(region: &Region, slice: &Slice, huge: Option<HugePage>) -> OpenResult {
     Ok(boxed(Anonymous::on_node(&region.name, slice.size.get(), huge, region.node)?))
 }
 
@@ -156,8 +147,8 @@ pub(crate) mod tests {
         Slice { region: "r".into(), offset, size: ByteSize::new(size) }
     }
 
-    fn opened(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>, BackingError> {
-        open(region, slice, &Patience { progress: &|_| {}, cancel: &AtomicBool::new(false) })
+    fn opened(region: &Region, slice: &Slice) -> OpenResult {
+        open(region, slice, &OpenWait { progress: &|_| {}, cancel: &AtomicBool::new(false) })
     }
 
     #[test]

@@ -29,9 +29,6 @@ const BLOCK: u64 = 0x1_0000;
 /// A source of the list.
 pub trait RetiredPages {
     /// Fills `buffer` with header and entries, and passes its length to the device.
-    ///
-    /// # Errors
-    /// The device's.
     fn fill(&self, buffer: &mut [u8]) -> io::Result<()>;
 }
 
@@ -43,45 +40,29 @@ impl RetiredPages for File {
 
 /// A failure to read the retired pages of a region.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum RetiredListError {
-    /// The device does not answer.
-    #[error("region \"{region}\": the device refuses its list of retired pages (ioctl 0x4564)")]
+    #[error("cannot read the retired pages of region \"{region}\": the device refuses (ioctl 0x4564)")]
     Refused {
-        /// The region.
         region: String,
-        /// The kernel's reason.
         #[source]
         source: io::Error,
     },
     /// The list is longer than any that can be right.
     #[error(
-        "region \"{region}\": the list of retired pages needs {bytes:#x} bytes, {MAX_BYTES:#x} at most are read"
+        "cannot read the retired pages of region \"{region}\": they need {bytes:#x} bytes, and {MAX_BYTES:#x} \
+         at most are read"
     )]
-    TooLong {
-        /// The region.
-        region: String,
-        /// Bytes that it needs.
-        bytes: usize,
-    },
-    /// More entries than the buffer holds.
+    TooLong { region: String, bytes: usize },
     #[error(
-        "region \"{region}\": the device says it wrote {count} retired pages into room for {room}: its driver is not \
+        "cannot read the retired pages of region \"{region}\": {count} entries in room for {room}; the driver is not \
          the one that this program knows"
     )]
-    Count {
-        /// The region.
-        region: String,
-        /// Entries that it reported.
-        count: usize,
-        /// Entries that fit.
-        room: usize,
-    },
-    /// The list never comes to rest.
-    #[error("region \"{region}\": the list of retired pages grew {MAX_QUESTIONS} times while it was read")]
-    Endless {
-        /// The region.
-        region: String,
-    },
+    Count { region: String, count: usize, room: usize },
+    #[error(
+        "cannot read the retired pages of region \"{region}\": they grew {MAX_QUESTIONS} times meanwhile"
+    )]
+    Endless { region: String },
 }
 
 /// The retired pages of `region` as its device lists them, in blocks of 64 KiB.

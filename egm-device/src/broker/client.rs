@@ -12,7 +12,7 @@ use egm_report::{Blame, Report};
 use rustix::net::SocketFlags;
 
 use super::packet;
-use super::wire::{self, MAX_REPLY, MAX_SPANS, Refused, Reply, Request, Take};
+use super::wire::{self, MAX_REPLY, MAX_SPANS, RefusalReply, Reply, Request, SliceRequest};
 use crate::backing::{self, Backing, BackingError};
 use crate::region::{Region, Slice};
 
@@ -22,21 +22,27 @@ const MAX_REGION: u64 = 64 << 20;
 /// A cancel flag that is never set.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-/// Why there is no slice.
+/// Remedies for refusals of each request.
+const TAKE_HELP: &str = "egm-device carve free shows what you can get now; an operator can change the rules in \
+                         /etc/egm-device/policy.json";
+const FREE_HELP: &str = "an operator can add a rule for this user to /etc/egm-device/policy.json";
+const RETURN_HELP: &str = "end the processes that use the memory, then return the slice again";
+
+/// A failed exchange with a broker.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum ClientError {
     #[error("cannot reach the broker at {}", path.display())]
     Connect { path: PathBuf, source: io::Error },
-    #[error("the broker refused {asked}: {why}")]
-    Refused { asked: String, why: String },
-    #[error("the broker hung up")]
+    #[error("cannot {step}: {why}")]
+    Refused { step: String, why: String, help: &'static str },
+    #[error("cannot reach the broker any more: it closed the connection")]
     Gone(#[source] io::Error),
-    #[error("did not wait until the broker had scrubbed the slice, which goes on")]
+    #[error("cannot confirm the return of the slice: cancelled while the broker scrubs it")]
     Cancelled,
-    #[error("the broker said something unknown: {what}")]
+    #[error("cannot use the broker's reply: {what}")]
     Unknown { what: &'static str },
-    #[error("the memory that the broker passed cannot be used")]
+    #[error("cannot use the memory that the broker passed")]
     Backing(#[source] BackingError),
 }
 
@@ -53,8 +59,12 @@ impl Report for ClientError {
             Self::Connect { path, .. } => {
                 Some(format!("start it: egm-device broker --socket {}", path.display()))
             }
-            Self::Unknown { .. } => Some("use a client and a broker of one version".to_owned()),
-            _ => None,
+            Self::Refused { help, .. } => Some((*help).to_owned()),
+            Self::Gone(_) => Some("see that the broker runs: systemctl status egm-broker".to_owned()),
+            Self::Unknown { .. } | Self::Backing(_) => {
+                Some("use a client and a broker of one version".to_owned())
+            }
+            Self::Cancelled => None,
         }
     }
 }
@@ -67,9 +77,6 @@ pub struct Client {
 
 impl Client {
     /// Connects to the broker at `path`, which identifies this process even if another one uses the connection.
-    ///
-    /// # Errors
-    /// [`ClientError::Connect`].
     pub fn connect(path: &Path) -> Result<Self, ClientError> {
         let error = |source| ClientError::Connect { path: path.to_owned(), source };
         let socket = packet::socket(SocketFlags::empty()).map_err(error)?;
@@ -82,42 +89,43 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`]: refused, with the rule and what is free instead, or the broker broke the protocol.
-    pub fn take(self, take: &Take, waiting: impl FnOnce(&str)) -> Result<Loan, ClientError> {
-        self.say(&Request::Take(take.clone()))?;
+    pub fn take(self, take: &SliceRequest, waiting: impl FnOnce(&str)) -> Result<BrokerLease, ClientError> {
+        self.send(&Request::Take(take.clone()))?;
         let mut waiting = Some(waiting);
         loop {
-            let (reply, descriptors) = self.hear(&NEVER)?;
+            let (reply, descriptors) = self.receive(&NEVER)?;
             match reply {
-                Reply::Waiting(Refused { why, .. }) => {
+                Reply::Waiting(RefusalReply { why, .. }) => {
                     if let Some(waiting) = waiting.take() {
                         waiting(&why);
                     }
                 }
-                Reply::Granted { slice, offset } => return Loan::new(self, slice, offset, descriptors),
-                Reply::Refused(Refused { why, .. }) => {
-                    return Err(ClientError::Refused { asked: take.name.clone(), why });
+                Reply::Granted { slice, offset } => {
+                    return BrokerLease::new(self, slice, offset, descriptors);
                 }
-                _ => return Err(ClientError::Unknown { what: "an answer to nothing" }),
+                Reply::Refused(RefusalReply { why, .. }) => {
+                    let step = format!("get slice \"{}\" from the broker", take.name);
+                    return Err(ClientError::Refused { step, why, help: TAKE_HELP });
+                }
+                _ => return Err(ClientError::Unknown { what: "it answers another request" }),
             }
         }
     }
 
-    /// What is available to this user now: bytes in total, and bytes in the largest piece.
-    ///
-    /// # Errors
-    /// [`ClientError`].
+    /// Memory that is available to this user now: bytes in total, and bytes in the largest block.
     pub fn free(&self) -> Result<(u64, u64), ClientError> {
-        self.say(&Request::Free)?;
-        match self.hear(&NEVER)?.0 {
+        self.send(&Request::Free)?;
+        match self.receive(&NEVER)?.0 {
             Reply::Free(room) => Ok((room.total, room.largest)),
-            Reply::Refused(Refused { why, .. }) => {
-                Err(ClientError::Refused { asked: "to say what is free".into(), why })
+            Reply::Refused(RefusalReply { why, .. }) => {
+                let step = "get the free memory from the broker".to_owned();
+                Err(ClientError::Refused { step, why, help: FREE_HELP })
             }
-            _ => Err(ClientError::Unknown { what: "an answer to nothing" }),
+            _ => Err(ClientError::Unknown { what: "it answers another request" }),
         }
     }
 
-    fn say(&self, request: &Request) -> Result<(), ClientError> {
+    fn send(&self, request: &Request) -> Result<(), ClientError> {
         match packet::send(self.socket.as_fd(), &wire::encode(request), &[]) {
             // A broker that refused the connection sent the reason before it hung up.
             Err(error)
@@ -125,14 +133,14 @@ impl Client {
             {
                 Ok(())
             }
-            said => said.map_err(ClientError::Gone),
+            sent => sent.map_err(ClientError::Gone),
         }
     }
 
-    fn hear(&self, cancel: &AtomicBool) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
+    fn receive(&self, cancel: &AtomicBool) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
         let mut buffer = [0; MAX_REPLY];
-        let heard = packet::wait_for(self.socket.as_fd(), &mut buffer, cancel);
-        let (length, descriptors) = heard.map_err(|error| match error.kind() {
+        let received = packet::wait_for(self.socket.as_fd(), &mut buffer, cancel);
+        let (length, descriptors) = received.map_err(|error| match error.kind() {
             io::ErrorKind::Interrupted => ClientError::Cancelled,
             _ => ClientError::Gone(error),
         })?;
@@ -140,7 +148,7 @@ impl Client {
             None | Some([]) => Err(ClientError::Gone(io::ErrorKind::UnexpectedEof.into())),
             Some(packet) => {
                 let reply = serde_json::from_slice(packet);
-                let reply = reply.map_err(|_| ClientError::Unknown { what: "a packet that is no answer" })?;
+                let reply = reply.map_err(|_| ClientError::Unknown { what: "it has another format" })?;
                 Ok((reply, descriptors))
             }
         }
@@ -149,7 +157,7 @@ impl Client {
 
 /// A slice from a broker. It stays granted while this value or this process lives.
 #[derive(Debug)]
-pub struct Loan {
+pub struct BrokerLease {
     client: Client,
     region: Region,
     slice: Slice,
@@ -157,7 +165,7 @@ pub struct Loan {
     file: File,
 }
 
-impl Loan {
+impl BrokerLease {
     fn new(
         client: Client,
         slice: Slice,
@@ -165,12 +173,13 @@ impl Loan {
         descriptors: Vec<OwnedFd>,
     ) -> Result<Self, ClientError> {
         let Ok([memory, description]) = <[OwnedFd; packet::DESCRIPTORS]>::try_from(descriptors) else {
-            return Err(ClientError::Unknown { what: "a slice without its descriptors" });
+            return Err(ClientError::Unknown { what: "it has a slice without descriptors" });
         };
         let mut text = Vec::new();
         read_all(&description.into(), &mut text).map_err(ClientError::Gone)?;
         let region = serde_json::from_slice(&text);
-        let region = region.map_err(|_| ClientError::Unknown { what: "a region that is none" })?;
+        let region = region
+            .map_err(|_| ClientError::Unknown { what: "its description of the region has another format" })?;
         Ok(Self { client, region, slice, offset, file: memory.into() })
     }
 
@@ -180,7 +189,7 @@ impl Loan {
         &self.region
     }
 
-    /// The slice.
+    /// Offset and size in the region.
     #[must_use]
     pub const fn slice(&self) -> &Slice {
         &self.slice
@@ -192,7 +201,7 @@ impl Loan {
         &self.file
     }
 
-    /// Where the slice begins in [`Loan::file`].
+    /// Offset of the slice in [`BrokerLease::file`].
     #[must_use]
     pub const fn offset(&self) -> u64 {
         self.offset
@@ -208,12 +217,9 @@ impl Loan {
     }
 
     /// Reports `bad` bytes of the slice (offsets in the region): no later owner gets them. The broker sends no reply.
-    ///
-    /// # Errors
-    /// [`ClientError::Gone`].
     pub fn retire(&self, bad: &SpanSet<InRegion>) -> Result<(), ClientError> {
         let spans: Vec<_> = bad.iter().map(|span| (span.start().get(), span.size())).collect();
-        spans.chunks(MAX_SPANS).try_for_each(|part| self.client.say(&Request::Bad(part.to_vec())))
+        spans.chunks(MAX_SPANS).try_for_each(|part| self.client.send(&Request::Bad(part.to_vec())))
     }
 
     /// The connection: a process that inherits it keeps the loan, even when this one has ended.
@@ -225,18 +231,16 @@ impl Loan {
     /// Returns the slice and waits until it is scrubbed or `cancel` is set: the broker then finishes alone. No process
     /// may map the slice any more. Without this call, the slice goes back when this process and every holder of the
     /// connection are gone.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn give_back(self, cancel: &AtomicBool) -> Result<(), ClientError> {
         drop(self.file);
-        self.client.say(&Request::Return)?;
-        match self.client.hear(cancel)?.0 {
+        self.client.send(&Request::Return)?;
+        match self.client.receive(cancel)?.0 {
             Reply::Returned => Ok(()),
-            Reply::Refused(Refused { why, .. }) => {
-                Err(ClientError::Refused { asked: "a return".into(), why })
+            Reply::Refused(RefusalReply { why, .. }) => {
+                let step = "return the slice to the broker".to_owned();
+                Err(ClientError::Refused { step, why, help: RETURN_HELP })
             }
-            _ => Err(ClientError::Unknown { what: "an answer to nothing" }),
+            _ => Err(ClientError::Unknown { what: "it answers another request" }),
         }
     }
 }
@@ -281,11 +285,11 @@ mod tests {
         };
         let slice = Slice { region: "egm4".into(), offset: 0, size: ByteSize::new(4096) };
         let file = tempfile::tempfile().unwrap();
-        let loan = Loan { client: Client { socket }, region, slice, offset: 0, file };
-        assert!(matches!(loan.give_back(&AtomicBool::new(true)), Err(ClientError::Cancelled)));
-        let mut said = [0; 64];
+        let lease = BrokerLease { client: Client { socket }, region, slice, offset: 0, file };
+        assert!(matches!(lease.give_back(&AtomicBool::new(true)), Err(ClientError::Cancelled)));
+        let mut sent = [0; 64];
         assert!(matches!(
-            packet::receive(broker.as_fd(), &mut said).unwrap(),
+            packet::receive(broker.as_fd(), &mut sent).unwrap(),
             packet::Packet::Whole(b"\"return\"")
         ));
     }

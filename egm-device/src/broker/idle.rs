@@ -39,7 +39,6 @@ impl IdleScrub {
         current.as_deref() == Some(region)
     }
 
-    /// Stops the scrub.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }

@@ -10,10 +10,10 @@ use egm_address::{InRegion, Offset, Span, SpanSet};
 use rustix::event::epoll;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-use super::refusal::NotBack;
+use super::refusal::ReturnFailure;
 use super::session::Key;
-use super::source::{Held, StillUsed};
-use super::wire::{self, Refused, Take};
+use super::source::{GrantedSlice, StillUsed};
+use super::wire::{self, RefusalReply, SliceRequest};
 use crate::audit::{Actor, Event, Refusal};
 
 /// Descriptors and claims of a session, outside the state machine.
@@ -22,38 +22,45 @@ pub(super) struct Link {
     pub(super) socket: Option<OwnedFd>,
     /// `None` once the process has ended.
     pub(super) process: Option<OwnedFd>,
-    pub(super) lease: Option<Box<dyn Held>>,
+    pub(super) lease: Option<Box<dyn GrantedSlice>>,
     /// Bytes of the slice that its client claims to be bad.
     bad: SpanSet<InRegion>,
     /// The process, for the audit log.
     by: Actor,
     /// Its last request for a slice.
-    pub(super) asked: Option<Take>,
+    pub(super) asked: Option<SliceRequest>,
     /// Set when the slice that is being made is no longer wanted.
     pub(super) cancel: Arc<AtomicBool>,
 }
 
 /// A slice that stays with its client although it was to be returned.
-pub(super) struct Kept {
-    lent: Box<dyn Held>,
+pub(super) struct UnreturnedSlice {
+    slice: Box<dyn GrantedSlice>,
     bad: SpanSet<InRegion>,
-    why: NotBack,
+    why: ReturnFailure,
 }
 
-/// Returns a slice to its source, with the `bad` bytes that its client found.
-pub(super) fn give_back(lent: Box<dyn Held>, bad: &SpanSet<InRegion>) -> Result<(), Kept> {
-    let given = lent.give_back(bad);
-    given.map_err(|StillUsed { why, held }| Kept {
-        lent: held,
-        bad: SpanSet::default(),
-        why: NotBack::Used(why),
-    })
+/// A slice on its way back to its source.
+pub(super) struct ReturnedSlice {
+    slice: Box<dyn GrantedSlice>,
+    /// Bytes that its client found bad.
+    bad: SpanSet<InRegion>,
 }
 
-impl Kept {
-    /// A kept slice, because no thread could start to return it.
-    pub(super) fn without_thread(lent: Box<dyn Held>, bad: SpanSet<InRegion>, error: &io::Error) -> Self {
-        Self { lent, bad, why: NotBack::NoThread(error.to_string()) }
+impl ReturnedSlice {
+    /// Returns the slice to its source.
+    pub(super) fn give_back(self) -> Result<(), UnreturnedSlice> {
+        self.slice.give_back(&self.bad).map_err(|StillUsed { why, held }| UnreturnedSlice {
+            slice: held,
+            bad: SpanSet::default(),
+            why: ReturnFailure::Used(why),
+        })
+    }
+
+    /// Keeps the slice, because no thread could start to return it.
+    pub(super) fn without_thread(self, error: &io::Error) -> UnreturnedSlice {
+        let why = ReturnFailure::NoThread(error.to_string());
+        UnreturnedSlice { slice: self.slice, bad: self.bad, why }
     }
 }
 
@@ -65,7 +72,7 @@ impl Link {
     }
 
     /// The audit event that the client was `refused`.
-    pub(super) fn refusal(&self, refused: &Refused) -> Event {
+    pub(super) fn refusal(&self, refused: &RefusalReply) -> Event {
         Event::Refusal(Refusal {
             by: self.by(),
             region: self.asked.as_ref().map(|take| take.regions.join(" ")),
@@ -76,7 +83,7 @@ impl Link {
 
     /// Its claims, with the part of `spans` that lies in its slice.
     pub(super) fn with_claims(&self, spans: &[(u64, u64)]) -> SpanSet<InRegion> {
-        let slice = self.lease.as_ref().and_then(|lent| lent.slice().span());
+        let slice = self.lease.as_ref().and_then(|slice| slice.slice().span());
         let inside = spans.iter().filter_map(|(start, size)| {
             Span::new(Offset::new(*start), *size).ok().and_then(|span| span.intersection(slice?))
         });
@@ -94,7 +101,7 @@ impl Link {
 
     /// The region of its slice.
     pub(super) fn region(&self) -> Option<&str> {
-        self.lease.as_ref().map(|lent| lent.slice().region.as_str())
+        self.lease.as_ref().map(|slice| slice.slice().region.as_str())
     }
 
     pub(super) const fn uid(&self) -> u32 {
@@ -107,14 +114,14 @@ impl Link {
         Actor { owner: owner.unwrap_or_default(), ..self.by.clone() }
     }
 
-    /// Takes the lease to return, and its bad bytes.
-    pub(super) fn take_lease(&mut self) -> Option<(Box<dyn Held>, SpanSet<InRegion>)> {
-        Some((self.lease.take()?, std::mem::take(&mut self.bad)))
+    /// Takes the lease to return it.
+    pub(super) fn take_lease(&mut self) -> Option<ReturnedSlice> {
+        Some(ReturnedSlice { slice: self.lease.take()?, bad: std::mem::take(&mut self.bad) })
     }
 
     /// Undoes [`Link::take_lease`]; returns why.
-    pub(super) fn keep_lease(&mut self, kept: Kept) -> NotBack {
-        (self.lease, self.bad) = (Some(kept.lent), kept.bad);
+    pub(super) fn keep_lease(&mut self, kept: UnreturnedSlice) -> ReturnFailure {
+        (self.lease, self.bad) = (Some(kept.slice), kept.bad);
         kept.why
     }
 
@@ -134,7 +141,7 @@ impl Link {
 }
 
 /// The region of a slice as JSON in a sealed file: its retired pages may be more than a packet holds.
-pub(super) fn describe(lease: &dyn Held) -> io::Result<File> {
+pub(super) fn describe(lease: &dyn GrantedSlice) -> io::Result<File> {
     let mut file = File::from(memfd_create(c"region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     io::Write::write_all(&mut file, &wire::encode(lease.region()))?;
     fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;

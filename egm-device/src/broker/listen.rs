@@ -17,33 +17,19 @@ const BACKLOG: i32 = 128;
 
 /// Why the broker cannot serve.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum ServerError {
-    /// Another broker has the socket.
-    #[error("another broker listens at {}", path.display())]
-    Taken {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// Other users could hold the lock beside the socket.
-    #[error("lock {} belongs to user {uid} with mode {mode:#o}, and must be the broker's own with 0o600", path.display())]
-    NotOurs {
-        /// The lock.
-        path: PathBuf,
-        /// Its owner.
-        uid: u32,
-        /// Its permissions.
-        mode: u32,
-    },
-    /// The socket cannot be made.
+    #[error("cannot listen at {}: another broker does", path.display())]
+    Taken { path: PathBuf },
+    #[error("cannot trust lock {}: it belongs to user {uid} with mode {mode:#o}, not to the \
+        broker with 0o600", path.display())]
+    NotOurs { path: PathBuf, uid: u32, mode: u32 },
     #[error("cannot listen at {}", path.display())]
     Listen {
-        /// The socket.
         path: PathBuf,
-        /// The kernel's reason.
         #[source]
         source: io::Error,
     },
-    /// The loop cannot wait.
     #[error("cannot wait for clients")]
     Wait(#[source] io::Error),
 }
@@ -61,7 +47,9 @@ pub(crate) fn no_place(path: &Path, why: &io::Error) -> (Blame, String) {
         (io::ErrorKind::NotFound, Some(folder)) => {
             format!("make the folder {}, or name another path", folder.display())
         }
-        (io::ErrorKind::AddrInUse, _) => "remove what is there and is no socket, or name another path".into(),
+        (io::ErrorKind::AddrInUse, _) => {
+            "remove the file at that path, which is no socket, or name another path".into()
+        }
         _ => "name a path in a folder that this user may write to".into(),
     };
     (Blame::Host, help)
@@ -77,10 +65,12 @@ impl Report for ServerError {
 
     fn help(&self) -> Option<String> {
         match self {
-            Self::Taken { .. } => Some("use that one, or end it first".to_owned()),
-            Self::NotOurs { .. } => Some("remove it once no broker runs, and look who made it".to_owned()),
+            Self::Taken { .. } => Some("use that broker, or stop it first".to_owned()),
+            Self::NotOurs { .. } => {
+                Some("stop all brokers, find the program that made the file, and remove it".to_owned())
+            }
             Self::Listen { path, source } => Some(no_place(path, source).1),
-            Self::Wait(_) => None,
+            Self::Wait(_) => Some("start the broker again; its clients keep their slices".to_owned()),
         }
     }
 }

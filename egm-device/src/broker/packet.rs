@@ -18,7 +18,7 @@ use rustix::net::{
 pub(super) const DESCRIPTORS: usize = 2;
 
 /// Longest time until a waiting caller sees its cancel flag: 100 ms.
-const HEED: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const CANCEL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// A socket for packets.
 pub(super) fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
@@ -78,7 +78,7 @@ pub(super) fn wait_for(
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut reset = false;
     let received = loop {
-        match poll(&mut [PollFd::from_borrowed_fd(from, PollFlags::IN)], Some(&HEED)) {
+        match poll(&mut [PollFd::from_borrowed_fd(from, PollFlags::IN)], Some(&CANCEL_INTERVAL)) {
             Ok(0) | Err(rustix::io::Errno::INTR) if cancel.load(Ordering::Relaxed) => {
                 return Err(io::ErrorKind::Interrupted.into());
             }

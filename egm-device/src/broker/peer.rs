@@ -16,7 +16,7 @@ const GROUPS: usize = 65536 * 4;
 
 /// The process on the other side of a connection.
 #[derive(Debug)]
-pub(super) struct Identity {
+pub(super) struct PeerIdentity {
     pub(super) peer: Peer,
     /// Number of the process.
     pub(super) pid: u32,
@@ -28,7 +28,7 @@ pub(super) struct Identity {
 ///
 /// # Errors
 /// The kernel's; `NotFound` for a process that has ended, or lives where this one cannot see it.
-pub(super) fn identify(socket: BorrowedFd<'_>) -> io::Result<Identity> {
+pub(super) fn identify(socket: BorrowedFd<'_>) -> io::Result<PeerIdentity> {
     let mut credentials = [0; 12]; // struct ucred: pid, uid, gid
     option(socket, libc::SO_PEERCRED, &mut credentials)?;
     let mut numbers = words(&credentials);
@@ -38,7 +38,7 @@ pub(super) fn identify(socket: BorrowedFd<'_>) -> io::Result<Identity> {
     let mut groups = vec![0; GROUPS];
     let length = option(socket, libc::SO_PEERGROUPS, &mut groups)?;
     let gids = [gid].into_iter().chain(words(groups.get(..length).unwrap_or_default())).collect();
-    Ok(Identity { peer: Peer { uid, gids }, pid, process: process(socket, pid)? })
+    Ok(PeerIdentity { peer: Peer { uid, gids }, pid, process: process(socket, pid)? })
 }
 
 /// The process that made the connection. Kernels before 6.5 report only its number, which another process may have by

@@ -1,12 +1,12 @@
 //! Refusals that clients get for the host's errors. The whole text names owners and devices: it is for the audit log.
 
-use super::source::NotMade;
-use super::wire::Refused;
+use super::source::GrantFailure;
+use super::wire::RefusalReply;
 use crate::policy::Peer;
 
-/// Why a slice stays with its client although it was to be returned.
+/// Reason that a slice stays with its client after a failed return.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NotBack {
+pub(super) enum ReturnFailure {
     /// A process still has it.
     #[error("{0}")]
     Used(String),
@@ -17,15 +17,15 @@ pub(super) enum NotBack {
     NoThread(String),
 }
 
-impl NotBack {
+impl ReturnFailure {
     /// The refusal for `peer`.
-    pub(super) fn refused(&self, peer: &Peer) -> Refused {
+    pub(super) fn refused(&self, peer: &Peer) -> RefusalReply {
         let ordinary = match self {
             Self::Used(_) => {
                 "another process still has the memory: the slice is on your account until none has"
             }
             Self::NoThread(_) => {
-                "the host cannot take the slice back now: it is lent to you still, return it again"
+                "the host cannot take the slice back now: it stays on your account, return it again"
             }
         };
         refused(peer, &self.to_string(), ordinary)
@@ -33,16 +33,16 @@ impl NotBack {
 }
 
 /// The refusal for `peer` of a slice that could not be made.
-pub(super) fn not_made(peer: &Peer, why: &NotMade) -> Refused {
+pub(super) fn grant_failed(peer: &Peer, why: &GrantFailure) -> RefusalReply {
     let ordinary = "the host could not make the slice: ask an operator, or for another region";
     refused(peer, &why.to_string(), ordinary)
 }
 
-fn refused(peer: &Peer, error: &str, ordinary: &str) -> Refused {
+fn refused(peer: &Peer, error: &str, ordinary: &str) -> RefusalReply {
     let error = error.lines().map(str::trim).collect::<Vec<_>>().join("; ");
     let error: String = error.chars().take(1024).collect();
     match peer.uid {
-        0 => Refused::because(error),
-        _ => Refused { cause: Some(error), ..Refused::because(ordinary) },
+        0 => RefusalReply::because(error),
+        _ => RefusalReply { cause: Some(error), ..RefusalReply::because(ordinary) },
     }
 }

@@ -3,7 +3,7 @@
 //! One thread waits for all events and never for a single client. It reads clients one packet at a time, in turn, and
 //! cuts off those that have no room for an answer. Opening and scrubbing take long and have one thread per slice. The
 //! look at the regions' supplies waits for the ledger's lock, so it has a thread too; requests that depend on it wait
-//! in [`Looks`].
+//! in [`SupplyChecks`].
 
 mod accept;
 mod claims;
@@ -22,17 +22,17 @@ use rustix::event::epoll;
 use rustix::fs::Timespec;
 
 use super::idle::IdleScrub;
-use super::link::{Kept, Link, describe, give_back, watch};
+use super::link::{Link, UnreturnedSlice, describe, watch};
 use super::listen::{ServerError, listen, lock};
-use super::looks::{Ask, Looks};
 use super::packet::{self, Packet};
 use super::peer;
-use super::session::{Effect, Job, Key, Sessions};
-use super::source::{Held, NotMade, Source};
-use super::threads::{Done, Threads};
-use super::wire::{self, MAX_PACKET, Refused, Reply, Request};
+use super::session::{Effect, GrantTask, Key, Sessions};
+use super::source::{GrantFailure, GrantedSlice, Source};
+use super::supply_checks::{PendingRequest, SupplyChecks};
+use super::threads::{ThreadResult, Threads};
+use super::wire::{self, MAX_PACKET, RefusalReply, Reply, Request};
 use crate::carve::plan;
-use crate::policy::{Left, Patience, Policy, Queue, Supply};
+use crate::policy::{OrphanedSlice, OvertakeLimits, Policy, Queue, Supply};
 
 /// Interval of looks for waiting clients when no event arrives: other processes may have freed memory. Also the pause
 /// before the broker accepts clients again after it ran out of descriptors.
@@ -40,11 +40,11 @@ const TICK: Duration = Duration::from_secs(1);
 const TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Longest time that a slice waits for a scrub of idle memory in its region to stop.
-const HOLD: Duration = Duration::from_secs(1);
+const SCRUB_STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Interval at which a broker without requests looks for idle memory to scrub.
-const REST: Duration = Duration::from_secs(10);
-const RESTING: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+const IDLE_INTERVAL: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// Names in the epoll set: a connection has `2 * key`, its process one more, and keys begin with 1.
 const LISTENER: u64 = 0;
@@ -56,16 +56,16 @@ pub struct Server {
     source: Arc<dyn Source>,
     sessions: Sessions,
     links: BTreeMap<Key, Link>,
-    looks: Looks,
+    supply_checks: SupplyChecks,
     begun: Instant,
     ticked: Instant,
-    deaf: bool,
+    is_paused: bool,
     epoll: OwnedFd,
     listener: OwnedFd,
     threads: Threads,
-    idle: Idle,
-    /// Slices to make once the scrub of idle memory has left their region, or after [`HOLD`].
-    later: Vec<(Instant, Key, Job)>,
+    idle: IdleWork,
+    /// Slices to make once the scrub of idle memory has left their region, or after [`SCRUB_STOP_TIMEOUT`].
+    later: Vec<(Instant, Key, GrantTask)>,
     path: PathBuf,
     /// Becomes readable when the broker must stop; `is_over` records that it did.
     end: Option<OwnedFd>,
@@ -75,18 +75,15 @@ pub struct Server {
 }
 
 /// Background work between requests.
-enum Idle {
+enum IdleWork {
     /// No scrub runs; the end of the last one.
-    Rests(Option<Instant>),
+    Resting(Option<Instant>),
     /// Idle memory is scrubbed, until this stops it.
-    Scrubs(Arc<IdleScrub>),
+    Scrubbing(Arc<IdleScrub>),
 }
 
 impl Server {
     /// Listens at `path`. Every user may connect; the policy decides. Replaces a socket that an ended broker left.
-    ///
-    /// # Errors
-    /// [`ServerError`].
     pub fn listen(path: &Path, policy: Policy, source: Arc<dyn Source>) -> Result<Self, ServerError> {
         let error = |source| ServerError::Listen { path: path.to_owned(), source };
         let lock = lock(path)?;
@@ -99,16 +96,16 @@ impl Server {
         watch(&epoll, threads.wake(), WAKE).map_err(error)?;
         Ok(Self {
             source,
-            sessions: Sessions::new(Queue::new(policy, Patience::default())),
+            sessions: Sessions::new(Queue::new(policy, OvertakeLimits::default())),
             links: BTreeMap::new(),
-            looks: Looks::default(),
+            supply_checks: SupplyChecks::default(),
             begun: Instant::now(),
             ticked: Instant::now(),
-            deaf: false,
+            is_paused: false,
             epoll,
             listener,
             threads,
-            idle: Idle::Rests(None),
+            idle: IdleWork::Resting(None),
             later: Vec::new(),
             path: path.to_owned(),
             end: None,
@@ -119,9 +116,6 @@ impl Server {
 
     /// Serves until the descriptor of [`Server::end_at`] is readable or waiting fails. A killed broker loses nothing:
     /// its slices are dirty, and the kernel still reports those of live clients as in use.
-    ///
-    /// # Errors
-    /// [`ServerError::Wait`].
     pub fn run(&mut self) -> Result<(), ServerError> {
         while !self.is_over {
             self.turn().map_err(ServerError::Wait)?;
@@ -131,13 +125,13 @@ impl Server {
     }
 
     fn turn(&mut self) -> io::Result<()> {
-        self.tidy();
+        self.begin_idle_scrub();
         let ticks =
-            self.deaf || self.sessions.is_waiting() || self.sessions.is_owed() || !self.later.is_empty();
+            self.is_paused || self.sessions.is_waiting() || self.sessions.is_owed() || !self.later.is_empty();
         let timeout = match self.idle {
             _ if ticks => Some(TIMEOUT),
-            Idle::Rests(_) => Some(RESTING),
-            Idle::Scrubs(_) => None,
+            IdleWork::Resting(_) => Some(IDLE_TIMEOUT),
+            IdleWork::Scrubbing(_) => None,
         };
         let mut events = Vec::with_capacity(64);
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
@@ -147,8 +141,8 @@ impl Server {
         // By the clock and not by silence, which busy clients could prevent.
         if self.ticked.elapsed() >= TICK {
             self.ticked = Instant::now();
-            self.hear()?;
-            self.looks.serve(self.sessions.is_waiting());
+            self.resume()?;
+            self.supply_checks.serve(self.sessions.is_waiting());
             let effects = self.sessions.tick();
             self.apply(effects);
         }
@@ -161,7 +155,7 @@ impl Server {
                 name => self.process_ended(name / 2),
             }
         }
-        self.make_late(HOLD);
+        self.make_late(SCRUB_STOP_TIMEOUT);
         self.look();
         Ok(())
     }
@@ -182,11 +176,11 @@ impl Server {
             }
             // Nothing more is read from it until it has its answer.
             Ok(request) => match epoll::delete(&self.epoll, socket) {
-                Ok(()) => self.looks.ask(Ask::Request(key, request)),
+                Ok(()) => self.supply_checks.ask(PendingRequest::Request(key, request)),
                 Err(_) => self.close(key),
             },
             Err(why) => {
-                self.send(key, &Reply::Refused(Refused::because(why)));
+                self.send(key, &Reply::Refused(RefusalReply::because(why)));
                 self.close(key);
             }
         }
@@ -202,20 +196,20 @@ impl Server {
 
     fn threads_done(&mut self) {
         let done = self.threads.done();
-        if done.iter().any(|(_, done)| matches!(done, Done::Made(_) | Done::Returned(_))) {
-            self.looks.changed();
-            self.looks.serve(self.sessions.is_waiting());
+        if done.iter().any(|(_, done)| matches!(done, ThreadResult::Made(_) | ThreadResult::Returned(_))) {
+            self.supply_checks.changed();
+            self.supply_checks.serve(self.sessions.is_waiting());
         }
         for (key, done) in done {
             let effects = match done {
-                Done::Made(Err(NotMade::Short)) => {
-                    self.looks.ask(Ask::Short(key));
+                ThreadResult::Made(Err(GrantFailure::Short)) => {
+                    self.supply_checks.ask(PendingRequest::Short(key));
                     Vec::new()
                 }
-                Done::Made(made) => self.made(key, made),
-                Done::Returned(returned) => self.returned(key, returned),
-                Done::Looked(supplies, left) => self.looked(&supplies, &left),
-                Done::Tidied => self.tidied(),
+                ThreadResult::Made(made) => self.made(key, made),
+                ThreadResult::Returned(returned) => self.returned(key, returned),
+                ThreadResult::Looked(supplies, left) => self.looked(&supplies, &left),
+                ThreadResult::IdleScrubDone => self.idle_scrub_done(),
             };
             self.apply(effects);
         }
@@ -223,40 +217,42 @@ impl Server {
 
     /// Starts a look at the regions on a thread, if any request waits for it.
     fn look(&mut self) {
-        if self.looks.begin() {
+        if self.supply_checks.begin() {
             let source = self.source.clone();
-            let nothing = || Done::Looked(Vec::new(), Vec::new());
+            let nothing = || ThreadResult::Looked(Vec::new(), Vec::new());
             // Without the accounts of earlier brokers, no supply: a quota could be exceeded.
             let look = move || {
                 let supplies = source.supplies();
-                source.left().map_or_else(nothing, |left| Done::Looked(supplies, left))
+                source.orphaned().map_or_else(nothing, |left| ThreadResult::Looked(supplies, left))
             };
             self.threads.start(0, look, move |_| nothing());
         }
     }
 
     /// Decides the requests that waited for the look, then serves waiting clients that now have room.
-    fn looked(&mut self, supplies: &[Supply], left: &[Left]) -> Vec<Effect> {
-        let Some(asks) = self.looks.over() else { return Vec::new() };
-        self.sessions.left(left, supplies);
+    fn looked(&mut self, supplies: &[Supply], left: &[OrphanedSlice]) -> Vec<Effect> {
+        let Some(asks) = self.supply_checks.over() else { return Vec::new() };
+        self.sessions.set_orphaned(left, supplies);
         for ask in asks {
             let now = self.begun.elapsed();
             let listens =
                 |key| self.links.get(&key).is_some_and(|link| link.listen(&self.epoll, key).is_ok());
             let effects = match ask {
-                Ask::Short(key) => self.sessions.made(key, Err(NotMade::Short), now, supplies),
-                Ask::Request(key, request) if listens(key) => {
+                PendingRequest::Short(key) => {
+                    self.sessions.made(key, Err(GrantFailure::Short), now, supplies)
+                }
+                PendingRequest::Request(key, request) if listens(key) => {
                     self.asked(key, &request);
                     self.sessions.request(key, request, now, supplies)
                 }
-                Ask::Request(key, _) => self.sessions.closed(key),
+                PendingRequest::Request(key, _) => self.sessions.closed(key),
             };
             self.apply(effects);
         }
         self.sessions.serve(self.begun.elapsed(), supplies)
     }
 
-    fn made(&mut self, key: Key, made: Result<Box<dyn Held>, NotMade>) -> Vec<Effect> {
+    fn made(&mut self, key: Key, made: Result<Box<dyn GrantedSlice>, GrantFailure>) -> Vec<Effect> {
         let outcome = made.map(|lease| {
             let sent = self.hand_over(key, lease.as_ref());
             if let Some(link) = self.links.get_mut(&key) {
@@ -269,14 +265,14 @@ impl Server {
         self.sessions.made(key, outcome, self.begun.elapsed(), &[])
     }
 
-    fn returned(&mut self, key: Key, returned: Result<(), Kept>) -> Vec<Effect> {
+    fn returned(&mut self, key: Key, returned: Result<(), UnreturnedSlice>) -> Vec<Effect> {
         let Some(link) = self.links.get_mut(&key) else { return Vec::new() };
         let outcome = returned.map_err(|kept| link.keep_lease(kept));
         self.sessions.returned(key, outcome, self.begun.elapsed())
     }
 
     /// Sends a slice to its client.
-    fn hand_over(&self, key: Key, lease: &dyn Held) -> io::Result<()> {
+    fn hand_over(&self, key: Key, lease: &dyn GrantedSlice) -> io::Result<()> {
         let socket = self.links.get(&key).and_then(|link| link.socket.as_ref());
         let socket = socket.ok_or(io::ErrorKind::NotConnected)?;
         let (memory, region) = (lease.hand_out()?, describe(lease)?);
@@ -299,7 +295,7 @@ impl Server {
                         link.cancel.store(true, Ordering::Relaxed);
                     }
                 }
-                Effect::Make(key, job) => self.make(key, job),
+                Effect::Make(key, task) => self.make(key, task),
                 Effect::GiveBack(key) => self.give_back(key),
                 Effect::Bad(key, spans) => self.claim(key, &spans),
                 Effect::Forget(key) => drop(self.links.remove(&key)),
@@ -320,63 +316,70 @@ impl Server {
     }
 
     /// Starts a scrub of idle memory on a thread while all sessions are quiet.
-    fn tidy(&mut self) {
-        let is_time = matches!(self.idle, Idle::Rests(since) if since.is_none_or(|at| at.elapsed() >= REST));
-        if is_time && self.sessions.is_quiet() {
+    fn begin_idle_scrub(&mut self) {
+        let IdleWork::Resting(since) = self.idle else { return };
+        if since.is_none_or(|at| at.elapsed() >= IDLE_INTERVAL) && self.sessions.is_quiet() {
             let (source, scrub) = (self.source.clone(), Arc::<IdleScrub>::default());
-            self.idle = Idle::Scrubs(scrub.clone());
-            let tidy = move || {
-                source.tidy(&scrub);
-                Done::Tidied
+            self.idle = IdleWork::Scrubbing(scrub.clone());
+            let work = move || {
+                source.scrub_idle(&scrub);
+                ThreadResult::IdleScrubDone
             };
-            self.threads.start(0, tidy, |_| Done::Tidied);
+            self.threads.start(0, work, |_| ThreadResult::IdleScrubDone);
         }
     }
 
-    fn tidied(&mut self) -> Vec<Effect> {
-        self.idle = Idle::Rests(Some(Instant::now()));
+    fn idle_scrub_done(&mut self) -> Vec<Effect> {
+        self.idle = IdleWork::Resting(Some(Instant::now()));
         self.make_late(Duration::ZERO);
         Vec::new()
     }
 
     /// Makes the slices that waited for so long.
     fn make_late(&mut self, waited: Duration) {
-        let is_due = |(since, ..): &mut (Instant, Key, Job)| since.elapsed() >= waited;
-        for (_, key, job) in self.later.extract_if(.., is_due).collect::<Vec<_>>() {
-            self.make_now(key, job);
+        let is_due = |(since, ..): &mut (Instant, Key, GrantTask)| since.elapsed() >= waited;
+        for (_, key, task) in self.later.extract_if(.., is_due).collect::<Vec<_>>() {
+            self.make_now(key, task);
         }
     }
 
-    fn make(&mut self, key: Key, job: Job) {
+    fn make(&mut self, key: Key, task: GrantTask) {
         // A wait in the kernel can keep the scrub: other regions do not wait for it at all.
         match &self.idle {
-            Idle::Scrubs(scrub) if scrub.stop_for(&job.region) => {
-                self.later.push((Instant::now(), key, job));
+            IdleWork::Scrubbing(scrub) if scrub.stop_for(&task.region) => {
+                self.later.push((Instant::now(), key, task));
             }
-            _ => self.make_now(key, job),
+            _ => self.make_now(key, task),
         }
     }
 
-    fn make_now(&self, key: Key, job: Job) {
+    fn make_now(&self, key: Key, task: GrantTask) {
         let Some(link) = self.links.get(&key) else { return };
         let (source, cancel) = (self.source.clone(), link.cancel.clone());
         self.threads.start(
             key,
-            move || Done::Made(make(source.as_ref(), &job, &cancel)),
-            |error| Done::Made(Err(NotMade::Failed(error.to_string()))),
+            move || ThreadResult::Made(make(source.as_ref(), &task, &cancel)),
+            |error| ThreadResult::Made(Err(GrantFailure::Failed(error.to_string()))),
         );
     }
 
     fn give_back(&mut self, key: Key) {
-        let Some((lent, bad)) = self.links.get_mut(&key).and_then(Link::take_lease) else { return };
-        let returned = |(lent, bad): (Box<dyn Held>, _)| Done::Returned(give_back(lent, &bad));
-        let kept = |(lent, bad), error| Done::Returned(Err(Kept::without_thread(lent, bad, &error)));
-        self.threads.start_with(key, (lent, bad), returned, kept);
+        let Some(slice) = self.links.get_mut(&key).and_then(Link::take_lease) else { return };
+        self.threads.start_with(
+            key,
+            slice,
+            |slice| ThreadResult::Returned(slice.give_back()),
+            |slice, error| ThreadResult::Returned(Err(slice.without_thread(&error))),
+        );
     }
 }
 
-fn make(source: &dyn Source, job: &Job, cancel: &AtomicBool) -> Result<Box<dyn Held>, NotMade> {
-    let request = plan::Request { align: job.align, ..plan::Request::new(job.size, job.owner.clone()) };
-    let held = source.grant(&job.region, &request, cancel)?;
-    held.charge(&job.charge).map(|()| held)
+fn make(
+    source: &dyn Source,
+    task: &GrantTask,
+    cancel: &AtomicBool,
+) -> Result<Box<dyn GrantedSlice>, GrantFailure> {
+    let request = plan::Request { align: task.align, ..plan::Request::new(task.size, task.owner.clone()) };
+    let held = source.grant(&task.region, &request, cancel)?;
+    held.charge(&task.charge).map(|()| held)
 }

@@ -14,12 +14,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::judge::judge;
-use super::refusal::{self, NotBack};
-use super::source::NotMade;
-use super::wire::{Refused, Reply, Request, Take};
+use super::judge::{Judgement, judge};
+use super::refusal::{self, ReturnFailure};
+use super::source::GrantFailure;
+use super::wire::{RefusalReply, Reply, Request, SliceRequest};
 use crate::owner::Owner;
-use crate::policy::{Charge, Left, Peer, Pick, Queue, Refusal, Supply, Ticket, Why};
+use crate::policy::{
+    Charge, OrphanedSlice, Peer, PickedRequest, Queue, Refusal, RefusalReason, Supply, Ticket,
+};
 
 /// Limit of connections per user. A closed connection counts until its slice is back.
 const MAX_OF_USER: usize = 64;
@@ -38,7 +40,7 @@ pub(super) enum Effect {
     /// Close the connection: nothing more is read from it.
     Close(Key),
     /// Make a slice on a thread, which ends with [`Sessions::made`].
-    Make(Key, Job),
+    Make(Key, GrantTask),
     /// Return the slice on a thread, which ends with [`Sessions::returned`].
     GiveBack(Key),
     /// Record bytes of the slice that its client found bad, before the slice is returned.
@@ -49,7 +51,7 @@ pub(super) enum Effect {
 
 /// A slice to make.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Job {
+pub(super) struct GrantTask {
     pub(super) region: String,
     pub(super) size: u64,
     pub(super) align: u64,
@@ -69,26 +71,26 @@ struct Session {
     /// Whether a slice of this connection was made.
     spent: bool,
     /// Refusal of a return while other processes have the memory. Kept until [`Sessions::tick`]: the check is slow.
-    answered: Option<Refused>,
+    answered: Option<RefusalReply>,
     stage: Stage,
 }
 
 #[derive(Debug)]
 enum Stage {
     Idle,
-    Waiting(Ticket, Wish),
-    Making(Pick, Wish),
-    Holding(Pick),
-    Returning(Pick),
+    Waiting(Ticket, RequestOptions),
+    Making(PickedRequest, RequestOptions),
+    Holding(PickedRequest),
+    Returning(PickedRequest),
 }
 
 /// The part of a request that the queue does not keep.
 #[derive(Debug, Clone, Copy)]
-struct Wish {
+struct RequestOptions {
     align: u64,
     wait: bool,
     /// Whether [`Reply::Waiting`] was sent.
-    told: bool,
+    is_notified: bool,
 }
 
 /// All connections, the policy and the queue.
@@ -118,9 +120,9 @@ impl Sessions {
     ///
     /// # Errors
     /// The refusal for a peer that no rule covers or that has too many connections.
-    pub(super) fn connected(&mut self, peer: Peer, pid: u32, started: u64) -> Result<Key, Refused> {
+    pub(super) fn connected(&mut self, peer: Peer, pid: u32, started: u64) -> Result<Key, RefusalReply> {
         let uid = peer.uid;
-        let refuse = |why: String| Err(Refused::because(why));
+        let refuse = |why: String| Err(RefusalReply::because(why));
         if !self.queue.policy().knows(&peer) {
             return refuse(format!("the policy has no rule for user {uid}: an operator can add one"));
         }
@@ -148,7 +150,7 @@ impl Sessions {
         supplies: &[Supply],
     ) -> Vec<Effect> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
-        let early = |why: &str| vec![Effect::Send(key, Reply::Refused(Refused::because(why)))];
+        let early = |why: &str| vec![Effect::Send(key, Reply::Refused(RefusalReply::because(why)))];
         match (request, &session.stage) {
             (_, Stage::Idle) if session.spent => {
                 let mut effects = early("this connection has returned its slice: open another");
@@ -174,20 +176,21 @@ impl Sessions {
         }
     }
 
-    fn take(&mut self, key: Key, take: &Take, now: Duration, supplies: &[Supply]) -> Vec<Effect> {
+    fn take(&mut self, key: Key, take: &SliceRequest, now: Duration, supplies: &[Supply]) -> Vec<Effect> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
         session.owner.name.clone_from(&take.name);
-        let (places, refusal) = judge(&self.queue, &session.peer, take, supplies);
-        if places.is_empty() {
+        let Judgement { candidates, refusal } = judge(&self.queue, &session.peer, take, supplies);
+        if candidates.is_empty() {
             return vec![Effect::Send(key, Reply::Refused(refusal.into()))];
         }
-        let ticket = self.queue.arrive(now, take.size, places);
-        session.stage = Stage::Waiting(ticket, Wish { align: take.align, wait: take.wait, told: false });
-        self.serve_or_tell(key, refusal, now, supplies)
+        let ticket = self.queue.arrive(now, take.size, candidates);
+        session.stage =
+            Stage::Waiting(ticket, RequestOptions { align: take.align, wait: take.wait, is_notified: false });
+        self.serve_or_reply(key, refusal, now, supplies)
     }
 
     /// Serves waiting sessions. If `key` still waits, it gets the reason once, or a refusal if it asked not to wait.
-    fn serve_or_tell(
+    fn serve_or_reply(
         &mut self,
         key: Key,
         refusal: Refusal,
@@ -196,14 +199,14 @@ impl Sessions {
     ) -> Vec<Effect> {
         let mut effects = self.serve(now, supplies);
         let Some(session) = self.sessions.get_mut(&key) else { return effects };
-        let Stage::Waiting(ticket, wish) = &mut session.stage else { return effects };
-        let reply = match wish {
-            Wish { wait: true, told: true, .. } => return effects,
-            Wish { wait: true, told, .. } => {
-                *told = true;
+        let Stage::Waiting(ticket, options) = &mut session.stage else { return effects };
+        let reply = match options {
+            RequestOptions { wait: true, is_notified: true, .. } => return effects,
+            RequestOptions { wait: true, is_notified, .. } => {
+                *is_notified = true;
                 Reply::Waiting
             }
-            Wish { wait: false, .. } => {
+            RequestOptions { wait: false, .. } => {
                 self.queue.leave(*ticket);
                 session.stage = Stage::Idle;
                 Reply::Refused
@@ -214,8 +217,8 @@ impl Sessions {
     }
 
     /// Counts slices that clients of earlier brokers may still have.
-    pub(super) fn left(&mut self, left: &[Left], supplies: &[Supply]) {
-        self.queue.set_left(left, supplies);
+    pub(super) fn set_orphaned(&mut self, left: &[OrphanedSlice], supplies: &[Supply]) {
+        self.queue.set_orphaned(left, supplies);
     }
 
     /// Starts a slice for each waiting session that the supplies have room for.
@@ -231,17 +234,17 @@ impl Sessions {
         while let Some(pick) = self.queue.next(now, &supplies) {
             take_off(&mut supplies, &pick);
             let of_ticket = |session: &Session| match session.stage {
-                Stage::Waiting(ticket, wish) if ticket == pick.ticket => Some(wish),
+                Stage::Waiting(ticket, options) if ticket == pick.ticket => Some(options),
                 _ => None,
             };
             let found = self.sessions.iter_mut().find_map(|(key, s)| Some((*key, of_ticket(s)?, s)));
-            let Some((key, wish, session)) = found else { continue };
+            let Some((key, options, session)) = found else { continue };
             let domain = self.queue.policy().rule(pick.tenant).and_then(|rule| rule.trust_domain.clone());
             let owner = session.owner.clone().in_domain(domain);
             let (region, size, charge) =
                 (pick.region.clone(), pick.size, self.queue.policy().charge(pick.tenant));
-            session.stage = Stage::Making(pick, wish);
-            effects.push(Effect::Make(key, Job { region, size, align: wish.align, owner, charge }));
+            session.stage = Stage::Making(pick, options);
+            effects.push(Effect::Make(key, GrantTask { region, size, align: options.align, owner, charge }));
         }
         effects
     }
@@ -250,13 +253,13 @@ impl Sessions {
     pub(super) fn made(
         &mut self,
         key: Key,
-        outcome: Result<(), NotMade>,
+        outcome: Result<(), GrantFailure>,
         now: Duration,
         supplies: &[Supply],
     ) -> Vec<Effect> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
-        let Stage::Making(pick, wish) = &session.stage else { return Vec::new() };
-        let (pick, wish) = (pick.clone(), *wish);
+        let Stage::Making(pick, options) = &session.stage else { return Vec::new() };
+        let (pick, options) = (pick.clone(), *options);
         session.spent = outcome.is_ok() && !egm_address::fault!("connection-never-spent");
         match outcome {
             Ok(()) if session.open => {
@@ -267,16 +270,16 @@ impl Sessions {
                 session.stage = Stage::Returning(pick);
                 vec![Effect::GiveBack(key)]
             }
-            Err(NotMade::Short) if session.open => {
-                session.stage = Stage::Waiting(pick.ticket, wish);
+            Err(GrantFailure::Short) if session.open => {
+                session.stage = Stage::Waiting(pick.ticket, options);
                 let peer = session.peer.clone();
                 let refusal = self.no_place(&peer, pick, now, supplies);
-                self.serve_or_tell(key, refusal, now, supplies)
+                self.serve_or_reply(key, refusal, now, supplies)
             }
             Err(error) => {
                 self.queue.give_back(now, pick.tenant, &pick.region, pick.size);
                 session.stage = Stage::Idle;
-                let refused = refusal::not_made(&session.peer, &error);
+                let refused = refusal::grant_failed(&session.peer, &error);
                 let mut effects = vec![Effect::Send(key, Reply::Refused(refused))];
                 effects.extend(self.forget(key));
                 effects
@@ -285,21 +288,26 @@ impl Sessions {
     }
 
     /// Returns a pick that the ledger has no place for to the queue; returns the refusal for its client.
-    fn no_place(&mut self, peer: &Peer, pick: Pick, now: Duration, supplies: &[Supply]) -> Refusal {
+    fn no_place(&mut self, peer: &Peer, pick: PickedRequest, now: Duration, supplies: &[Supply]) -> Refusal {
         let rule = self.queue.policy().rule(pick.tenant).map(|rule| rule.name.clone());
-        let why = Why::NoPlace { size: pick.size, region: pick.region.clone() };
+        let why = RefusalReason::NoPlace { size: pick.size, region: pick.region.clone() };
         self.queue.put_back(now, pick);
         Refusal { rule, why, free: self.queue.policy().free_for(peer, self.queue.accounts(), supplies) }
     }
 
     /// A slice was returned, or stays with its client. [`Sessions::serve`] must follow.
-    pub(super) fn returned(&mut self, key: Key, outcome: Result<(), NotBack>, now: Duration) -> Vec<Effect> {
+    pub(super) fn returned(
+        &mut self,
+        key: Key,
+        outcome: Result<(), ReturnFailure>,
+        now: Duration,
+    ) -> Vec<Effect> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
         let Stage::Returning(pick) = &session.stage else { return Vec::new() };
         if let Err(why) = outcome {
             session.stage = Stage::Holding(pick.clone());
             let refused = why.refused(&session.peer);
-            session.answered = matches!(why, NotBack::Used(_)).then(|| refused.clone());
+            session.answered = matches!(why, ReturnFailure::Used(_)).then(|| refused.clone());
             return vec![Effect::Send(key, Reply::Refused(refused))];
         }
         session.answered = None;
@@ -321,7 +329,7 @@ impl Sessions {
     pub(super) fn tick(&mut self) -> Vec<Effect> {
         self.sessions.values_mut().for_each(|session| session.answered = None);
         let owed: Vec<Key> = self.sessions.iter().filter(|(_, s)| s.is_owed()).map(|(key, _)| *key).collect();
-        owed.into_iter().flat_map(|key| self.gone(key)).collect()
+        owed.into_iter().flat_map(|key| self.client_gone(key)).collect()
     }
 
     /// The connection is closed, or cut off.
@@ -333,7 +341,7 @@ impl Sessions {
             session.stage = Stage::Idle;
         }
         let mut effects = vec![Effect::Close(key)];
-        effects.extend(self.gone(key));
+        effects.extend(self.client_gone(key));
         effects
     }
 
@@ -341,10 +349,10 @@ impl Sessions {
     pub(super) fn ended(&mut self, key: Key) -> Vec<Effect> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
         session.alive = false;
-        self.gone(key)
+        self.client_gone(key)
     }
 
-    fn gone(&mut self, key: Key) -> Vec<Effect> {
+    fn client_gone(&mut self, key: Key) -> Vec<Effect> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
         match &session.stage {
             Stage::Holding(pick) if !session.open && !session.alive => {
@@ -373,7 +381,7 @@ impl Session {
     }
 }
 
-fn take_off(supplies: &mut [Supply], pick: &Pick) {
+fn take_off(supplies: &mut [Supply], pick: &PickedRequest) {
     for supply in supplies.iter_mut().filter(|supply| supply.region == pick.region) {
         supply.free = supply.free.saturating_sub(pick.size);
         supply.largest = supply.largest.min(supply.free);

@@ -1,4 +1,4 @@
-//! Where the broker's slices come from: the ledger, by way of files that are opened once.
+//! Source of the broker's slices: the ledger, with devices that are opened once.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,15 +12,15 @@ use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet};
 use egm_report::{Chain, Report};
 
 use super::idle::IdleScrub;
-use super::kept::KeptOpen;
+use super::open_devices::OpenDevices;
 use crate::audit::Log;
 use crate::backing::Backing;
 use crate::carve::plan::{Request, place};
 use crate::lease::Lease;
-use crate::ledger::record::Use;
+use crate::ledger::record::GrantState;
 use crate::ledger::{GpuLease, GrantError, Ledger, LedgerError, Memory, States, Watch};
 use crate::owner::Owner;
-use crate::policy::{Charge, Left, Supply};
+use crate::policy::{Charge, OrphanedSlice, Supply};
 use crate::region::{Node, Region, RegionKind, Slice};
 
 /// Shortest time between two looks at quarantined memory.
@@ -33,21 +33,23 @@ pub trait Source: Send + Sync {
 
     /// Slices of pools that clients of earlier brokers may still have; `None` if the ledger cannot be read. The review of
     /// quarantined memory in [`Source::supplies`] comes first.
-    fn left(&self) -> Option<Vec<Left>> {
+    fn orphaned(&self) -> Option<Vec<OrphanedSlice>> {
         Some(Vec::new())
     }
 
     /// Grants a slice of `region`. `cancel` is set when the slice is no longer wanted.
-    ///
-    /// # Errors
-    /// [`NotMade`].
-    fn grant(&self, region: &str, request: &Request, cancel: &AtomicBool) -> Result<Box<dyn Held>, NotMade>;
+    fn grant(
+        &self,
+        region: &str,
+        request: &Request,
+        cancel: &AtomicBool,
+    ) -> Result<Box<dyn GrantedSlice>, GrantFailure>;
 
     /// Cleans free memory, until all is clean or `scrub` is stopped. Meanwhile its bytes count as free, and slices of the region
     /// that it is in wait for it.
-    fn tidy(&self, scrub: &IdleScrub);
+    fn scrub_idle(&self, scrub: &IdleScrub);
 
-    /// Where refusals are logged.
+    /// The log for refusals.
     fn audit(&self) -> Log {
         Log::none()
     }
@@ -55,7 +57,7 @@ pub trait Source: Send + Sync {
 
 /// Why there is no slice.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotMade {
+pub enum GrantFailure {
     /// The region has enough bytes, but no place for the slice now: the broker tries again after a return.
     #[error("no free place is so large and so aligned")]
     Short,
@@ -65,28 +67,22 @@ pub enum NotMade {
 }
 
 /// A slice that the broker holds for a client.
-pub trait Held: Send {
+pub trait GrantedSlice: Send {
     /// The region, with all that is retired.
     fn region(&self) -> &Region;
 
-    /// Its place there.
+    /// Offset and size in the region.
     fn slice(&self) -> &Slice;
 
-    /// Its bytes.
+    /// The memory of the slice.
     fn backing(&self) -> &dyn Backing;
 
-    /// Records the account of the slice for the next broker, before [`Held::hand_out`].
-    ///
-    /// # Errors
-    /// [`NotMade`].
-    fn charge(&self, _charge: &Charge) -> Result<(), NotMade> {
+    /// Records the account of the slice for the next broker, before [`GrantedSlice::hand_out`].
+    fn charge(&self, _charge: &Charge) -> Result<(), GrantFailure> {
         Ok(())
     }
 
     /// A description of its memory for its client.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn hand_out(&self) -> io::Result<File>;
 
     /// Cleans it for the next owner, as far as that succeeds. Its client found `bad` bytes, which no later owner gets:
@@ -102,18 +98,18 @@ pub struct StillUsed {
     /// A text for operators.
     pub why: String,
     /// The slice, to be given back later.
-    pub held: Box<dyn Held>,
+    pub held: Box<dyn GrantedSlice>,
 }
 
 /// A lease for a client.
-struct Leased {
+struct LedgerLease {
     lease: Lease,
     near: Option<CpuSet>,
     /// GPUs that the client's user may open.
     gpus: Option<GpuLease>,
 }
 
-impl Held for Leased {
+impl GrantedSlice for LedgerLease {
     fn region(&self) -> &Region {
         self.lease.region()
     }
@@ -124,8 +120,8 @@ impl Held for Leased {
         &self.lease
     }
 
-    fn charge(&self, charge: &Charge) -> Result<(), NotMade> {
-        let failed = |error: LedgerError| NotMade::Failed(Chain(&error as &dyn Report).to_string());
+    fn charge(&self, charge: &Charge) -> Result<(), GrantFailure> {
+        let failed = |error: LedgerError| GrantFailure::Failed(Chain(&error as &dyn Report).to_string());
         self.lease.charge(charge).map_err(failed)
     }
 
@@ -138,7 +134,7 @@ impl Held for Leased {
         drop(self.gpus.take());
         recorded(self.lease.check_claims(bad), self.lease.region());
         let near = self.near.clone();
-        match self.lease.release(&Watch { near: near.as_ref(), ..Watch::nobody() }) {
+        match self.lease.release(&Watch { near: near.as_ref(), ..Watch::unobserved() }) {
             Err(error @ GrantError::StillUsed { .. }) => {
                 Err(StillUsed { why: Chain(&error as &dyn Report).to_string(), held: self })
             }
@@ -166,7 +162,7 @@ pub struct LedgerSource {
     near: BTreeMap<u32, CpuSet>,
     /// Rate of the scrub of idle memory, in bytes a second; without one there is no such scrub.
     pace: Option<NonZeroU64>,
-    kept: Arc<KeptOpen>,
+    kept: Arc<OpenDevices>,
     memory: Arc<dyn Memory>,
     /// The last look at quarantined memory.
     reviewed: Mutex<Option<Instant>>,
@@ -181,7 +177,7 @@ impl LedgerSource {
     #[must_use]
     pub fn new(ledger: Ledger, mut regions: Vec<Region>) -> Self {
         regions.retain(|region| region.kind != RegionKind::GuestMemfd);
-        let kept = Arc::new(KeptOpen::new(ledger.memory()));
+        let kept = Arc::new(OpenDevices::new(ledger.memory()));
         Self {
             ledger,
             regions,
@@ -248,7 +244,8 @@ impl LedgerSource {
         // Retired pages are free as far as places go: a slice spans them as holes.
         let whole: SpanSet<_> = Span::new(Offset::new(0), region.size.get()).into_iter().collect();
         let mut states = self.ledger.states(region);
-        let is_quarantined = |states: &States| states.held.iter().any(|held| held.usage == Use::Quarantined);
+        let is_quarantined =
+            |states: &States| states.held.iter().any(|held| held.usage == GrantState::Quarantined);
         if states.as_ref().is_ok_and(is_quarantined) && *reviews.get_or_insert_with(|| self.may_review()) {
             states = self.ledger.review(region).and_then(|_| self.ledger.states(region));
         }
@@ -282,44 +279,49 @@ impl Source for LedgerSource {
         self.regions.iter().map(|region| self.supply(region, &mut reviews)).collect()
     }
 
-    fn left(&self) -> Option<Vec<Left>> {
-        let (left, was_lost) = self.ledger.left_in_pools(&self.regions).ok()?;
-        if was_lost && self.regions.iter().any(|region| region.kind.is_pool()) {
+    fn orphaned(&self) -> Option<Vec<OrphanedSlice>> {
+        let orphaned = self.ledger.orphaned_slices(&self.regions).ok()?;
+        if orphaned.was_lost && self.regions.iter().any(|region| region.kind.is_pool()) {
             self.lost.call_once(|| {
                 tracing::info!(
                     "a record of this boot was lost: memory of pools that clients of earlier brokers keep may count on no account"
                 );
             });
         }
-        Some(left)
+        Some(orphaned.slices)
     }
 
-    fn grant(&self, region: &str, request: &Request, cancel: &AtomicBool) -> Result<Box<dyn Held>, NotMade> {
+    fn grant(
+        &self,
+        region: &str,
+        request: &Request,
+        cancel: &AtomicBool,
+    ) -> Result<Box<dyn GrantedSlice>, GrantFailure> {
         let found = self.regions.iter().find(|r| r.name == region);
-        let found = found.ok_or_else(|| NotMade::Failed(format!("there is no region {region:?}")))?;
+        let found = found.ok_or_else(|| GrantFailure::Failed(format!("there is no region {region:?}")))?;
         let near = self.near(found);
-        let watch = Watch { near, cancel, ..Watch::nobody() };
-        let failed = |error: &dyn Report| NotMade::Failed(Chain(error).to_string());
+        let watch = Watch { near, cancel, ..Watch::unobserved() };
+        let failed = |error: &dyn Report| GrantFailure::Failed(Chain(error).to_string());
         match self.ledger.grant_from(&self.memory, found, request, &watch) {
             Ok(lease) => {
                 let regions = std::slice::from_ref(found);
                 let gpus: Vec<_> = self.ledger.open_gpus(found).iter().map(|open| open.function).collect();
                 let gpus = self.ledger.claim_gpus(&self.memory, regions, &gpus, &request.owner, &watch);
                 let gpus = gpus.map_err(|error| failed(&error))?;
-                Ok(Box::new(Leased { lease, near: near.cloned(), gpus }))
+                Ok(Box::new(LedgerLease { lease, near: near.cloned(), gpus }))
             }
             // A request that an empty region could serve waits; any other is refused.
             Err(GrantError::Short { .. })
                 if place(found, &SpanSet::default(), &SpanSet::default(), request).is_ok() =>
             {
-                Err(NotMade::Short)
+                Err(GrantFailure::Short)
             }
             Err(error) => Err(failed(&error)),
         }
     }
 
     /// Skips an EGM device that is not open yet: the kernel zeroes all of it when it is opened.
-    fn tidy(&self, scrub: &IdleScrub) {
+    fn scrub_idle(&self, scrub: &IdleScrub) {
         let Some(pace) = self.pace else { return };
         let kept =
             |region: &&Region| !matches!(region.kind, RegionKind::Egm { .. }) || self.kept.is_open(region);
@@ -328,7 +330,7 @@ impl Source for LedgerSource {
                 return;
             }
             let cancel = scrub.stopped();
-            let watch = Watch { near: self.near(region), pace: Some(pace), cancel, ..Watch::nobody() };
+            let watch = Watch { near: self.near(region), pace: Some(pace), cancel, ..Watch::unobserved() };
             let outcome = self.ledger.scrub(&self.memory, region, None, &watch);
             scrub.exit();
             self.note_failure(region, outcome.err().filter(|_| !cancel.load(Ordering::Relaxed)));
@@ -342,7 +344,7 @@ mod tests {
 
     use super::*;
     use crate::backing::tests::region;
-    use crate::backing::{BackingError, RetiredListError};
+    use crate::backing::{OpenResult, RetiredListError};
     use crate::ledger::{Identity, Paths};
     use crate::mapping::Mapping;
     use crate::retired::Retired;
@@ -377,7 +379,7 @@ mod tests {
     }
 
     impl Memory for PlainFile {
-        fn open(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
+        fn open(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> OpenResult {
             let file = File::options().read(true).write(true).open(&self.0).unwrap();
             Ok(Box::new(Window(file, slice.offset, slice.size.get())))
         }
@@ -387,7 +389,7 @@ mod tests {
     struct Once(File);
 
     impl Memory for Once {
-        fn open(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
+        fn open(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> OpenResult {
             Ok(Box::new(Window(self.0.try_clone().unwrap(), slice.offset, slice.size.get())))
         }
         fn retired(&self, _: &Region, _: &dyn Backing) -> Result<Retired, RetiredListError> {
@@ -406,7 +408,7 @@ mod tests {
             regions: vec![region],
             near: BTreeMap::new(),
             pace: NonZeroU64::new(1 << 30),
-            kept: Arc::new(KeptOpen::new(ledger.memory())),
+            kept: Arc::new(OpenDevices::new(ledger.memory())),
             ledger,
             memory: Arc::new(PlainFile(path)),
             reviewed: Mutex::default(),
@@ -423,18 +425,18 @@ mod tests {
     fn memory_that_a_process_has_goes_to_no_other_owner_and_is_named_with_it() {
         let folder = tempfile::tempdir().unwrap();
         let source = source(&folder, 4);
-        let lent = source.grant("r", &request(1), &NEVER).unwrap_or_else(|error| panic!("{error}"));
+        let granted = source.grant("r", &request(1), &NEVER).unwrap_or_else(|error| panic!("{error}"));
         let mut peer = std::process::Command::new("/bin/cat")
             .stdin(std::process::Stdio::piped())
-            .stdout(lent.hand_out().unwrap())
+            .stdout(granted.hand_out().unwrap())
             .spawn()
             .unwrap();
-        let Err(used) = lent.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
+        let Err(used) = granted.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
         assert!(used.why.contains(&format!("a descriptor in process {} (cat)", peer.id())), "{}", used.why);
         assert_eq!(source.supplies()[0].free, 3 * PAGE);
         let Err(used) = used.held.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
         let held = source.ledger.states(&source.regions[0]).unwrap().held;
-        assert_eq!((held[0].usage, held[0].evidence[0].pid), (Use::Quarantined, Some(peer.id())));
+        assert_eq!((held[0].usage, held[0].evidence[0].pid), (GrantState::Quarantined, Some(peer.id())));
         let log =
             || std::fs::read_to_string(folder.path().join("var/log/egm-device/findings.jsonl")).unwrap();
         assert_eq!(log().matches("\"quarantine\"").count(), 1, "not once for each look");
@@ -448,12 +450,12 @@ mod tests {
     fn a_quarantine_outlives_its_broker_and_ends_when_the_memory_is_free() {
         let folder = tempfile::tempdir().unwrap();
         let source = source(&folder, 4);
-        let lent = source.grant("r", &request(1), &NEVER).unwrap_or_else(|error| panic!("{error}"));
-        let left = Mapping::new(lent.backing(), 0, PAGE, 0).unwrap();
-        drop(lent.give_back(&SpanSet::default()));
+        let granted = source.grant("r", &request(1), &NEVER).unwrap_or_else(|error| panic!("{error}"));
+        let left = Mapping::new(granted.backing(), 0, PAGE, 0).unwrap();
+        drop(granted.give_back(&SpanSet::default()));
         let source = LedgerSource { reviewed: Mutex::default(), ..source };
         let quarantined = source.ledger.states(&source.regions[0]).unwrap().held;
-        assert_eq!(quarantined[0].usage, Use::Quarantined);
+        assert_eq!(quarantined[0].usage, GrantState::Quarantined);
         assert_eq!(source.supplies()[0].free, 3 * PAGE);
         assert!(source.grant("r", &request(4), &NEVER).is_err());
         drop(left);
@@ -471,8 +473,8 @@ mod tests {
             source.grant("r", &request(pages), &NEVER).unwrap_or_else(|error| panic!("{error}"))
         });
         // The VMM of a server that has ended.
-        let [one, other] = [&first, &second].map(|lent| {
-            let backing = lent.backing();
+        let [one, other] = [&first, &second].map(|granted| {
+            let backing = granted.backing();
             Mapping::new(backing, 0, backing.size(), 0).unwrap()
         });
         let Err(used) = first.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
@@ -484,9 +486,9 @@ mod tests {
         assert!(used.held.give_back(&SpanSet::default()).is_ok());
         assert_eq!(source.supplies()[0].free, 4 * PAGE);
         // Nor is a slice granted again after its owner has gone without a return.
-        let lent = source.grant("r", &request(4), &NEVER).unwrap_or_else(|error| panic!("{error}"));
-        let left = Mapping::new(lent.backing(), 0, PAGE, 0).unwrap();
-        drop(lent);
+        let granted = source.grant("r", &request(4), &NEVER).unwrap_or_else(|error| panic!("{error}"));
+        let left = Mapping::new(granted.backing(), 0, PAGE, 0).unwrap();
+        drop(granted);
         assert!(source.grant("r", &request(4), &NEVER).is_err(), "a page of it is mapped");
         drop(left);
         assert!(source.grant("r", &request(4), &NEVER).is_ok());
@@ -515,12 +517,12 @@ mod tests {
     fn bytes_that_a_client_found_bad_and_that_cannot_be_read_are_retired() {
         let folder = tempfile::tempdir().unwrap();
         let source = source(&folder, 4);
-        let lent = source.grant("r", &request(2), &NEVER).unwrap_or_else(|error| panic!("{error}"));
+        let granted = source.grant("r", &request(2), &NEVER).unwrap_or_else(|error| panic!("{error}"));
         // The first can be read, the second not, and the last lies outside the client's slice.
         let claimed = [0, 1, 3].map(|page| Span::new(Offset::new(page * PAGE), PAGE).unwrap());
         let file = File::options().write(true).open(folder.path().join("memory")).unwrap();
         file.set_len(PAGE).unwrap();
-        assert!(lent.give_back(&claimed.into_iter().collect()).is_ok());
+        assert!(granted.give_back(&claimed.into_iter().collect()).is_ok());
         file.set_len(4 * PAGE).unwrap();
         let next = source.grant("r", &request(4), &NEVER).unwrap_or_else(|error| panic!("{error}"));
         let retired: Vec<_> = next.region().retired.spans().iter().collect();
@@ -533,8 +535,8 @@ mod tests {
         let source = source(&folder, 3);
         let _held = source.grant("r", &request(1), &NEVER);
         let aligned = Request { align: 2 * PAGE, ..request(2) };
-        assert!(matches!(source.grant("r", &aligned, &NEVER), Err(NotMade::Short)));
-        let Err(NotMade::Failed(why)) = source.grant("r", &request(4), &NEVER) else { panic!() };
+        assert!(matches!(source.grant("r", &aligned, &NEVER), Err(GrantFailure::Short)));
+        let Err(GrantFailure::Failed(why)) = source.grant("r", &request(4), &NEVER) else { panic!() };
         assert!(why.contains("4KiB too few"), "{why}");
     }
 
@@ -545,13 +547,14 @@ mod tests {
         let dirty = || source.ledger.states(&source.regions[0]).unwrap().dirty.size();
         let stopped = IdleScrub::default();
         stopped.stop();
-        source.tidy(&stopped);
+        source.scrub_idle(&stopped);
         assert_eq!(dirty(), 4 * PAGE, "a stopped scrub cleans nothing");
         let scrub = Request::new(PAGE, Owner::scrub());
-        let scrubbed = source.ledger.grant_from(&source.memory, &source.regions[0], &scrub, &Watch::nobody());
+        let scrubbed =
+            source.ledger.grant_from(&source.memory, &source.regions[0], &scrub, &Watch::unobserved());
         assert_eq!((source.supplies()[0].free, dirty()), (4 * PAGE, 3 * PAGE));
         drop(scrubbed);
-        source.tidy(&IdleScrub::default());
+        source.scrub_idle(&IdleScrub::default());
         assert_eq!(dirty(), 0);
     }
 
@@ -560,7 +563,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut source = source(&folder, 4);
         source.regions[0].kind = RegionKind::Egm { device: "/dev/egm4".into() };
-        source.tidy(&IdleScrub::default());
+        source.scrub_idle(&IdleScrub::default());
         assert_eq!(source.ledger.states(&source.regions[0]).unwrap().dirty.size(), 4 * PAGE);
     }
 }

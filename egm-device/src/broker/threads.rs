@@ -7,32 +7,32 @@ use std::thread;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::link::Kept;
+use super::link::UnreturnedSlice;
 use super::session::Key;
-use super::source::{Held, NotMade};
-use crate::policy::{Left, Supply};
+use super::source::{GrantFailure, GrantedSlice};
+use crate::policy::{OrphanedSlice, Supply};
 
 /// Result of a thread.
-pub(super) enum Done {
-    Made(Result<Box<dyn Held>, NotMade>),
-    Returned(Result<(), Kept>),
+pub(super) enum ThreadResult {
+    Made(Result<Box<dyn GrantedSlice>, GrantFailure>),
+    Returned(Result<(), UnreturnedSlice>),
     /// The regions' supplies, and what clients of earlier brokers may still have.
-    Looked(Vec<Supply>, Vec<Left>),
-    Tidied,
+    Looked(Vec<Supply>, Vec<OrphanedSlice>),
+    IdleScrubDone,
 }
 
 /// The channel for results of threads.
 pub(super) struct Threads {
-    done: mpsc::Receiver<(Key, Done)>,
-    tell: mpsc::Sender<(Key, Done)>,
+    done: mpsc::Receiver<(Key, ThreadResult)>,
+    sender: mpsc::Sender<(Key, ThreadResult)>,
     wake: Arc<OwnedFd>,
 }
 
 impl Threads {
     pub(super) fn new() -> io::Result<Self> {
-        let (tell, done) = mpsc::channel();
+        let (sender, done) = mpsc::channel();
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Self { done, tell, wake })
+        Ok(Self { done, sender, wake })
     }
 
     /// Readable when a thread is done.
@@ -41,7 +41,7 @@ impl Threads {
     }
 
     /// Results of threads since the last call.
-    pub(super) fn done(&self) -> Vec<(Key, Done)> {
+    pub(super) fn done(&self) -> Vec<(Key, ThreadResult)> {
         let mut count = [0; 8];
         let _ = rustix::io::read(&*self.wake, &mut count); // nothing to read is nothing to do
         self.done.try_iter().collect()
@@ -51,8 +51,8 @@ impl Threads {
     pub(super) fn start(
         &self,
         key: Key,
-        work: impl FnOnce() -> Done + Send + 'static,
-        failed: impl FnOnce(io::Error) -> Done,
+        work: impl FnOnce() -> ThreadResult + Send + 'static,
+        failed: impl FnOnce(io::Error) -> ThreadResult,
     ) {
         self.start_with(key, (), |()| work(), |(), error| failed(error));
     }
@@ -62,19 +62,21 @@ impl Threads {
         &self,
         key: Key,
         what: T,
-        work: impl FnOnce(T) -> Done + Send + 'static,
-        failed: impl FnOnce(T, io::Error) -> Done,
+        work: impl FnOnce(T) -> ThreadResult + Send + 'static,
+        failed: impl FnOnce(T, io::Error) -> ThreadResult,
     ) {
-        let tell = move |tell: &mpsc::Sender<_>, wake: &OwnedFd, done| {
-            let _ = tell.send((key, done)); // the loop is gone: no receiver is left
-            let _ = rustix::io::write(wake, &1u64.to_ne_bytes()); // full: a wake-up is pending already
-        };
-        let (sender, wake) = (self.tell.clone(), self.wake.clone());
+        let (sender, wake) = (self.sender.clone(), self.wake.clone());
         let (give, take) = mpsc::sync_channel(1);
-        let run = move || take.recv().map_or((), |what| tell(&sender, &wake, work(what)));
+        let run = move || take.recv().map_or((), |what| deliver(&sender, &wake, key, work(what)));
         match thread::Builder::new().name("broker-slice".into()).spawn(run) {
             Ok(_) => drop(give.send(what)), // there is room for one, and the thread waits for it
-            Err(error) => tell(&self.tell, &self.wake, failed(what, error)),
+            Err(error) => deliver(&self.sender, &self.wake, key, failed(what, error)),
         }
     }
+}
+
+/// Queues the result of a thread and wakes the event loop.
+fn deliver(sender: &mpsc::Sender<(Key, ThreadResult)>, wake: &OwnedFd, key: Key, result: ThreadResult) {
+    let _ = sender.send((key, result)); // the loop is gone: no receiver is left
+    let _ = rustix::io::write(wake, &1u64.to_ne_bytes()); // full: a wake-up is pending already
 }

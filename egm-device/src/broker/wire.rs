@@ -4,7 +4,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::policy::{Free, Refusal, is_word};
+use crate::policy::{FreeMemory, Refusal, is_word};
 use crate::region::Slice;
 
 /// Bytes in a client's packet at most: the longest legal one is half of it.
@@ -25,7 +25,7 @@ const MAX_NAMES: usize = 48;
 /// A slice that a client wants.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Take {
+pub struct SliceRequest {
     /// Its name for operators, that of a VM or a job: 1 to 64 of A-Z a-z 0-9 . _ -
     pub name: String,
     /// Names or kinds of regions that it may come from, best first: 1 to 16.
@@ -44,7 +44,7 @@ pub struct Take {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) enum Request {
-    Take(Take),
+    Take(SliceRequest),
     /// The memory of this connection's slice is unmapped everywhere.
     Return,
     /// Bytes of this connection's slice went bad: where in the region, and how many. It has no answer.
@@ -60,25 +60,25 @@ pub(super) enum Reply {
     /// With two descriptors: the memory, and a file with the region as JSON, as retired pages may be many.
     Granted {
         slice: Slice,
-        /// Where the slice begins in the first descriptor.
+        /// Offset of the slice in the first descriptor.
         offset: u64,
     },
     /// In the queue, and why.
-    Waiting(Refused),
-    Refused(Refused),
+    Waiting(RefusalReply),
+    Refused(RefusalReply),
     /// Scrubbed, or recorded as dirty. For a pool an acknowledgement: its slice is back when its process has ended.
     Returned,
-    Free(Room),
+    Free(FreeReply),
 }
 
 /// Why a request is not granted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Refused {
+pub(super) struct RefusalReply {
     /// The rule, the reason and what is free instead, as a sentence.
     pub(super) why: String,
     pub(super) rule: Option<String>,
-    pub(super) free: Room,
+    pub(super) free: FreeReply,
     /// The host's error where it is not for the peer, because it names other owners. It stays in this process.
     #[serde(skip)]
     pub(super) cause: Option<String>,
@@ -87,42 +87,42 @@ pub(super) struct Refused {
 /// Free memory for the peer, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Room {
+pub(super) struct FreeReply {
     pub(super) total: u64,
     pub(super) largest: u64,
-    /// For operators only.
+    /// Free bytes by region, for operators only.
     pub(super) regions: Vec<(String, u64)>,
 }
 
-impl From<Free> for Room {
-    fn from(mut free: Free) -> Self {
+impl From<FreeMemory> for FreeReply {
+    fn from(mut free: FreeMemory) -> Self {
         free.regions.truncate(MAX_NAMES);
         Self { total: free.total, largest: free.largest, regions: free.regions }
     }
 }
 
-impl From<Refusal> for Refused {
+impl From<Refusal> for RefusalReply {
     fn from(mut refusal: Refusal) -> Self {
         refusal.free.regions.truncate(MAX_NAMES);
         Self { why: refusal.to_string(), rule: refusal.rule, free: refusal.free.into(), cause: None }
     }
 }
 
-impl Refused {
+impl RefusalReply {
     /// A refusal without a rule.
     pub(super) fn because(why: impl Into<String>) -> Self {
-        Self { why: why.into(), rule: None, free: Room::default(), cause: None }
+        Self { why: why.into(), rule: None, free: FreeReply::default(), cause: None }
     }
 }
 
 /// Parses and checks a request; the error names what is wrong.
 pub(super) fn parse(packet: &[u8]) -> Result<Request, String> {
-    let request = decode(packet).ok_or("this is no request that this broker knows")?;
+    let request = decode(packet).ok_or("cannot read the request: its format is unknown")?;
     if let Request::Take(take) = &request {
         let words = take.regions.iter().chain(&take.class).chain([&take.name]);
         if let Some(word) = words.into_iter().find(|word| !is_word(word)) {
             let start: String = word.chars().take(64).collect();
-            return Err(format!("{start:?} is no name: write 1 to 64 of A-Z a-z 0-9 . _ -"));
+            return Err(format!("cannot use {start:?} as a name: write 1 to 64 of A-Z a-z 0-9 . _ -"));
         }
         if !(1..=MAX_REGIONS).contains(&take.regions.len()) {
             return Err(format!("{} regions are named: name 1 to {MAX_REGIONS}", take.regions.len()));
@@ -156,16 +156,23 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::policy::Why;
+    use crate::policy::RefusalReason;
 
-    pub(crate) fn take(region: &str, size: u64) -> Take {
-        Take { name: "vm".into(), regions: vec![region.into()], size, align: 0, class: None, wait: true }
+    pub(crate) fn take(region: &str, size: u64) -> SliceRequest {
+        SliceRequest {
+            name: "vm".into(),
+            regions: vec![region.into()],
+            size,
+            align: 0,
+            class: None,
+            wait: true,
+        }
     }
 
     #[test]
     fn the_longest_request_and_the_longest_refusal_fit_a_packet() {
         let long = "x".repeat(64);
-        let most = Take {
+        let most = SliceRequest {
             name: long.clone(),
             regions: vec![long.clone(); MAX_REGIONS],
             size: u64::MAX,
@@ -178,15 +185,15 @@ pub(crate) mod tests {
         let bad = encode(&Request::Bad(vec![(u64::MAX, u64::MAX); MAX_SPANS]));
         assert!(bad.len() < MAX_PACKET && parse(&bad).is_ok());
         let region = "r".repeat(32);
-        let why = Why::NoClass { uid: u32::MAX, class: long.clone(), region: region.clone() };
-        let free = Free { total: u64::MAX, largest: u64::MAX, regions: vec![(region, u64::MAX); 1000] };
+        let why = RefusalReason::NoClass { uid: u32::MAX, class: long.clone(), region: region.clone() };
+        let free = FreeMemory { total: u64::MAX, largest: u64::MAX, regions: vec![(region, u64::MAX); 1000] };
         let refused = Reply::Refused(Refusal { rule: Some(long), why, free }.into());
         assert!(encode(&refused).len() < MAX_REPLY);
     }
 
     #[test]
     fn what_is_no_request_is_refused_with_what_is_wrong() {
-        let with = |change: fn(&mut Take)| {
+        let with = |change: fn(&mut SliceRequest)| {
             let mut take = take("egm4", 1);
             change(&mut take);
             parse(&encode(&Request::Take(take))).unwrap_err()
@@ -195,7 +202,7 @@ pub(crate) mod tests {
         assert_eq!(with(|t| t.regions.clear()), "0 regions are named: name 1 to 16");
         assert_eq!(
             with(|t| t.name = "\u{1b}[2J".into()),
-            "\"\\u{1b}[2J\" is no name: write 1 to 64 of A-Z a-z 0-9 . _ -"
+            "cannot use \"\\u{1b}[2J\" as a name: write 1 to 64 of A-Z a-z 0-9 . _ -"
         );
         assert!(parse(&encode(&Request::Bad(vec![(0, 1); MAX_SPANS + 1]))).is_err());
         assert!(parse(b"{\"take\":{}}").is_err() && parse(b"").is_err() && parse(&[b' '; 5000]).is_err());

@@ -42,117 +42,64 @@ impl Request {
 
 /// A request that a region cannot serve.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("region {region} cannot give {} aligned to {}: {cause}", exact(*size), exact(*align))]
-pub struct Short {
-    /// The region's name.
+#[error("cannot place {} aligned to {} in region {region}: {cause}", exact(*size), exact(*align))]
+pub struct PlacementError {
+    /// Name of the region.
     pub region: String,
-    /// Bytes asked for.
+    /// Requested size in bytes.
     pub size: u64,
     /// Alignment that the place must have.
     pub align: u64,
-    /// The shortage.
+    /// Reason that no place fits.
     pub cause: Cause,
 }
 
 /// The shortage, and its amount.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum Cause {
-    /// Not whole pages.
     #[error("its pages have {}: ask for {}", exact(*page), exact(*instead))]
-    Size {
-        /// Bytes in a page of the region.
-        page: u64,
-        /// The next size that would do.
-        instead: u64,
-    },
-    /// Not an alignment.
+    Size { page: u64, instead: u64 },
     #[error("an alignment is a power of two: write one, as 2MiB")]
     Align,
-    /// The region is smaller.
     #[error("it has {} in all, {} too few: ask for less", exact(*size), exact(*short_by))]
-    Region {
-        /// Bytes of the region.
-        size: u64,
-        /// Bytes missing.
-        short_by: u64,
-    },
-    /// Other owners hold too much of it.
+    Region { size: u64, short_by: u64 },
     #[error(
         "{} are granted, {} free, {} too few: ask for less, or wait until a slice is returned",
         exact(*granted), exact(*free), exact(*short_by)
     )]
-    Granted {
-        /// Bytes that other owners hold.
-        granted: u64,
-        /// Free bytes, retired ones included.
-        free: u64,
-        /// Bytes missing.
-        short_by: u64,
-    },
-    /// Enough is free, but not in one piece.
+    Granted { granted: u64, free: u64, short_by: u64 },
     #[error(
         "{} are free, but the largest aligned piece has {}, {} too few: ask for {}, or return a slice that splits them",
         exact(*free), exact(*largest), exact(*short_by), exact(*largest)
     )]
-    Fragmented {
-        /// Free bytes of the region.
-        free: u64,
-        /// The most that one piece offers at the alignment.
-        largest: u64,
-        /// Bytes missing.
-        short_by: u64,
-    },
+    Fragmented { free: u64, largest: u64, short_by: u64 },
     /// Every free place of that size is bad memory from end to end.
     #[error(
         "{} are free, {} of them retired, and no place has another byte: ask for a larger size",
         exact(*free), exact(*retired)
     )]
-    Retired {
-        /// Free bytes of the region.
-        free: u64,
-        /// Those of them that are retired.
-        retired: u64,
-    },
-    /// The wanted offset is not aligned.
+    Retired { free: u64, retired: u64 },
     #[error("offset {at:#x} is not aligned: the next that is, is {next:#x}")]
-    Unaligned {
-        /// Offset asked for.
-        at: u64,
-        /// The next aligned offset.
-        next: u64,
-    },
-    /// The wanted place runs over the region's end.
+    Unaligned { at: u64, next: u64 },
     #[error("from offset {at:#x} on it has {} too few: ask for less, or for a lower offset", exact(*short_by))]
-    End {
-        /// Offset asked for.
-        at: u64,
-        /// Bytes missing.
-        short_by: u64,
-    },
-    /// Other owners hold bytes of the wanted place.
+    End { at: u64, short_by: u64 },
     #[error(
         "at offset {at:#x} {} are granted, from {first} on: choose another offset, or none", exact(*short_by)
     )]
-    Taken {
-        /// Offset asked for.
-        at: u64,
-        /// The first byte that is held.
-        first: Offset,
-        /// Bytes that are held.
-        short_by: u64,
-    },
+    Taken { at: u64, first: Offset, short_by: u64 },
 }
 
 /// The lowest best place for `request` in `region`, of which `busy` bytes are held and `clean` bytes need no scrub.
 ///
 /// # Errors
-/// [`Short`] names what was short and by how much.
+/// [`PlacementError`] names what was short and by how much.
 pub fn place(
     region: &Region,
     busy: &SpanSet<InRegion>,
     clean: &SpanSet<InRegion>,
     request: &Request,
-) -> Result<Slice, Short> {
+) -> Result<Slice, PlacementError> {
     Carver::new(region, busy, clean).place(request)
 }
 
@@ -161,7 +108,7 @@ pub fn place(
 pub struct Carver<'a> {
     region: &'a Region,
     /// Free runs for the four kinds of place, best first; the last is all that is free.
-    kinds: [Runs; 4],
+    kinds: [SpanPieces; 4],
 }
 
 impl<'a> Carver<'a> {
@@ -174,22 +121,26 @@ impl<'a> Carver<'a> {
         let whole = free.minus(retired);
         let whole_dirty = whole.minus(clean);
         let kinds = [whole.minus(&whole_dirty), whole.clone(), free.minus(&whole_dirty), free];
-        Self { region, kinds: kinds.map(|kind| Runs::new(&kind)) }
+        Self { region, kinds: kinds.map(|kind| SpanPieces::new(&kind)) }
     }
 
     /// Takes the lowest best place for `request`.
     ///
     /// # Errors
-    /// [`Short`] names what was short and by how much; nothing is taken then.
-    pub fn place(&mut self, request: &Request) -> Result<Slice, Short> {
+    /// [`PlacementError`] names what was short and by how much; nothing is taken then.
+    pub fn place(&mut self, request: &Request) -> Result<Slice, PlacementError> {
         let region = self.region;
         let align = request.align.max(region.page_size.get()).max(1);
         let found = self.check(request, align).and_then(|()| match request.at {
             Some(at) => self.at(at, request.size, align),
             None => self.lowest(request.size, align).ok_or_else(|| self.why(request.size, align)),
         });
-        let span =
-            found.map_err(|cause| Short { region: region.name.clone(), size: request.size, align, cause })?;
+        let span = found.map_err(|cause| PlacementError {
+            region: region.name.clone(),
+            size: request.size,
+            align,
+            cause,
+        })?;
         for kind in &mut self.kinds {
             kind.take(span);
         }
@@ -268,7 +219,7 @@ impl<'a> Carver<'a> {
         align_up(base.checked_add(from)?, align)?.checked_sub(base)
     }
 
-    fn free(&self) -> &Runs {
+    fn free(&self) -> &SpanPieces {
         let [.., free] = &self.kinds;
         free
     }
@@ -293,28 +244,28 @@ impl<'a> Carver<'a> {
 
 /// Sorted, disjoint spans, in pieces small enough that a search skips most of them and a change moves few.
 #[derive(Debug, Default)]
-struct Runs {
+struct SpanPieces {
     /// Never empty ones.
-    pieces: Vec<Piece>,
+    pieces: Vec<SpanPiece>,
     /// Bytes in all of them.
     size: u64,
 }
 
 #[derive(Debug)]
-struct Piece {
+struct SpanPiece {
     runs: Vec<Span<InRegion>>,
     /// Bytes of the longest run.
     longest: u64,
 }
 
-impl Runs {
+impl SpanPieces {
     /// Runs in a piece at first: near the square root of 10,000, the retired pages of a bad region.
     const PIECE: usize = 128;
 
     fn new(set: &SpanSet<InRegion>) -> Self {
         let runs: Vec<_> = set.iter().collect();
         Self {
-            pieces: runs.chunks(Self::PIECE).map(|runs| Piece::new(runs.to_vec())).collect(),
+            pieces: runs.chunks(Self::PIECE).map(|runs| SpanPiece::new(runs.to_vec())).collect(),
             size: set.size(),
         }
     }
@@ -341,7 +292,7 @@ impl Runs {
     }
 }
 
-impl Piece {
+impl SpanPiece {
     fn new(runs: Vec<Span<InRegion>>) -> Self {
         let longest = runs.iter().map(|run| run.size()).max().unwrap_or(0);
         Self { runs, longest }

@@ -4,27 +4,27 @@ use egm_address::{Host, Span};
 use egm_report::show::size;
 use serde::Serialize;
 
-use crate::carve::advise::{How, NodeSplit, Piece, Split};
+use crate::carve::advise::{HiddenPiece, NodeSplit, Split, SplitMethod};
 use crate::region::{HostFacts, Region, RegionKind, Survey, iomem};
 
 /// One check of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Check {
-    /// The expected state.
+pub struct SplitCheck {
+    /// Expected state, as text.
     pub what: String,
-    /// The state found.
+    /// State that was found, as text.
     pub found: String,
     /// Whether the state is as expected.
     pub ok: bool,
 }
 
-fn check(what: String, found: impl Into<String>, ok: bool) -> Check {
-    Check { what, found: found.into(), ok }
+fn check(what: String, found: impl Into<String>, ok: bool) -> SplitCheck {
+    SplitCheck { what, found: found.into(), ok }
 }
 
 /// Checks all that `split` changes: the command line, the kernel's memory map, memory of its nodes, regions.
 #[must_use]
-pub fn verify(split: &Split, now: &Survey) -> Vec<Check> {
+pub fn verify(split: &Split, now: &Survey) -> Vec<SplitCheck> {
     let words: Vec<&str> = now.host.command_line.split_whitespace().collect();
     let added = split.words.iter().map(|word| added(word, &words));
     let removed = split.remove.iter().map(|word| {
@@ -41,7 +41,7 @@ pub fn verify(split: &Split, now: &Survey) -> Vec<Check> {
     added.chain(removed).chain(spans).chain(nodes).collect()
 }
 
-fn added(word: &str, words: &[&str]) -> Check {
+fn added(word: &str, words: &[&str]) -> SplitCheck {
     let what = format!("/proc/cmdline has {word}");
     if words.contains(&word) {
         return check(what, "it has", true);
@@ -54,7 +54,7 @@ fn added(word: &str, words: &[&str]) -> Check {
     }
 }
 
-fn unused(span: Span<Host>, facts: &HostFacts) -> Check {
+fn unused(span: Span<Host>, facts: &HostFacts) -> SplitCheck {
     let what = format!("{span} is not the kernel's");
     if facts.iomem.is_empty() {
         return check(what, "/proc/iomem shows no addresses: run as root", false);
@@ -69,8 +69,8 @@ fn unused(span: Span<Host>, facts: &HostFacts) -> Check {
 
 /// Whether the node's kernel has what it keeps. It has less than was left to it: page tables of its own, crash kernels and
 /// firmware take up to an eighth and 512 MiB. hugetlb pages stay counted, so they permit no check.
-fn visible(node: &NodeSplit, ways: &[How], facts: &HostFacts) -> Option<Check> {
-    if ways.contains(&How::Hugetlb) {
+fn visible(node: &NodeSplit, ways: &[SplitMethod], facts: &HostFacts) -> Option<SplitCheck> {
+    if ways.contains(&SplitMethod::Hugetlb) {
         return None;
     }
     let keeps = node.keeps.get();
@@ -81,21 +81,21 @@ fn visible(node: &NodeSplit, ways: &[How], facts: &HostFacts) -> Option<Check> {
 }
 
 /// Whether regions give guests this piece.
-fn reached(piece: &Piece, regions: &[Region]) -> Check {
+fn reached(piece: &HiddenPiece, regions: &[Region]) -> SplitCheck {
     let fits = |region: &&Region| {
         let kind = match piece.how {
-            How::Dax => matches!(region.kind, RegionKind::Devdax { .. }),
+            SplitMethod::Dax => matches!(region.kind, RegionKind::Devdax { .. }),
             _ => matches!(region.kind, RegionKind::Reserved { .. }),
         };
         kind && region.span().is_some_and(|span| piece.span.covers(span))
     };
     let found: u64 = regions.iter().filter(fits).map(|region| region.size.get()).sum();
     // A device-DAX namespace loses up to two pages of its alignment to its own description.
-    let lost = if piece.how == How::Dax { (2 << 30).min(piece.span.size() / 2) } else { 0 };
+    let lost = if piece.how == SplitMethod::Dax { (2 << 30).min(piece.span.size() / 2) } else { 0 };
     let what =
         format!("guests get {} at {} ({})", size(piece.span.size()), piece.span.start(), piece.how.name());
     let text = match (found, piece.how) {
-        (0, How::Dax) => "no region: run the commands of the advice".to_owned(),
+        (0, SplitMethod::Dax) => "no region: run the commands of the advice".to_owned(),
         (0, _) => "no region: write the host file of the advice".to_owned(),
         _ => size(found),
     };
@@ -104,16 +104,16 @@ fn reached(piece: &Piece, regions: &[Region]) -> Check {
 }
 
 /// Whether regions give guests the promised amount, where the split names no place.
-fn amount(node: &NodeSplit, how: How, regions: &[Region]) -> Check {
+fn amount(node: &NodeSplit, how: SplitMethod, regions: &[Region]) -> SplitCheck {
     let kind = |region: &Region| match how {
-        How::Hugetlb => region.kind == RegionKind::Hugetlb,
+        SplitMethod::Hugetlb => region.kind == RegionKind::Hugetlb,
         _ => matches!(region.kind, RegionKind::Egm { .. }),
     };
     let here = regions.iter().filter(|region| kind(region) && region.node == Some(node.node));
     let found: u64 = here.map(|region| region.size.get()).sum();
     let guests = node.guests.get();
     // Firmware keeps some of it for itself.
-    let lost = if how == How::Firmware { guests / 8 } else { 0 };
+    let lost = if how == SplitMethod::Firmware { guests / 8 } else { 0 };
     let what = format!("guests get {} at node {} ({})", size(guests), node.node, how.name());
     check(what, size(found), found >= guests.saturating_sub(lost) && found > 0)
 }
@@ -154,8 +154,8 @@ mod tests {
         region(RegionKind::Egm { device: "/dev/egm4".into() }, node, None, size)
     }
 
-    fn piece(how: How, start: u64, size: u64) -> Piece {
-        Piece { how, span: Span::new(Hpa::new(start), size).unwrap() }
+    fn piece(how: SplitMethod, start: u64, size: u64) -> HiddenPiece {
+        HiddenPiece { how, span: Span::new(Hpa::new(start), size).unwrap() }
     }
 
     fn node(keeps: u64, guests: u64) -> NodeSplit {
@@ -168,18 +168,18 @@ mod tests {
             let total = ByteSize::new(total);
             let host = |id| Node { id, cpus: CpuSet::default(), total, pools: Vec::new() };
             let facts = HostFacts { nodes: vec![host(0)], ..HostFacts::default() };
-            visible(&node(keeps, 0), &[How::Mem], &facts).unwrap().ok
+            visible(&node(keeps, 0), &[SplitMethod::Mem], &facts).unwrap().ok
         };
         let least = 7 * GIB - (512 << 20);
         for (total, ok) in [(least - 1, false), (least, true), (8 * GIB, true), (8 * GIB + 1, false)] {
             assert_eq!(seen(8 * GIB, total), ok, "{total}");
         }
-        assert_eq!(visible(&node(GIB, 0), &[How::Hugetlb], &HostFacts::default()), None);
+        assert_eq!(visible(&node(GIB, 0), &[SplitMethod::Hugetlb], &HostFacts::default()), None);
     }
 
     #[test]
     fn reserved_memory_counts_when_it_lies_in_the_piece_and_is_whole() {
-        let whole = piece(How::Memmap, 4 * GIB, 4 * GIB);
+        let whole = piece(SplitMethod::Memmap, 4 * GIB, 4 * GIB);
         for (regions, ok) in [
             (vec![], false),
             (vec![reserved(4 * GIB, 4 * GIB)], true),
@@ -201,22 +201,26 @@ mod tests {
             (2 * GIB, GIB - 1, false),
             (1, 1, true),
         ] {
-            assert_eq!(reached(&piece(How::Dax, GIB, size), &[dax(GIB, found)]).ok, ok, "{found} of {size}");
+            assert_eq!(
+                reached(&piece(SplitMethod::Dax, GIB, size), &[dax(GIB, found)]).ok,
+                ok,
+                "{found} of {size}"
+            );
         }
-        assert!(!reached(&piece(How::Dax, GIB, 8 * GIB), &[]).ok);
-        assert!(!reached(&piece(How::Dax, GIB, 8 * GIB), &[reserved(GIB, 8 * GIB)]).ok);
+        assert!(!reached(&piece(SplitMethod::Dax, GIB, 8 * GIB), &[]).ok);
+        assert!(!reached(&piece(SplitMethod::Dax, GIB, 8 * GIB), &[reserved(GIB, 8 * GIB)]).ok);
     }
 
     #[test]
     fn firmware_may_keep_an_eighth_and_a_pool_nothing() {
         for (how, found, ok) in [
-            (How::Firmware, egm(0, 7 * GIB), true),
-            (How::Firmware, egm(0, 7 * GIB - 1), false),
-            (How::Firmware, egm(1, 8 * GIB), false),
-            (How::Firmware, region(RegionKind::Hugetlb, 0, None, 8 * GIB), false),
-            (How::Hugetlb, region(RegionKind::Hugetlb, 0, None, 8 * GIB), true),
-            (How::Hugetlb, region(RegionKind::Hugetlb, 0, None, 8 * GIB - 1), false),
-            (How::Hugetlb, egm(0, 8 * GIB), false),
+            (SplitMethod::Firmware, egm(0, 7 * GIB), true),
+            (SplitMethod::Firmware, egm(0, 7 * GIB - 1), false),
+            (SplitMethod::Firmware, egm(1, 8 * GIB), false),
+            (SplitMethod::Firmware, region(RegionKind::Hugetlb, 0, None, 8 * GIB), false),
+            (SplitMethod::Hugetlb, region(RegionKind::Hugetlb, 0, None, 8 * GIB), true),
+            (SplitMethod::Hugetlb, region(RegionKind::Hugetlb, 0, None, 8 * GIB - 1), false),
+            (SplitMethod::Hugetlb, egm(0, 8 * GIB), false),
         ] {
             assert_eq!(
                 amount(&node(0, 8 * GIB), how, std::slice::from_ref(&found)).ok,
@@ -224,7 +228,7 @@ mod tests {
                 "{how:?} {found:?}"
             );
         }
-        assert!(!amount(&node(0, 0), How::Hugetlb, &[]).ok, "no region is no success");
+        assert!(!amount(&node(0, 0), SplitMethod::Hugetlb, &[]).ok, "no region is no success");
     }
 
     #[test]
@@ -262,11 +266,11 @@ mod tests {
     #[test]
     fn each_part_of_a_split_has_a_check_that_only_it_fails() {
         let split = Split {
-            ways: vec![How::Memmap],
+            ways: vec![SplitMethod::Memmap],
             words: vec!["memmap=4G$8G".to_owned()],
             remove: vec!["mem=4G".to_owned()],
             nodes: vec![NodeSplit {
-                hidden: vec![piece(How::Memmap, 8 * GIB, 4 * GIB)],
+                hidden: vec![piece(SplitMethod::Memmap, 8 * GIB, 4 * GIB)],
                 ..node(8 * GIB, 4 * GIB)
             }],
             ..Split::default()
@@ -297,8 +301,12 @@ mod tests {
     fn a_pool_or_egm_is_checked_by_its_amount_and_places_are_not() {
         let split = |how| Split { ways: vec![how], nodes: vec![node(8 * GIB, 4 * GIB)], ..Split::default() };
         let checks = |how| verify(&split(how), &split_host()).len();
-        assert_eq!([How::Mem, How::Memmap, How::Dax].map(checks), [1; 3], "of the kernel's memory only");
-        assert_eq!((checks(How::Firmware), checks(How::Hugetlb)), (2, 1));
+        assert_eq!(
+            [SplitMethod::Mem, SplitMethod::Memmap, SplitMethod::Dax].map(checks),
+            [1; 3],
+            "of the kernel's memory only"
+        );
+        assert_eq!((checks(SplitMethod::Firmware), checks(SplitMethod::Hugetlb)), (2, 1));
     }
 
     #[test]
@@ -318,8 +326,11 @@ mod tests {
     #[test]
     fn a_piece_without_a_region_names_the_next_step() {
         let found = |how| reached(&piece(how, GIB, GIB), &[]).found;
-        assert!(found(How::Dax).ends_with("run the commands of the advice"));
-        assert!(found(How::Memmap).ends_with("write the host file of the advice"));
-        assert_eq!(reached(&piece(How::Memmap, GIB, 2 * GIB), &[reserved(GIB, GIB)]).found, size(GIB));
+        assert!(found(SplitMethod::Dax).ends_with("run the commands of the advice"));
+        assert!(found(SplitMethod::Memmap).ends_with("write the host file of the advice"));
+        assert_eq!(
+            reached(&piece(SplitMethod::Memmap, GIB, 2 * GIB), &[reserved(GIB, GIB)]).found,
+            size(GIB)
+        );
     }
 }

@@ -3,74 +3,58 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use egm_address::CpuSet;
 use egm_report::{Blame, Report};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::host::Host;
-use crate::ledger::{Identity, Ledger, LedgerError, Paths};
+use crate::host::LocalHost;
+use crate::ledger::{Ledger, LedgerError};
 use crate::region::{Region, Survey};
 
-/// What every command takes that asks the ledger
+/// Arguments of every command that reads the ledger
 #[derive(Debug, clap::Args)]
-pub(super) struct Common {
+pub(super) struct LedgerArgs {
     #[command(flatten)]
-    pub(super) host: Host,
+    pub(super) host: LocalHost,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
 }
 
-/// The ledger of `host`, made if it has none; a host of which only the facts are here has no ledger here.
-pub(super) fn open(host: &Host) -> Result<Ledger, Box<dyn Report>> {
-    if host.is_recorded() {
-        return Err(Elsewhere.into());
-    }
-    let root = host.root();
-    let identity = Identity::read(root)
-        .map_err(|source| LedgerError::Record { step: "tell this boot from others for", source })?;
-    Ok(Ledger::open(Paths::below(root), identity)?)
+/// The ledger of `host`, made if it has none.
+pub(super) fn open(host: &LocalHost) -> Result<Ledger, LedgerError> {
+    Ledger::of_host(host.root())
 }
 
-/// The facts are of another host: its regions are other memory here.
 #[derive(Debug, thiserror::Error)]
-#[error("a host that was recorded has no memory to take and no ledger: --recorded is for plans")]
-struct Elsewhere;
-
-impl Report for Elsewhere {
-    fn blame(&self) -> Blame {
-        Blame::Configuration
-    }
-}
-
-/// There is no region of that name.
-#[derive(Debug, thiserror::Error)]
-#[error("there is no region \"{name}\": there are {known}")]
-pub(super) struct NoRegion {
+#[error("cannot find region \"{name}\": this host has {known}")]
+pub(super) struct UnknownRegion {
     name: String,
     known: String,
 }
 
-impl Report for NoRegion {
+impl Report for UnknownRegion {
     fn blame(&self) -> Blame {
         Blame::Host
     }
 
     fn help(&self) -> Option<String> {
-        Some("see them, and why others were refused: egm-device regions".to_owned())
+        Some("egm-device regions lists them, and the reasons that others were refused".to_owned())
     }
 }
 
 /// The region called `name`.
-pub(super) fn find<'a>(survey: &'a Survey, name: &str) -> Result<&'a Region, NoRegion> {
-    survey.regions.iter().find(|region| region.name == name).ok_or_else(|| NoRegion {
+pub(super) fn find<'a>(survey: &'a Survey, name: &str) -> Result<&'a Region, UnknownRegion> {
+    survey.regions.iter().find(|region| region.name == name).ok_or_else(|| UnknownRegion {
         name: name.to_owned(),
         known: survey.regions.iter().map(|region| region.name.as_str()).collect::<Vec<_>>().join(", "),
     })
 }
 
-/// The processors near `region`.
-pub(super) fn near<'a>(survey: &'a Survey, region: &Region) -> Option<&'a CpuSet> {
-    survey.host.nodes.iter().find(|node| Some(node.id) == region.node).map(|node| &node.cpus)
+/// Raises this process's limit of descriptors to the most that the host permits. Most hosts permit more than a shell's
+/// 1024, and a slice needs up to ten.
+pub(super) fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// A flag that Ctrl-C and SIGTERM set.

@@ -1,6 +1,7 @@
 //! `egm-device broker`: grants slices by a policy.
 
 mod privileges;
+mod warnings;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,17 +10,16 @@ use std::sync::Arc;
 
 use egm_address::ByteSize;
 use egm_report::{Blame, Report};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
-use super::access::open;
+use super::access::{open, raise_descriptor_limit};
 use super::signals;
 use crate::broker::{LedgerSource, Server, ServerError};
-use crate::host::Host;
+use crate::host::LocalHost;
 use crate::ledger::Paths;
 use crate::policy::{self, Names, Policy, PolicyError};
 
-/// Where clients find the broker. Not in the ledger's folder, which is root's alone.
+/// Default socket of the broker. Not in the ledger's folder, which only root can read.
 pub(super) const SOCKET: &str = "/run/egm-broker.sock";
 
 /// The policy, unless another file is named.
@@ -41,10 +41,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "BYTES", default_value = "1GiB")]
     scrub_rate: ByteSize,
     #[command(flatten)]
-    host: Host,
+    host: LocalHost,
 }
 
-/// The policy that is named, which has to be there; or the usual one, which need not.
+/// The policy `named`, which must exist, or the usual one, which may be missing.
 fn policy(named: Option<&Path>) -> Result<Policy, PolicyError> {
     let names = Names::of_host(Path::new("/"));
     match (named, policy::load(named.unwrap_or_else(|| Path::new(POLICY)), &names)) {
@@ -58,10 +58,11 @@ fn policy(named: Option<&Path>) -> Result<Policy, PolicyError> {
 pub(super) fn run(args: &Args) -> Outcome {
     privileges::check_process()?;
     let policy = policy(args.policy.as_deref())?;
-    let limit = getrlimit(Resource::Nofile);
-    // A slice needs about five descriptors, and every host allows more than a shell's 1024.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    raise_descriptor_limit();
     let survey = args.host.survey()?;
+    for warning in warnings::of(&policy, &survey.regions) {
+        tracing::warn!("{warning}");
+    }
     let ledger = open(&args.host)?.trusting(policy.clone());
     privileges::check_host(&Paths::below(args.host.root()), &survey.regions)?;
     let source = LedgerSource::new(ledger, survey.regions);
@@ -91,7 +92,13 @@ impl Report for PolicyError {
                 r#"correct it there: {"rules": [{"name": …, "group": …, "regions": […], "quota": …}]}"#
                     .to_owned(),
             ),
-            _ => None, // the message of each names the remedy
+            Self::NotRootOwned { path, .. } => {
+                Some(format!("read it, then: chown root {0} && chmod go-w {0}", path.display()))
+            }
+            Self::TooLarge | Self::TooManyRules { .. } => {
+                Some("write rules for groups instead of users".to_owned())
+            }
+            Self::UnknownKey { .. } | Self::Rule { .. } => None, // the message names the remedy
         }
     }
 }
@@ -119,7 +126,7 @@ mod tests {
         let error = policy(Some(&path)).unwrap_err();
         let text = egm_report::Chain(&error).to_string();
         for part in
-            ["policy.json does not hold", "line 2, column 2: policy is not JSON", "help: correct it there"]
+            ["cannot use policy", "line 2, column 2: not the JSON of a policy", "help: correct it there"]
         {
             assert!(text.contains(part), "{text}");
         }

@@ -5,7 +5,7 @@ use egm_report::show::page::{Band, legend, map, page};
 use egm_report::show::size;
 
 use crate::cli::tables::{refused_table, region_table, slice_table, socket_table};
-use crate::region::usage::{Part, Socket, Usage, Usages};
+use crate::region::usage::{RegionPart, Socket, Usage, Usages};
 use crate::region::{Region, RegionKind, Survey};
 
 const COLOURS: [(&str, &str); 6] = [
@@ -151,48 +151,64 @@ fn without_region(survey: &Survey, socket: &Socket) -> Vec<Block> {
     left.iter().filter(|span| span.size() >= LEAST_HIDDEN).map(block).collect()
 }
 
-fn span(part: Part) -> Option<Span<InRegion>> {
+fn span(part: RegionPart) -> Option<Span<InRegion>> {
     Span::new(Offset::new(part.offset), part.size.get()).ok()
+}
+
+/// Bytes of a region in one state.
+struct RegionPiece {
+    span: Span<InRegion>,
+    class: &'static str,
+    detail: String,
+}
+
+impl RegionPiece {
+    fn block(self, region: &Region) -> Block {
+        Block {
+            start: region.base.and_then(|base| base.checked_add(self.span.start().get())),
+            size: self.span.size(),
+            class: self.class,
+            what: region.name.clone(),
+            detail: self.detail,
+        }
+    }
+}
+
+/// Pieces of a region, of which the first one added for a byte has it.
+struct RegionPieces {
+    left: SpanSet<InRegion>,
+    pieces: Vec<RegionPiece>,
+}
+
+impl RegionPieces {
+    fn add(&mut self, spans: &SpanSet<InRegion>, class: &'static str, detail: &str) {
+        let new = self.left.minus(&self.left.minus(spans));
+        self.left = self.left.minus(&new);
+        self.pieces.extend(new.iter().map(|span| RegionPiece { span, class, detail: detail.to_owned() }));
+    }
 }
 
 /// A region in pieces: retired, granted, dirty, and the rest.
 fn pieces(region: &Region, usage: Option<&Usage>) -> Vec<Block> {
     let whole: SpanSet<InRegion> = Span::new(Offset::new(0), region.size.get()).into_iter().collect();
     let retired = region.retired.spans();
-    let shown = if retired.iter().count() > MOST_RETIRED { SpanSet::default() } else { retired.clone() };
-    let mut left = whole.minus(&shown);
-    let mut pieces: Vec<(Span<InRegion>, &'static str, String)> =
-        shown.iter().map(|span| (span, "bad", "retired".to_owned())).collect();
-    let mut take = |spans: SpanSet<InRegion>, class: &'static str, detail: String| {
-        let mine = left.minus(&left.minus(&spans));
-        left = left.minus(&mine);
-        pieces.extend(mine.iter().map(|span| (span, class, detail.clone())));
-    };
+    let count = retired.iter().count();
+    let mut all = RegionPieces { left: whole.clone(), pieces: Vec::new() };
+    if count <= MOST_RETIRED {
+        all.add(retired, "bad", "retired");
+    }
     for held in usage.iter().flat_map(|usage| &usage.held) {
-        take(span(held.part).into_iter().collect(), "pci", format!("granted to {}", held.owner));
+        all.add(&span(held.part).into_iter().collect(), "pci", &format!("granted to {}", held.owner));
     }
     let dirty = usage.iter().flat_map(|usage| &usage.dirty).filter_map(|part| span(*part));
-    take(dirty.collect(), "system", "dirty".to_owned());
-    let note = if shown.is_empty() && !retired.is_empty() {
-        format!(
-            "{}, with {} retired in {} pieces",
-            detail(region),
-            size(retired.size()),
-            retired.iter().count()
-        )
-    } else {
-        detail(region)
-    };
-    take(whole, "egm", note);
-    pieces.sort_by_key(|(span, ..)| *span);
-    let block = |(span, class, detail): (Span<InRegion>, &'static str, String)| Block {
-        start: region.base.and_then(|base| base.checked_add(span.start().get())),
-        size: span.size(),
-        class,
-        what: region.name.clone(),
-        detail,
-    };
-    pieces.into_iter().map(block).collect()
+    all.add(&dirty.collect(), "system", "dirty");
+    let mut rest = detail(region);
+    if count > MOST_RETIRED {
+        rest += &format!(", with {} retired in {count} pieces", size(retired.size()));
+    }
+    all.add(&whole, "egm", &rest);
+    all.pieces.sort_by_key(|piece| piece.span);
+    all.pieces.into_iter().map(|piece| piece.block(region)).collect()
 }
 
 fn detail(region: &Region) -> String {
@@ -210,13 +226,13 @@ mod tests {
     use egm_address::ByteSize;
 
     use super::*;
-    use crate::region::usage::{Held, sockets};
+    use crate::region::usage::{OwnedPart, sockets};
     use crate::retired::Retired;
 
     const MIB: u64 = 1 << 20;
 
-    fn part(offset: u64, size: u64) -> Part {
-        Part { offset, size: ByteSize::new(size) }
+    fn part(offset: u64, size: u64) -> RegionPart {
+        RegionPart { offset, size: ByteSize::new(size) }
     }
 
     /// A host of one node with 8 MiB of System RAM and 32 MiB hidden from it.
@@ -240,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_region_is_cut_into_what_is_retired_granted_dirty_and_free() {
-        let held = vec![Held { part: part(2 * MIB, 4 * MIB), owner: "vm".to_owned() }];
+        let held = vec![OwnedPart { part: part(2 * MIB, 4 * MIB), owner: "vm".to_owned() }];
         // A record that disagrees with the locks: what is held stays held.
         let usage =
             Usage { held, dirty: vec![part(0, 4 * MIB), part(30 * MIB, 4 * MIB)], ..Usage::default() };
@@ -264,7 +280,8 @@ mod tests {
 
     #[test]
     fn the_page_needs_nothing_from_elsewhere_and_shows_names_as_text() {
-        let held = vec![Held { part: part(0, 4 * MIB), owner: "<script>alert('x')</script>".to_owned() }];
+        let held =
+            vec![OwnedPart { part: part(0, 4 * MIB), owner: "<script>alert('x')</script>".to_owned() }];
         let usages = Usages::from([("hidden".to_owned(), Usage { held, ..Usage::default() })]);
         let survey = survey();
         let page = html(&survey, &sockets(&survey, &usages), &usages);

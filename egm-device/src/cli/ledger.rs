@@ -7,14 +7,14 @@ use clap::Subcommand;
 use egm_address::Printable;
 use egm_report::program::{Outcome, print_json};
 use egm_report::show::print;
-use egm_report::show::{Colour, Side, Style, Table, first_of, size};
+use egm_report::show::{Colour, Side, Style, Table, size};
 use serde::Serialize;
 
-use crate::cli::access::{Common, open};
+use crate::cli::access::{LedgerArgs, open};
 use crate::cli::unretire;
 use crate::free::Evidence;
-use crate::ledger::record::{Doubt, Use};
-use crate::ledger::{Held, Ledger, LedgerError, Repair, States};
+use crate::ledger::record::{Doubt, GrantState};
+use crate::ledger::{HeldBytes, Ledger, LedgerError, Repair, States};
 use crate::region::Region;
 
 /// Shows and repairs the record of owners
@@ -27,12 +27,12 @@ pub(super) struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Shows the state and the owner of every byte of every region
-    Show(Common),
+    Show(LedgerArgs),
     /// Moves an unreadable record aside, removes grants of owners that have ended, and reviews quarantined memory
     ///
     /// Nothing is lost: bytes of unknown state are scrubbed before the next grant, and bad pages are recorded in a file of
     /// their own.
-    Repair(Common),
+    Repair(LedgerArgs),
     Unretire(unretire::Args),
 }
 
@@ -46,7 +46,7 @@ pub(super) fn run(args: &Args) -> Outcome {
 
 /// One region, as `--json` prints it.
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+struct RegionStates<'a> {
     region: &'a str,
     /// Whether a holder of one slice has a descriptor of all of them.
     shares_file: bool,
@@ -54,12 +54,12 @@ struct Line<'a> {
     states: &'a States,
 }
 
-fn show(args: &Common) -> Outcome {
+fn show(args: &LedgerArgs) -> Outcome {
     let (survey, ledger) = (args.host.survey()?, open(&args.host)?);
     let states = survey.regions.iter().map(|region| Ok((region, ledger.states(region)?)));
     let states = states.collect::<Result<Vec<_>, LedgerError>>()?;
     if args.json {
-        let lines = states.iter().map(|(region, states)| Line {
+        let lines = states.iter().map(|(region, states)| RegionStates {
             region: &region.name,
             shares_file: region.kind.shares_file(),
             states,
@@ -74,7 +74,7 @@ fn show(args: &Common) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a region of files has that tables do not show.
+/// Lines on a region of files: small pages, and files that are set aside.
 fn files(ledger: &Ledger, region: &Region) -> Result<String, LedgerError> {
     let (name, aside) = (&region.name, ledger.set_aside(region).get());
     let mut out = String::new();
@@ -106,9 +106,9 @@ fn text(all: &[(&Region, States)], colour: Colour) -> String {
         };
         let bytes = [
             region.size.get(),
-            held(Use::Granted),
-            held(Use::Scrubbing),
-            held(Use::Quarantined),
+            held(GrantState::Granted),
+            held(GrantState::Scrubbing),
+            held(GrantState::Quarantined),
             states.clean.size(),
             states.dirty.size(),
             states.retired.spans().size(),
@@ -137,11 +137,11 @@ fn text(all: &[(&Region, States)], colour: Colour) -> String {
 }
 
 /// Whether the holder has a descriptor of the whole region and is not root, which could open it anyway.
-fn has_whole_device(region: &Region, held: &Held) -> bool {
+fn has_whole_device(region: &Region, held: &HeldBytes) -> bool {
     region.kind.shares_file() && held.owner.as_ref().is_some_and(|owner| owner.uid != 0)
 }
 
-fn row(region: &Region, held: &Held) -> Vec<String> {
+fn row(region: &Region, held: &HeldBytes) -> Vec<String> {
     let owner = held.owner.as_ref();
     let number = |n: Option<u32>| n.map_or_else(|| "-".to_owned(), |n| n.to_string());
     vec![
@@ -152,32 +152,29 @@ fn row(region: &Region, held: &Held) -> Vec<String> {
         number(owner.map(|owner| owner.pid)),
         number(owner.map(|owner| owner.uid)),
         match held.usage {
-            Use::Granted if has_whole_device(region, held) => "granted, with the whole device".to_owned(),
-            Use::Granted => "granted".to_owned(),
-            Use::Scrubbing => "scrubbing".to_owned(),
-            Use::Quarantined if held.evidence.is_empty() => "quarantined, not checked yet".to_owned(),
-            Use::Quarantined => format!("quarantined: {}", reasons(&held.evidence)),
+            GrantState::Granted if has_whole_device(region, held) => {
+                "granted, with the whole device".to_owned()
+            }
+            GrantState::Granted => "granted".to_owned(),
+            GrantState::Scrubbing => "scrubbing".to_owned(),
+            GrantState::Quarantined if held.evidence.is_empty() => "quarantined, not checked yet".to_owned(),
+            GrantState::Quarantined => format!("quarantined: {}", Evidence::summary(&held.evidence)),
         },
     ]
 }
 
-/// The reasons that keep memory in quarantine, as text.
-fn reasons(evidence: &[Evidence]) -> String {
-    first_of(evidence.iter().map(Evidence::to_string))
-}
-
-fn repair(args: &Common) -> Outcome {
+fn repair(args: &LedgerArgs) -> Outcome {
     let (ledger, survey) = (open(&args.host)?, args.host.survey()?);
     let repair = ledger.repair(&survey.regions)?;
     if args.json {
         print_json(&repair);
     } else {
-        print(told(&repair));
+        print(repair_text(&repair));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn told(repair: &Repair) -> String {
+fn repair_text(repair: &Repair) -> String {
     let mut out = repair.doubt.map_or_else(
         || "The record is sound.\n".to_owned(),
         |doubt| match doubt {

@@ -95,7 +95,7 @@ impl Report for LogError {
 
 /// A line, as far as it is shown.
 #[derive(Debug, Deserialize)]
-struct Line {
+struct LogEntry {
     time: String,
     event: String,
     #[serde(default)]
@@ -104,7 +104,7 @@ struct Line {
     uid: u32,
     #[serde(default)]
     region: String,
-    span: Option<Span>,
+    span: Option<LogSpan>,
     bytes: Option<u64>,
     reason: Option<String>,
     #[serde(default)]
@@ -114,7 +114,7 @@ struct Line {
 }
 
 #[derive(Debug, Deserialize)]
-struct Span {
+struct LogSpan {
     offset: u64,
 }
 
@@ -142,7 +142,8 @@ pub(super) fn run(args: &Args) -> Outcome {
         reader.follow(&path, newest, &changes).map_err(error)?;
     }
     if reader.unreadable > 0 {
-        tracing::info!("{} lines of the log are cut or damaged", reader.unreadable);
+        let lines = if reader.unreadable == 1 { "line of the log is" } else { "lines of the log are" };
+        tracing::info!("{} {lines} cut or damaged", reader.unreadable);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -181,7 +182,7 @@ impl Reader<'_> {
         if text == b"\n" {
             return;
         }
-        let line = if text.len() <= MAX_LINE { serde_json::from_slice::<Line>(text).ok() } else { None };
+        let line = if text.len() <= MAX_LINE { serde_json::from_slice::<LogEntry>(text).ok() } else { None };
         let Some(line) = line else {
             self.unreadable = self.unreadable.saturating_add(1);
             return;
@@ -253,7 +254,7 @@ fn heads() -> String {
 }
 
 /// The line in [`WIDTH`] columns; the reason stands below.
-fn table(line: &Line) -> String {
+fn table(line: &LogEntry) -> String {
     let short = line.time.get(5..19).map_or_else(String::new, |time| time.replace('T', " "));
     let offset = line.span.as_ref().map_or_else(|| "-".to_owned(), |span| format!("{:#x}", span.offset));
     let bytes = line.bytes.map_or_else(|| "-".to_owned(), size);

@@ -8,7 +8,7 @@ use egm_report::{Chain, Report};
 
 use crate::cli::html::html;
 use crate::cli::tables::{refused_table, region_table, slice_table, socket_table};
-use crate::host::Host;
+use crate::host::{Host, LocalHost};
 use crate::region::usage::{Socket, Usage, Usages, sockets};
 use crate::region::{DaxFiles, Region, RegionKind, Survey};
 
@@ -30,12 +30,12 @@ const COLUMNS: &str = "\
 Columns:
 
   visible    memory of the kernel's allocator, hugetlb pools included
-  aside      device-DAX: the kernel knows each page and gives none away
-  invisible  memory that the kernel does not know: EGM, and what mem= and memmap= hide
-  free       pages of a hugetlb pool that nobody uses
-  granted    what somebody has; \"egm-device ledger show\" says who
-  dirty      what is scrubbed before anybody gets it
-  retired    bad memory, which nobody gets
+  aside      device-DAX: the kernel knows each page and allocates none
+  invisible  memory without struct pages in the kernel: EGM, and what mem= and memmap= hide
+  free       unused pages of a hugetlb pool
+  granted    memory that has an owner; see \"egm-device ledger show\"
+  dirty      memory that is scrubbed before its next grant
+  retired    bad memory, which is never granted
   kind       the word for it in \"region\" of a configuration";
 
 /// Output of `--json`; [`Survey`] can be read back from it.
@@ -54,7 +54,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         tracing::info!("granted and dirty are not known: {}", why.trim_start_matches("error: "));
         Usages::new()
     });
-    if let Some(why) = args.host.no_kvm() {
+    if let Some(why) = args.host.local().and_then(LocalHost::no_kvm) {
         tracing::info!("whether there is guest-memfd is not known: /dev/kvm cannot be opened: {why}");
     }
     let sockets = sockets(&survey, &usages);
@@ -71,7 +71,8 @@ pub(super) fn run(args: &Args) -> Outcome {
 /// Usage of each region by the ledger, which has more retired pages than the kernel.
 fn usages(host: &Host, survey: &mut Survey) -> Result<Usages, Box<dyn Report>> {
     let mut usages = Usages::new();
-    let Some(ledger) = host.ledger()? else { return Ok(usages) };
+    let ledger = host.local().map(LocalHost::ledger).transpose()?;
+    let Some(ledger) = ledger.flatten() else { return Ok(usages) };
     for region in &mut survey.regions {
         let states = ledger.states(region)?;
         let exclusive = states.exclusive(&region.name);

@@ -13,22 +13,23 @@ use egm_address::{ByteSize, PciAddress, SpanSet};
 use egm_report::show::print;
 use egm_report::{Blame, Chain, Report};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
-use super::access::open;
+use super::access::{open, raise_descriptor_limit};
 use super::signals::Signals;
 use crate::device::config::Id;
 use crate::device::core::Facts;
 use crate::device::{Function, Setup};
-use crate::host::Host;
+use crate::host::LocalHost;
 use crate::ledger::Watch;
 use crate::mapping::Mapping;
-use crate::poison::{self, Event, Growth};
+use crate::poison::{self, Event, RetiredListPoll};
 use crate::progress::with_bar;
 use crate::region::{RegionKind, near_node};
 use crate::scrub::ScrubError;
-use crate::serve::{self, FileError, Held, Offer, Post, SliceError, Socket, SocketError};
+use crate::serve::{
+    self, DeviceConfig, DeviceServer, FileError, ServedSlice, SliceError, Socket, SocketError,
+};
 use crate::trust;
 
 /// Interval at which an EGM device's list of retired pages is read; there is no event when it grows.
@@ -36,8 +37,8 @@ const LOOK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// Serves slices as PCI functions over vfio-user, for cloud-hypervisor, QEMU and egm-vmm
 ///
-/// A guest sees the slice as a 64-bit BAR. It stays through reboots and clients that come and go. SIGUSR1 asks guests and VMMs for
-/// their slices; SIGTERM does too, waits a little, and gives them back scrubbed.
+/// A guest sees the slice as a 64-bit BAR. It stays through reboots and clients that come and go. SIGUSR1 requests
+/// the slices from guests and VMMs; SIGTERM does so too, waits a few seconds, and returns them scrubbed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, group = clap::ArgGroup::new("what").required(true).args(["config", "region"]))]
 pub(super) struct Args {
@@ -53,10 +54,10 @@ pub(super) struct Args {
     /// Its bytes, such as 64GiB
     #[arg(long, value_name = "SIZE", requires = "region")]
     size: Option<ByteSize>,
-    /// Where clients connect; without it systemd passes a socket
+    /// Socket for clients; without it systemd passes one
     #[arg(long, value_name = "PATH", conflicts_with = "config")]
     socket: Option<PathBuf>,
-    /// What operators call it, and systemd its socket
+    /// Name of the device for operators, and of its socket for systemd
     #[arg(long, value_name = "NAME", default_value = "slice", conflicts_with = "config")]
     name: String,
     /// Proximity domain of the slice in the guest
@@ -68,7 +69,7 @@ pub(super) struct Args {
     /// No MSI-X: QEMU up to 11.1 at least aborts when a vfio-user function that has it is unplugged
     #[arg(long, conflicts_with = "config")]
     no_msix: bool,
-    /// Let clients connect that are not root although all slices of the region are one file, which they can map
+    /// Let unprivileged users connect although all slices of the region are one file, which they can map
     #[arg(long, conflicts_with = "config")]
     whole_device: bool,
     /// PCI vendor and device id, if you have a vendor id of your own
@@ -83,11 +84,11 @@ pub(super) struct Args {
     /// Get slices from the broker at this socket (required unless you are root)
     #[arg(long, value_name = "SOCKET")]
     broker: Option<PathBuf>,
-    /// Seconds that a guest has to answer when its slice is wanted back
-    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
-    patience: u64,
+    /// Seconds that a guest has to answer a request for its slice
+    #[arg(long = "patience", value_name = "SECONDS", default_value_t = 5)]
+    timeout: u64,
     #[command(flatten)]
-    host: Host,
+    host: LocalHost,
 }
 
 const EXAMPLES: &str = "\
@@ -98,89 +99,87 @@ Examples: one slice for one guest; those of a file, from the broker; cloud-hyper
   cloud-hypervisor … --memory size=4G,shared=on --user-device socket=/run/egm-serve/vm1.sock
   qemu-system-x86_64 … -device '{\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"/run/egm-serve/vm1.sock\"}}'
 
-Exit codes: 0 ended by a signal, the slices given back; 2 the command line or a file is wrong; 3 the host lacks something
+Exit codes: 0 ended by a signal, the slices returned; 2 the command line or a file is wrong; 3 the host lacks something
 or forbids it, such as a region, or memory that is not there or not free; 4 a bug in egm-device";
 
 /// A failure that stops a server.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what}")]
-struct Failed {
+struct ServeError {
     what: &'static str,
     source: io::Error,
 }
 
-impl Report for Failed {
+impl Report for ServeError {
     fn blame(&self) -> Blame {
         Blame::Host
     }
 }
 
-fn failed(what: &'static str) -> impl Fn(io::Error) -> Failed {
-    move |source| Failed { what, source }
+fn failed(what: &'static str) -> impl Fn(io::Error) -> ServeError {
+    move |source| ServeError { what, source }
 }
 
-struct Served {
-    held: Arc<Held>,
-    post: Arc<Post>,
+struct RunningDevice {
+    held: Arc<ServedSlice>,
+    server: Arc<DeviceServer>,
     /// Held so that bad pages are reported, where the kernel maps all of the memory at once.
     mapping: Option<Mapping>,
-    growth: Option<Growth>,
+    list_poll: Option<RetiredListPoll>,
     thread: JoinHandle<()>,
     /// Dropped last: the path is free only after the function is gone.
     _socket: Socket,
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
-    let offers = args.offers()?;
+    let configs = args.configs()?;
     let passed = serve::passed()?;
-    let limit = getrlimit(Resource::Nofile);
-    // A device needs about ten descriptors, and every host allows more than a shell's 1024.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-    let mut signals = Signals::new().map_err(failed("hear of signals"))?;
-    let mut watch = poison::Watch::new().map_err(failed("hear of bad memory"))?;
-    let slices = args.take(&offers)?;
-    let mut devices = begin(&offers, slices, passed, &mut watch)?;
-    for offer in &offers {
-        let at = offer
+    raise_descriptor_limit();
+    let mut signals = Signals::new().map_err(failed("receive signals"))?;
+    let mut watch = poison::PoisonWatch::new().map_err(failed("receive notifications of bad memory"))?;
+    let slices = args.take(&configs)?;
+    let mut devices = begin(&configs, slices, passed, &mut watch)?;
+    for config in &configs {
+        let at = config
             .socket
             .as_ref()
             .map_or_else(|| "systemd's socket".into(), |path| path.display().to_string());
-        print(format!("device {}: {} of {} at {at}\n", offer.name, offer.size, offer.region));
+        print(format!("device {}: {} of {} at {at}\n", config.name, config.size, config.region));
     }
     let waited = wait(&mut signals, &mut watch, &mut devices);
-    let ended = end(devices, &offers, Duration::from_secs(args.patience), &mut watch);
+    let ended = end(devices, &configs, Duration::from_secs(args.timeout), &mut watch);
     waited?;
     ended
 }
 
-/// Starts a server for each slice of `offers`. If one cannot start, all slices are returned.
+/// Starts a server for each slice of `configs`. If one cannot start, all slices are returned.
 fn begin(
-    offers: &[Offer],
-    slices: Vec<Held>,
-    passed: Passed,
-    watch: &mut poison::Watch,
-) -> Result<Vec<Served>, Box<dyn Report>> {
-    let sockets = match sockets(offers, passed) {
+    configs: &[DeviceConfig],
+    slices: Vec<ServedSlice>,
+    passed: PassedSockets,
+    watch: &mut poison::PoisonWatch,
+) -> Result<Vec<RunningDevice>, Box<dyn Report>> {
+    let sockets = match sockets(configs, passed) {
         Ok(sockets) => sockets,
         Err(error) => {
-            give_back(offers, slices);
+            give_back(configs, slices);
             return Err(error.into());
         }
     };
     let mut devices = Vec::new();
-    let mut left = offers.iter().zip(slices).zip(sockets);
-    while let Some(((offer, held), socket)) = left.next() {
+    let mut left = configs.iter().zip(slices).zip(sockets);
+    while let Some(((config, held), socket)) = left.next() {
         let held = Arc::new(held);
-        match Served::begin(offer, &held, socket, watch) {
+        match RunningDevice::begin(config, &held, socket, watch) {
             Ok(served) => devices.push(served),
             Err(error) => {
                 let begun = devices.len();
                 // First those that listen already: a client may be there, and is not waited for.
-                if let Err(other) = end(devices, offers, Duration::ZERO, watch) {
+                if let Err(other) = end(devices, configs, Duration::ZERO, watch) {
                     tracing::info!("{}", Chain(other.as_ref()));
                 }
                 let rest = Arc::into_inner(held).into_iter().chain(left.map(|((_, held), _)| held));
-                give_back(offers.get(begun..).unwrap_or_default(), rest.collect());
+                give_back(configs.get(begun..).unwrap_or_default(), rest.collect());
                 return Err(error);
             }
         }
@@ -188,38 +187,38 @@ fn begin(
     Ok(devices)
 }
 
-/// A socket for each of `offers`. They are made after the slices: waiting for the file is waiting for the device.
-fn sockets(offers: &[Offer], mut passed: Passed) -> Result<Vec<Socket>, SocketError> {
-    let open = |offer: &Offer| Socket::open(&offer.name, offer.socket.as_deref(), &mut passed);
-    let sockets = offers.iter().map(open).collect::<Result<_, _>>()?;
+/// A socket for each of `configs`. They are made after the slices: waiting for the file is waiting for the device.
+fn sockets(configs: &[DeviceConfig], mut passed: PassedSockets) -> Result<Vec<Socket>, SocketError> {
+    let open = |config: &DeviceConfig| Socket::open(&config.name, config.socket.as_deref(), &mut passed);
+    let sockets = configs.iter().map(open).collect::<Result<_, _>>()?;
     if !passed.is_empty() {
         return Err(SocketError::Unused { names: passed.into_keys().collect() });
     }
     Ok(sockets)
 }
 
-/// Returns slices that were never served, in the order of `offers`; notes failures, as the caller has another error.
-fn give_back(offers: &[Offer], slices: Vec<Held>) {
-    for (Offer { name, .. }, held) in offers.iter().zip(slices) {
+/// Returns slices that were never served, in the order of `configs`; notes failures, as the caller has another error.
+fn give_back(configs: &[DeviceConfig], slices: Vec<ServedSlice>) {
+    for (DeviceConfig { name, .. }, held) in configs.iter().zip(slices) {
         if let Err(error) = back(name, held) {
             tracing::info!("{}", Chain(&error));
         }
     }
 }
 
-fn back(name: &str, held: Held) -> Result<(), SliceError> {
-    with_bar(name, |progress| held.give_back(name, &Watch { progress, ..Watch::nobody() }))
+fn back(name: &str, held: ServedSlice) -> Result<(), SliceError> {
+    with_bar(name, |progress| held.give_back(name, &Watch { progress, ..Watch::unobserved() }))
 }
 
 /// Sockets that systemd passed, by name.
-type Passed = BTreeMap<String, UnixListener>;
+type PassedSockets = BTreeMap<String, UnixListener>;
 
 impl Args {
-    fn offers(&self) -> Result<Vec<Offer>, FileError> {
+    fn configs(&self) -> Result<Vec<DeviceConfig>, FileError> {
         if let Some(path) = &self.config {
             return serve::load(path, self.slice.as_deref());
         }
-        let offer = Offer {
+        let config = DeviceConfig {
             name: self.name.clone(),
             region: self.region.clone().unwrap_or_default(),
             size: self.size.unwrap_or(ByteSize::new(0)),
@@ -233,34 +232,34 @@ impl Args {
             trust_domain: self.trust_domain.clone(),
             gpus: self.gpu.clone(),
         };
-        serve::check(std::slice::from_ref(&offer)).map(|()| vec![offer])
+        serve::check(std::slice::from_ref(&config)).map(|()| vec![config])
     }
 
     /// A slice for each device, or none for any: what was taken before one failed goes back.
-    fn take(&self, offers: &[Offer]) -> Result<Vec<Held>, Box<dyn Report>> {
+    fn take(&self, configs: &[DeviceConfig]) -> Result<Vec<ServedSlice>, Box<dyn Report>> {
         if let Some(socket) = &self.broker {
-            return Ok(take_all(offers, |offer| Held::borrow(offer, socket))?);
+            return Ok(take_all(configs, |config| ServedSlice::from_broker(config, socket))?);
         }
         let (ledger, survey) = (open(&self.host)?, self.host.survey()?);
-        let grant = |offer: &Offer| {
-            with_bar(&offer.name, |progress| {
-                Held::grant(offer, &ledger, &survey, &Watch { progress, ..Watch::nobody() })
+        let grant = |config: &DeviceConfig| {
+            with_bar(&config.name, |progress| {
+                ServedSlice::from_ledger(config, &ledger, &survey, &Watch { progress, ..Watch::unobserved() })
             })
         };
-        Ok(take_all(offers, grant)?)
+        Ok(take_all(configs, grant)?)
     }
 }
 
 fn take_all(
-    offers: &[Offer],
-    take: impl Fn(&Offer) -> Result<Held, SliceError>,
-) -> Result<Vec<Held>, SliceError> {
+    configs: &[DeviceConfig],
+    take: impl Fn(&DeviceConfig) -> Result<ServedSlice, SliceError>,
+) -> Result<Vec<ServedSlice>, SliceError> {
     let mut taken = Vec::new();
-    for offer in offers {
-        match take(offer) {
+    for config in configs {
+        match take(config) {
             Ok(held) => taken.push(held),
             Err(error) => {
-                give_back(offers, taken);
+                give_back(configs, taken);
                 return Err(error);
             }
         }
@@ -268,47 +267,47 @@ fn take_all(
     Ok(taken)
 }
 
-impl Served {
+impl RunningDevice {
     fn begin(
-        offer: &Offer,
-        held: &Arc<Held>,
+        config: &DeviceConfig,
+        held: &Arc<ServedSlice>,
         socket: Socket,
-        watch: &mut poison::Watch,
+        watch: &mut poison::PoisonWatch,
     ) -> Result<Self, Box<dyn Report>> {
-        let error = |source| SliceError::Descriptor { device: offer.name.clone(), source };
+        let error = |source| SliceError::Descriptor { device: config.name.clone(), source };
         let backing = held.backing();
         let facts = Facts {
             size: backing.size(),
             base: held.slice().offset,
             page: held.region().page_size.get(),
-            pxm: offer.pxm,
-            scrub_at_reset: offer.scrub_on_reset,
-            msix: offer.msix,
+            pxm: config.pxm,
+            scrub_at_reset: config.scrub_on_reset,
+            msix: config.msix,
         };
         let whose = held.clone();
         let bad = Box::new(move |bad: &SpanSet<_>| whose.retire(bad));
-        let (name, near) = (offer.name.clone(), held.region().node.and_then(near_node));
+        let (name, near) = (config.name.clone(), held.region().node.and_then(near_node));
         let owner = held.clone();
         let scrubbed = Box::new(move |end: &Result<(), ScrubError>| owner.report_mismatch(&name, end));
-        let setup = Setup { id: offer.id, facts, retired: held.retired(), bad, scrubbed, near };
+        let setup = Setup { id: config.id, facts, retired: held.retired(), bad, scrubbed, near };
         let function = Function::new(setup, backing).map_err(error)?;
         let listener = socket.listener.try_clone().map_err(error)?;
-        let root_only = held.region().kind.shares_file() && !offer.whole_device;
-        let post = Arc::new(Post::new(&offer.name, function, listener, root_only).map_err(error)?);
+        let root_only = held.region().kind.shares_file() && !config.whole_device;
+        let server = Arc::new(DeviceServer::new(&config.name, function, listener, root_only).map_err(error)?);
         let mapping =
             backing.is_invisible().then(|| Mapping::new(backing, 0, backing.size(), 0).ok()).flatten();
         if let Some(mapping) = &mapping {
-            watch.add(&offer.name, egm_address::Offset::new(held.slice().offset), mapping);
+            watch.add(&config.name, egm_address::Offset::new(held.slice().offset), mapping);
         }
         let is_egm = matches!(held.region().kind, RegionKind::Egm { .. });
-        let growth = is_egm.then(|| Growth::new(held.region().clone()));
-        let clients = post.clone();
-        let spawned = thread::Builder::new().name(offer.name.clone()).spawn(move || clients.run());
+        let list_poll = is_egm.then(|| RetiredListPoll::new(held.region().clone()));
+        let clients = server.clone();
+        let spawned = thread::Builder::new().name(config.name.clone()).spawn(move || clients.run());
         let thread = spawned.map_err(|source| {
             mapping.iter().for_each(|mapping| watch.remove(mapping));
             error(source)
         })?;
-        Ok(Self { held: held.clone(), post, mapping, growth, thread, _socket: socket })
+        Ok(Self { held: held.clone(), server, mapping, list_poll, thread, _socket: socket })
     }
 
     /// Handles bad bytes of the region: keeps them from later owners, and reports them to the guest.
@@ -318,19 +317,24 @@ impl Served {
             let (span, name) = (event.span, &self.held.region().name);
             tracing::info!("bad memory in {name}: {:#x} bytes at {:#x}", span.size(), span.start());
             self.held.retire(&bad);
-            self.post.function().retire(&bad);
+            self.server.function().retire(&bad);
         }
     }
 
     /// Reads an EGM device's list again; a failed read is repeated the next time.
     fn look(&mut self) {
-        let events = self.growth.as_mut().and_then(|growth| growth.look(self.held.backing().file()).ok());
+        let events =
+            self.list_poll.as_mut().and_then(|list_poll| list_poll.look(self.held.backing().file()).ok());
         events.into_iter().flatten().for_each(|event| self.bad(&event));
     }
 }
 
 /// Handles bad memory and requests for the guests' slices, until a signal ends it.
-fn wait(signals: &mut Signals, watch: &mut poison::Watch, devices: &mut [Served]) -> Result<(), Failed> {
+fn wait(
+    signals: &mut Signals,
+    watch: &mut poison::PoisonWatch,
+    devices: &mut [RunningDevice],
+) -> Result<(), ServeError> {
     loop {
         let mut wanted = [
             PollFd::new(&signals.end, PollFlags::IN),
@@ -345,38 +349,43 @@ fn wait(signals: &mut Signals, watch: &mut poison::Watch, devices: &mut [Served]
             return Ok(());
         }
         if signals.is_asked() {
-            devices.iter().for_each(|device| device.post.function().want());
+            devices.iter().for_each(|device| device.server.function().want());
             tracing::info!("the guests were asked for their slices");
         }
-        let news = watch.news();
-        for event in &news.events {
+        let batch = watch.take_events();
+        for event in &batch.events {
             devices
                 .iter()
-                .filter(|device| device.post.name() == event.memory)
+                .filter(|device| device.server.name() == event.memory)
                 .for_each(|device| device.bad(event));
         }
-        devices.iter_mut().for_each(Served::look);
+        devices.iter_mut().for_each(RunningDevice::look);
     }
 }
 
 /// Requests the slices from guests, ends clients, and returns every slice; the outcome is the first failure.
-fn end(devices: Vec<Served>, offers: &[Offer], patience: Duration, watch: &mut poison::Watch) -> Outcome {
-    devices.iter().for_each(|device| device.post.function().want());
+fn end(
+    devices: Vec<RunningDevice>,
+    configs: &[DeviceConfig],
+    timeout: Duration,
+    watch: &mut poison::PoisonWatch,
+) -> Outcome {
+    devices.iter().for_each(|device| device.server.function().want());
     let begun = std::time::Instant::now();
     for device in &devices {
-        let _ = device.post.function().wait_unused(patience.saturating_sub(begun.elapsed()));
-        device.post.stop();
+        let _ = device.server.function().wait_unused(timeout.saturating_sub(begun.elapsed()));
+        device.server.stop();
     }
     let mut outcome = Ok(ExitCode::SUCCESS);
-    for (device, offer) in devices.into_iter().zip(offers) {
-        let Served { held, post, mapping, thread, .. } = device;
+    for (device, config) in devices.into_iter().zip(configs) {
+        let RunningDevice { held, server, mapping, thread, .. } = device;
         // A panic of it was its own report.
         let _ = thread.join();
         mapping.iter().for_each(|mapping| watch.remove(mapping));
-        drop((mapping, post));
+        drop((mapping, server));
         // The function is gone with its post, and so is every other holder of the slice.
         let Some(held) = Arc::into_inner(held) else { continue };
-        if let (Err(error), Ok(_)) = (back(&offer.name, held), &outcome) {
+        if let (Err(error), Ok(_)) = (back(&config.name, held), &outcome) {
             outcome = Err(error.into());
         }
     }

@@ -11,9 +11,6 @@ use signal_hook::low_level::pipe::register;
 pub(super) const END: [c_int; 2] = [SIGINT, SIGTERM];
 
 /// Readable after one of `signals`, and never waited for in a read.
-///
-/// # Errors
-/// The kernel's.
 pub(super) fn pipe(signals: &[c_int]) -> io::Result<UnixStream> {
     let (read, write) = UnixStream::pair()?;
     for signal in signals {

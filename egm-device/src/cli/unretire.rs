@@ -6,7 +6,7 @@ use egm_address::{ByteSize, Offset, Span};
 use egm_report::program::{Outcome, print_json};
 use egm_report::show::{print, size};
 
-use crate::cli::access::{Common, find, open};
+use crate::cli::access::{LedgerArgs, find, open};
 use crate::ledger::{UnretireError, Unretired};
 use crate::owner::Owner;
 
@@ -30,7 +30,7 @@ pub(super) struct Args {
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
-    common: Common,
+    common: LedgerArgs,
 }
 
 fn offset(text: &str) -> Result<u64, String> {

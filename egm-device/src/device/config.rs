@@ -13,7 +13,7 @@ const BAR2: usize = 0x18;
 const POWER: u8 = 0x40;
 const EXPRESS: u8 = 0x50;
 const MSIX: u8 = 0x90;
-/// Where the vendor capability begins.
+/// Offset of the vendor capability.
 pub const VENDOR: u8 = 0xa0;
 const VENDOR_LENGTH: u8 = 32;
 /// Device control (PCI Express base specification 7.5.3.4); bit 15 resets the function.
@@ -21,12 +21,12 @@ const DEVICE_CONTROL: usize = EXPRESS as usize + 8;
 /// Memory controller, RAM (PCI code and ID assignment specification 1.6).
 const CLASS: u32 = 0x05_0000;
 
-/// Vendor and device.
+/// PCI vendor and device id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Id {
-    /// Vendor.
+    /// Vendor id, as PCI-SIG assigns it.
     pub vendor: u16,
-    /// Device.
+    /// Device id of that vendor.
     pub device: u16,
 }
 
@@ -55,7 +55,7 @@ impl std::str::FromStr for Id {
     }
 }
 
-/// Not an id.
+/// Text that is no PCI id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not vendor:device in four hex digits each, as e60d:0001, with a vendor other than 0000, 0001 and ffff"
@@ -67,13 +67,13 @@ pub struct IdError(String);
 pub(crate) struct Config {
     bytes: Vec<u8>,
     writable: Vec<u8>,
-    fresh: Vec<u8>,
+    initial: Vec<u8>,
 }
 
 impl Config {
     pub(crate) fn new(id: Id, facts: &Facts) -> Self {
         let nothing = vec![0; LENGTH];
-        let mut config = Self { bytes: nothing.clone(), writable: nothing, fresh: Vec::new() };
+        let mut config = Self { bytes: nothing.clone(), writable: nothing, initial: Vec::new() };
         let ids = u32::from(id.device) << 16 | u32::from(id.vendor);
         config.put(0, ids, 0);
         // Memory decode, bus mastering (without which no MSI-X), interrupt disable; a list of capabilities.
@@ -87,7 +87,7 @@ impl Config {
         config.put(0x34, POWER.into(), 0);
         config.standard(facts.msix);
         config.vendor(facts);
-        config.fresh = config.bytes.clone();
+        config.initial = config.bytes.clone();
         config
     }
 
@@ -157,7 +157,7 @@ impl Config {
 
     /// As after a reset.
     pub(crate) fn reset(&mut self) {
-        self.bytes.clone_from(&self.fresh);
+        self.bytes.clone_from(&self.initial);
     }
 }
 
@@ -257,13 +257,13 @@ mod tests {
         let mut config = Config::new(Id::default(), &facts());
         let all =
             |config: &Config| (0..LENGTH as u64).step_by(4).map(|at| word(config, at)).collect::<Vec<_>>();
-        let fresh = all(&config);
+        let initial = all(&config);
         for at in 0..LENGTH as u64 {
             let _ = config.write(at, &[0xff]);
         }
-        assert_ne!(all(&config), fresh);
+        assert_ne!(all(&config), initial);
         config.reset();
-        assert_eq!(all(&config), fresh);
+        assert_eq!(all(&config), initial);
     }
 
     #[test]

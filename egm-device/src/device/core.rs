@@ -4,7 +4,8 @@
 use egm_address::{InBar, Span, SpanSet};
 
 use super::registers::{
-    CUT_SHORT, Doorbell, Event, MAGIC, Place, QUIESCED, Register, SCRUB_AT_RESET, SCRUBS, VECTORS, VERSION,
+    AccessTarget, CUT_SHORT, Doorbell, Event, MAGIC, QUIESCED, Register, SCRUB_AT_RESET, SCRUBS, VECTORS,
+    VERSION,
 };
 
 /// Constants of the function's lifetime.
@@ -40,7 +41,7 @@ impl Facts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Effect {
-    /// Nothing.
+    /// No action.
     Nothing,
     /// Fire the vectors of these events.
     Fire(&'static [Event]),
@@ -63,12 +64,12 @@ pub struct Core {
     mistakes: u32,
     /// The owner has asked for the slice.
     wanted: bool,
-    state: State,
+    state: ResettableState,
 }
 
 /// State that a reset clears.
 #[derive(Debug, Clone)]
-struct State {
+struct ResettableState {
     first: u32,
     pending: u32,
     control: u32,
@@ -80,8 +81,8 @@ struct State {
     table: [u8; TABLE_BYTES],
 }
 
-impl State {
-    fn fresh(wanted: bool) -> Self {
+impl ResettableState {
+    fn after_reset(wanted: bool) -> Self {
         let mut table = [0; TABLE_BYTES];
         // Vector control: masked (PCI Express base specification 7.7.2.4).
         table.iter_mut().skip(12).step_by(16).for_each(|byte| *byte = 1);
@@ -95,7 +96,15 @@ impl Core {
     #[must_use]
     pub fn new(facts: Facts, retired: SpanSet<InBar>) -> Self {
         let (generation, events, mistakes) = (0, 0, 0);
-        Self { facts, retired, generation, events, mistakes, wanted: false, state: State::fresh(false) }
+        Self {
+            facts,
+            retired,
+            generation,
+            events,
+            mistakes,
+            wanted: false,
+            state: ResettableState::after_reset(false),
+        }
     }
 
     /// Constants of the function's lifetime.
@@ -137,10 +146,10 @@ impl Core {
     /// Fills `data` from BAR 0; an invalid access is counted and reads ones.
     pub fn read(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
-        let (value, bit) = match Place::decode(offset, data.len()) {
-            Some(Place::Register(register, bit)) => (self.register(register), bit),
-            Some(Place::Window { index, size, bit }) => (self.span(index, size), bit),
-            Some(Place::Vectors(at)) => {
+        let (value, bit) = match AccessTarget::decode(offset, data.len()) {
+            Some(AccessTarget::Register(register, bit)) => (self.register(register), bit),
+            Some(AccessTarget::Window { index, size, bit }) => (self.span(index, size), bit),
+            Some(AccessTarget::Vectors(at)) => {
                 data.fill(0);
                 let from = self.state.table.get(at..).unwrap_or_default();
                 data.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
@@ -154,12 +163,12 @@ impl Core {
 
     /// Takes a write to BAR 0; an invalid one is counted and ignored.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Effect {
-        match Place::decode(offset, data.len()) {
-            Some(Place::Register(register, _)) if register.bytes() == 4 => {
+        match AccessTarget::decode(offset, data.len()) {
+            Some(AccessTarget::Register(register, _)) if register.bytes() == 4 => {
                 let word = data.iter().rev().fold(0_u32, |word, byte| word << 8 | u32::from(*byte));
                 return self.set(register, word);
             }
-            Some(Place::Vectors(at)) => {
+            Some(AccessTarget::Vectors(at)) => {
                 let into = self.state.table.get_mut(at..).unwrap_or_default();
                 into.iter_mut().zip(data).for_each(|(to, from)| *to = *from);
             }
@@ -236,7 +245,7 @@ impl Core {
         self.state.scrubbed = 0;
     }
 
-    fn tell(&mut self, events: &'static [Event]) -> Effect {
+    fn raise(&mut self, events: &'static [Event]) -> Effect {
         for event in events {
             self.events = self.events.wrapping_add(1);
             self.state.pending |= event.bit();
@@ -253,13 +262,13 @@ impl Core {
         }
         self.retired = self.retired.iter().chain(new.iter()).collect();
         self.generation = self.generation.wrapping_add(1);
-        self.tell(&[Event::Retired, Event::Resized])
+        self.raise(&[Event::Retired, Event::Resized])
     }
 
     /// The owner wants the slice back.
     pub fn want(&mut self) -> Effect {
         self.wanted = true;
-        self.tell(&[Event::Wanted])
+        self.raise(&[Event::Wanted])
     }
 
     /// As many bytes are zero so far.
@@ -287,7 +296,7 @@ impl Core {
     /// Resets it, while no scrub runs; [`Effect::Scrub`] when that was asked for.
     pub fn reset(&mut self) -> Effect {
         let scrub = self.facts.scrub_at_reset || self.state.control & SCRUB_AT_RESET != 0;
-        self.state = State::fresh(self.wanted);
+        self.state = ResettableState::after_reset(self.wanted);
         if scrub {
             self.begin_scrub();
             return Effect::Scrub;

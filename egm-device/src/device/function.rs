@@ -39,7 +39,7 @@ pub type ScrubEnd = dyn Fn(&Result<(), ScrubError>) + Send + Sync;
 
 /// Parameters of a function.
 pub struct Setup {
-    /// Its PCI ids.
+    /// PCI vendor and device id.
     pub id: Id,
     /// Constants of the slice.
     pub facts: Facts,
@@ -64,12 +64,12 @@ struct Shared {
     scrub_end: Box<ScrubEnd>,
     /// Bytes that the running scrub has made zero. Its workers run when processors are idle, so they take no lock.
     scrubbed: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<LockedState>,
     /// The guest has quiesced, or its client has left.
     unused: Condvar,
 }
 
-struct State {
+struct LockedState {
     core: Core,
     config: Config,
     interrupts: Interrupts,
@@ -83,7 +83,7 @@ struct State {
     scrub: Option<JoinHandle<()>>,
 }
 
-impl State {
+impl LockedState {
     /// The cancel flag of the next scrub; it is set already if the function is closed.
     fn may_scrub(&mut self) -> Arc<AtomicBool> {
         self.cancel = Arc::new(AtomicBool::new(self.closed));
@@ -107,7 +107,7 @@ impl Function {
         let config = Config::new(id, &facts);
         let core = Core::new(facts, retired);
         let (interrupts, cancel) = (Interrupts::default(), Arc::default());
-        let state = State { core, config, interrupts, clients: 0, closed: false, cancel, scrub: None };
+        let state = LockedState { core, config, interrupts, clients: 0, closed: false, cancel, scrub: None };
         let (memory, scrubbed) = (Memory::of(backing, near)?, AtomicU64::new(0));
         let (state, unused) = (Mutex::new(state), Condvar::new());
         Ok(Self(Arc::new(Shared { memory, bar: facts.bar(), bad, scrub_end, scrubbed, state, unused })))
@@ -124,18 +124,18 @@ impl Function {
 
     /// Bytes of the slice went bad: the guest gets an event for those that are new.
     pub fn retire(&self, bad: &SpanSet<InBar>) {
-        self.news(|core| core.retire(bad));
+        self.update_core(|core| core.retire(bad));
     }
 
     /// The owner wants the slice back: requests it from the guest and its VMM.
     pub fn want(&self) {
-        self.news(Core::want);
+        self.update_core(Core::want);
     }
 
-    /// Waits until the guest has quiesced, no client is left, or `patience` is over; true if the memory is unused.
+    /// Waits until the guest has quiesced, no client is left, or `timeout` is over; true if the memory is unused.
     #[must_use]
-    pub fn wait_unused(&self, patience: Duration) -> bool {
-        let end = Instant::now().checked_add(patience.min(LONGEST));
+    pub fn wait_unused(&self, timeout: Duration) -> bool {
+        let end = Instant::now().checked_add(timeout.min(LONGEST));
         let mut state = self.state();
         loop {
             let left = end.and_then(|end| end.checked_duration_since(Instant::now()));
@@ -150,17 +150,17 @@ impl Function {
         }
     }
 
-    fn news(&self, step: impl FnOnce(&mut Core) -> Effect) {
+    fn update_core(&self, step: impl FnOnce(&mut Core) -> Effect) {
         let mut state = self.state();
         let effect = step(&mut state.core);
         self.carry_out(&mut state, effect);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LockedState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn carry_out(&self, state: &mut State, effect: Effect) {
+    fn carry_out(&self, state: &mut LockedState, effect: Effect) {
         match effect {
             Effect::Nothing => {}
             Effect::Fire(events) => events.iter().for_each(|event| state.interrupts.fire(*event)),
@@ -170,7 +170,7 @@ impl Function {
     }
 
     /// Scrubs on a thread: the guest waits by looking at its registers, and goes on with other things.
-    fn begin_scrub(&self, state: &mut State) {
+    fn begin_scrub(&self, state: &mut LockedState) {
         let (function, cancel) = (self.clone(), state.may_scrub());
         let work = move || {
             let _ = function.scrub(&cancel, Effort::Doorbell);

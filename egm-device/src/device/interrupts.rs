@@ -41,9 +41,6 @@ impl Interrupts {
     }
 
     /// Applies a client's request. A request eventfd that is set after the owner has asked (`wanted`) fires at once.
-    ///
-    /// # Errors
-    /// As [`Vectors::set`].
     pub(super) fn set(
         &mut self,
         set: SetIrqs<'_>,

@@ -12,7 +12,7 @@ use egm_vfio_wire::message::{Area, MOST_AREAS};
 use crate::backing::{Backing, Window};
 use crate::mapping::{Mapping, base_page};
 use crate::poison;
-use crate::scrub::{self, ScrubError, Scrubbed, Work};
+use crate::scrub::{self, ScrubError, ScrubOptions, Scrubbed};
 
 /// A client's scrub takes one in so many of the processors near the memory, one at least.
 const SHARE: usize = 8;
@@ -114,7 +114,7 @@ impl Memory {
         cancel: &AtomicBool,
     ) -> (SpanSet<InBar>, Result<(), ScrubError>) {
         let workers = Some(workers(self.near.as_ref()));
-        let work = Work { near: self.near.as_ref(), workers, pace: effort.pace(), progress, cancel };
+        let work = ScrubOptions { near: self.near.as_ref(), workers, pace: effort.pace(), progress, cancel };
         let todo = usable.iter().filter_map(moved::<_, InRegion>).collect();
         let Scrubbed { bad, end, .. } =
             scrub::around_bad(todo, |todo| scrub::zero(&self.window, Offset::new(0), todo, &work));

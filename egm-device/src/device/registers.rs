@@ -78,15 +78,15 @@ pub const SCRUB_AT_RESET: u32 = 1 << 0;
 
 macro_rules! registers {
     ($($(#[$doc:meta])* $name:ident = $offset:literal, $bytes:literal;)*) => {
-        /// A register.
+        /// A register of BAR 0.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Register { $($(#[$doc])* $name,)* }
 
         impl Register {
-            /// All, in order.
+            /// All registers, by offset.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// Where it begins.
+            /// Offset in BAR 0.
             #[must_use]
             pub const fn offset(self) -> u64 {
                 match self { $(Self::$name => $offset,)* }
@@ -140,7 +140,7 @@ registers! {
 
 /// The target of an access to BAR 0, and the bit of it at which the access begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum AccessTarget {
     /// A register.
     Register(Register, u32),
     /// In the window: which span, and whether its number of bytes rather than its offset.
@@ -156,7 +156,7 @@ pub enum Place {
     Vectors(usize),
 }
 
-impl Place {
+impl AccessTarget {
     /// The target of an access of `length` bytes at `offset`; `None` for an invalid one.
     #[must_use]
     pub fn decode(offset: u64, length: usize) -> Option<Self> {
@@ -205,24 +205,24 @@ mod tests {
     fn every_offset_and_length_is_a_register_a_half_a_span_a_vector_or_nothing() {
         for offset in 0..u64::from(SIZE) {
             for length in 0..=16 {
-                let place = Place::decode(offset, length);
+                let place = AccessTarget::decode(offset, length);
                 let aligned = matches!(length, 4 | 8) && offset.is_multiple_of(length as u64);
                 match place {
-                    Some(Place::Register(register, bit)) => {
+                    Some(AccessTarget::Register(register, bit)) => {
                         assert!(aligned);
                         assert_eq!(register.offset() + u64::from(bit / 8), offset);
                         assert!(bit as usize / 8 + length <= register.bytes());
                     }
-                    Some(Place::Window { index, size, bit }) => {
+                    Some(AccessTarget::Window { index, size, bit }) => {
                         let at = u64::from(index) * 16 + u64::from(size) * 8 + u64::from(bit / 8);
                         assert!(aligned && at + u64::from(WINDOW) == offset && index < SPANS);
                     }
-                    Some(Place::Vectors(at)) => assert_eq!(at as u64 + u64::from(TABLE), offset),
+                    Some(AccessTarget::Vectors(at)) => assert_eq!(at as u64 + u64::from(TABLE), offset),
                     None => assert!(!aligned || offset < WINDOW.into(), "{offset:#x} {length}"),
                 }
             }
         }
-        let places = (0..0x100).flat_map(|offset| [4, 8].map(|length| Place::decode(offset, length)));
+        let places = (0..0x100).flat_map(|offset| [4, 8].map(|length| AccessTarget::decode(offset, length)));
         // A narrow one in one way, a wide one in three.
         let ways = Register::ALL.iter().map(|register| if register.bytes() == 4 { 1 } else { 3 });
         assert_eq!(places.flatten().count(), ways.sum::<usize>());

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use egm_address::PciAddress;
 
-use super::readers::What;
-use super::scan::{Found, Process, Sighting, UNNAMED};
-use super::{Evidence, FileName, Hold, MAX_EVIDENCE, turns};
+use super::readers::{KernelObject, UNNAMED};
+use super::scan::{Process, ScanResult, Sighting};
+use super::{Evidence, FileName, Hold, MAX_EVIDENCE, shared_scans};
 use crate::owner::Owner;
 
 /// A GPU that its owner has left.
@@ -31,7 +31,7 @@ pub(crate) fn users_of_gpu(question: &GpuQuestion) -> Vec<Evidence> {
         Ok(files) => files,
         Err(_) => return Evidence::of(Hold::CannotLook).to_vec(),
     };
-    let found = turns::find(&files);
+    let found = shared_scans::find(&files);
     let found = found.as_ref().and_then(|found| found.get());
     found.map_or_else(
         || Evidence::of(Hold::CannotLook).to_vec(),
@@ -48,26 +48,19 @@ fn names(nodes: &[PathBuf]) -> io::Result<Vec<FileName>> {
 }
 
 /// The verdict of process `this` on `question`, which has the nodes `files`.
-fn judge(question: &GpuQuestion, files: &[FileName], found: &Found, this: u32) -> Vec<Evidence> {
+fn judge(question: &GpuQuestion, files: &[FileName], found: &ScanResult, this: u32) -> Vec<Evidence> {
     let rules = Rules { question, files };
-    let is_excused = |process: &Process| {
-        let is_others = |pid: &u32| question.others.contains(pid);
-        is_others(&process.pid) || process.parents.iter().any(is_others)
-    };
-    // Owners of other GPUs have other nodes.
-    let is_named = |what: &What| match what {
-        What::Descriptor(..) | What::Registered(_) => true,
-        What::Device(name) => name != UNNAMED,
-        _ => false,
-    };
-    let counts =
-        |seen: &&Sighting| seen.process.pid != this && (is_named(&seen.what) || !is_excused(&seen.process));
-    let counted = found.sightings.iter().filter(counts);
-    let evidence = counted.filter_map(|Sighting { process, what }| {
-        let hold = rules.hold(process, what)?;
-        Some(Evidence { hold, pid: Some(process.pid), program: process.program.clone() })
-    });
-    let mut evidence: BTreeSet<Evidence> = evidence.collect();
+    let mut evidence = BTreeSet::new();
+    for Sighting { process, what } in &found.sightings {
+        // Owners of other GPUs have other nodes: an object without a name is of their GPU.
+        let is_others = !what.is_named() && process.descends_from(|pid| question.others.contains(&pid));
+        if process.pid == this || is_others {
+            continue;
+        }
+        if let Some(hold) = rules.hold(process, what) {
+            evidence.insert(Evidence { hold, pid: Some(process.pid), program: process.program.clone() });
+        }
+    }
     if found.is_partial {
         evidence.extend(Evidence::of(Hold::CannotLook));
     }
@@ -81,28 +74,28 @@ struct Rules<'a> {
 
 impl Rules<'_> {
     /// The hold on the GPU by `process`, which has `what`.
-    fn hold(&self, process: &Process, what: &What) -> Option<Hold> {
+    fn hold(&self, process: &Process, what: &KernelObject) -> Option<Hold> {
         let owner = &self.question.owner;
-        let descends = process.pid == owner.pid || process.parents.contains(&owner.pid);
+        let descends = process.descends_from(|pid| pid == owner.pid);
         // Root is trusted, but for the owner itself and its children.
         let may_be_owners = descends || (process.uid == owner.uid && process.uid != 0);
         let (has_it, hold) = match what {
-            What::Descriptor(inode, device) => {
-                let is_it =
-                    |file: &FileName| file.inode == *inode || (device.is_some() && file.device == *device);
-                (self.files.iter().any(is_it), Hold::DmaPin)
+            KernelObject::Descriptor(inode, device) => {
+                (self.files.iter().any(|file| file.is_opened_as(*inode, *device)), Hold::DmaPin)
             }
-            What::Registered(path) => (self.files.iter().any(|file| file.path == *path), Hold::DmaPin),
-            What::Device(name) if name == UNNAMED => (may_be_owners, Hold::DmaPin),
-            What::Device(name) => {
+            KernelObject::Registered(path) => {
+                (self.files.iter().any(|file| file.path == *path), Hold::DmaPin)
+            }
+            KernelObject::Device(name) if name == UNNAMED => (may_be_owners, Hold::DmaPin),
+            KernelObject::Device(name) => {
                 let last = Path::new(name).file_name().and_then(|name| name.to_str());
                 (last == Some(&*self.question.function.to_string()), Hold::DmaPin)
             }
-            What::InFlight => (may_be_owners, Hold::InFlight),
-            What::HiddenRing => (may_be_owners, Hold::CannotLook),
-            What::Silent => (may_be_owners || process.uid == 0, Hold::CannotLook),
-            What::RingBuffers => (false, Hold::RingPin),
-            What::Mapping(..) => (false, Hold::Mapping),
+            KernelObject::InFlight => (may_be_owners, Hold::InFlight),
+            KernelObject::HiddenRing => (may_be_owners, Hold::CannotLook),
+            KernelObject::Silent => (may_be_owners || process.uid == 0, Hold::CannotLook),
+            KernelObject::RingBuffers => (false, Hold::RingPin),
+            KernelObject::Mapping(..) => (false, Hold::Mapping),
         };
         has_it.then_some(hold)
     }
@@ -135,13 +128,13 @@ mod tests {
         let owner = Owner { name: "vm".to_owned(), uid: OWNER, pid: 9, started: 7, domain: None };
         let function = "0009:01:00.0".parse().unwrap();
         let question = GpuQuestion { function, nodes: Vec::new(), owner, others: vec![50] };
-        let device = |name: &str| What::Device(name.to_owned());
+        let device = |name: &str| KernelObject::Device(name.to_owned());
         let its = "/sys/devices/pci0009:00/0009:00:00.0/0009:01:00.0";
-        let node = || What::Descriptor((0, 5, 71), Some((511, 12)));
+        let node = || KernelObject::Descriptor((0, 5, 71), Some((511, 12)));
         let table = [
             (2, 7, node(), Some(Hold::DmaPin)),
-            (2, 7, What::Descriptor((0, 9, 1), Some((511, 3))), Some(Hold::DmaPin)),
-            (2, 7, What::Descriptor((0, 5, 73), Some((511, 4))), None),
+            (2, 7, KernelObject::Descriptor((0, 9, 1), Some((511, 3))), Some(Hold::DmaPin)),
+            (2, 7, KernelObject::Descriptor((0, 5, 73), Some((511, 4))), None),
             (1, 7, node(), None),
             (50, 7, node(), Some(Hold::DmaPin)),
             (50, OWNER, device(UNNAMED), None),
@@ -149,22 +142,22 @@ mod tests {
             (2, OWNER, device("/sys/devices/pci0018:00/0018:01:00.0"), None),
             (2, OWNER, device(UNNAMED), Some(Hold::DmaPin)),
             (2, 7, device(UNNAMED), None),
-            (2, 7, What::Registered("/dev/vfio/12".into()), Some(Hold::DmaPin)),
-            (2, OWNER, What::InFlight, Some(Hold::InFlight)),
-            (9, 0, What::InFlight, Some(Hold::InFlight)),
-            (2, 7, What::InFlight, None),
-            (2, OWNER, What::Silent, Some(Hold::CannotLook)),
-            (2, 7, What::Silent, None),
-            (2, 0, What::Silent, Some(Hold::CannotLook)),
+            (2, 7, KernelObject::Registered("/dev/vfio/12".into()), Some(Hold::DmaPin)),
+            (2, OWNER, KernelObject::InFlight, Some(Hold::InFlight)),
+            (9, 0, KernelObject::InFlight, Some(Hold::InFlight)),
+            (2, 7, KernelObject::InFlight, None),
+            (2, OWNER, KernelObject::Silent, Some(Hold::CannotLook)),
+            (2, 7, KernelObject::Silent, None),
+            (2, 0, KernelObject::Silent, Some(Hold::CannotLook)),
         ];
         for (pid, uid, what, hold) in table {
             let process = Process { pid, uid, program: "p".to_owned(), parents: Vec::new() };
             let seen = Sighting { process, what: what.clone() };
-            let found = Found { sightings: [seen].into(), ..Found::default() };
+            let found = ScanResult { sightings: [seen].into(), ..ScanResult::default() };
             let evidence = judge(&question, &files, &found, 1);
             assert_eq!(evidence.first().map(|evidence| evidence.hold), hold, "{pid} {uid} {what:?}");
         }
-        let partial = Found { is_partial: true, ..Found::default() };
+        let partial = ScanResult { is_partial: true, ..ScanResult::default() };
         assert_eq!(judge(&question, &files, &partial, 1), Evidence::of(Hold::CannotLook));
     }
 }

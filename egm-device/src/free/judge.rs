@@ -2,13 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use super::readers::What;
-use super::scan::{Found, Process, Sighting, UNNAMED};
-use super::{Evidence, Hold, MAX_EVIDENCE, Question, Verdict};
+use super::readers::{KernelObject, UNNAMED};
+use super::scan::{Process, ScanResult, Sighting};
+use super::{Evidence, Hold, MAX_EVIDENCE, OtherGrant, Question, Verdict};
 use crate::owner::Owner;
 
 /// The verdict of process `this` on `question`. Its last owner had VFIO `devices`.
-pub(super) fn judge(question: &Question, found: &Found, devices: &BTreeSet<String>, this: u32) -> Verdict {
+pub(super) fn judge(
+    question: &Question,
+    found: &ScanResult,
+    devices: &BTreeSet<String>,
+    this: u32,
+) -> Verdict {
     let rules = Rules { question, found, devices, this };
     let holds = found.sightings.iter().filter_map(|seen| Some((rules.hold(seen)?, seen)));
     let (mut evidence, mut bytes) = (BTreeSet::new(), Vec::new());
@@ -16,7 +21,7 @@ pub(super) fn judge(question: &Question, found: &Found, devices: &BTreeSet<Strin
         let (pid, program) = (Some(process.pid), process.program.clone());
         evidence.insert(Evidence { hold, pid, program });
         bytes.push(match what {
-            What::Mapping(_, mapped) => {
+            KernelObject::Mapping(_, mapped) => {
                 mapped.start.max(question.bytes.start)..mapped.end.min(question.bytes.end)
             }
             _ => question.bytes.clone(),
@@ -37,7 +42,7 @@ pub(super) fn judge(question: &Question, found: &Found, devices: &BTreeSet<Strin
 
 struct Rules<'a> {
     question: &'a Question,
-    found: &'a Found,
+    found: &'a ScanResult,
     devices: &'a BTreeSet<String>,
     this: u32,
 }
@@ -48,29 +53,28 @@ impl Rules<'_> {
         let (process, file) = (&seen.process, &self.question.file);
         let holds = |holds: bool, hold| holds.then_some(hold);
         match &seen.what {
-            What::Mapping(..) if egm_address::fault!("mapping-overlooked") => None,
-            What::Descriptor(..) if egm_address::fault!("descriptor-overlooked") => None,
-            What::RingBuffers if egm_address::fault!("ring-pin-overlooked") => None,
-            What::Mapping(inode, mapped) => {
+            KernelObject::Mapping(..) if egm_address::fault!("mapping-overlooked") => None,
+            KernelObject::Descriptor(..) if egm_address::fault!("descriptor-overlooked") => None,
+            KernelObject::RingBuffers if egm_address::fault!("ring-pin-overlooked") => None,
+            KernelObject::Mapping(inode, mapped) => {
                 let bytes = &self.question.bytes;
                 let overlaps = mapped.start < bytes.end && bytes.start < mapped.end;
                 holds(*inode == file.inode && overlaps, Hold::Mapping)
             }
-            What::Descriptor(inode, device) => {
-                let is_it = *inode == file.inode || (device.is_some() && *device == file.device);
+            KernelObject::Descriptor(inode, device) => {
                 let is_roots = process.uid == 0 && file.is_dev_mem();
                 let is_excused = process.pid == self.this || is_roots || self.has_another_slice(process);
-                holds(is_it && !is_excused, Hold::Descriptor)
+                holds(file.is_opened_as(*inode, *device) && !is_excused, Hold::Descriptor)
             }
-            What::Registered(path) => {
+            KernelObject::Registered(path) => {
                 holds(*path == file.path && !self.has_another_slice(process), Hold::Registered)
             }
-            What::HiddenRing => holds(self.may_be_the_last_owners(process), Hold::CannotLook),
-            What::RingBuffers => holds(self.may_be_the_last_owners(process), Hold::RingPin),
-            What::Silent => holds(self.may_hide_a_mapping(process), Hold::CannotLook),
-            What::InFlight if egm_address::fault!("descriptor-in-flight-overlooked") => None,
-            What::InFlight => holds(self.may_be_the_last_owners(process), Hold::InFlight),
-            What::Device(name) => {
+            KernelObject::HiddenRing => holds(self.may_be_the_last_owners(process), Hold::CannotLook),
+            KernelObject::RingBuffers => holds(self.may_be_the_last_owners(process), Hold::RingPin),
+            KernelObject::Silent => holds(self.may_hide_a_mapping(process), Hold::CannotLook),
+            KernelObject::InFlight if egm_address::fault!("descriptor-in-flight-overlooked") => None,
+            KernelObject::InFlight => holds(self.may_be_the_last_owners(process), Hold::InFlight),
+            KernelObject::Device(name) => {
                 let is_excused = process.pid == self.this || self.is_of_another_grant(process);
                 let is_pin = !egm_address::fault!("dma-pin-overlooked") && self.may_pin(name, process);
                 holds(is_pin && !is_excused, Hold::DmaPin)
@@ -90,21 +94,18 @@ impl Rules<'_> {
 
     /// Whether a process, or one that it descends from, is the owner of another live grant.
     fn is_of_another_grant(&self, process: &Process) -> bool {
-        let is_owner = |pid: &u32| self.question.others.iter().any(|(owner, _)| owner == pid);
-        is_owner(&process.pid) || process.parents.iter().any(is_owner)
+        process.descends_from(|pid| self.question.others.iter().any(|grant| grant.pid == pid))
     }
 
     /// Whether a process has the file for another slice: as the owner of its grant, or with a mapping of its bytes.
     fn has_another_slice(&self, process: &Process) -> bool {
         let maps_of_others = |seen: &Sighting| match &seen.what {
-            What::Mapping(inode, mapped) => {
+            KernelObject::Mapping(inode, mapped) => {
+                let has_all =
+                    |grant: &OtherGrant| grant.bytes.start <= mapped.start && mapped.end <= grant.bytes.end;
                 seen.process.pid == process.pid
                     && *inode == self.question.file.inode
-                    && self
-                        .question
-                        .others
-                        .iter()
-                        .any(|(_, bytes)| bytes.start <= mapped.start && mapped.end <= bytes.end)
+                    && self.question.others.iter().any(has_all)
             }
             _ => false,
         };
@@ -139,25 +140,25 @@ mod tests {
     const THIS: u32 = 1;
     const TENANT: u32 = 1000;
 
-    fn seen(pid: u32, uid: u32, what: What) -> Sighting {
+    fn seen(pid: u32, uid: u32, what: KernelObject) -> Sighting {
         let process = Process { pid, uid, program: "p".to_owned(), parents: vec![100 + pid] };
         Sighting { process, what }
     }
 
-    fn mapping(bytes: Range<u64>) -> What {
-        What::Mapping(EGM.inode, bytes)
+    fn mapping(bytes: Range<u64>) -> KernelObject {
+        KernelObject::Mapping(EGM.inode, bytes)
     }
 
-    fn descriptor() -> What {
-        What::Descriptor(EGM.inode, EGM.device)
+    fn descriptor() -> KernelObject {
+        KernelObject::Descriptor(EGM.inode, EGM.device)
     }
 
     fn last(pid: u32) -> Owner {
         Owner { name: "a".to_owned(), uid: TENANT, pid, started: 7, domain: None }
     }
 
-    fn found(sightings: Vec<Sighting>) -> Found {
-        Found { sightings: sightings.into_iter().collect(), ..Found::default() }
+    fn found(sightings: Vec<Sighting>) -> ScanResult {
+        ScanResult { sightings: sightings.into_iter().collect(), ..ScanResult::default() }
     }
 
     /// The holds that the verdict names.
@@ -189,14 +190,14 @@ mod tests {
     #[test]
     fn a_descriptor_counts_but_of_this_process_and_of_those_with_another_slice() {
         let mut asked = question(0x1000..0x3000);
-        let other_node = What::Descriptor((1, 2, 3), EGM.device);
+        let other_node = KernelObject::Descriptor((1, 2, 3), EGM.device);
         assert_eq!(holds(&asked, vec![seen(2, 0, descriptor())], &[]), [Hold::Descriptor]);
         assert_eq!(holds(&asked, vec![seen(2, 0, other_node)], &[]), [Hold::Descriptor]);
-        assert_eq!(holds(&asked, vec![seen(2, 0, What::Descriptor((1, 2, 3), None))], &[]), []);
+        assert_eq!(holds(&asked, vec![seen(2, 0, KernelObject::Descriptor((1, 2, 3), None))], &[]), []);
         assert_eq!(holds(&asked, vec![seen(THIS, 0, descriptor())], &[]), []);
-        asked.others = vec![(2, 0x4000..0x6000)];
+        asked.others = vec![OtherGrant { pid: 2, bytes: 0x4000..0x6000 }];
         assert_eq!(holds(&asked, vec![seen(2, 5, descriptor())], &[]), []);
-        asked.others = vec![(102, 0x4000..0x6000)];
+        asked.others = vec![OtherGrant { pid: 102, bytes: 0x4000..0x6000 }];
         assert_eq!(holds(&asked, vec![seen(2, 5, descriptor())], &[]), [], "a child of that owner");
         // The VMM of a server: it maps what the server has.
         let vmm = |bytes| vec![seen(3, 5, descriptor()), seen(3, 5, mapping(bytes))];
@@ -208,7 +209,7 @@ mod tests {
     fn roots_descriptors_of_dev_mem_are_not_counted() {
         let mem = FileName { device: Some((1, 1)), ..EGM.clone() };
         let asked = Question { file: mem, ..question(0..0x1000) };
-        let open = || What::Descriptor((9, 9, 9), Some((1, 1)));
+        let open = || KernelObject::Descriptor((9, 9, 9), Some((1, 1)));
         assert_eq!(holds(&asked, vec![seen(2, 0, open())], &[]), []);
         assert_eq!(holds(&asked, vec![seen(2, TENANT, open())], &[]), [Hold::Descriptor]);
     }
@@ -216,7 +217,7 @@ mod tests {
     #[test]
     fn a_descriptor_in_flight_counts_where_it_may_be_the_last_owners() {
         let asked = |last| Question { last, ..question(0..0x1000) };
-        let flight = |pid, uid| vec![seen(pid, uid, What::InFlight)];
+        let flight = |pid, uid| vec![seen(pid, uid, KernelObject::InFlight)];
         let known = asked(vec![last(9)]);
         assert_eq!(holds(&known, flight(2, TENANT), &[]), [Hold::InFlight]);
         assert_eq!(holds(&known, flight(9, 0), &[]), [Hold::InFlight]);
@@ -226,24 +227,24 @@ mod tests {
         assert_eq!(holds(&asked(Vec::new()), flight(2, 1001), &[]), []);
         let lost = Question { was_lost: true, ..asked(Vec::new()) };
         assert_eq!(holds(&lost, flight(2, 1001), &[]), [Hold::InFlight]);
-        for hidden in [What::HiddenRing, What::Silent] {
+        for hidden in [KernelObject::HiddenRing, KernelObject::Silent] {
             let by = |uid| holds(&known, vec![seen(2, uid, hidden.clone())], &[]);
             assert_eq!((by(TENANT), by(1001)), (vec![Hold::CannotLook], vec![]));
         }
-        assert_eq!(holds(&lost, vec![seen(2, 1001, What::Silent)], &[]), [Hold::CannotLook]);
+        assert_eq!(holds(&lost, vec![seen(2, 1001, KernelObject::Silent)], &[]), [Hold::CannotLook]);
         assert_eq!(
-            holds(&known, vec![seen(2, 0, What::Silent)], &[]),
+            holds(&known, vec![seen(2, 0, KernelObject::Silent)], &[]),
             [Hold::CannotLook],
             "a mapping of root's"
         );
-        let ring = What::Registered("/dev/egm4".into());
+        let ring = KernelObject::Registered("/dev/egm4".into());
         assert_eq!(holds(&known, vec![seen(2, 1001, ring)], &[]), [Hold::Registered]);
     }
 
     #[test]
     fn a_vfio_device_counts_where_the_last_owner_had_the_same() {
         let asked = Question { last: vec![last(9)], ..question(0..0x1000) };
-        let device = |pid, uid, name: &str| vec![seen(pid, uid, What::Device(name.to_owned()))];
+        let device = |pid, uid, name: &str| vec![seen(pid, uid, KernelObject::Device(name.to_owned()))];
         assert_eq!(holds(&asked, device(2, 5, "240:3"), &["240:3"]), [Hold::DmaPin]);
         assert_eq!(holds(&asked, device(2, 5, "240:3"), &["240:4"]), [], "another machine's");
         assert_eq!(holds(&asked, device(9, 5, "240:3"), &["240:3"]), [Hold::DmaPin], "the owner's own");
@@ -259,7 +260,7 @@ mod tests {
         assert_eq!(holds(&lost, device(2, 0, UNNAMED), &[]), []);
         let pool = Question { file: FileName { device: None, ..EGM.clone() }, ..lost };
         assert_eq!(holds(&pool, device(2, 5, UNNAMED), &[]), []);
-        let another = Question { others: vec![(2, 0x4000..0x5000)], ..asked };
+        let another = Question { others: vec![OtherGrant { pid: 2, bytes: 0x4000..0x5000 }], ..asked };
         assert_eq!(holds(&another, device(2, 5, "240:3"), &["240:3"]), []);
     }
 
@@ -268,15 +269,15 @@ mod tests {
         let alive = Owner::this("a");
         let asked = Question { last: vec![alive.clone()], ..question(0..0x1000) };
         let cases = [
-            (Found { is_partial: true, ..Found::default() }, false),
-            (Found { hidden: [alive.pid].into(), ..Found::default() }, false),
-            (Found { hidden: [alive.pid + 1].into(), ..Found::default() }, true),
+            (ScanResult { is_partial: true, ..ScanResult::default() }, false),
+            (ScanResult { hidden: [alive.pid].into(), ..ScanResult::default() }, false),
+            (ScanResult { hidden: [alive.pid + 1].into(), ..ScanResult::default() }, true),
         ];
         for (found, free) in cases {
             assert_eq!(judge(&asked, &found, &BTreeSet::new(), THIS) == Verdict::Free, free, "{found:?}");
         }
         let ended = Question { last: vec![Owner { started: 0, ..alive.clone() }], ..asked };
-        let hidden = Found { hidden: [alive.pid].into(), ..Found::default() };
+        let hidden = ScanResult { hidden: [alive.pid].into(), ..ScanResult::default() };
         assert_eq!(judge(&ended, &hidden, &BTreeSet::new(), THIS), Verdict::Free);
     }
 }

@@ -5,8 +5,8 @@
 //!  nameless.rs  a memory file of an earlier process: the kernel finds it as long as it exists
 //!  scan.rs   what `/proc` shows of every process ──► Found ──judge.rs──► Verdict     (pure)
 //!                                                          ──gpu.rs────► processes that have a GPU
-//!  readers.rs  one process after another, none for long ── patience.rs what counts as long
-//!  turns.rs  one scan at a time, for all waiting requests
+//!  readers.rs  one process after another, none for long ── timeout.rs what counts as long
+//!  shared_scans.rs  one scan at a time, for all waiting requests
 //! ```
 //! A lock proves nothing about memory that left this process: the lock of an open file description belongs to every process
 //! that has the description.
@@ -14,14 +14,13 @@
 mod gpu;
 mod judge;
 mod nameless;
-mod patience;
 mod readers;
 mod scan;
+mod shared_scans;
 mod sole;
-mod turns;
+mod timeout;
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::ops::Range;
@@ -29,11 +28,11 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{major, makedev, minor};
-use serde::{Deserialize, Serialize};
 
 use crate::backing::Backing;
 use crate::owner::Owner;
 
+pub use crate::evidence::{Evidence, Hold};
 pub(crate) use gpu::{GpuQuestion, users_of_gpu};
 pub use nameless::MemoryFile;
 pub(crate) use nameless::look_at_nameless;
@@ -63,74 +62,9 @@ impl Verdict {
         Self::InUse { evidence: Evidence::of(hold).to_vec(), bytes: vec![bytes.clone()] }
     }
 
-    /// This process cannot look, so `bytes` count as in use.
+    /// `bytes` count as in use, because this process cannot read `/proc`.
     pub(crate) fn unknown(bytes: &Range<u64>) -> Self {
         Self::held_by(Hold::CannotLook, bytes)
-    }
-}
-
-/// One reason that keeps memory in use.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Evidence {
-    /// Kind of the reason.
-    pub hold: Hold,
-    /// The process that has it, where one is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pid: Option<u32>,
-    /// The program of that process, as the kernel names it, escaped.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub program: String,
-}
-
-impl Evidence {
-    /// Evidence that belongs to no known process.
-    pub(crate) const fn of(hold: Hold) -> [Self; 1] {
-        [Self { hold, pid: None, program: String::new() }]
-    }
-}
-
-/// Kinds of use of memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Hold {
-    /// A process maps it.
-    Mapping,
-    /// A process has a descriptor of its file.
-    Descriptor,
-    /// A descriptor is in flight in a Unix socket of the last owner's user.
-    InFlight,
-    /// An io_uring has its file registered.
-    Registered,
-    /// An io_uring of the last owner's user has buffers registered, which may be its pages.
-    RingPin,
-    /// A process has a VFIO group, device or iommufd that may be the last owner's.
-    DmaPin,
-    /// The kernel counts another open description of its file, which no process shows.
-    Description,
-    /// Something refers to its pages without a mapping or a descriptor: a pipe, or I/O that does not end.
-    BusyPages,
-    /// A process, or part of `/proc`, cannot be looked at.
-    CannotLook,
-}
-
-impl fmt::Display for Evidence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.hold {
-            Hold::Mapping => "a mapping",
-            Hold::Descriptor => "a descriptor",
-            Hold::InFlight => "a descriptor in flight",
-            Hold::Registered => "a file registered with io_uring",
-            Hold::RingPin => "pages that an io_uring may have pinned",
-            Hold::DmaPin => "a VFIO group, device or iommufd of the last owner",
-            Hold::Description => "an open description",
-            Hold::BusyPages => "busy pages: a pipe has them, or I/O that does not end",
-            Hold::CannotLook => "what cannot be looked at",
-        })?;
-        match self.pid {
-            Some(pid) => write!(f, " in process {pid} ({})", self.program),
-            None => Ok(()),
-        }
     }
 }
 
@@ -147,18 +81,12 @@ pub struct FileName {
 
 impl FileName {
     /// The name of an open file.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(crate) fn of(file: &File) -> io::Result<Self> {
         let path = fs::read_link(sole::path_of(file))?;
         Ok(Self::new(&file.metadata()?, path))
     }
 
     /// The name of the file at `path`, which is not opened.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
         Ok(Self::new(&fs::metadata(path)?, path.to_owned()))
     }
@@ -167,6 +95,11 @@ impl FileName {
         let (on, number) = (metadata.dev(), metadata.rdev());
         let device = metadata.file_type().is_char_device().then(|| (major(number), minor(number)));
         Self { inode: (major(on), minor(on), metadata.ino()), device, path }
+    }
+
+    /// Whether a descriptor with this inode, and this number of a character device, is of the file.
+    fn is_opened_as(&self, inode: (u32, u32, u64), device: Option<(u32, u32)>) -> bool {
+        self.inode == inode || (device.is_some() && self.device == device)
     }
 
     /// Whether this is `/dev/mem`, which other programs of root open for reasons of their own.
@@ -186,13 +119,22 @@ pub struct Question {
     pub(crate) devices: BTreeSet<String>,
     /// Whether processes of any user may have had the bytes in this boot.
     pub(crate) was_lost: bool,
-    /// Other live grants of the same file: processes that may have its descriptor, and bytes.
-    pub(crate) others: Vec<(u32, Range<u64>)>,
+    /// Other live grants of the same file.
+    pub(crate) others: Vec<OtherGrant>,
+}
+
+/// A live grant of other bytes of a file.
+#[derive(Debug, Clone)]
+pub(crate) struct OtherGrant {
+    /// The owner's process, which may have a descriptor of the file; 0 if it is unknown.
+    pub(crate) pid: u32,
+    /// Bytes of the file.
+    pub(crate) bytes: Range<u64>,
 }
 
 /// Whether the bytes of `question` are free, by what `/proc` shows.
 pub(crate) fn look(question: &Question) -> Verdict {
-    turns::look(question)
+    shared_scans::look(question)
 }
 
 /// Whether memory that is a file of its own is free of everything but this process's own descriptors of `backing`, after `owner`.
@@ -241,7 +183,7 @@ mod tests {
 
     use super::*;
     use crate::backing::tests::{region, slice};
-    use crate::backing::{self, Patience};
+    use crate::backing::{self, OpenWait};
     use crate::mapping::Mapping;
     use crate::region::RegionKind;
 
@@ -280,8 +222,8 @@ mod tests {
     #[test]
     fn a_pools_memory_is_free_when_no_other_description_of_it_exists() {
         let region = region(RegionKind::Memfd, 0x4000, 0x1000);
-        let patience = Patience { progress: &|_| {}, cancel: &AtomicBool::new(false) };
-        let memory = backing::open(&region, &slice(0, 0x4000), &patience).unwrap();
+        let wait = OpenWait { progress: &|_| {}, cancel: &AtomicBool::new(false) };
+        let memory = backing::open(&region, &slice(0, 0x4000), &wait).unwrap();
         let verdict = || look_at_own_file(memory.as_ref(), &Owner::this("vm"));
         let hold = || match verdict() {
             Verdict::Free => None,

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
-use super::{FileName, Hold, Question, Verdict, turns};
+use super::{FileName, Hold, Question, Verdict, shared_scans};
 use crate::owner::Owner;
 use crate::sys::{self, Handle};
 
@@ -27,7 +27,6 @@ pub struct MemoryFile {
     inode: (u32, u32, u64),
     /// Its path, as the kernel prints it.
     path: String,
-    /// Size in bytes.
     size: u64,
     /// Its handle, where the file system has one: type and bytes, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,9 +46,6 @@ enum Existence {
 
 impl MemoryFile {
     /// The memory file of `file`.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(crate) fn of(file: &File) -> io::Result<Self> {
         let name = FileName::of(file)?;
         let hex = |handle: Handle| {
@@ -62,7 +58,7 @@ impl MemoryFile {
         Ok(Self { inode: name.inode, path, size: file.metadata()?.len(), handle })
     }
 
-    /// What a scan looks for.
+    /// The name that a scan looks for.
     fn name(&self) -> FileName {
         FileName { inode: self.inode, device: None, path: PathBuf::from(&self.path) }
     }
@@ -94,30 +90,44 @@ pub(crate) fn look_at_nameless(files: &[(MemoryFile, Owner)]) -> Vec<Verdict> {
     // All memfds are on one file system, so any of them selects it.
     let any = memfd_create(c"any", MemfdFlags::CLOEXEC).map(File::from);
     let existence = |file: &MemoryFile| any.as_ref().map_or(Existence::Unknown, |any| file.existence(any));
-    let asked: Vec<_> = files.iter().map(|(file, owner)| question(file, owner, existence(file))).collect();
-    let questions: Vec<Question> = asked.iter().map(|(_, question)| question.clone()).collect();
-    let verdicts = turns::look_at_all(&questions).into_iter().zip(&asked);
-    let with_kernels = |(verdict, (existence, question)): (Verdict, &(Existence, Question))| match verdict {
-        Verdict::Free if *existence == Existence::Exists => {
-            Verdict::held_by(Hold::Description, &question.bytes)
-        }
-        verdict => verdict,
-    };
-    verdicts.map(with_kernels).collect()
+    let asked: Vec<NamelessQuestion> =
+        files.iter().map(|(file, owner)| NamelessQuestion::new(file, owner, existence(file))).collect();
+    let questions: Vec<Question> = asked.iter().map(|asked| asked.question.clone()).collect();
+    let scanned = shared_scans::look_at_all(&questions);
+    asked.into_iter().zip(scanned).map(|(asked, scanned)| asked.verdict(scanned)).collect()
 }
 
-/// Existence of `file`, and the question of a scan for what `owner` left of it.
-fn question(file: &MemoryFile, owner: &Owner, existence: Existence) -> (Existence, Question) {
-    let bytes: Range<u64> = 0..file.size;
-    let mut name = file.name();
-    if existence == Existence::Gone {
-        // Its pages may still be pinned. A mapping with its inode's number is of a later file.
-        (name.inode, name.path) = (NO_FILE, PathBuf::new());
+/// A question about a memory file without a name, with the kernel's part of the answer.
+struct NamelessQuestion {
+    existence: Existence,
+    /// The question of a scan for what the owner left of the file.
+    question: Question,
+}
+
+impl NamelessQuestion {
+    fn new(file: &MemoryFile, owner: &Owner, existence: Existence) -> Self {
+        let bytes: Range<u64> = 0..file.size;
+        let mut name = file.name();
+        if existence == Existence::Gone {
+            // Its pages may still be pinned. A mapping with its inode's number is of a later file.
+            (name.inode, name.path) = (NO_FILE, PathBuf::new());
+        }
+        // Where the kernel does not find the file, any user may have a descriptor of it in flight.
+        let was_lost = existence == Existence::Unknown;
+        let (devices, others) = (BTreeSet::new(), Vec::new());
+        let last = vec![owner.clone()];
+        Self { existence, question: Question { file: name, bytes, last, devices, was_lost, others } }
     }
-    // Where the kernel does not find the file, any user may have a descriptor of it in flight.
-    let was_lost = existence == Existence::Unknown;
-    let (devices, others) = (BTreeSet::new(), Vec::new());
-    (existence, Question { file: name, bytes, last: vec![owner.clone()], devices, was_lost, others })
+
+    /// The verdict after a scan with the verdict `scanned`.
+    fn verdict(&self, scanned: Verdict) -> Verdict {
+        match scanned {
+            Verdict::Free if self.existence == Existence::Exists => {
+                Verdict::held_by(Hold::Description, &self.question.bytes)
+            }
+            scanned => scanned,
+        }
+    }
 }
 
 #[cfg(test)]

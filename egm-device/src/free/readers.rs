@@ -1,5 +1,5 @@
-//! Looks at processes, none of which can keep a scan waiting: a user can have the kernel wait for a file system of the user's own
-//! while it holds what a reader of the mappings needs.
+//! Looks at processes with a limit on the time of each. A user can make the kernel wait for a file system of the
+//! user's own while the kernel holds a lock that a reader of the mappings needs.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -14,14 +14,17 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{Pid, gettid};
 
-use super::patience::{Observed, Patience, Progress, Reached, observe};
+use super::timeout::{Observed, Progress, Reached, ScanTimeout, observe};
+
+/// A VFIO object that the kernel shows without a name: a device (before Linux 6.17), a mapping of one, an iommufd.
+pub(super) const UNNAMED: &str = "unnamed";
 
 /// Major and minor number of a file's device, and its inode.
 pub(super) type Inode = (u32, u32, u64);
 
 /// An object that a process has.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) enum What {
+pub(super) enum KernelObject {
     /// A mapping of a file's bytes.
     Mapping(Inode, Range<u64>),
     /// A descriptor of a file, with the number of the device that the file is.
@@ -36,35 +39,46 @@ pub(super) enum What {
     InFlight,
     /// Unknown objects: the process keeps its readers waiting.
     Silent,
-    /// A VFIO group or device by name, or an object without one ([`UNNAMED`](super::scan::UNNAMED)).
+    /// A VFIO group or device by name, or an object without one ([`UNNAMED`]).
     Device(String),
+}
+
+impl KernelObject {
+    /// Whether the kernel shows which file or device it is.
+    pub(super) fn is_named(&self) -> bool {
+        match self {
+            Self::Descriptor(..) | Self::Registered(_) | Self::Mapping(..) => true,
+            Self::Device(name) => name != UNNAMED,
+            Self::HiddenRing | Self::RingBuffers | Self::InFlight | Self::Silent => false,
+        }
+    }
 }
 
 /// Most threads that wait for processes.
 const MAX_STUCK: usize = 256;
 
 /// Findings of a look at a process, and whether they are complete.
-pub(super) type Looked = (Vec<What>, io::Result<()>);
+pub(super) type LookResult = (Vec<KernelObject>, io::Result<()>);
 
 /// A look at a process.
-pub(super) type Reading = Box<dyn FnOnce() -> Looked + Send>;
+pub(super) type LookTask = Box<dyn FnOnce() -> LookResult + Send>;
 
 /// Looks, which a reader takes in order. A reader that is left behind takes no further ones.
-type Looks = Arc<Mutex<VecDeque<(Subject, Reading)>>>;
+type LookQueue = Arc<Mutex<VecDeque<(Subject, LookTask)>>>;
 
 /// A thread that looks at one process after another. One that is kept waiting for too long is left behind, and another
 /// takes its place.
 pub(super) struct Readers {
-    /// For one look.
-    patience: Duration,
+    /// Limit of one look.
+    timeout: Duration,
     progress: Arc<Progress>,
     /// Users with a process that a thread left behind waits for.
-    stuck: Arc<Stuck>,
+    stuck: Arc<StuckReaders>,
     reader: Option<Reader>,
 }
 
 #[derive(Default)]
-struct Stuck(Mutex<BTreeMap<Subject, usize>>);
+struct StuckReaders(Mutex<BTreeMap<Subject, usize>>);
 
 /// Subject of a look, for which one stuck reader blocks further tries: a user's processes, or one process of root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,9 +96,9 @@ impl Subject {
 }
 
 struct Reader {
-    looks: Sender<Looks>,
+    looks: Sender<LookQueue>,
     /// In the order of the looks, with what each cost.
-    results: Receiver<(Result<Looked, NotLooked>, Duration)>,
+    results: Receiver<(Result<LookResult, LookError>, Duration)>,
     /// Id of its thread, once that runs.
     thread: Arc<OnceLock<Pid>>,
     /// Whether it is left behind. Guarded by the lock of the stuck readers.
@@ -93,36 +107,36 @@ struct Reader {
 
 /// Reason that a process was not looked at.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum NotLooked {
+pub(super) enum LookError {
     /// It, or the same of another process of its user, keeps its readers waiting.
     Silent,
     /// This process has no thread for it.
     NoThread,
 }
 
-impl Stuck {
+impl StuckReaders {
     fn users(&self) -> MutexGuard<'_, BTreeMap<Subject, usize>> {
         lock(&self.0)
     }
 
     /// Why nothing looks at `subject` now.
-    fn refusal(&self, subject: Subject) -> Option<NotLooked> {
+    fn refusal(&self, subject: Subject) -> Option<LookError> {
         let users = self.users();
         if users.contains_key(&subject) {
-            return Some(NotLooked::Silent);
+            return Some(LookError::Silent);
         }
-        (users.values().sum::<usize>() >= MAX_STUCK).then_some(NotLooked::NoThread)
+        (users.values().sum::<usize>() >= MAX_STUCK).then_some(LookError::NoThread)
     }
 }
 
 impl Readers {
-    /// Readers that each process keeps waiting for `patience` at most.
-    pub(super) fn new(patience: Duration, progress: Arc<Progress>) -> Self {
-        Self { patience, progress, stuck: Arc::default(), reader: None }
+    /// Readers that each process keeps waiting for `timeout` at most.
+    pub(super) fn new(timeout: Duration, progress: Arc<Progress>) -> Self {
+        Self { timeout, progress, stuck: Arc::default(), reader: None }
     }
 
     /// The results of `looks`, in their order. A subject that does not answer costs one wait, until it does.
-    pub(super) fn look(&mut self, looks: Vec<(Subject, Reading)>) -> Vec<Result<Looked, NotLooked>> {
+    pub(super) fn look(&mut self, looks: Vec<(Subject, LookTask)>) -> Vec<Result<LookResult, LookError>> {
         let subjects: Vec<Subject> = looks.iter().map(|(subject, _)| *subject).collect();
         let looks = Arc::new(Mutex::new(VecDeque::from(looks)));
         let mut results = Vec::with_capacity(subjects.len());
@@ -134,7 +148,7 @@ impl Readers {
                 self.reader = Some(reader);
             }
         }
-        results.resize_with(subjects.len(), || Err(NotLooked::NoThread));
+        results.resize_with(subjects.len(), || Err(LookError::NoThread));
         results
     }
 
@@ -143,7 +157,7 @@ impl Readers {
         &self,
         reader: &Reader,
         subjects: &[Subject],
-        results: &mut Vec<Result<Looked, NotLooked>>,
+        results: &mut Vec<Result<LookResult, LookError>>,
     ) -> bool {
         while let Some(subject) = subjects.get(results.len()) {
             match self.result(reader, *subject) {
@@ -161,30 +175,30 @@ impl Readers {
     ///
     /// # Errors
     /// The reader is left behind.
-    fn result(&self, reader: &Reader, subject: Subject) -> Result<Result<Looked, NotLooked>, NotLooked> {
-        let (mut patience, mut counted) = (Patience::of(self.patience), Duration::ZERO);
+    fn result(&self, reader: &Reader, subject: Subject) -> Result<Result<LookResult, LookError>, LookError> {
+        let (mut timeout, mut counted) = (ScanTimeout::of(self.timeout), Duration::ZERO);
         loop {
             let begun = Instant::now();
-            match reader.results.recv_timeout(patience.next_check()) {
+            match reader.results.recv_timeout(timeout.next_check()) {
                 Ok((result, cost)) => {
-                    // Processes whose looks end before a check add up.
+                    // Looks that end before a check add up.
                     self.progress.step(cost.saturating_sub(counted));
                     return Ok(result);
                 }
-                Err(RecvTimeoutError::Disconnected) => return Err(NotLooked::NoThread),
+                Err(RecvTimeoutError::Disconnected) => return Err(LookError::NoThread),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            let cost = patience.check(begun.elapsed(), reader.observe());
+            let cost = timeout.check(begun.elapsed(), reader.observe());
             counted = counted.saturating_add(cost);
             self.progress.step(cost);
-            if patience.is_over() {
+            if timeout.is_over() {
                 // The thread sends under this lock, so it is either done by now or finds itself left behind.
                 let mut users = self.stuck.users();
                 return reader.results.try_recv().map(|(result, _)| result).map_err(|_| {
                     reader.is_left.store(true, Ordering::Relaxed);
                     let count = users.entry(subject).or_default();
                     *count = count.saturating_add(1);
-                    NotLooked::Silent
+                    LookError::Silent
                 });
             }
         }
@@ -192,8 +206,8 @@ impl Readers {
 }
 
 impl Reader {
-    fn start(stuck: &Arc<Stuck>) -> io::Result<Self> {
-        let (looks, asked) = channel::<Looks>();
+    fn start(stuck: &Arc<StuckReaders>) -> io::Result<Self> {
+        let (looks, asked) = channel::<LookQueue>();
         let (answers, results) = channel();
         let thread = Arc::new(OnceLock::new());
         let (stuck, this) = (Arc::clone(stuck), Arc::clone(&thread));
@@ -243,22 +257,22 @@ mod tests {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
     use rustix::time::{ClockId, clock_gettime};
 
-    use super::super::patience::CHECK;
+    use super::super::timeout::CHECK;
     use super::*;
     use crate::sys;
 
-    const NOTHING: Looked = (Vec::new(), Ok(()));
+    const NOTHING: LookResult = (Vec::new(), Ok(()));
 
     fn mappings(uid: u32, pid: u32) -> Subject {
         Subject::new(uid, pid, true)
     }
 
-    fn nothing(subject: Subject) -> (Subject, Reading) {
+    fn nothing(subject: Subject) -> (Subject, LookTask) {
         (subject, Box::new(|| NOTHING))
     }
 
     /// Results of `looks`, without what they found.
-    fn results(readers: &mut Readers, looks: Vec<(Subject, Reading)>) -> Vec<Result<(), NotLooked>> {
+    fn results(readers: &mut Readers, looks: Vec<(Subject, LookTask)>) -> Vec<Result<(), LookError>> {
         readers.look(looks).into_iter().map(|result| result.map(drop)).collect()
     }
 
@@ -277,9 +291,9 @@ mod tests {
             nothing(Subject::new(1000, 3, false)),
             nothing(mappings(1001, 4)),
         ];
-        let silent = Err(NotLooked::Silent);
-        assert_eq!(results(&mut readers, looks), [Ok(()), silent, Err(NotLooked::Silent), Ok(()), Ok(())]);
-        assert_eq!(results(&mut readers, vec![nothing(mappings(1000, 2))]), [Err(NotLooked::Silent)]);
+        let silent = Err(LookError::Silent);
+        assert_eq!(results(&mut readers, looks), [Ok(()), silent, Err(LookError::Silent), Ok(()), Ok(())]);
+        assert_eq!(results(&mut readers, vec![nothing(mappings(1000, 2))]), [Err(LookError::Silent)]);
         drop(go);
         while results(&mut readers, vec![nothing(mappings(1000, 2))]) != [Ok(())] {
             thread::yield_now();
@@ -297,10 +311,10 @@ mod tests {
             NOTHING
         };
         let subject = mappings(1000, 1);
-        let looks = [(subject, Box::new(silent) as Reading), nothing(mappings(1001, 2))];
+        let looks = [(subject, Box::new(silent) as LookTask), nothing(mappings(1001, 2))];
         let looks = Arc::new(Mutex::new(VecDeque::from(looks)));
         reader.looks.send(Arc::clone(&looks)).unwrap();
-        assert!(matches!(readers.result(&reader, subject), Err(NotLooked::Silent)));
+        assert!(matches!(readers.result(&reader, subject), Err(LookError::Silent)));
         // It answers before the end that it sends to is gone.
         drop(go);
         assert!(reader.results.recv().is_err(), "a result that belongs to no look");
@@ -315,9 +329,9 @@ mod tests {
             stuck.users().insert(mappings(0, pid), 1);
         }
         let looks = || vec![nothing(mappings(0, 1)), nothing(mappings(0, 1 << 20))];
-        assert_eq!(results(&mut readers, looks()), [Err(NotLooked::Silent), Ok(())]);
+        assert_eq!(results(&mut readers, looks()), [Err(LookError::Silent), Ok(())]);
         stuck.users().insert(mappings(1000, 7), 1);
-        assert_eq!(results(&mut readers, looks()), [Err(NotLooked::Silent), Err(NotLooked::NoThread)]);
+        assert_eq!(results(&mut readers, looks()), [Err(LookError::Silent), Err(LookError::NoThread)]);
     }
 
     /// Returns when this thread has used `time` of a processor.
@@ -339,7 +353,7 @@ mod tests {
             NOTHING
         };
         let begun = progress.now();
-        readers.look((0..16).map(|pid| (mappings(1000, pid), Box::new(spin) as Reading)).collect());
+        readers.look((0..16).map(|pid| (mappings(1000, pid), Box::new(spin) as LookTask)).collect());
         let cost = begun.cost(progress.now(), Duration::ZERO);
         assert!(cost >= 2 * CHECK, "{cost:?} of {:?}", 4 * CHECK);
     }

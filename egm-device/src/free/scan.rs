@@ -12,11 +12,8 @@ use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
 use super::FileName;
-use super::readers::{Inode, Looked, NotLooked, Readers, Reading, Subject, What};
+use super::readers::{Inode, KernelObject, LookError, LookResult, LookTask, Readers, Subject, UNNAMED};
 use crate::sys;
-
-/// A VFIO object that the kernel shows without a name: a device (before Linux 6.17), a mapping of one, an iommufd.
-pub(super) const UNNAMED: &str = "unnamed";
 
 /// Major numbers of devices that processes have many of: memory devices, terminals.
 const COMMON: [u32; 3] = [1, 5, 136];
@@ -24,7 +21,7 @@ const COMMON: [u32; 3] = [1, 5, 136];
 /// Most looks for processes that have begun since the one before.
 const MAX_LOOKS: usize = 16;
 
-/// Processes whose looks are handed to a reader together: each hand-over makes two threads wait for a processor.
+/// Number of processes that a reader gets at a time: each hand-over makes two threads wait for a processor.
 const AT_ONCE: usize = 64;
 
 /// Ancestors of a process that are looked at.
@@ -32,7 +29,7 @@ const MAX_PARENTS: usize = 16;
 
 /// Result of a scan.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct ScanResult {
     pub(super) sightings: HashSet<Sighting>,
     /// Processes that this one may not look at.
     pub(super) hidden: BTreeSet<u32>,
@@ -44,7 +41,7 @@ pub(super) struct Found {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Sighting {
     pub(super) process: Process,
-    pub(super) what: What,
+    pub(super) what: KernelObject,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -58,22 +55,29 @@ pub(super) struct Process {
     pub(super) parents: Vec<u32>,
 }
 
-impl Found {
+impl Process {
+    /// Whether the process, or one that it descends from, has a pid that `is_wanted`.
+    pub(super) fn descends_from(&self, is_wanted: impl Fn(u32) -> bool) -> bool {
+        is_wanted(self.pid) || self.parents.iter().copied().any(is_wanted)
+    }
+}
+
+impl ScanResult {
     /// VFIO groups and devices, by process.
     pub(super) fn devices(&self) -> Vec<(u32, String)> {
         let device = |seen: &Sighting| match &seen.what {
-            What::Device(name) => Some((seen.process.pid, name.clone())),
+            KernelObject::Device(name) => Some((seen.process.pid, name.clone())),
             _ => None,
         };
         self.sightings.iter().filter_map(device).collect()
     }
 
     /// Findings of a look at process `pid`; notes what it could not read.
-    fn whats(&mut self, pid: u32, result: Result<Looked, NotLooked>) -> Vec<What> {
+    fn objects(&mut self, pid: u32, result: Result<LookResult, LookError>) -> Vec<KernelObject> {
         let (seen, outcome) = match result {
             Ok(looked) => looked,
-            Err(NotLooked::Silent) => return vec![What::Silent],
-            Err(NotLooked::NoThread) => (Vec::new(), Err(io::ErrorKind::Other.into())),
+            Err(LookError::Silent) => return vec![KernelObject::Silent],
+            Err(LookError::NoThread) => (Vec::new(), Err(io::ErrorKind::Other.into())),
         };
         match outcome {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -92,8 +96,8 @@ impl Found {
 /// new one. A descriptor can move to a table or socket that was already looked at, so all are looked at twice. A move
 /// in step with both looks is not found: descriptors of memory that tenants share are for root, and for those that a
 /// rule names.
-pub(super) fn scan(proc: &Path, asked: &BTreeSet<FileName>, readers: &mut Readers) -> Found {
-    let mut found = Found::default();
+pub(super) fn scan(proc: &Path, asked: &BTreeSet<FileName>, readers: &mut Readers) -> ScanResult {
+    let mut found = ScanResult::default();
     let mut scan = Scan { proc, asked: Arc::new(asked.clone()), readers };
     scan.look_at_others(&mut BTreeSet::new(), &mut found);
     let mut seen = BTreeSet::new();
@@ -105,7 +109,7 @@ pub(super) fn scan(proc: &Path, asked: &BTreeSet<FileName>, readers: &mut Reader
         }
     }
     // Users that start processes faster than the scan looks at them, as a large build does.
-    let unseen = |pid| Sighting { process: process(proc, pid), what: What::Silent };
+    let unseen = |pid| Sighting { process: process(proc, pid), what: KernelObject::Silent };
     found.sightings.extend(new.into_iter().map(unseen).filter(|seen| seen.process.uid != 0));
     found
 }
@@ -118,14 +122,14 @@ struct Scan<'a> {
 
 impl Scan<'_> {
     /// Looks at processes that are not among `seen`, and adds them; returns them, too.
-    fn look_at_others(&mut self, seen: &mut BTreeSet<u32>, found: &mut Found) -> Vec<u32> {
+    fn look_at_others(&mut self, seen: &mut BTreeSet<u32>, found: &mut ScanResult) -> Vec<u32> {
         let new = self.others(seen, found);
         new.chunks(AT_ONCE).for_each(|some| self.look_at(some, found));
         new
     }
 
     /// Adds processes that are not among `seen`; returns them, too.
-    fn others(&self, seen: &mut BTreeSet<u32>, found: &mut Found) -> Vec<u32> {
+    fn others(&self, seen: &mut BTreeSet<u32>, found: &mut ScanResult) -> Vec<u32> {
         let mut new = Vec::new();
         let Ok(entries) = fs::read_dir(self.proc) else {
             found.is_partial = true;
@@ -144,15 +148,15 @@ impl Scan<'_> {
     }
 
     /// Looks at the processes `pids`: at descriptors first, because their readers do not wait for the mappings' owner.
-    fn look_at(&mut self, pids: &[u32], found: &mut Found) {
-        let mut looks: Vec<(Subject, Reading)> = Vec::new();
+    fn look_at(&mut self, pids: &[u32], found: &mut ScanResult) {
+        let mut looks: Vec<(Subject, LookTask)> = Vec::new();
         for pid in pids.iter().copied() {
             let folder = self.proc.join(pid.to_string());
             let uid = uid(&fs::read_to_string(folder.join("status")).unwrap_or_default());
             for is_at_mappings in [false, true] {
                 let (folder, asked) = (folder.clone(), Arc::clone(&self.asked));
-                let look = move || -> Looked {
-                    let mut seen = Look { folder, asked: &asked, seen: Vec::new() };
+                let look = move || -> LookResult {
+                    let mut seen = ProcessLook { folder, asked: &asked, seen: Vec::new() };
                     let outcome = if is_at_mappings { seen.at_mappings() } else { seen.at_descriptors(pid) };
                     (seen.seen, outcome)
                 };
@@ -161,12 +165,12 @@ impl Scan<'_> {
         }
         let mut results = self.readers.look(looks).into_iter();
         for pid in pids.iter().copied() {
-            let whats = results.by_ref().take(2).flat_map(|result| found.whats(pid, result));
-            let whats: Vec<What> = whats.collect();
-            if !whats.is_empty() {
+            let objects = results.by_ref().take(2).flat_map(|result| found.objects(pid, result));
+            let objects: Vec<KernelObject> = objects.collect();
+            if !objects.is_empty() {
                 let process = process(self.proc, pid);
                 let sighting = |what| Sighting { process: process.clone(), what };
-                found.sightings.extend(whats.into_iter().map(sighting));
+                found.sightings.extend(objects.into_iter().map(sighting));
             }
         }
     }
@@ -192,27 +196,24 @@ fn process(proc: &Path, pid: u32) -> Process {
 }
 
 /// VFIO groups and devices of this process that have names.
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn own_devices() -> io::Result<BTreeSet<String>> {
-    let mut look = Look { folder: "/proc/self".into(), asked: &BTreeSet::new(), seen: Vec::new() };
+    let mut look = ProcessLook { folder: "/proc/self".into(), asked: &BTreeSet::new(), seen: Vec::new() };
     look.at_descriptors(std::process::id())?;
     let named = look.seen.into_iter().filter_map(|what| match what {
-        What::Device(name) if name != UNNAMED => Some(name),
+        KernelObject::Device(name) if name != UNNAMED => Some(name),
         _ => None,
     });
     Ok(named.collect())
 }
 
 /// The scan of one process.
-struct Look<'a> {
+struct ProcessLook<'a> {
     folder: PathBuf,
     asked: &'a BTreeSet<FileName>,
-    seen: Vec<What>,
+    seen: Vec<KernelObject>,
 }
 
-impl Look<'_> {
+impl ProcessLook<'_> {
     /// Mappings. Where the first thread has ended, only the others show them.
     fn at_mappings(&mut self) -> io::Result<()> {
         match File::open(self.folder.join("maps")).and_then(|maps| self.at_maps(maps)) {
@@ -243,11 +244,11 @@ impl Look<'_> {
             let text = String::from_utf8_lossy(&line);
             // A mapping of a BAR keeps its device open.
             if text.ends_with("anon_inode:[vfio-device]") || text.contains(" /dev/vfio/") {
-                self.seen.push(What::Device(UNNAMED.to_owned()));
+                self.seen.push(KernelObject::Device(UNNAMED.to_owned()));
             }
             let Some((inode, bytes)) = mapping(&text) else { continue };
             if self.asked.iter().any(|file| file.inode == inode) {
-                self.seen.push(What::Mapping(inode, bytes));
+                self.seen.push(KernelObject::Mapping(inode, bytes));
             }
         }
         Ok(any)
@@ -297,7 +298,7 @@ impl Look<'_> {
             (kind == FileType::CharacterDevice).then_some((found.stx_rdev_major, found.stx_rdev_minor));
         let is_it = |file: &FileName| file.inode == inode || (device.is_some() && file.device == device);
         if self.asked.iter().any(is_it) {
-            self.seen.push(What::Descriptor(inode, device));
+            self.seen.push(KernelObject::Descriptor(inode, device));
         }
         match kind {
             FileType::Socket => self.seen.extend(in_flight(info)),
@@ -305,12 +306,14 @@ impl Look<'_> {
                 let path = fs::read_link(link).unwrap_or_default();
                 // A container's own descriptor pins nothing once its groups are closed.
                 if path.starts_with("/dev/vfio") && !path.ends_with("vfio/vfio") {
-                    self.seen
-                        .push(What::Device(format!("{}:{}", found.stx_rdev_major, found.stx_rdev_minor)));
+                    self.seen.push(KernelObject::Device(format!(
+                        "{}:{}",
+                        found.stx_rdev_major, found.stx_rdev_minor
+                    )));
                 }
                 // Pages stay pinned in it, for the next device that it gets.
                 if path == Path::new("/dev/iommu") {
-                    self.seen.push(What::Device(UNNAMED.to_owned()));
+                    self.seen.push(KernelObject::Device(UNNAMED.to_owned()));
                 }
             }
             // The kernel hides the type of its anonymous inodes.
@@ -327,25 +330,25 @@ impl Look<'_> {
         } else if name == Path::new("anon_inode:[vfio-device]") {
             let text = text();
             let device = field(&text, "vfio-device-syspath:").map_or(UNNAMED, str::trim);
-            self.seen.push(What::Device(device.to_owned()));
+            self.seen.push(KernelObject::Device(device.to_owned()));
         }
     }
 }
 
 /// Descriptors in flight, by what the kernel prints of a Unix socket.
-fn in_flight(info: &Path) -> Option<What> {
+fn in_flight(info: &Path) -> Option<KernelObject> {
     let text = fs::read_to_string(info).ok()?;
     let count: u64 = field(&text, "scm_fds:")?.trim().parse().ok()?;
-    (count > 0).then_some(What::InFlight)
+    (count > 0).then_some(KernelObject::InFlight)
 }
 
 /// Files and buffers of an io_uring, by what the kernel prints of it. It prints none while the ring is in a system call.
-fn registered(text: &str) -> Vec<What> {
-    let Some((_, rest)) = text.split_once("UserFiles:") else { return vec![What::HiddenRing] };
+fn registered(text: &str) -> Vec<KernelObject> {
+    let Some((_, rest)) = text.split_once("UserFiles:") else { return vec![KernelObject::HiddenRing] };
     let (files, buffers) = rest.split_once("UserBufs:").unwrap_or((rest, ""));
-    let files = entries(files).map(|path| What::Registered(path.replace("\\040", " ").into()));
+    let files = entries(files).map(|path| KernelObject::Registered(path.replace("\\040", " ").into()));
     let has_buffers = entries(buffers).any(|buffer| buffer != "<none>");
-    files.chain(has_buffers.then_some(What::RingBuffers)).collect()
+    files.chain(has_buffers.then_some(KernelObject::RingBuffers)).collect()
 }
 
 /// Entries of a table of an io_uring, such as `    0: /dev/egm4`; the text begins in the line with their number.

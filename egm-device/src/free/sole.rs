@@ -1,4 +1,4 @@
-//! How the kernel itself shows that a file has no other open description: it grants a write lease (`F_SETLEASE`).
+//! The kernel's proof that a file has no other open description: it grants a write lease (`F_SETLEASE`).
 //!
 //! A description counts whatever refers to it: descriptors, mappings, messages in flight, io_uring. Two do not: the one that
 //! `memfd_create` makes, and those of `O_PATH`. So a pool's memory is handed out by a description that [`reopen`] makes, and
@@ -18,9 +18,6 @@ pub(super) fn path_of(file: &File) -> PathBuf {
 }
 
 /// Another description of `file`, which the kernel counts.
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn reopen(file: &File) -> io::Result<File> {
     File::options().read(true).write(true).open(path_of(file))
 }
@@ -30,7 +27,7 @@ pub(crate) fn reopen(file: &File) -> io::Result<File> {
 pub(super) enum Lease {
     /// There is no other counted description. The lease, and with it the proof, lasts as long as the file.
     Given(File),
-    /// There is one.
+    /// Another counted description exists.
     Refused,
     /// The file system has no leases: hugetlbfs of Linux 7.0 and later. Other memory files keep them (Linux 7.3).
     Unsupported,
@@ -130,7 +127,7 @@ mod tests {
 
     #[test]
     fn and_of_one_in_hugetlb_pages_where_those_have_leases() {
-        use crate::backing::HugePage;
+        use crate::huge_page::HugePage;
         let Ok(memory) = Anonymous::new("test", 2 << 20, Some(HugePage::Size2M)) else {
             return println!("skipped: this host has no free hugetlb page");
         };

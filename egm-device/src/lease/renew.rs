@@ -5,10 +5,10 @@ use egm_address::SpanSet;
 
 use crate::backing::{Backing, BackingError};
 use crate::free::{Evidence, Hold};
-use crate::ledger::{GrantError, LedgerError, Memory, Taken, Watch, slice_device};
+use crate::ledger::{GrantError, LedgerError, LockedSlice, Memory, Watch, slice_device};
 use crate::scrub::Scrubbed;
 
-impl Taken {
+impl LockedSlice {
     /// Opens memory that all slices share again: a machine that mapped it has closed every descriptor (`close.rs`).
     pub(super) fn open_again(
         &self,
@@ -37,7 +37,7 @@ impl Taken {
     ) -> Result<(), GrantError> {
         // Another description can be locked only where no process has this one, with its lock.
         *backing = memory.reopen(&self.region, &self.slice, watch)?;
-        let used = |taken: &Self| taken.quarantined(&Evidence::of(Hold::Description));
+        let used = |locked: &Self| locked.quarantined(&Evidence::of(Hold::Description));
         if !slice_device::lock(backing.as_ref())? {
             return Err(used(self));
         }

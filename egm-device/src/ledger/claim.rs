@@ -35,25 +35,21 @@ pub(super) fn unlock<S>(file: &File, bytes: Span<S>) -> io::Result<()> {
     Ok(())
 }
 
-/// Inode of `file`.
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn inode(file: &File) -> io::Result<u64> {
     file.metadata().map(|metadata| metadata.ino())
 }
 
-/// Locks all of `file`, waiting up to `patience` for its holder, which works for milliseconds, or is stopped.
+/// Locks all of `file`, waiting up to `timeout` for its holder, which works for milliseconds, or is stopped.
 ///
 /// # Errors
 /// `TimedOut` when it stayed taken, and those of fcntl(2).
-pub(super) fn wait(file: &File, patience: Duration) -> io::Result<()> {
+pub(super) fn wait(file: &File, timeout: Duration) -> io::Result<()> {
     let whole = flock { l_len: 0, ..write_lock(0, 1)? };
     let (begun, mut pause) = (Instant::now(), FIRST_PAUSE);
     loop {
         match fcntl(file, FcntlArg::F_OFD_SETLK(&whole)) {
             Ok(_) => return Ok(()),
-            Err(Errno::EAGAIN | Errno::EACCES) if begun.elapsed() < patience => {
+            Err(Errno::EAGAIN | Errno::EACCES) if begun.elapsed() < timeout => {
                 // The kernel's own wait has no end.
                 std::thread::sleep(pause);
                 pause = LAST_PAUSE.min(pause.saturating_mul(2));

@@ -3,45 +3,37 @@
 use std::io;
 use std::path::PathBuf;
 
-use egm_address::{InRegion, Offset, Span, SpanSet};
+use egm_address::{InRegion, Offset, PciAddress, Span, SpanSet};
 use egm_report::show::{exact, first_of};
 use egm_report::{Blame, Report};
 
-use super::held::Held;
-use super::record::Use;
+use super::held::HeldBytes;
+use super::record::GrantState;
 use crate::backing::{BackingError, RetiredListError};
-use crate::carve::plan::{Cause, Request, Short};
+use crate::carve::plan::{Cause, PlacementError, Request};
 use crate::free::Evidence;
 use crate::scrub::{self, ScrubError};
 use crate::trust::Conflict;
 
 /// The ledger's own files fail.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum LedgerError {
     /// The record cannot be read or replaced; its earlier content still holds.
     #[error("cannot {step} the ledger's record")]
     Record {
-        /// The step that failed.
         step: &'static str,
-        /// The kernel's reason.
         #[source]
         source: io::Error,
     },
-    /// A lock cannot be taken.
     #[error("cannot lock {}", path.display())]
     Lock {
-        /// The lock's file.
         path: PathBuf,
-        /// The kernel's reason.
         #[source]
         source: io::Error,
     },
-    /// The region has an invalid name or place.
-    #[error("region \"{region}\" has a name or a place that no ledger can keep")]
-    Region {
-        /// Its name.
-        region: String,
-    },
+    #[error("cannot record region \"{region}\": its name or its address is invalid")]
+    Region { region: String },
 }
 
 impl Report for LedgerError {
@@ -55,19 +47,24 @@ impl Report for LedgerError {
     fn help(&self) -> Option<String> {
         let source = match self {
             Self::Record { source, .. } | Self::Lock { source, .. } => source,
-            Self::Region { .. } => return Some("a name has a-z, 0-9, '.' and '-', 32 at most".to_owned()),
+            Self::Region { .. } => {
+                return Some("name it with 32 of a-z, 0-9, '.' and '-' at most".to_owned());
+            }
         };
         match source.kind() {
-            io::ErrorKind::PermissionDenied => Some("run as root, or ask the broker".to_owned()),
+            io::ErrorKind::PermissionDenied => Some(
+                "run it as root; other users get slices from the broker: egm-device carve free shows how much"
+                    .to_owned(),
+            ),
             io::ErrorKind::TimedOut => Some(
-                "another process has had it for 30 s, stopped perhaps: \"fuser -v\" with that path names it"
+                "\"fuser -v\" with that path names the process that has it; 30 s are long, so it may be stopped"
                     .to_owned(),
             ),
             io::ErrorKind::StorageFull => {
                 Some("free some space where the ledger is: /var/lib/egm-device".to_owned())
             }
             _ => Some(
-                "see that this user may write below /run/egm-device and /var/lib/egm-device, and that neither is damaged"
+                "let this user write below /run/egm-device and /var/lib/egm-device, and check their file systems"
                     .to_owned(),
             ),
         }
@@ -76,57 +73,40 @@ impl Report for LedgerError {
 
 /// Why a slice is not granted.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum GrantError {
-    /// The region has no place for it.
     #[error("{short}{}", held_by(holders))]
     Short {
-        /// The missing resource.
-        short: Box<Short>,
+        short: Box<PlacementError>,
         /// Owners of the bytes in the way, if any are.
-        holders: Vec<Held>,
+        holders: Vec<HeldBytes>,
     },
     /// Two trust domains would share a region that a GPU reaches.
     #[error(transparent)]
     Exclusive(#[from] Box<Conflict>),
-    /// The ledger failed.
+    #[error("cannot claim GPU {function}: this host has no such PCI function")]
+    NoFunction { function: PciAddress },
     #[error(transparent)]
     Ledger(#[from] LedgerError),
-    /// The bytes cannot be opened.
     #[error(transparent)]
     Backing(#[from] BackingError),
-    /// The bad pages cannot be read.
     #[error(transparent)]
     Retired(#[from] RetiredListError),
     /// An earlier owner's bytes could not be scrubbed; what was done stays done.
-    #[error("region \"{region}\": the slice was not scrubbed for its next owner")]
+    #[error("cannot scrub a slice of region \"{region}\" for its next owner")]
     Scrub {
-        /// The region.
         region: String,
-        /// Why.
         #[source]
         source: ScrubError,
     },
-    /// The request was cancelled.
-    #[error("region \"{region}\": the request for the slice was cancelled")]
-    Cancelled {
-        /// The region.
-        region: String,
-    },
+    #[error("cannot grant a slice of region \"{region}\": the request was cancelled")]
+    Cancelled { region: String },
     /// The slice's owner returns it, but its memory is in use.
     #[error(
         "cannot take back the slice of {owner} at {offset:#x} of region \"{region}\": in use by {}",
-        list(evidence)
+        Evidence::summary(evidence)
     )]
-    StillUsed {
-        /// The region.
-        region: String,
-        /// First byte.
-        offset: u64,
-        /// The owner's name.
-        owner: String,
-        /// Evidence that it is in use.
-        evidence: Vec<Evidence>,
-    },
+    StillUsed { region: String, offset: u64, owner: String, evidence: Vec<Evidence> },
 }
 
 impl Report for GrantError {
@@ -140,7 +120,8 @@ impl Report for GrantError {
             Self::Ledger(error) => error.blame(),
             Self::Backing(BackingError::OtherHost { .. }) => Blame::Configuration,
             Self::Exclusive(conflict) => conflict.blame(),
-            Self::Backing(_)
+            Self::NoFunction { .. }
+            | Self::Backing(_)
             | Self::Retired(_)
             | Self::Scrub { .. }
             | Self::Cancelled { .. }
@@ -152,13 +133,19 @@ impl Report for GrantError {
         match self {
             Self::Ledger(error) => error.help(),
             Self::Scrub { source, .. } if matches!(source.cause, scrub::Cause::NotZero { .. }) => Some(
-                "end the process that still maps the slice; where none does, the memory fails: keep it from use".to_owned(),
+                "end the process that still maps the slice; if none does, the memory fails: replace it"
+                    .to_owned(),
             ),
             Self::Backing(BackingError::OtherHost { .. }) => Some(
                 "leave --root out on the host that has the region; a copy of a host is for plans and reports"
                     .to_owned(),
             ),
             Self::Exclusive(conflict) => conflict.help(),
+            Self::NoFunction { .. } => Some("lspci -D lists the functions of this host".to_owned()),
+            Self::Backing(BackingError::Busy { .. }) => {
+                Some("get a slice from the broker (--broker SOCKET), or end that process".to_owned())
+            }
+            Self::Backing(BackingError::Interrupted { .. }) => Some("repeat the command".to_owned()),
             Self::StillUsed { .. } => Some(
                 "end that process: the slice is quarantined until then (egm-device ledger show)".to_owned(),
             ),
@@ -169,31 +156,25 @@ impl Report for GrantError {
 
 /// `short` with the owners in the way: of the requested place if there is one, of the whole region otherwise.
 pub(super) fn in_the_way(
-    short: Short,
+    short: PlacementError,
     request: &Request,
-    mut held: Vec<Held>,
+    mut held: Vec<HeldBytes>,
     in_use: &SpanSet<InRegion>,
 ) -> GrantError {
     let new = in_use.minus(&held.iter().map(|held| held.span).collect());
-    let unknown = |span| Held { span, owner: None, usage: Use::Quarantined, since: 0, evidence: Vec::new() };
-    held.extend(new.iter().map(unknown));
+    held.extend(new.iter().map(|span| HeldBytes::unrecorded(span, GrantState::Quarantined)));
     if let Some(wanted) = request.at.and_then(|at| Span::new(Offset::new(at), request.size).ok()) {
         held.retain(|held| held.span.overlaps(wanted));
     }
     GrantError::Short { short: Box::new(short), holders: held }
 }
 
-/// The evidence as text for people.
-fn list(evidence: &[Evidence]) -> String {
-    first_of(evidence.iter().map(Evidence::to_string))
-}
-
 /// `; held by vm1 (process 12, user 0) at 0x0 (4KiB)`.
-fn held_by(holders: &[Held]) -> String {
-    let name = |held: &Held| {
+fn held_by(holders: &[HeldBytes]) -> String {
+    let name = |held: &HeldBytes| {
         let owner = held.owner.as_ref().map_or_else(|| "an unknown process".to_owned(), ToString::to_string);
         let place = format!("at {} ({})", held.span.start(), exact(held.span.size()));
-        if held.usage == Use::Quarantined {
+        if held.usage == GrantState::Quarantined {
             return format!("quarantine after {owner} {place}");
         }
         format!("{owner} {place}")

@@ -14,18 +14,18 @@ use std::sync::atomic::Ordering;
 
 use egm_address::{Address, InRegion, PciAddress, Span, SpanSet};
 
-use super::held::{Held, HeldGpu, unknown};
+use super::held::{HeldBytes, HeldGpu, unknown};
 use super::openers::open_gpus;
-use super::record::{GpuClaim, OnLine, Record};
+use super::record::{GpuClaim, InRecordSpace, Record};
 use super::states::States;
 use super::{
-    GrantError, Ledger, LedgerError, Memory, Watch, claim, inode, line_of, now, store, with_retired,
+    GrantError, Ledger, LedgerError, Memory, Watch, claim, inode, now, space_of, store, with_retired,
 };
 use crate::backing::BackingError;
 use crate::owner::Owner;
 use crate::policy::Policy;
 use crate::region::Region;
-use crate::trust::{self, Conflict, Hold, Party};
+use crate::trust::{self, Conflict, Holding, Party};
 
 /// Bytes of the lock file for the claims on one GPU.
 const SLOTS: u64 = 1 << 20;
@@ -46,9 +46,6 @@ impl GpuLease {
     }
 
     /// Closes the lock: the claims last as long as their owner's process, which becomes user `uid`, and its children.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub fn leave(mut self, uid: u32) -> Result<(), LedgerError> {
         let left = std::mem::take(&mut self.claims);
         self.ledger.change(|record| {
@@ -72,10 +69,23 @@ impl Drop for GpuLease {
     }
 }
 
+/// Fails for a function of `functions` that the host of `ledger` does not have.
+pub(crate) fn expect_functions(
+    ledger: &Ledger,
+    regions: &[Region],
+    functions: &[PciAddress],
+) -> Result<(), GrantError> {
+    let devices = ledger.0.root.join("sys/bus/pci/devices");
+    let is_known = |gpu: &PciAddress| {
+        regions.iter().any(|region| region.functions.contains(gpu)) || devices.join(gpu.to_string()).exists()
+    };
+    match functions.iter().find(|gpu| !is_known(gpu)) {
+        Some(gpu) => Err(GrantError::NoFunction { function: *gpu }),
+        None => Ok(()),
+    }
+}
+
 /// Claims the `functions` that an operator names for `owner`, with a note for each that reaches none of `regions`.
-///
-/// # Errors
-/// As [`Ledger::claim_gpus`].
 pub(crate) fn claim_named(
     ledger: &Ledger,
     regions: &[Region],
@@ -90,7 +100,7 @@ pub(crate) fn claim_named(
 }
 
 /// Outcome of one attempt to claim GPUs.
-enum Attempt {
+enum ClaimAttempt {
     Claimed(GpuLease),
     /// The GPUs would reach these free bytes of that region, which may hold an earlier owner's data.
     Dirty(Region, SpanSet<InRegion>),
@@ -127,8 +137,8 @@ impl Ledger {
         let mut zeroed: Vec<String> = Vec::new();
         loop {
             let (region, dirty) = match self.try_claim(&wanted, owner, &zeroed)? {
-                Attempt::Claimed(lease) => return Ok(Some(lease)),
-                Attempt::Dirty(region, dirty) => (region, dirty),
+                ClaimAttempt::Claimed(lease) => return Ok(Some(lease)),
+                ClaimAttempt::Dirty(region, dirty) => (region, dirty),
             };
             match self.scrub_as(owner, memory, &region, Some(&dirty), watch) {
                 // Users write there by the GPU at any time: nothing is recorded clean.
@@ -152,30 +162,32 @@ impl Ledger {
         wanted: &[(&Region, Vec<PciAddress>)],
         owner: &Owner,
         zeroed: &[String],
-    ) -> Result<Attempt, GrantError> {
+    ) -> Result<ClaimAttempt, GrantError> {
         self.change(|record| {
             for (region, gpus) in wanted {
-                let line = line_of(region)?;
-                let region = with_retired(region, &line, record);
-                let held = self.held(&record.grants, &line, &self.line_file(&line)?)?;
+                let space = space_of(region)?;
+                let region = with_retired(region, &space, record);
+                let held = self.held(&record.grants, &space, &self.lock_file(&space)?)?;
                 let live = self.gpus(record, &region)?;
                 check(&region, owner, gpus, &held, &live)?;
                 // Memory that a GPU of the same trust domain already reaches needs no scrub for that domain.
                 if live.iter().all(|gpu| gpu.open_to.is_some()) && !zeroed.contains(&region.name) {
-                    let clean = line.offsets(&record.clean(&line.name));
+                    let clean = space.offsets(&record.clean(&space.name));
                     let dirty = States::new(&region, held, live, &clean, None).dirty;
                     if !dirty.is_empty() {
-                        return Ok(Attempt::Dirty(region, dirty));
+                        return Ok(ClaimAttempt::Dirty(region, dirty));
                     }
                 }
             }
             let lock = self.gpu_file()?;
             let mut claims = Vec::new();
             for (region, gpus) in wanted {
-                let line = line_of(region)?;
-                record.remove_clean(&line.name, &SpanSet::from_iter([line.whole]));
-                let here =
-                    record.grants.iter_mut().filter(|e| e.line == line.name && e.span.overlaps(line.whole));
+                let space = space_of(region)?;
+                record.remove_clean(&space.name, &SpanSet::from_iter([space.whole]));
+                let here = record
+                    .grants
+                    .iter_mut()
+                    .filter(|e| e.space == space.name && e.span.overlaps(space.whole));
                 here.for_each(|entry| entry.exposed = true);
                 for function in gpus {
                     self.lock_slot(&lock, *function)?;
@@ -190,13 +202,13 @@ impl Ledger {
                 }
             }
             record.gpus.extend(claims.iter().cloned());
-            Ok(Attempt::Claimed(GpuLease { ledger: self.clone(), claims, lock }))
+            Ok(ClaimAttempt::Claimed(GpuLease { ledger: self.clone(), claims, lock }))
         })
     }
 
     /// Whether `owner` has a live slice of `region`.
     fn has_slice(&self, region: &Region, owner: &Owner) -> Result<bool, LedgerError> {
-        let is_own = |held: &Held| {
+        let is_own = |held: &HeldBytes| {
             held.owner.as_ref().is_some_and(|other| (other.pid, other.started) == (owner.pid, owner.started))
         };
         Ok(self.states(region)?.held.iter().any(is_own))
@@ -264,7 +276,8 @@ impl Ledger {
         let error = |source| self.gpu_lock_error(source);
         let all = slots(function).map_err(error)?;
         for slot in all.start().get()..all.end().get() {
-            let byte = Span::<OnLine>::new(Address::new(slot), 1).map_err(|e| error(io::Error::other(e)))?;
+            let byte =
+                Span::<InRecordSpace>::new(Address::new(slot), 1).map_err(|e| error(io::Error::other(e)))?;
             if claim::lock(file, byte).map_err(error)? {
                 return Ok(());
             }
@@ -290,15 +303,15 @@ pub(super) fn check(
     region: &Region,
     owner: &Owner,
     gpus: &[PciAddress],
-    held: &[Held],
+    held: &[HeldBytes],
     live: &[HeldGpu],
 ) -> Result<(), Box<Conflict>> {
-    let hold = |other: Option<&Owner>| Hold {
+    let hold = |other: Option<&Owner>| Holding {
         party: other.map_or_else(unknown, Party::from),
         is_trusted: other.is_some_and(|other| owner.trusts(other)),
         gpu: None,
     };
-    let gpu_holds = live.iter().map(|gpu| Hold {
+    let gpu_holds = live.iter().map(|gpu| Holding {
         party: gpu.party(),
         is_trusted: gpu.is_trusted_by(owner),
         gpu: Some(gpu.function),
@@ -312,7 +325,7 @@ fn reaches(claim: &GpuClaim, region: &Region) -> bool {
 }
 
 /// The bytes of the lock file for claims on `function`.
-fn slots(function: PciAddress) -> io::Result<Span<OnLine>> {
+fn slots(function: PciAddress) -> io::Result<Span<InRecordSpace>> {
     let number =
         u64::from(function.segment()) << 16 | u64::from(function.bus()) << 8 | u64::from(function.devfn());
     Span::new(Address::new(number.saturating_mul(SLOTS)), SLOTS).map_err(io::Error::other)

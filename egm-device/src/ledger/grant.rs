@@ -9,7 +9,7 @@ use std::time::Instant;
 use egm_address::{InRegion, Span, SpanSet};
 use egm_report::{Chain, Report};
 
-use super::{GrantError, Held, Ledger, Memory, Taken, Watch, line_of};
+use super::{GrantError, HeldBytes, Ledger, LockedSlice, Memory, Watch, space_of};
 use crate::audit::{Actor, Event, Refusal};
 use crate::backing::BackingError;
 use crate::carve::plan::{Request, place};
@@ -19,7 +19,7 @@ use crate::region::Region;
 
 /// Places that a request passed over.
 #[derive(Default)]
-struct Passed {
+struct SkippedPlaces {
     in_use: Vec<Span<InRegion>>,
     /// Bytes of files that cannot be cleared.
     left: Vec<Span<InRegion>>,
@@ -27,7 +27,7 @@ struct Passed {
     why: Option<BackingError>,
 }
 
-impl Passed {
+impl SkippedPlaces {
     fn all(&self) -> SpanSet<InRegion> {
         self.in_use.iter().chain(&self.left).copied().collect()
     }
@@ -62,9 +62,6 @@ impl Ledger {
 
     /// [`Ledger::grant`], with memory that is reached another way. The caller logs a refusal: the broker may wait and
     /// retry.
-    ///
-    /// # Errors
-    /// As [`Ledger::grant`].
     pub fn grant_from(
         &self,
         memory: &Arc<dyn Memory>,
@@ -86,30 +83,30 @@ impl Ledger {
         request: &Request,
         watch: &Watch<'_>,
     ) -> Result<Lease, GrantError> {
-        let line = line_of(region)?;
+        let space = space_of(region)?;
         self.review_gpus(region)?;
-        let (mut passed, mut reviewed) = (Passed::default(), false);
+        let (mut skipped, mut reviewed) = (SkippedPlaces::default(), false);
         loop {
-            let taken = match self.take(region, &line, request, &passed.all()) {
+            let locked = match self.take(region, &space, request, &skipped.all()) {
                 Err(GrantError::Short { holders, .. })
-                    if !reviewed && holders.iter().any(Held::is_quarantined) =>
+                    if !reviewed && holders.iter().any(HeldBytes::is_quarantined) =>
                 {
                     reviewed = true;
                     self.review_within(region, watch)?;
                     continue;
                 }
-                taken => taken.map_err(|error| passed.explain(error, region, request))?,
+                locked => locked.map_err(|error| skipped.explain(error, region, request))?,
             };
-            match memory.open(&taken.region, &taken.slice, watch) {
-                Err(error) => self.pass(taken, error, &mut passed)?,
+            match memory.open(&locked.region, &locked.slice, watch) {
+                Err(error) => self.pass(locked, error, &mut skipped)?,
                 // Clean bytes were free when they were scrubbed, and this process has handed them to no other.
-                Ok(backing) if taken.is_alone(backing.as_ref())? || taken.dirty.is_empty() => {
-                    return Lease::begin(taken, backing, memory.clone(), watch);
+                Ok(backing) if locked.is_alone(backing.as_ref())? || locked.dirty.is_empty() => {
+                    return Lease::begin(locked, backing, memory.clone(), watch);
                 }
-                Ok(backing) => match taken.verdict(memory.as_ref(), backing.as_ref(), taken.last())? {
-                    Verdict::Free => return Lease::begin(taken, backing, memory.clone(), watch),
+                Ok(backing) => match locked.verdict(memory.as_ref(), backing.as_ref(), locked.last())? {
+                    Verdict::Free => return Lease::begin(locked, backing, memory.clone(), watch),
                     Verdict::InUse { evidence, bytes } => {
-                        passed.in_use.extend(taken.quarantine(&evidence, &bytes)?.iter());
+                        skipped.in_use.extend(locked.quarantine(&evidence, &bytes)?.iter());
                     }
                 },
             }
@@ -120,20 +117,25 @@ impl Ledger {
         }
     }
 
-    /// Gives `taken` up, whose memory was not opened because of `error`, if another place may do.
-    fn pass(&self, taken: Taken, error: BackingError, passed: &mut Passed) -> Result<(), GrantError> {
+    /// Gives `locked` up after the `error` of an attempt to open its memory, if another place may do.
+    fn pass(
+        &self,
+        locked: LockedSlice,
+        error: BackingError,
+        skipped: &mut SkippedPlaces,
+    ) -> Result<(), GrantError> {
         match error {
             BackingError::InUse { bytes, evidence, .. } => {
-                taken.quarantine_device(bytes, &evidence)?;
-                passed.in_use.push(bytes);
+                locked.quarantine_device(bytes, &evidence)?;
+                skipped.in_use.push(bytes);
             }
             BackingError::Leftover { bytes, .. }
-                if taken.slice.span().is_some_and(|it| it.overlaps(bytes)) =>
+                if locked.slice.span().is_some_and(|it| it.overlaps(bytes)) =>
             {
-                taken.put_back()?;
+                locked.put_back()?;
                 self.note_once(bytes, &error);
-                passed.left.push(bytes);
-                passed.why.get_or_insert(error);
+                skipped.left.push(bytes);
+                skipped.why.get_or_insert(error);
             }
             error => return Err(error.into()),
         }

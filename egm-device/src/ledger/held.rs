@@ -1,24 +1,23 @@
 //! Bytes and GPUs that owners hold.
 
 use egm_address::{InRegion, PciAddress, Span};
-use egm_report::show::first_of;
 use serde::Serialize;
 
 use super::openers::OpenGpu;
-use super::record::{GpuClaim, Use};
+use super::record::{GpuClaim, GrantState};
 use crate::free::Evidence;
 use crate::owner::Owner;
 use crate::trust::Party;
 
 /// Bytes that an owner holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Held {
+pub struct HeldBytes {
     /// Their place in the region.
     pub span: Span<InRegion>,
     /// The owner; `None` when the record has none.
     pub owner: Option<Owner>,
     /// State of the grant.
-    pub usage: Use,
+    pub usage: GrantState,
     /// Start of the grant, in seconds of 1970 by the wall clock; 0 when the record has none.
     pub since: u64,
     /// Evidence that quarantined bytes are in use.
@@ -26,18 +25,23 @@ pub struct Held {
     pub evidence: Vec<Evidence>,
 }
 
-impl Held {
+impl HeldBytes {
+    /// Bytes in use that the record has no grant of.
+    pub(super) const fn unrecorded(span: Span<InRegion>, usage: GrantState) -> Self {
+        Self { span, owner: None, usage, since: 0, evidence: Vec::new() }
+    }
+
     /// Whether no owner has them, and they may be in use.
     #[must_use]
     pub fn is_quarantined(&self) -> bool {
-        self.usage == Use::Quarantined
+        self.usage == GrantState::Quarantined
     }
 }
 
 /// A GPU that reaches a region and has a live owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HeldGpu {
-    /// The GPU.
+    /// Address of the GPU.
     pub function: PciAddress,
     /// Its owner; `None` when the record has none for the lock.
     pub owner: Option<Owner>,
@@ -72,7 +76,7 @@ impl HeldGpu {
         }
         let mut party = self.owner.as_ref().map_or_else(unknown, Party::from);
         if !self.evidence.is_empty() {
-            let evidence = first_of(self.evidence.iter().map(Evidence::to_string));
+            let evidence = Evidence::summary(&self.evidence);
             party.owner.push_str(&format!(" (ended, but its GPU is in use: {evidence})"));
         }
         party

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::memory::{Memory, Progress, Watch};
 use super::{slice_device, slice_file};
-use crate::backing::{self, Backing, BackingError, Patience};
+use crate::backing::{self, BackingError, OpenResult, OpenWait};
 use crate::region::{Region, Slice};
 use crate::trusted;
 
@@ -22,7 +22,7 @@ impl HostMemory {
         Self { opens_devices: trusted::is_this_host(root) || egm_address::fault!("devices-of-a-copy-opened") }
     }
 
-    /// Pools only.
+    /// Memory that opens pools only.
     pub(crate) const fn without_devices() -> Self {
         Self { opens_devices: false }
     }
@@ -38,12 +38,7 @@ impl HostMemory {
 }
 
 impl Memory for HostMemory {
-    fn open(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError> {
+    fn open(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
         self.check(region)?;
         if region.kind.has_slice_devices() {
             slice_device::revoke(region, slice)?;
@@ -52,15 +47,10 @@ impl Memory for HostMemory {
             slice_file::clear(self, region, slice, watch)?;
         }
         let progress = |waited| (watch.progress)(Progress::Opening(waited));
-        backing::open(region, slice, &Patience { progress: &progress, cancel: watch.cancel })
+        backing::open(region, slice, &OpenWait { progress: &progress, cancel: watch.cancel })
     }
 
-    fn reopen(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError> {
+    fn reopen(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
         self.check(region)?;
         if region.kind.has_slice_files() {
             return slice_file::name(region, slice, watch);
@@ -70,12 +60,7 @@ impl Memory for HostMemory {
         device.flatten().map_or_else(|| self.open(region, slice, watch), Ok)
     }
 
-    fn renew(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError> {
+    fn renew(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
         self.check(region)?;
         if region.kind.has_slice_files() {
             return slice_file::reclaim(region, slice, watch);

@@ -6,22 +6,22 @@ use std::time::Duration;
 
 use egm_address::{CpuSet, InRegion, Offset, SpanSet};
 
-use crate::backing::{self, Backing, BackingError, RetiredListError};
+use crate::backing::{self, Backing, BackingError, OpenResult, RetiredListError};
 use crate::free::{self, Question, Verdict};
 use crate::region::{Region, RegionKind, Slice};
 use crate::retired::Retired;
-use crate::scrub::{self, ScrubError, Work};
+use crate::scrub::{self, ScrubError, ScrubOptions};
 
 /// Progress of a slow step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// Time since the kernel began to open a device, and to zero all of it.
     Opening(Duration),
-    /// Bytes are scrubbed.
+    /// Bytes that a scrub made zero so far.
     Scrubbing {
-        /// Bytes that are zero.
+        /// Number of bytes that are zero.
         done: u64,
-        /// Bytes in all.
+        /// Number of bytes to scrub.
         of: u64,
     },
 }
@@ -41,54 +41,30 @@ pub struct Watch<'a> {
 impl Watch<'static> {
     /// No observer, and no cancellation.
     #[must_use]
-    pub const fn nobody() -> Self {
+    pub const fn unobserved() -> Self {
         static NEVER: AtomicBool = AtomicBool::new(false);
         Self { progress: &|_| {}, cancel: &NEVER, near: None, pace: None }
     }
 
     /// No observer, for a look that begins what takes long, and does not wait for it.
-    pub(super) const fn at_once() -> Self {
+    pub(super) const fn without_waiting() -> Self {
         static ALWAYS: AtomicBool = AtomicBool::new(true);
-        Self { cancel: &ALWAYS, ..Self::nobody() }
+        Self { cancel: &ALWAYS, ..Self::unobserved() }
     }
 }
 
 /// Access to the bytes of a slice. [`HostMemory`](super::HostMemory) opens them on the host; a broker keeps descriptors that open once.
 pub trait Memory: Send + Sync {
     /// The bytes of `slice`.
-    ///
-    /// # Errors
-    /// [`BackingError`].
-    fn open(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError>;
+    fn open(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult;
 
     /// The bytes of `slice`, which has an owner: by another description of the same file, where the memory has several.
-    ///
-    /// # Errors
-    /// [`BackingError`].
-    fn reopen(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError> {
+    fn reopen(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
         self.open(region, slice, watch)
     }
 
     /// The bytes of `slice`, which its owner returns, for their scrub: no process has them.
-    ///
-    /// # Errors
-    /// [`BackingError`].
-    fn renew(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError> {
+    fn renew(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
         self.open(region, slice, watch)
     }
 
@@ -97,9 +73,6 @@ pub trait Memory: Send + Sync {
     fn release(&self, _region: &Region, _slice: &Slice) {}
 
     /// Sets the file of `slice` aside, which has a bad page.
-    ///
-    /// # Errors
-    /// [`BackingError`].
     fn set_aside(&self, _region: &Region, _slice: &Slice) -> Result<(), BackingError> {
         Ok(())
     }
@@ -138,7 +111,7 @@ pub trait Memory: Send + Sync {
         watch: &Watch<'_>,
     ) -> Result<(), ScrubError> {
         let of = spans.size();
-        let work = Work {
+        let work = ScrubOptions {
             near: watch.near,
             workers: None,
             pace: watch.pace,

@@ -15,12 +15,13 @@
 
 mod claim;
 mod error;
+mod file_bytes;
 pub(crate) mod gpus;
 mod grant;
 mod held;
 mod host_memory;
 mod left_gpus;
-mod line;
+mod locked_slice;
 mod memory;
 pub mod openers;
 mod owners;
@@ -28,18 +29,18 @@ mod pool_slice;
 mod pools;
 mod quarantine;
 pub mod record;
+mod record_space;
 mod retire;
 pub(crate) mod slice_device;
 pub(crate) mod slice_file;
 mod states;
 mod store;
-mod taken;
 mod upkeep;
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 use std::{fmt, io};
@@ -48,29 +49,29 @@ use egm_address::{InRegion, Offset, Span, SpanSet};
 
 pub use error::{GrantError, LedgerError};
 pub use gpus::GpuLease;
-pub use held::{Held, HeldGpu};
+pub use held::{HeldBytes, HeldGpu};
 pub use host_memory::HostMemory;
 pub use memory::{Memory, Progress, Watch};
 pub use pool_slice::PoolSlice;
 pub use record::Identity;
 pub use retire::{UnretireError, Unretired};
 pub use states::States;
-pub use store::{Disk, Name, Paths};
+pub use store::{Disk, LedgerFile, Paths};
 pub use upkeep::Repair;
 
 pub(crate) use claim::inode;
-pub(crate) use line::Line;
-use line::{line_of, no_region};
-pub(crate) use taken::Taken;
+pub(crate) use locked_slice::LockedSlice;
+pub(crate) use record_space::RecordSpace;
+use record_space::{no_region, space_of};
 
-use self::record::{Doubt, Entry, Record, Use};
+use self::record::{Doubt, Entry, GrantState, Record};
 use crate::audit::{self, Actor, Log};
 use crate::carve::plan::{Request, place};
 use crate::policy::Policy;
 use crate::region::Region;
 
 /// Timeout for the ledger's own lock. A process holds it for milliseconds, and longer only if it was stopped.
-const PATIENCE: Duration = Duration::from_secs(30);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The ledger of a host: a handle, cheap to clone, for any number of threads and processes.
 #[derive(Clone)]
@@ -89,7 +90,7 @@ struct Inner {
 }
 
 /// The records on the disk.
-struct Found {
+struct LoadedRecord {
     record: Record,
     doubt: Option<Doubt>,
     /// Retired pages in the second record; the first has all of them.
@@ -117,10 +118,19 @@ impl Ledger {
                 .create(folder)
                 .map_err(|source| LedgerError::Record { step: "make a folder for", source })?;
         }
-        let (memory, disk) = (HostMemory::below(&root), Box::new(store::Folder(paths)));
+        let (memory, disk) = (HostMemory::below(&root), Box::new(store::LedgerFolder(paths)));
         let policy = OnceLock::new();
         let noted = Mutex::default();
         Ok(Self(Arc::new(Inner { disk, run, identity, memory, audit, root, policy, noted })))
+    }
+
+    /// The ledger of the host with its files below `root`, in the current boot.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when the boot cannot be identified, or a folder cannot be made.
+    pub fn of_host(root: &Path) -> Result<Self, LedgerError> {
+        let error = |source| LedgerError::Record { step: "read the id of this boot for", source };
+        Self::open(Paths::below(root), Identity::read(root).map_err(error)?)
     }
 
     /// A ledger with its record on `disk` and its locks in folder `run`. It opens no devices and has no audit log.
@@ -145,17 +155,14 @@ impl Ledger {
     }
 
     /// The state of every byte of `region`.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub fn states(&self, region: &Region) -> Result<States, LedgerError> {
-        let line = line_of(region)?;
+        let space = space_of(region)?;
         self.review_gpus(region)?;
         let _only = self.exclusive()?;
-        let Found { record, doubt, .. } = self.read()?;
-        let region = with_retired(region, &line, &record);
-        let held = self.held(&record.grants, &line, &self.line_file(&line)?)?;
-        let clean = line.offsets(&record.clean(&line.name));
+        let LoadedRecord { record, doubt, .. } = self.read()?;
+        let region = with_retired(region, &space, &record);
+        let held = self.held(&record.grants, &space, &self.lock_file(&space)?)?;
+        let clean = space.offsets(&record.clean(&space.name));
         let gpus = self.gpus(&record, &region)?;
         Ok(States::new(&region, held, gpus, &clean, doubt))
     }
@@ -164,43 +171,43 @@ impl Ledger {
     fn take(
         &self,
         region: &Region,
-        line: &Line,
+        space: &RecordSpace,
         request: &Request,
         in_use: &SpanSet<InRegion>,
-    ) -> Result<Taken, GrantError> {
+    ) -> Result<LockedSlice, GrantError> {
         self.change(|record| {
-            let region = with_retired(region, line, record);
-            let file = self.line_file(line)?;
-            let held = self.held(&record.grants, line, &file)?;
+            let region = with_retired(region, space, record);
+            let file = self.lock_file(space)?;
+            let held = self.held(&record.grants, space, &file)?;
             let gpus = self.gpus(record, &region)?;
             gpus::check(&region, &request.owner, &[], &held, &gpus)?;
-            let clean = record.clean(&line.name);
+            let clean = record.clean(&space.name);
             let busy = held.iter().map(|held| held.span).chain(in_use.iter()).collect();
-            let slice = place(&region, &busy, &line.offsets(&clean), request)
+            let slice = place(&region, &busy, &space.offsets(&clean), request)
                 .map_err(|short| error::in_the_way(short, request, held.clone(), in_use))?;
             let bytes = slice.span().ok_or_else(|| no_region(&region))?;
-            let place = line.place(bytes).ok_or_else(|| no_region(&region))?;
-            if !claim::lock(&file, place).map_err(|source| self.lock_error(line, source))? {
+            let place = space.place(bytes).ok_or_else(|| no_region(&region))?;
+            if !claim::lock(&file, place).map_err(|source| self.lock_error(space, source))? {
                 // Only a process outside the ledger locks this file without the ledger's own lock.
-                return Err(self.lock_error(line, io::ErrorKind::WouldBlock.into()).into());
+                return Err(self.lock_error(space, io::ErrorKind::WouldBlock.into()).into());
             }
-            let usable = SpanSet::from_iter([place]).minus(&line.places(region.retired.spans()));
+            let usable = SpanSet::from_iter([place]).minus(&space.places(region.retired.spans()));
             let keeps = region.kind.keeps_bytes() && !egm_address::fault!("dirty-recorded-clean");
             let dirty = if keeps { usable.minus(&clean) } else { SpanSet::default() };
-            record.remove_clean(&line.name, &SpanSet::from_iter([place]));
+            record.remove_clean(&space.name, &SpanSet::from_iter([place]));
             let is_held = |span: Span<InRegion>| held.iter().any(|held| held.span == span);
-            let here = |entry: &Entry| line.offset(entry.span).filter(|_| entry.line == line.name);
+            let here = |entry: &Entry| space.offset(entry.span).filter(|_| entry.space == space.name);
             let before = record.cut_grants(place, |entry| !here(entry).is_none_or(is_held));
-            let lock = inode(&file).map_err(|source| self.lock_error(line, source))?;
+            let lock = inode(&file).map_err(|source| self.lock_error(space, source))?;
             // This process may end before it has checked whether these owners still use the bytes.
             let left: &[Entry] = if dirty.is_empty() { &[] } else { &before };
             let (earlier, devices) = (record.owners_of(left, &dirty), record::devices_of(left));
             record.grants.push(Entry {
                 region: region.name.clone(),
-                line: line.name.clone(),
+                space: space.name.clone(),
                 span: place,
                 owner: request.owner.clone(),
-                usage: if dirty.is_empty() { Use::Granted } else { Use::Scrubbing },
+                usage: if dirty.is_empty() { GrantState::Granted } else { GrantState::Scrubbing },
                 since: now(),
                 lock,
                 exposed: !gpus.is_empty(),
@@ -211,10 +218,10 @@ impl Ledger {
                 pool: None,
             });
             let (owner, by) = (request.owner.clone(), Actor::of(&request.owner));
-            Ok(Taken {
+            Ok(LockedSlice {
                 ledger: self.clone(),
                 region,
-                line: line.clone(),
+                space: space.clone(),
                 slice,
                 place,
                 owner,
@@ -222,7 +229,7 @@ impl Ledger {
                 claim: file,
                 lock,
                 before,
-                dirty: line.offsets(&dirty),
+                dirty: space.offsets(&dirty),
             })
         })
     }
@@ -233,7 +240,7 @@ impl Ledger {
         step: impl FnOnce(&mut Record) -> Result<T, E>,
     ) -> Result<T, E> {
         let _only = self.exclusive()?;
-        let Found { mut record, doubt, retired } = self.read()?;
+        let LoadedRecord { mut record, doubt, retired } = self.read()?;
         let before = record.clone();
         let outcome = step(&mut record)?;
         let error = |source| LedgerError::Record { step: "replace", source };
@@ -245,7 +252,7 @@ impl Ledger {
         let bytes = record.encode_or_forget_clean().map_err(error)?;
         if let Some(retired) = record.retired_beside(&retired) {
             let bytes = retired.encode().map_err(error)?;
-            store::put(self.0.disk.as_ref(), Name::Retired, &bytes).map_err(error)?;
+            store::put(self.0.disk.as_ref(), LedgerFile::Retired, &bytes).map_err(error)?;
         }
         if is_new {
             let keep = doubt.is_some_and(|doubt| doubt != Doubt::Missing);
@@ -255,25 +262,22 @@ impl Ledger {
     }
 
     /// The current record, as far as it is trusted.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub fn look(&self) -> Result<(Record, Option<Doubt>), LedgerError> {
         let _only = self.exclusive()?;
         self.read().map(|found| (found.record, found.doubt))
     }
 
-    fn read(&self) -> Result<Found, LedgerError> {
+    fn read(&self) -> Result<LoadedRecord, LedgerError> {
         let disk = self.0.disk.as_ref();
         let error = |source| LedgerError::Record { step: "read", source };
         let newest = store::newest(disk).map_err(error)?;
-        let bytes = disk.read(Name::Record).map_err(error)?;
+        let bytes = disk.read(LedgerFile::Record).map_err(error)?;
         let (mut record, doubt) = Record::judge(bytes.as_deref(), &self.0.identity, newest);
         // Only the retired pages of the second record count: they are trusted across boots.
-        let bytes = disk.read(Name::Retired).map_err(error)?;
+        let bytes = disk.read(LedgerFile::Retired).map_err(error)?;
         let retired = Record::judge(bytes.as_deref(), &self.0.identity, None).0;
         record.add_retired_of(&retired);
-        Ok(Found { record, doubt, retired })
+        Ok(LoadedRecord { record, doubt, retired })
     }
 
     /// Waits for the ledger's own lock, which lasts as long as the file.
@@ -282,7 +286,7 @@ impl Ledger {
         let error = |source| LedgerError::Lock { path: path.clone(), source };
         loop {
             let file = store::open(&path).map_err(error)?;
-            claim::wait(&file, PATIENCE).map_err(error)?;
+            claim::wait(&file, LOCK_TIMEOUT).map_err(error)?;
             // Another process may have removed the file during the wait: a lock counts only under the file's name.
             if std::fs::metadata(&path).is_ok_and(|named| inode(&file).is_ok_and(|mine| mine == named.ino()))
             {
@@ -291,22 +295,22 @@ impl Ledger {
         }
     }
 
-    /// A separate open file description of the lock file of `line`.
-    fn line_file(&self, line: &Line) -> Result<File, LedgerError> {
-        store::open(&self.line_path(line)).map_err(|source| self.lock_error(line, source))
+    /// A separate open file description of the lock file of `space`.
+    fn lock_file(&self, space: &RecordSpace) -> Result<File, LedgerError> {
+        store::open(&self.lock_path(space)).map_err(|source| self.lock_error(space, source))
     }
 
-    fn line_path(&self, line: &Line) -> PathBuf {
-        self.0.run.join(format!("{}.lock", line.name))
+    fn lock_path(&self, space: &RecordSpace) -> PathBuf {
+        self.0.run.join(format!("{}.lock", space.name))
     }
 
-    fn lock_error(&self, line: &Line, source: io::Error) -> LedgerError {
-        LedgerError::Lock { path: self.line_path(line), source }
+    fn lock_error(&self, space: &RecordSpace, source: io::Error) -> LedgerError {
+        LedgerError::Lock { path: self.lock_path(space), source }
     }
 }
 
-fn with_retired(region: &Region, line: &Line, record: &Record) -> Region {
-    let found = line.offsets(&record.retired(&line.name));
+fn with_retired(region: &Region, space: &RecordSpace, record: &Record) -> Region {
+    let found = space.offsets(&record.retired(&space.name));
     Region { retired: region.retired.and(&found), ..region.clone() }
 }
 

@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::access_list::AccessList;
 use crate::owner::Owner;
 use crate::owner::is_same;
-use crate::policy::{Policy, Who};
+use crate::policy::{Policy, RuleSubject};
 
 /// Read and write permission. Reading is enough: the kernel checks no mode for the operations of VFIO.
 const OPEN: u16 = 6;
@@ -31,20 +31,20 @@ const MAX_LIST: usize = 1 << 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Opener {
-    /// One user.
+    /// One user, by number.
     User(u32),
     /// The members of one group.
     Group(u32),
-    /// All users.
+    /// All users of the host.
     Everyone,
 }
 
 /// A GPU that users other than root may open.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct OpenGpu {
-    /// The VFIO node.
+    /// VFIO node of the GPU or its group.
     pub node: PathBuf,
-    /// Its users.
+    /// Users that may open the node.
     pub opener: Opener,
     /// The trust domain that the policy gives them in all of their rules.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,8 +73,8 @@ impl fmt::Display for OpenGpu {
 pub(super) fn open_gpus(root: &Path, function: PciAddress, policy: &Policy) -> Vec<OpenGpu> {
     let open = |node: &PathBuf, opener| {
         let domain = match opener {
-            Opener::User(uid) => policy.domain_of(Who::User(uid)),
-            Opener::Group(gid) => policy.domain_of(Who::Group(gid)),
+            Opener::User(uid) => policy.domain_of(RuleSubject::User(uid)),
+            Opener::Group(gid) => policy.domain_of(RuleSubject::Group(gid)),
             Opener::Everyone => None,
         };
         OpenGpu { node: node.clone(), opener, domain: domain.map(str::to_owned) }
@@ -114,13 +114,15 @@ fn judge(metadata: &Metadata, list: Option<&[u8]>) -> Vec<Opener> {
     let Some(list) = list.map_or_else(|| Some(plain()), AccessList::parse) else {
         return vec![Opener::Everyone];
     };
-    let (uid, gid) = (metadata.uid(), metadata.gid());
+    let may_open = |id: u32, bits: u16| id != 0 && bits & OPEN != 0;
+    let mut openers = Vec::new();
     // The owner of a node changes its mode at will.
-    let users = [(uid, OPEN)].into_iter().chain(list.users).map(|(uid, bits)| (uid, bits, Opener::User(uid)));
-    let groups = [(gid, list.group)].into_iter().chain(list.groups);
-    let groups = groups.map(|(gid, bits)| (gid, bits, Opener::Group(gid)));
-    let named = users.chain(groups).filter(|(id, bits, _)| *id != 0 && bits & OPEN != 0);
-    let mut openers: Vec<Opener> = named.map(|(_, _, opener)| opener).collect();
+    for (uid, bits) in [(metadata.uid(), OPEN)].into_iter().chain(list.users) {
+        openers.extend(may_open(uid, bits).then_some(Opener::User(uid)));
+    }
+    for (gid, bits) in [(metadata.gid(), list.group)].into_iter().chain(list.groups) {
+        openers.extend(may_open(gid, bits).then_some(Opener::Group(gid)));
+    }
     openers.dedup();
     openers.extend((list.other & OPEN != 0).then_some(Opener::Everyone));
     openers
@@ -197,13 +199,13 @@ mod tests {
         let policy = parse(text, &Names::default()).unwrap();
         let domain = |who| policy.domain_of(who).map(str::to_owned);
         let table = [
-            (Opener::User(1000), domain(Who::User(1000)), 1000, None, true),
-            (Opener::User(1000), domain(Who::User(1000)), 1002, None, false),
-            (Opener::User(1000), domain(Who::User(1000)), 1002, Some("a"), true),
-            (Opener::Group(500), domain(Who::Group(500)), 1002, Some("a"), true),
-            (Opener::Group(500), domain(Who::Group(500)), 1002, Some("b"), false),
+            (Opener::User(1000), domain(RuleSubject::User(1000)), 1000, None, true),
+            (Opener::User(1000), domain(RuleSubject::User(1000)), 1002, None, false),
+            (Opener::User(1000), domain(RuleSubject::User(1000)), 1002, Some("a"), true),
+            (Opener::Group(500), domain(RuleSubject::Group(500)), 1002, Some("a"), true),
+            (Opener::Group(500), domain(RuleSubject::Group(500)), 1002, Some("b"), false),
             // One of that user's rules has no domain.
-            (Opener::User(1001), domain(Who::User(1001)), 1000, Some("a"), false),
+            (Opener::User(1001), domain(RuleSubject::User(1001)), 1000, Some("a"), false),
             (Opener::Everyone, None, 1000, Some("a"), false),
         ];
         for (opener, domain, uid, requester, trusted) in table {

@@ -3,11 +3,11 @@
 
 use egm_address::SpanSet;
 
-use super::record::{Entry, OnLine, Record};
+use super::record::{Entry, InRecordSpace, Record};
 use crate::owner::Owner;
 
 /// Owners that have had bytes since their last scrub.
-pub(crate) struct Last {
+pub(crate) struct LastOwners {
     pub(super) owners: Vec<Owner>,
     /// Whether there are no others, even if a record was lost.
     pub(super) are_all: bool,
@@ -35,7 +35,7 @@ impl Entry {
 impl Record {
     /// All owners of `entries`, once each, for the [`Entry::earlier`] of an entry of `bytes`; the last is unknown if
     /// others may have had some of them.
-    pub(super) fn owners_of(&mut self, entries: &[Entry], bytes: &SpanSet<OnLine>) -> Vec<Owner> {
+    pub(super) fn owners_of(&mut self, entries: &[Entry], bytes: &SpanSet<InRecordSpace>) -> Vec<Owner> {
         let mut owners: Vec<Owner> = Vec::new();
         for owner in entries.iter().flat_map(Entry::all_owners).filter(|owner| owner.pid != 0) {
             if !owners.contains(owner) {
@@ -43,7 +43,7 @@ impl Record {
             }
         }
         self.was_lost |= owners.len() > MAX_EARLIER;
-        let known: SpanSet<OnLine> =
+        let known: SpanSet<InRecordSpace> =
             entries.iter().filter(|entry| entry.knows_all()).map(|entry| entry.span).collect();
         if owners.len() > MAX_EARLIER || (self.was_lost && !bytes.minus(&known).is_empty()) {
             owners.truncate(MAX_EARLIER);
@@ -58,7 +58,7 @@ pub(super) const fn unknown() -> Owner {
     Owner { name: String::new(), uid: u32::MAX, pid: 0, started: 0, domain: None }
 }
 
-impl Last {
+impl LastOwners {
     /// The last owner of a slice that was scrubbed for it.
     pub(super) fn only(owner: Owner) -> Self {
         Self { owners: vec![owner], are_all: true }
@@ -74,23 +74,23 @@ mod tests {
     use egm_address::{Address, Span};
 
     use super::*;
-    use crate::ledger::record::{Identity, Use};
+    use crate::ledger::record::{GrantState, Identity};
 
     fn owner(pid: u32) -> Owner {
         Owner { name: format!("vm{pid}"), uid: 0, pid, started: 1, domain: None }
     }
 
-    fn span(start: u64, size: u64) -> Span<OnLine> {
+    fn span(start: u64, size: u64) -> Span<InRecordSpace> {
         Span::new(Address::new(start), size).unwrap()
     }
 
     fn entry(start: u64, owner: Owner, earlier: Vec<Owner>) -> Entry {
         Entry {
             region: "egm4".to_owned(),
-            line: "egm4".to_owned(),
+            space: "egm4".to_owned(),
             span: span(start, 0x1000),
             owner,
-            usage: Use::Granted,
+            usage: GrantState::Granted,
             since: 0,
             lock: 1,
             exposed: false,
@@ -109,7 +109,7 @@ mod tests {
         record
     }
 
-    fn bytes(size: u64) -> SpanSet<OnLine> {
+    fn bytes(size: u64) -> SpanSet<InRecordSpace> {
         SpanSet::from_iter([span(0, size)])
     }
 
@@ -117,13 +117,13 @@ mod tests {
     fn an_entry_knows_all_owners_when_none_of_them_is_unknown() {
         let known = entry(0, owner(1), vec![owner(2), owner(3)]);
         assert_eq!(known.owners().collect::<Vec<_>>(), [1, 2, 3].map(owner));
-        let last = Last::of(&known);
+        let last = LastOwners::of(&known);
         assert_eq!((known.knows_all(), last.owners.len(), last.are_all), (true, 3, true));
         for some in [entry(0, owner(1), vec![unknown()]), entry(0, unknown(), vec![owner(1)])] {
             assert_eq!(some.owners().collect::<Vec<_>>(), [owner(1)]);
-            assert!(!some.knows_all() && !Last::of(&some).are_all);
+            assert!(!some.knows_all() && !LastOwners::of(&some).are_all);
         }
-        let only = Last::only(owner(4));
+        let only = LastOwners::only(owner(4));
         assert_eq!((only.owners, only.are_all), (vec![owner(4)], true));
     }
 

@@ -10,18 +10,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use egm_address::SpanSet;
 
 use super::pool_slice::PoolSlice;
-use super::record::{Entry, OnLine, Use};
-use super::{Ledger, LedgerError, Line, claim, line_of};
-use crate::audit::{Actor, Event, Finding, Place};
+use super::record::{Entry, GrantState, InRecordSpace};
+use super::{Ledger, LedgerError, RecordSpace, claim, space_of};
+use crate::audit::{Actor, Event, Finding, RegionBytes};
 use crate::free::{self, Evidence, MemoryFile, Verdict};
 use crate::lease::Lease;
-use crate::policy::{Charge, Left};
+use crate::policy::{Charge, OrphanedSlice};
 use crate::region::Region;
 
 impl Entry {
-    /// Whether this is a slice of a pool whose broker has ended, or whose lock file was removed. `locked` bytes of its line
-    /// have a holder.
-    pub(super) fn is_left_in_pool(&self, locked: &SpanSet<OnLine>) -> bool {
+    /// Whether this is a slice of a pool without a lock: its broker has ended, or its lock file was removed. `locked`
+    /// bytes of its space have an owner.
+    pub(super) fn is_orphaned(&self, locked: &SpanSet<InRecordSpace>) -> bool {
         let is_unlocked = || SpanSet::from_iter([self.span]).minus(locked).size() == self.span.size();
         self.pool.is_some() && (self.is_quarantined() || is_unlocked())
     }
@@ -39,45 +39,49 @@ impl Lease {
         let error = |source| LedgerError::Record { step: "find the memory file for", source };
         let file = MemoryFile::of(crate::backing::Backing::file(self)).map_err(error)?;
         let pool = PoolSlice { file, charge: charge.clone() };
-        self.taken.change_entry(|entry| entry.pool = Some(pool.clone()))
+        self.locked.change_entry(|entry| entry.pool = Some(pool.clone()))
     }
 }
 
+/// Slices of pools that clients of ended brokers may still have.
+pub(crate) struct OrphanedSlices {
+    pub(crate) slices: Vec<OrphanedSlice>,
+    /// Whether there may be others, because a record of this boot was lost.
+    pub(crate) was_lost: bool,
+}
+
 impl Ledger {
-    /// Slices of pools among `regions` that clients of ended brokers may still have, and whether there may be others, because a
-    /// record of this boot was lost.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
-    pub(crate) fn left_in_pools(&self, regions: &[Region]) -> Result<(Vec<Left>, bool), LedgerError> {
+    /// Slices of pools among `regions` that clients of ended brokers may still have.
+    pub(crate) fn orphaned_slices(&self, regions: &[Region]) -> Result<OrphanedSlices, LedgerError> {
         let (record, _) = self.look()?;
-        let mut left = Vec::new();
+        let mut slices = Vec::new();
         for region in regions.iter().filter(|region| region.kind.is_pool()) {
-            left.extend(self.left(&record.grants, &line_of(region)?)?.into_iter().filter_map(|entry| {
+            for entry in self.orphaned(&record.grants, &space_of(region)?)? {
                 let (region, uid, bytes) = (region.name.clone(), entry.owner.uid, entry.span.size());
-                Some(Left { region, uid, charge: entry.pool?.charge, bytes })
-            }));
+                let charge = entry.pool.map(|pool| pool.charge);
+                slices.extend(charge.map(|charge| OrphanedSlice { region, uid, charge, bytes }));
+            }
         }
-        Ok((left, record.was_lost))
+        Ok(OrphanedSlices { slices, was_lost: record.was_lost })
     }
 
-    /// Entries of `line` that were left behind.
-    fn left(&self, grants: &[Entry], line: &Line) -> Result<Vec<Entry>, LedgerError> {
-        let here = grants.iter().filter(|entry| entry.line == line.name && entry.pool.is_some());
-        let (file, error) = (self.line_file(line)?, |source| self.lock_error(line, source));
+    /// Entries of `space` that were left behind.
+    fn orphaned(&self, grants: &[Entry], space: &RecordSpace) -> Result<Vec<Entry>, LedgerError> {
+        let here = grants.iter().filter(|entry| entry.space == space.name && entry.pool.is_some());
+        let (file, error) = (self.lock_file(space)?, |source| self.lock_error(space, source));
         let mut left = Vec::new();
         for entry in here {
             // Entry by entry: the region may be smaller than before.
             let locked = claim::held(&file, entry.span).map_err(error)?;
-            left.extend(entry.is_left_in_pool(&locked).then(|| entry.clone()));
+            left.extend(entry.is_orphaned(&locked).then(|| entry.clone()));
         }
         Ok(left)
     }
 
     /// Looks at the slices of the pool `region` that were left behind; returns the entries of memory that is in no process now.
-    pub(super) fn look_at_left(&self, region: &Region) -> Result<Vec<Entry>, LedgerError> {
-        let line = line_of(region)?;
-        let left = self.left(&self.look()?.0.grants, &line)?;
+    pub(super) fn review_orphaned(&self, region: &Region) -> Result<Vec<Entry>, LedgerError> {
+        let space = space_of(region)?;
+        let left = self.orphaned(&self.look()?.0.grants, &space)?;
         let file = |entry: &Entry| Some((entry.pool.as_ref()?.file.clone(), entry.owner.clone()));
         let files: Vec<_> = left.iter().filter_map(file).collect();
         if files.is_empty() {
@@ -89,7 +93,7 @@ impl Ledger {
         let answers: BTreeMap<_, _> = answers.map(|answer| (start(answer.0), answer)).collect();
         self.change(|record| {
             // Another process may have looked at the same time.
-            let still: BTreeSet<_> = self.left(&record.grants, &line)?.iter().map(start).collect();
+            let still: BTreeSet<_> = self.orphaned(&record.grants, &space)?.iter().map(start).collect();
             let verdict = |entry: &Entry| {
                 let (was, verdict) = answers.get(&start(entry))?;
                 (*was == entry && still.contains(&start(entry))).then_some(*verdict)
@@ -97,8 +101,7 @@ impl Ledger {
             record.grants.retain(|entry| verdict(entry) != Some(&Verdict::Free));
             for entry in &mut record.grants {
                 if let Some(Verdict::InUse { evidence, .. }) = verdict(entry) {
-                    (entry.usage, entry.lock) = (Use::Quarantined, 0);
-                    entry.evidence.clone_from(evidence);
+                    entry.quarantine(evidence);
                 }
             }
             Ok::<_, LedgerError>(())
@@ -106,13 +109,13 @@ impl Ledger {
         let mut freed = Vec::new();
         for (entry, verdict) in left.into_iter().zip(verdicts) {
             match verdict {
-                Verdict::InUse { evidence, .. } if entry.usage != Use::Quarantined => {
-                    self.log_left(region, &line, &entry, &evidence);
+                Verdict::InUse { evidence, .. } if entry.usage != GrantState::Quarantined => {
+                    self.log_orphaned(region, &space, &entry, &evidence);
                 }
                 Verdict::InUse { .. } => {}
                 Verdict::Free => {
-                    if entry.usage == Use::Quarantined {
-                        self.log_release(region, &line, &entry);
+                    if entry.usage == GrantState::Quarantined {
+                        self.log_release(region, &space, &entry);
                     }
                     freed.push(entry);
                 }
@@ -122,10 +125,10 @@ impl Ledger {
     }
 
     /// Logs that a slice is in use although its broker has ended.
-    fn log_left(&self, region: &Region, line: &Line, entry: &Entry, evidence: &[Evidence]) {
-        if let Some(bytes) = line.offset(entry.span) {
-            let reason = evidence.iter().map(Evidence::to_string).collect::<Vec<_>>().join(", ");
-            let place = Place::of(&region.name, bytes);
+    fn log_orphaned(&self, region: &Region, space: &RecordSpace, entry: &Entry, evidence: &[Evidence]) {
+        if let Some(bytes) = space.offset(entry.span) {
+            let reason = Evidence::list(evidence);
+            let place = RegionBytes::of(&region.name, bytes);
             let finding = Finding::new(Actor::of(&entry.owner), place, &reason);
             self.audit().write(&Event::Quarantine(finding));
         }
@@ -145,21 +148,21 @@ mod tests {
 
     const PAGE: u64 = 4096;
 
-    /// A slice that was charged and handed out, whose broker has ended; its memory.
+    /// The memory of a slice that was charged and handed out by a broker that has ended.
     fn leave(ledger: &Ledger, region: &Region, pages: u64) -> std::fs::File {
         // The owner is no user of this host: whatever other tests keep in flight is not its own.
         let owner = Owner { uid: 4_000_000, pid: 0, started: 0, ..Owner::this("vm") };
         let request = Request::new(pages * PAGE, owner);
-        let lease = ledger.grant_from(&ledger.memory(), region, &request, &Watch::nobody()).unwrap();
+        let lease = ledger.grant_from(&ledger.memory(), region, &request, &Watch::unobserved()).unwrap();
         let charge = Charge { gid: Some(7), class: Some("train".to_owned()) };
-        assert!(left(ledger, region).is_empty());
+        assert!(orphaned(ledger, region).is_empty());
         lease.charge(&charge).unwrap();
-        assert!(left(ledger, region).is_empty(), "this process has it locked");
+        assert!(orphaned(ledger, region).is_empty(), "this process has it locked");
         lease.hand_out().unwrap()
     }
 
-    fn left(ledger: &Ledger, region: &Region) -> Vec<Left> {
-        ledger.left_in_pools(std::slice::from_ref(region)).unwrap().0
+    fn orphaned(ledger: &Ledger, region: &Region) -> Vec<OrphanedSlice> {
+        ledger.orphaned_slices(std::slice::from_ref(region)).unwrap().slices
     }
 
     #[test]
@@ -173,23 +176,23 @@ mod tests {
         let pool = region(RegionKind::Memfd, 4 * PAGE, PAGE);
         let memory = leave(&ledger, &pool, 3);
         let charge = Charge { gid: Some(7), class: Some("train".to_owned()) };
-        let expected = [Left { region: "r".into(), uid: 4_000_000, charge, bytes: 3 * PAGE }];
-        assert_eq!(left(&ledger, &pool), expected);
-        assert_eq!(ledger.states(&pool).unwrap().held[0].usage, Use::Quarantined, "kept from others");
+        let expected = [OrphanedSlice { region: "r".into(), uid: 4_000_000, charge, bytes: 3 * PAGE }];
+        assert_eq!(orphaned(&ledger, &pool), expected);
+        assert_eq!(ledger.states(&pool).unwrap().held[0].usage, GrantState::Quarantined, "kept from others");
         // It counts in a smaller pool, too, and where the folder of locks was removed.
         let smaller = Region { size: ByteSize::new(PAGE), ..pool.clone() };
-        assert_eq!(left(&ledger, &smaller), expected);
+        assert_eq!(orphaned(&ledger, &smaller), expected);
         std::fs::remove_dir_all(folder.path().join("run")).unwrap();
         let ledger = Ledger::open(Paths::below(folder.path()), identity).unwrap();
-        assert_eq!(left(&ledger, &pool), expected);
+        assert_eq!(orphaned(&ledger, &pool), expected);
         for _ in 0..2 {
             assert!(ledger.review(&pool).unwrap().is_empty());
-            assert_eq!(left(&ledger, &pool), expected);
+            assert_eq!(orphaned(&ledger, &pool), expected);
         }
         drop(memory);
         assert_eq!(ledger.review(&pool).unwrap().len(), 1);
-        assert!(left(&ledger, &pool).is_empty() && ledger.states(&pool).unwrap().held.is_empty());
+        assert!(orphaned(&ledger, &pool).is_empty() && ledger.states(&pool).unwrap().held.is_empty());
         let request = Request::new(4 * PAGE, Owner::this("next"));
-        assert!(ledger.grant_from(&ledger.memory(), &pool, &request, &Watch::nobody()).is_ok());
+        assert!(ledger.grant_from(&ledger.memory(), &pool, &request, &Watch::unobserved()).is_ok());
     }
 }

@@ -2,99 +2,63 @@
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
+use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
-use egm_address::{Address, ByteSize, InRegion, Span, SpanSet, align_down, align_up};
+use egm_address::{Address, InRegion, Span, SpanSet};
 
-use super::owners::{Last, unknown};
-use super::record::{self, Entry, OnLine, Record, Use};
-use super::{GrantError, Ledger, LedgerError, Line, Memory, Taken, Watch, claim, inode, line_of, now};
+use super::file_bytes::FileBytes;
+use super::owners::{LastOwners, unknown};
+use super::record::{self, Entry, GrantState, InRecordSpace, Record};
+use super::{
+    GrantError, Ledger, LedgerError, LockedSlice, Memory, RecordSpace, Watch, claim, inode, now, space_of,
+};
 use crate::audit::{self, Action, Actor, Event, Finding};
 use crate::backing::Backing;
-use crate::free::{self, Evidence, FileName, Hold, Question, Verdict};
+use crate::free::{self, Evidence, FileName, Hold, OtherGrant, Question, Verdict};
 use crate::lease::Lease;
-use crate::region::{Region, RegionKind, Slice};
-
-/// Bytes of a region's file.
-struct Place<'a> {
-    region: &'a Region,
-    line: &'a Line,
-    span: Span<OnLine>,
-}
-
-impl Place<'_> {
-    /// Offset in the file of `address` on the line; `None` below the region.
-    fn in_file(&self, address: Address<OnLine>) -> Option<u64> {
-        address.offset_from(self.line.whole.start())?.checked_add(self.origin())
-    }
-
-    /// Offset of the region in its file.
-    fn origin(&self) -> u64 {
-        match self.region.kind {
-            RegionKind::Reserved { .. } => self.region.base.map_or(0, |base| base.get()),
-            _ => 0,
-        }
-    }
-
-    fn file_bytes(&self, span: Span<OnLine>) -> Option<Range<u64>> {
-        let start = self.in_file(span.start())?;
-        Some(start..start.checked_add(span.size())?)
-    }
-
-    fn slice(&self) -> Option<Slice> {
-        let span = self.line.offset(self.span)?;
-        let (region, size) = (self.region.name.clone(), ByteSize::new(span.size()));
-        Some(Slice { region, offset: span.start().get(), size })
-    }
-
-    /// The part of this place that lies in whole pages around `bytes` of the file.
-    fn around(&self, bytes: &Range<u64>) -> Option<Span<OnLine>> {
-        let page = self.region.page_size.get().max(1);
-        let offset = |at: u64| at.checked_sub(self.origin());
-        let (start, end) = (align_down(offset(bytes.start)?, page), align_up(offset(bytes.end)?, page)?);
-        let base = self.line.whole.start();
-        Span::between(base.checked_add(start)?, base.checked_add(end)?)?.intersection(self.span)
-    }
-}
+use crate::region::{Region, RegionKind};
 
 impl Ledger {
     /// The question whether `place` of the region's `file` is free, after `last`.
-    fn question(&self, place: &Place<'_>, file: FileName, last: Last) -> Result<Question, LedgerError> {
+    fn question(
+        &self,
+        place: &FileBytes<'_>,
+        file: FileName,
+        last: LastOwners,
+    ) -> Result<Question, LedgerError> {
         let record = self.look()?.0;
         let others = self.others(&record, place)?;
         let bytes = place.file_bytes(place.span).ok_or_else(|| super::no_region(place.region))?;
         let was_lost = record.was_lost && !last.are_all;
-        let is_here = |entry: &&Entry| entry.line == place.line.name && entry.span.overlaps(place.span);
+        let is_here = |entry: &&Entry| entry.space == place.space.name && entry.span.overlaps(place.span);
         let here: Vec<Entry> = record.grants.iter().filter(is_here).cloned().collect();
         let devices = record::devices_of(&here);
         Ok(Question { file, bytes, last: last.owners, devices, was_lost, others })
     }
 
-    /// Live grants beside `place` on its line: processes, and bytes of the file.
-    fn others(&self, record: &Record, place: &Place<'_>) -> Result<Vec<(u32, Range<u64>)>, LedgerError> {
-        // Regions of one line share a file where it is `/dev/mem`.
+    /// Live grants beside `place` in its space.
+    fn others(&self, record: &Record, place: &FileBytes<'_>) -> Result<Vec<OtherGrant>, LedgerError> {
+        // Regions of one space share a file where it is `/dev/mem`.
         let whole = Span::between(Address::new(0), Address::new(i64::MAX.unsigned_abs()));
         let Some(whole) = whole else { return Ok(Vec::new()) };
-        let line = Line { name: place.line.name.clone(), whole };
-        let held = self.held(&record.grants, &line, &self.line_file(&line)?)?;
-        let live = held.iter().filter(|held| held.usage != Use::Quarantined);
-        Ok(live
-            .filter_map(|held| {
-                Some((held.owner.as_ref().map_or(0, |owner| owner.pid), line.place(held.span)?))
-            })
-            .filter(|(_, span)| !span.overlaps(place.span))
-            .map(|(pid, span)| (pid, place.file_bytes(span).unwrap_or_default()))
-            .collect())
+        let space = RecordSpace { name: place.space.name.clone(), whole };
+        let held = self.held(&record.grants, &space, &self.lock_file(&space)?)?;
+        let mut others = Vec::new();
+        for held in held.iter().filter(|held| !held.is_quarantined()) {
+            if let Some(span) = space.place(held.span).filter(|span| !span.overlaps(place.span)) {
+                let pid = held.owner.as_ref().map_or(0, |owner| owner.pid);
+                others.push(OtherGrant { pid, bytes: place.file_bytes(span).unwrap_or_default() });
+            }
+        }
+        Ok(others)
     }
 
     /// Reviews quarantined bytes of `region` that no lock keeps; returns the entries that are now free, and dirty.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub fn review(&self, region: &Region) -> Result<Vec<Entry>, LedgerError> {
-        self.review_within(region, &Watch::at_once())
+        self.review_within(region, &Watch::without_waiting())
     }
 
     /// [`Ledger::review`] that waits for references to pages as long as `watch` allows.
@@ -115,55 +79,31 @@ impl Ledger {
         watch: &Watch<'_>,
     ) -> Result<Vec<Entry>, LedgerError> {
         if region.kind.is_pool() {
-            return self.look_at_left(region);
+            return self.review_orphaned(region);
         }
-        let line = line_of(region)?;
-        let here = |entry: &Entry| entry.line == line.name && due(entry) && line.whole.overlaps(entry.span);
+        let space = space_of(region)?;
         let (record, _) = self.look()?;
-        let Some(device) = device(region).filter(|_| record.grants.iter().any(here)) else {
+        let is_due =
+            |entry: &Entry| entry.space == space.name && due(entry) && space.whole.overlaps(entry.span);
+        let Some(device) = device(region).filter(|_| record.grants.iter().any(is_due)) else {
             return Ok(Vec::new());
         };
-        let claims = self.line_file(&line)?;
+        let claims = self.lock_file(&space)?;
         // A broker that keeps the slice for its client reviews it itself.
-        let lock = inode(&claims).map_err(|source| self.lock_error(&line, source))?;
-        let is_left = |entry: &Entry| {
-            // As in `held`: an owner with a removed lock file has its slice as long as it lives.
-            let may_be_left = entry.is_quarantined() || entry.lock == lock || !entry.owner.is_alive();
-            here(entry)
-                && may_be_left
-                && claim::held(&claims, entry.span).is_ok_and(|locked| locked.is_empty())
-        };
+        let lock = inode(&claims).map_err(|source| self.lock_error(&space, source))?;
+        let is_left = |entry: &Entry| is_due(entry) && entry.is_unlocked(&claims, lock);
         let mut freed = Vec::new();
         for entry in record.grants.into_iter().filter(is_left) {
             let Ok(file) = FileName::at(device) else { continue };
-            let place = Place { region, line: &line, span: entry.span };
-            let verdict = match place.slice() {
-                Some(slice) if region.kind.has_slice_devices() || region.kind.has_slice_files() => {
-                    if self.memory().is_device_used(region, &slice, watch) {
-                        continue;
-                    }
-                    Verdict::Free
-                }
-                _ if egm_address::fault!("quarantine-forgotten") => Verdict::Free,
-                _ => free::look(&self.question(&place, file, Last::of(&entry))?),
-            };
-            let is_it =
-                |other: &Entry| (other.span, &other.owner) == (entry.span, &entry.owner) && is_left(other);
+            let place = FileBytes { region, space: &space, span: entry.span };
+            let Some(verdict) = self.verdict_on(&entry, &place, file, watch)? else { continue };
             self.change(|record| {
-                match &verdict {
-                    Verdict::Free => record.grants.retain(|other| !is_it(other)),
-                    Verdict::InUse { evidence, .. } => {
-                        record.grants.iter_mut().filter(|other| is_it(other)).for_each(|other| {
-                            (other.usage, other.lock) = (Use::Quarantined, 0);
-                            other.evidence.clone_from(evidence);
-                        });
-                    }
-                }
+                record.settle(&entry, &verdict, is_left);
                 Ok::<_, LedgerError>(())
             })?;
             if verdict == Verdict::Free {
                 if entry.is_quarantined() {
-                    self.log_release(region, &line, &entry);
+                    self.log_release(region, &space, &entry);
                 }
                 freed.push(entry);
             }
@@ -172,12 +112,63 @@ impl Ledger {
     }
 }
 
+impl Entry {
+    /// Quarantines the bytes, because of `evidence` that they are in use.
+    pub(super) fn quarantine(&mut self, evidence: &[Evidence]) {
+        (self.usage, self.lock) = (GrantState::Quarantined, 0);
+        self.evidence = evidence.to_vec();
+    }
+
+    /// Whether no process has a lock of these bytes in the file `claims`, which has inode `lock`. As in
+    /// [`Ledger::held`], an owner has its slice without its lock file as long as it lives.
+    fn is_unlocked(&self, claims: &File, lock: u64) -> bool {
+        (self.is_quarantined() || self.lock == lock || !self.owner.is_alive())
+            && claim::held(claims, self.span).is_ok_and(|locked| locked.is_empty())
+    }
+}
+
+impl Record {
+    /// Removes what is still recorded of `entry` if it is free, and quarantines it otherwise.
+    fn settle(&mut self, entry: &Entry, verdict: &Verdict, is_left: impl Fn(&Entry) -> bool) {
+        let is_it = |other: &Entry| other.span == entry.span && other.owner == entry.owner && is_left(other);
+        match verdict {
+            Verdict::Free => self.grants.retain(|other| !is_it(other)),
+            Verdict::InUse { evidence, .. } => {
+                for other in self.grants.iter_mut().filter(|other| is_it(other)) {
+                    other.quarantine(evidence);
+                }
+            }
+        }
+    }
+}
+
 impl Ledger {
+    /// Whether the bytes of `entry` at `place` of `file` are free; `None` while the device or the file that the slice had of
+    /// its own is in use.
+    fn verdict_on(
+        &self,
+        entry: &Entry,
+        place: &FileBytes<'_>,
+        file: FileName,
+        watch: &Watch<'_>,
+    ) -> Result<Option<Verdict>, LedgerError> {
+        let kind = &place.region.kind;
+        if let Some(slice) = place.slice().filter(|_| kind.has_slice_devices() || kind.has_slice_files()) {
+            let is_used = self.memory().is_device_used(place.region, &slice, watch);
+            return Ok((!is_used).then_some(Verdict::Free));
+        }
+        if egm_address::fault!("quarantine-forgotten") {
+            return Ok(Some(Verdict::Free));
+        }
+        Ok(Some(free::look(&self.question(place, file, LastOwners::of(entry))?)))
+    }
+
     /// Logs the end of a quarantine.
-    pub(super) fn log_release(&self, region: &Region, line: &Line, entry: &Entry) {
-        if let Some(bytes) = line.offset(entry.span) {
+    pub(super) fn log_release(&self, region: &Region, space: &RecordSpace, entry: &Entry) {
+        if let Some(bytes) = space.offset(entry.span) {
             let since = Duration::from_secs(now().saturating_sub(entry.since));
-            let action = Action::new(Actor::of(&entry.owner), audit::Place::of(&region.name, bytes), since);
+            let action =
+                Action::new(Actor::of(&entry.owner), audit::RegionBytes::of(&region.name, bytes), since);
             self.audit().write(&Event::Release(action));
         }
     }
@@ -185,9 +176,6 @@ impl Ledger {
 
 impl Lease {
     /// Records that this process, the owner, goes on as user `uid` with the VFIO groups and devices that it has.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub fn record_process(&self, uid: u32) -> Result<(), LedgerError> {
         let error = |source| LedgerError::Record { step: "find this process's VFIO devices for", source };
         if egm_address::fault!("vfio-devices-not-recorded") {
@@ -197,16 +185,16 @@ impl Lease {
         if !self.region().kind.keeps_bytes() || (uid == self.owner().uid && devices.is_empty()) {
             return Ok(());
         }
-        self.taken.change_entry(|entry| {
+        self.locked.change_entry(|entry| {
             entry.owner.uid = uid;
             entry.devices.extend(devices.iter().cloned());
         })
     }
 }
 
-impl Taken {
-    const fn place(&self) -> Place<'_> {
-        Place { region: &self.region, line: &self.line, span: self.place }
+impl LockedSlice {
+    const fn place(&self) -> FileBytes<'_> {
+        FileBytes { region: &self.region, space: &self.space, span: self.place }
     }
 
     /// Whether the slice of `backing`, a region that keeps bytes, is free of uses that the owners `last` left behind.
@@ -214,7 +202,7 @@ impl Taken {
         &self,
         memory: &dyn Memory,
         backing: &dyn Backing,
-        last: Last,
+        last: LastOwners,
     ) -> Result<Verdict, LedgerError> {
         let bytes = backing.offset()..backing.offset().saturating_add(backing.size());
         let Ok(file) = FileName::of(backing.file()) else { return Ok(Verdict::unknown(&bytes)) };
@@ -231,7 +219,7 @@ impl Taken {
             let suspects = is_suspect.then(|| self.owner.clone()).into_iter().collect();
             free::look_at_file(backing.file(), 0..backing.size(), suspects)
         } else if kind.keeps_bytes() {
-            self.verdict(memory, backing, Last::only(self.owner.clone()))?
+            self.verdict(memory, backing, LastOwners::only(self.owner.clone()))?
         } else if egm_address::fault!("pool-in-use-overlooked") {
             Verdict::Free
         } else {
@@ -249,8 +237,8 @@ impl Taken {
         let lock = if self.region.kind.keeps_bytes() { 0 } else { self.lock };
         let is_new = Cell::new(false);
         let recorded = self.change_entry(|entry| {
-            is_new.set(entry.usage != Use::Quarantined);
-            (entry.usage, entry.lock) = (Use::Quarantined, lock);
+            is_new.set(entry.usage != GrantState::Quarantined);
+            (entry.usage, entry.lock) = (GrantState::Quarantined, lock);
             entry.evidence = evidence.to_vec();
         });
         if let Err(error) = recorded {
@@ -266,8 +254,8 @@ impl Taken {
 
     /// Logs that `bytes` of the region are quarantined.
     fn log_quarantine(&self, bytes: &SpanSet<InRegion>, evidence: &[Evidence]) {
-        if let Some(place) = audit::Place::of_set(&self.region.name, bytes) {
-            let reason = evidence.iter().map(Evidence::to_string).collect::<Vec<_>>().join(", ");
+        if let Some(place) = audit::RegionBytes::of_set(&self.region.name, bytes) {
+            let reason = Evidence::list(evidence);
             let finding = Finding::new(self.by.clone(), place, &reason);
             self.ledger.audit().write(&Event::Quarantine(finding));
         }
@@ -280,18 +268,18 @@ impl Taken {
 
     pub(super) fn change_entry(&self, step: impl Fn(&mut Entry)) -> Result<(), LedgerError> {
         self.ledger.change(|record| {
-            let is_it = |entry: &&mut Entry| entry.line == self.line.name && entry.span == self.place;
+            let is_it = |entry: &&mut Entry| entry.space == self.space.name && entry.span == self.place;
             record.grants.iter_mut().filter(is_it).for_each(step);
             Ok(())
         })
     }
 
     /// Owners that left the dirty bytes of the slice.
-    pub(crate) fn last(&self) -> Last {
-        let known: SpanSet<OnLine> =
+    pub(crate) fn last(&self) -> LastOwners {
+        let known: SpanSet<InRecordSpace> =
             self.before.iter().filter(|entry| entry.knows_all()).map(|entry| entry.span).collect();
-        let are_all = self.line.places(&self.dirty).minus(&known).is_empty();
-        Last { owners: self.before.iter().flat_map(Entry::owners).collect(), are_all }
+        let are_all = self.space.places(&self.dirty).minus(&known).is_empty();
+        LastOwners { owners: self.before.iter().flat_map(Entry::owners).collect(), are_all }
     }
 
     /// Gives up the slice, because `bytes` of its file are in use: they are quarantined, and the rest is as it was.
@@ -302,11 +290,11 @@ impl Taken {
         bytes: &[Range<u64>],
     ) -> Result<SpanSet<InRegion>, LedgerError> {
         let place = self.place();
-        let used: SpanSet<OnLine> = bytes.iter().filter_map(|bytes| place.around(bytes)).collect();
+        let used: SpanSet<InRecordSpace> = bytes.iter().filter_map(|bytes| place.around(bytes)).collect();
         let rest = self.quarantine_places(evidence, &used)?;
         // A descriptor reaches the whole file: every other dirty slice of it would have the same answer.
         let is_mapped_only = evidence.iter().all(|evidence| evidence.hold == Hold::Mapping);
-        Ok(if is_mapped_only { self.line.offsets(&used) } else { rest })
+        Ok(if is_mapped_only { self.space.offsets(&used) } else { rest })
     }
 
     /// Gives up the slice, because of `evidence` that something uses a device or a file with `bytes` that an earlier owner had.
@@ -315,7 +303,7 @@ impl Taken {
         bytes: Span<InRegion>,
         evidence: &[Evidence],
     ) -> Result<(), LedgerError> {
-        let used = self.line.place(bytes).and_then(|span| span.intersection(self.place));
+        let used = self.space.place(bytes).and_then(|span| span.intersection(self.place));
         self.quarantine_places(evidence, &used.into_iter().collect()).map(drop)
     }
 
@@ -328,26 +316,26 @@ impl Taken {
     fn quarantine_places(
         &self,
         evidence: &[Evidence],
-        used: &SpanSet<OnLine>,
+        used: &SpanSet<InRecordSpace>,
     ) -> Result<SpanSet<InRegion>, LedgerError> {
-        let line = &self.line;
-        let clean = SpanSet::from_iter([self.place]).minus(&line.places(&self.dirty));
+        let space = &self.space;
+        let clean = SpanSet::from_iter([self.place]).minus(&space.places(&self.dirty));
         let owner = self.before.iter().find_map(Entry::owner).unwrap_or_else(unknown);
         let rest = self.ledger.change(|record| {
             let (earlier, devices) = (record.owners_of(&self.before, used), record::devices_of(&self.before));
-            let is_it = |entry: &Entry| entry.line == line.name && entry.span == self.place;
+            let is_it = |entry: &Entry| entry.space == space.name && entry.span == self.place;
             // Bytes that a GPU could reach meanwhile are not clean any more.
             if !record.grants.iter().any(|entry| is_it(entry) && entry.exposed) {
-                let retired = line.places(self.region.retired.spans());
-                record.add_clean(&line.name, &clean.minus(used).minus(&retired));
+                let retired = space.places(self.region.retired.spans());
+                record.add_clean(&space.name, &clean.minus(used).minus(&retired));
             }
             record.grants.retain(|entry| !is_it(entry));
             record.grants.extend(used.iter().map(|span| Entry {
                 region: self.region.name.clone(),
-                line: line.name.clone(),
+                space: space.name.clone(),
                 span,
                 owner: owner.clone(),
-                usage: Use::Quarantined,
+                usage: GrantState::Quarantined,
                 since: now(),
                 lock: 0,
                 exposed: false,
@@ -361,10 +349,10 @@ impl Taken {
                 let left = SpanSet::from_iter([entry.span]).minus(used);
                 record.grants.extend(left.iter().map(|span| Entry { span, ..entry.clone() }));
             }
-            let rest = SpanSet::from_iter([line.whole]).minus(&record.clean(&line.name));
-            Ok::<_, LedgerError>(line.offsets(&rest))
+            let rest = SpanSet::from_iter([space.whole]).minus(&record.clean(&space.name));
+            Ok::<_, LedgerError>(space.offsets(&rest))
         })?;
-        self.log_quarantine(&line.offsets(used), evidence);
+        self.log_quarantine(&space.offsets(used), evidence);
         Ok(rest)
     }
 }

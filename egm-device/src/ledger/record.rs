@@ -20,16 +20,16 @@ use crate::owner::Owner;
 /// Maximum size of a record in bytes, for its writer and its reader alike: 16 MiB are some 60,000 grants, or fewer of pools.
 pub const LIMIT: usize = 16 << 20;
 
-/// Maximum number of retired spans of a line. Beyond it, neighbours are joined to blocks with the sound bytes between
+/// Maximum number of retired spans of a space. Beyond it, neighbours are joined to blocks with the sound bytes between
 /// them: a host with so many bad pages loses more memory, and forgets none of them.
 const MAX_RETIRED: usize = 16_384;
 
 /// The smallest block that neighbours are joined to.
 const BLOCK: u64 = 64 << 10;
 
-/// Marker: bytes of a line (`line.rs`).
+/// Marker: bytes of a record space (`record_space.rs`).
 #[derive(Debug)]
-pub enum OnLine {}
+pub enum InRecordSpace {}
 
 /// The host and the boot that a record belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,16 +46,16 @@ impl Identity {
     /// # Errors
     /// The kernel's, when the boot's number cannot be read: no record could be trusted then.
     pub fn read(root: &Path) -> io::Result<Self> {
-        let line = |path: &str| fs::read_to_string(root.join(path)).map(|text| text.trim().to_owned());
-        let machine = line("etc/machine-id").ok().filter(|id| !id.is_empty());
-        Ok(Self { machine, boot: line("proc/sys/kernel/random/boot_id")? })
+        let text = |path: &str| fs::read_to_string(root.join(path)).map(|text| text.trim().to_owned());
+        let machine = text("etc/machine-id").ok().filter(|id| !id.is_empty());
+        Ok(Self { machine, boot: text("proc/sys/kernel/random/boot_id")? })
     }
 }
 
 /// State of granted bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Use {
+pub enum GrantState {
     /// The owner uses them.
     Granted,
     /// They are being scrubbed, before or after their use.
@@ -64,20 +64,21 @@ pub enum Use {
     Quarantined,
 }
 
-/// One grant.
+/// A grant in the record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
     /// Name of the region, for people.
     pub region: String,
-    /// The line that its bytes are counted on.
-    pub line: String,
-    /// The bytes.
-    pub span: Span<OnLine>,
+    /// The space that its bytes are counted in.
+    #[serde(rename = "line")]
+    pub space: String,
+    /// Granted bytes in that space.
+    pub span: Span<InRecordSpace>,
     /// The owner of the grant.
     pub owner: Owner,
     /// State of the bytes.
-    pub usage: Use,
+    pub usage: GrantState,
     /// Start of the grant, in seconds of 1970 by the wall clock: for people, no decision depends on it.
     pub since: u64,
     /// Inode of the lock file: a file in its place has no lock for this grant. 0 for quarantined bytes, which no lock
@@ -126,7 +127,7 @@ impl Entry {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuClaim {
-    /// The GPU.
+    /// Address of the GPU.
     pub function: PciAddress,
     /// Name of the region that it reaches.
     pub region: String,
@@ -149,11 +150,11 @@ impl GpuClaim {
     }
 }
 
-/// The whole record.
+/// Contents of the ledger's file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// Which replacement of the file this is.
+    /// Number of replacements of the file before this one.
     pub sequence: u64,
     machine: Option<String>,
     boot: String,
@@ -165,8 +166,8 @@ pub struct Record {
     /// GPUs that reach a region, living or left behind.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuClaim>,
-    clean: BTreeMap<String, Vec<Span<OnLine>>>,
-    retired: BTreeMap<String, Vec<Span<OnLine>>>,
+    clean: BTreeMap<String, Vec<Span<InRecordSpace>>>,
+    retired: BTreeMap<String, Vec<Span<InRecordSpace>>>,
 }
 
 /// Why a record is not trusted.
@@ -205,7 +206,7 @@ struct Sealed {
 }
 
 impl Record {
-    /// An empty record.
+    /// An empty record with the number `sequence`.
     #[must_use]
     pub fn new(identity: &Identity, sequence: u64) -> Self {
         Self {
@@ -242,17 +243,17 @@ impl Record {
         } else {
             return (record, None);
         };
-        let mut fresh = new(floor.max(record.sequence));
+        let mut replacement = new(floor.max(record.sequence));
         if same_host && (identity.machine.is_some() || record.boot == identity.boot) {
-            fresh.retired = record.retired;
+            replacement.retired = record.retired;
         }
         if doubt == Doubt::RolledBack {
             // They are only ever a reason to refuse: removing the lock files removes the record's number with them.
-            fresh.grants = record.grants;
-            fresh.gpus = record.gpus;
-            fresh.was_lost = true;
+            replacement.grants = record.grants;
+            replacement.gpus = record.gpus;
+            replacement.was_lost = true;
         }
-        (fresh, Some(doubt))
+        (replacement, Some(doubt))
     }
 
     fn decode(bytes: &[u8], limit: usize) -> Option<Self> {
@@ -300,7 +301,11 @@ impl Record {
     }
 
     /// Removes `place` from the grants that `is_left` selects (left behind by their owners); returns the removed parts.
-    pub(super) fn cut_grants(&mut self, place: Span<OnLine>, is_left: impl Fn(&Entry) -> bool) -> Vec<Entry> {
+    pub(super) fn cut_grants(
+        &mut self,
+        place: Span<InRecordSpace>,
+        is_left: impl Fn(&Entry) -> bool,
+    ) -> Vec<Entry> {
         let (left, mut grants): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.grants).into_iter().partition(is_left);
         let mut cut = Vec::new();
@@ -315,52 +320,52 @@ impl Record {
         cut
     }
 
-    /// Bytes of `line` that are known to be zero.
+    /// Bytes of `space` that are known to be zero.
     #[must_use]
-    pub fn clean(&self, line: &str) -> SpanSet<OnLine> {
-        self.clean.get(line).into_iter().flatten().copied().collect()
+    pub fn clean(&self, space: &str) -> SpanSet<InRecordSpace> {
+        self.clean.get(space).into_iter().flatten().copied().collect()
     }
 
-    /// Bytes of `line` that went bad while it was used.
+    /// Bytes of `space` that went bad while it was used.
     #[must_use]
-    pub fn retired(&self, line: &str) -> SpanSet<OnLine> {
-        self.retired.get(line).into_iter().flatten().copied().collect()
+    pub fn retired(&self, space: &str) -> SpanSet<InRecordSpace> {
+        self.retired.get(space).into_iter().flatten().copied().collect()
     }
 
-    /// `bytes` of `line` are known to be zero.
-    pub fn add_clean(&mut self, line: &str, bytes: &SpanSet<OnLine>) {
-        let all: SpanSet<OnLine> = self.clean(line).iter().chain(bytes.iter()).collect();
-        self.clean.insert(line.to_owned(), all.iter().collect());
+    /// `bytes` of `space` are known to be zero.
+    pub fn add_clean(&mut self, space: &str, bytes: &SpanSet<InRecordSpace>) {
+        let all: SpanSet<InRecordSpace> = self.clean(space).iter().chain(bytes.iter()).collect();
+        self.clean.insert(space.to_owned(), all.iter().collect());
     }
 
-    /// `bytes` of `line` are of unknown content.
-    pub fn remove_clean(&mut self, line: &str, bytes: &SpanSet<OnLine>) {
-        let left = self.clean(line).minus(bytes);
-        self.clean.insert(line.to_owned(), left.iter().collect());
+    /// `bytes` of `space` are of unknown content.
+    pub fn remove_clean(&mut self, space: &str, bytes: &SpanSet<InRecordSpace>) {
+        let left = self.clean(space).minus(bytes);
+        self.clean.insert(space.to_owned(), left.iter().collect());
     }
 
-    /// `bytes` of `line` are bad.
-    pub fn add_retired(&mut self, line: &str, bytes: &SpanSet<OnLine>) {
+    /// `bytes` of `space` are bad.
+    pub fn add_retired(&mut self, space: &str, bytes: &SpanSet<InRecordSpace>) {
         if bytes.is_empty() {
             return;
         }
-        let all: SpanSet<OnLine> = self.retired(line).iter().chain(bytes.iter()).collect();
+        let all: SpanSet<InRecordSpace> = self.retired(space).iter().chain(bytes.iter()).collect();
         let all = joined(all);
-        self.remove_clean(line, &all);
-        self.retired.insert(line.to_owned(), all.iter().collect());
+        self.remove_clean(space, &all);
+        self.retired.insert(space.to_owned(), all.iter().collect());
     }
 
-    /// `bytes` of `line` are not bad any more; their content is unknown.
-    pub(super) fn remove_retired(&mut self, line: &str, bytes: &SpanSet<OnLine>) {
-        self.remove_clean(line, bytes);
-        let left = self.retired(line).minus(bytes);
-        self.retired.insert(line.to_owned(), left.iter().collect());
+    /// `bytes` of `space` are not bad any more; their content is unknown.
+    pub(super) fn remove_retired(&mut self, space: &str, bytes: &SpanSet<InRecordSpace>) {
+        self.remove_clean(space, bytes);
+        let left = self.retired(space).minus(bytes);
+        self.retired.insert(space.to_owned(), left.iter().collect());
     }
 
     /// Adds the retired bytes of `other`.
     pub(super) fn add_retired_of(&mut self, other: &Self) {
-        for line in other.retired.keys() {
-            self.add_retired(line, &other.retired(line));
+        for space in other.retired.keys() {
+            self.add_retired(space, &other.retired(space));
         }
     }
 
@@ -377,10 +382,10 @@ pub(super) fn devices_of(entries: &[Entry]) -> BTreeSet<String> {
 }
 
 /// `bytes` in [`MAX_RETIRED`] spans at most, joined to the smallest blocks that suffice.
-fn joined(bytes: SpanSet<OnLine>) -> SpanSet<OnLine> {
+fn joined(bytes: SpanSet<InRecordSpace>) -> SpanSet<InRecordSpace> {
     let (mut joined, mut block) = (bytes, BLOCK);
     while joined.iter().count() > MAX_RETIRED {
-        let widen = |span: Span<OnLine>| {
+        let widen = |span: Span<InRecordSpace>| {
             let end = align_up(span.end().get(), block).unwrap_or(u64::MAX);
             Span::between(Address::new(align_down(span.start().get(), block)), Address::new(end))
                 .unwrap_or(span)
@@ -402,7 +407,7 @@ mod tests {
         Identity { machine: machine.map(str::to_owned), boot: boot.to_owned() }
     }
 
-    fn set(start: u64, size: u64) -> SpanSet<OnLine> {
+    fn set(start: u64, size: u64) -> SpanSet<InRecordSpace> {
         SpanSet::from_iter([Span::new(Address::new(start), size).unwrap()])
     }
 
@@ -412,10 +417,10 @@ mod tests {
         record.add_retired("egm4", &set(0x1000, 0x1000));
         record.grants.push(Entry {
             region: "egm4".to_owned(),
-            line: "egm4".to_owned(),
+            space: "egm4".to_owned(),
             span: Span::new(Address::new(0x8000), 0x1000).unwrap(),
             owner: Owner { name: "vm".to_owned(), uid: 0, pid: 1, started: 2, domain: None },
-            usage: Use::Granted,
+            usage: GrantState::Granted,
             since: u64::MAX,
             lock: 3,
             exposed: false,
@@ -480,11 +485,11 @@ mod tests {
     fn ten_thousand_bad_pages_stay_small_and_any_number_is_joined_and_none_forgotten() {
         let mut record = Record::new(&identity(Some("host"), "boot"), 7);
         let page = |n: u64| Span::new(Address::new((1 << 40) + n * 0x1_0000), 0x1000).unwrap();
-        let some: SpanSet<OnLine> = (0..10_000).map(page).collect();
+        let some: SpanSet<InRecordSpace> = (0..10_000).map(page).collect();
         record.add_retired("@host", &some);
         assert_eq!(record.retired("@host"), some);
         assert!(record.encode().unwrap().len() < 1 << 20);
-        let all: SpanSet<OnLine> = (0..50_000).map(|n| page(3 * n)).collect();
+        let all: SpanSet<InRecordSpace> = (0..50_000).map(|n| page(3 * n)).collect();
         record.add_retired("@host", &all);
         let retired = record.retired("@host");
         assert!(all.minus(&retired).is_empty() && some.minus(&retired).is_empty());
@@ -518,7 +523,7 @@ mod tests {
         assert_eq!(record.encode_or_forget_clean().unwrap_err().kind(), io::ErrorKind::FileTooLarge);
     }
 
-    fn span(start: u64, size: u64) -> Span<OnLine> {
+    fn span(start: u64, size: u64) -> Span<InRecordSpace> {
         Span::new(Address::new(start), size).unwrap()
     }
 
@@ -653,13 +658,15 @@ mod tests {
 
     #[test]
     fn bad_pages_are_joined_only_beyond_their_limit_and_to_the_smallest_blocks() {
-        let pages = |count: u64| (0..count).map(|n| span(n * 0x2000, 0x1000)).collect::<SpanSet<OnLine>>();
+        let pages =
+            |count: u64| (0..count).map(|n| span(n * 0x2000, 0x1000)).collect::<SpanSet<InRecordSpace>>();
         let most = u64::try_from(MAX_RETIRED).unwrap();
         assert_eq!(joined(pages(most)), pages(most));
         assert_eq!(joined(pages(most + 1)), set(0, (most * 0x2000 + 0x1000).next_multiple_of(BLOCK)));
         // One page in every other block of 64 KiB: the next size joins all, and no block is larger.
-        let wide =
-            |step: u64| (0..=most).map(|n| span(n * step + 0x1000, 0x1000)).collect::<SpanSet<OnLine>>();
+        let wide = |step: u64| {
+            (0..=most).map(|n| span(n * step + 0x1000, 0x1000)).collect::<SpanSet<InRecordSpace>>()
+        };
         assert_eq!(joined(wide(2 * BLOCK)), set(0, (most + 1) * 2 * BLOCK));
         assert_eq!(joined(wide(4 * BLOCK)), set(0, (most + 1) * 4 * BLOCK));
     }

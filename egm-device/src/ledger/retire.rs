@@ -5,8 +5,8 @@ use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet, align_down, align_u
 use egm_report::{Blame, Report};
 use serde::Serialize;
 
-use super::{Ledger, LedgerError, Memory, Watch, line_of};
-use crate::audit::{Actor, Event, Finding, Place};
+use super::{Ledger, LedgerError, Memory, Watch, space_of};
+use crate::audit::{Actor, Event, Finding, RegionBytes};
 use crate::backing::{Backing, BackingError, RetiredListError};
 use crate::claims;
 use crate::mapping::base_page;
@@ -18,9 +18,6 @@ impl Ledger {
     /// [`Ledger::retire`] for `bad` bytes that the owner `by` of `slice` of `region` found. Bytes outside the slice are
     /// left out: its owner has no right to report them. A pool's bytes have no fixed place that a later owner could
     /// get: the kernel keeps its bad pages. A file of its own has none either: its scrub finds the page, and sets it aside.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub(crate) fn retire_of(
         &self,
         region: &Region,
@@ -38,9 +35,6 @@ impl Ledger {
 
     /// Takes `pages` of `region` out of use for every owner, because `by` found them bad for this `reason`. Whole pages
     /// of the host are retired.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub fn retire(
         &self,
         region: &Region,
@@ -58,14 +52,14 @@ impl Ledger {
         by: &Actor,
         reason: &str,
     ) -> Result<(), LedgerError> {
-        let line = line_of(region)?;
+        let space = space_of(region)?;
         let entries = pages.iter().map(|span| (span.start().get(), span.size()));
         let retired = Retired::new(entries, region.size.get(), base_page());
         let new = self.change(|record| {
-            let places = line.places(retired.spans());
-            let new = places.minus(&record.retired(&line.name));
-            record.add_retired(&line.name, &places);
-            Ok::<_, LedgerError>(line.offsets(&new))
+            let places = space.places(retired.spans());
+            let new = places.minus(&record.retired(&space.name));
+            record.add_retired(&space.name, &places);
+            Ok::<_, LedgerError>(space.offsets(&new))
         })?;
         self.log_retired(region, &new, by, reason);
         Ok(())
@@ -73,9 +67,6 @@ impl Ledger {
 
     /// Reads the bytes of `slice`, which has those of `backing`, that its owner `by` claims to be bad. Unreadable bytes
     /// are retired; readable ones are logged and stay in use.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub(crate) fn check_claims(
         &self,
         region: &Region,
@@ -89,7 +80,7 @@ impl Ledger {
             return Ok(());
         }
         let refused = |bytes: &SpanSet<InRegion>, reason: String| {
-            if let Some(place) = Place::of_set(&region.name, bytes) {
+            if let Some(place) = RegionBytes::of_set(&region.name, bytes) {
                 self.audit().write(&Event::ClaimRefused(Finding::new(by.clone(), place, reason)));
             }
         };
@@ -127,14 +118,14 @@ impl Ledger {
         if region.kind.has_slice_files() {
             return Err(UnretireError::SliceFiles { region: name() });
         }
-        let line = line_of(region)?;
+        let space = space_of(region)?;
         let only_pages = |set: &SpanSet<InRegion>| set.minus(&set.minus(&SpanSet::from_iter([pages])));
-        let recorded = self.look()?.0.retired(&line.name);
-        let recorded = only_pages(&line.offsets(&recorded));
+        let recorded = self.look()?.0.retired(&space.name);
+        let recorded = only_pages(&space.offsets(&recorded));
         let hull = recorded.iter().next().zip(recorded.iter().last());
         let hull = hull.and_then(|(first, last)| whole_pages(region, first.start().get(), last.end().get()));
         let slice = hull.ok_or_else(|| UnretireError::NotRetired { region: name() })?;
-        let backing = memory.open(region, &slice, &Watch::nobody())?;
+        let backing = memory.open(region, &slice, &Watch::unobserved())?;
         let named = memory.retired(region, backing.as_ref())?.and(region.retired.spans());
         if let Some(span) = only_pages(named.spans()).iter().next() {
             return Err(UnretireError::Named { region: name(), span });
@@ -146,10 +137,10 @@ impl Ledger {
         }
         if commit && !egm_address::fault!("unretire-ignored") {
             self.change(|record| {
-                record.remove_retired(&line.name, &line.places(&recorded));
+                record.remove_retired(&space.name, &space.places(&recorded));
                 Ok::<_, LedgerError>(())
             })?;
-            if let Some(place) = Place::of_set(&region.name, &recorded) {
+            if let Some(place) = RegionBytes::of_set(&region.name, &recorded) {
                 let finding =
                     Finding::new(Actor::of(by), place, "an operator asked for it, and it can be read");
                 self.audit().write(&Event::Unretire(finding));
@@ -160,7 +151,7 @@ impl Ledger {
 
     /// Logs that `bad` bytes of `region` are retired, if there are any.
     pub(crate) fn log_retired(&self, region: &Region, bad: &SpanSet<InRegion>, by: &Actor, reason: &str) {
-        if let Some(place) = Place::of_set(&region.name, bad) {
+        if let Some(place) = RegionBytes::of_set(&region.name, bad) {
             self.audit().write(&Event::Retire(Finding::new(by.clone(), place, reason)));
         }
     }
@@ -177,7 +168,7 @@ fn whole_pages(region: &Region, start: u64, end: u64) -> Option<Slice> {
 /// Retired bytes that can be used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Unretired {
-    /// Bytes.
+    /// Number of retired bytes that can be read.
     pub bytes: u64,
     /// Whether they are back in use.
     pub changed: bool,

@@ -10,19 +10,15 @@ use std::path::Path;
 
 use egm_address::{Address, Host, Span};
 
-use super::record::OnLine;
+use super::record::InRecordSpace;
 use super::{LedgerError, claim};
-use crate::backing::dax::{Child, DaxRegion, offset_of, span_of, window};
+use crate::backing::dax::{DaxDevice, DaxRegion, failed, offset_of, span_of, window};
 use crate::backing::{Backing, BackingError, DaxError};
 use crate::free::{Evidence, Hold};
 use crate::region::{Region, Slice};
 
 fn parent(region: &Region) -> Result<DaxRegion, BackingError> {
     DaxRegion::of(region, Path::new("/")).map_err(|source| failed(region, source))
-}
-
-fn failed(region: &Region, source: DaxError) -> BackingError {
-    BackingError::SliceDevice { region: region.name.clone(), source }
 }
 
 fn span(region: &Region, slice: &Slice) -> Result<Span<Host>, BackingError> {
@@ -40,7 +36,7 @@ pub(crate) fn unlock(backing: &dyn Backing) -> Result<(), LedgerError> {
     claim::unlock(backing.file(), whole(backing)?).map_err(lock_error)
 }
 
-fn whole(backing: &dyn Backing) -> Result<Span<OnLine>, LedgerError> {
+fn whole(backing: &dyn Backing) -> Result<Span<InRecordSpace>, LedgerError> {
     let whole = Span::new(Address::new(backing.offset()), backing.size());
     whole.map_err(|_| lock_error(io::ErrorKind::InvalidInput.into()))
 }
@@ -98,10 +94,10 @@ pub(super) fn release(region: &Region, slice: &Slice) {
 }
 
 /// Whether any description has a lock on the device.
-fn is_locked(parent: &DaxRegion, child: &Child) -> Result<bool, DaxError> {
+fn is_locked(parent: &DaxRegion, child: &DaxDevice) -> Result<bool, DaxError> {
     let Some(of) = child.span.filter(|_| DaxRegion::is_bound(child)) else { return Ok(false) };
     let file = parent.open(child)?;
-    let whole = Span::<OnLine>::new(Address::new(0), of.size()).ok();
+    let whole = Span::<InRecordSpace>::new(Address::new(0), of.size()).ok();
     // A failed query counts as locked.
     Ok(whole.is_none_or(|whole| claim::held(&file, whole).map_or(true, |held| !held.is_empty())))
 }

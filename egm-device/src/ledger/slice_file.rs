@@ -11,16 +11,12 @@ use std::path::Path;
 
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 
-use super::{Ledger, LedgerError, Memory, Watch, line_of};
-use crate::backing::fsdax::{SliceFile, SliceFolder, busy, left};
-use crate::backing::{self, Backing, BackingError, DaxError};
+use super::{Ledger, LedgerError, Memory, Watch, space_of};
+use crate::backing::fsdax::{SliceFolder, busy, failed, left};
+use crate::backing::{self, Backing, BackingError, DaxError, OpenResult};
 use crate::free::{self, Evidence, Hold, Verdict};
-use crate::region::{Region, Slice};
+use crate::region::{Region, Slice, SliceFile};
 use crate::scrub::{self, Cause};
-
-fn failed(region: &Region, source: DaxError) -> BackingError {
-    BackingError::SliceFile { region: region.name.clone(), source }
-}
 
 fn span(region: &Region, slice: &Slice) -> Result<Span<InRegion>, BackingError> {
     let none =
@@ -43,8 +39,8 @@ fn in_use(region: &Region, file: &SliceFile, evidence: Vec<Evidence>) -> Backing
 }
 
 /// The limit of waits for pages during the work that `watch` is about.
-fn limit<'a>(watch: &Watch<'a>) -> busy::Limit<'a> {
-    busy::Limit::new(watch.pace.is_some(), watch.cancel)
+fn limit<'a>(watch: &Watch<'a>) -> busy::WaitTimeout<'a> {
+    busy::WaitTimeout::new(watch.pace.is_some(), watch.cancel)
 }
 
 /// The error for a wait for pages of `file` that failed.
@@ -86,11 +82,7 @@ fn expect_no_references(
 ///
 /// # Errors
 /// [`BackingError`]: `InUse` while this process still waits for pages of it.
-pub(super) fn name(
-    region: &Region,
-    slice: &Slice,
-    watch: &Watch<'_>,
-) -> Result<Box<dyn Backing>, BackingError> {
+pub(super) fn name(region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
     let (folder, file) = find(region, slice)?;
     let named = folder.name(&file).map_err(|source| failed(region, source))?;
     expect_idle(region, &file, &named, watch)?;
@@ -101,11 +93,7 @@ pub(super) fn name(
 ///
 /// # Errors
 /// [`BackingError`]: `InUse` while something refers to a page of it.
-pub(super) fn reclaim(
-    region: &Region,
-    slice: &Slice,
-    watch: &Watch<'_>,
-) -> Result<Box<dyn Backing>, BackingError> {
+pub(super) fn reclaim(region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
     let (folder, file) = find(region, slice)?;
     let opened = folder.reclaim(&file).map_err(|source| failed(region, source))?;
     let backing = backing::adopt(region, slice, opened)?;
@@ -123,9 +111,6 @@ pub(super) fn release(region: &Region, slice: &Slice) {
 }
 
 /// Sets the file of `slice` aside, which has a bad page.
-///
-/// # Errors
-/// [`BackingError`].
 pub(super) fn set_aside(region: &Region, slice: &Slice) -> Result<(), BackingError> {
     let (folder, file) = find(region, slice)?;
     folder.set_aside(&file).map_err(|source| failed(region, source))
@@ -257,9 +242,6 @@ fn scrub_left(
 }
 
 /// Bytes of `region` that files have: of living owners, and left.
-///
-/// # Errors
-/// [`BackingError`].
 pub(super) fn named(region: &Region) -> Result<SpanSet<InRegion>, BackingError> {
     let files = SliceFolder::of(region)?.files().map_err(|source| failed(region, source))?;
     Ok(files.iter().map(|file| file.span).collect())
@@ -268,15 +250,12 @@ pub(super) fn named(region: &Region) -> Result<SpanSet<InRegion>, BackingError> 
 impl Ledger {
     /// Slices of `region` by their first byte, with how much of each no page of 2 MiB can map because of where its blocks lie,
     /// as recorded at their grants: a look at a file that is in use could wait for its owner.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub fn small_pages(&self, region: &Region) -> Result<Vec<(Offset, ByteSize)>, LedgerError> {
-        let line = line_of(region)?;
+        let space = space_of(region)?;
         let record = self.look()?.0;
-        let small = record.grants.iter().filter(|entry| entry.line == line.name && entry.small_pages > 0);
+        let small = record.grants.iter().filter(|entry| entry.space == space.name && entry.small_pages > 0);
         let small = small
-            .filter_map(|entry| Some((line.offset(entry.span)?.start(), ByteSize::new(entry.small_pages))));
+            .filter_map(|entry| Some((space.offset(entry.span)?.start(), ByteSize::new(entry.small_pages))));
         Ok(small.collect())
     }
 
@@ -331,9 +310,9 @@ mod tests {
             println!("skipped: the file system of {} does not map its medium directly", path.display());
             return;
         }
-        assert!(is_in_use(&region, &slice, &Watch::nobody()), "this process has it");
+        assert!(is_in_use(&region, &slice, &Watch::unobserved()), "this process has it");
         drop(file);
-        let _ = is_in_use(&region, &slice, &Watch::at_once());
+        let _ = is_in_use(&region, &slice, &Watch::without_waiting());
         let named = |watch: &Watch<'_>| {
             expect_unused(
                 &region,
@@ -342,9 +321,9 @@ mod tests {
                 watch,
             )
         };
-        let named = named(&Watch::nobody()).unwrap();
+        let named = named(&Watch::unobserved()).unwrap();
         assert!(busy::is_over(&named).unwrap(), "the wait that the review began");
-        assert!(!is_in_use(&region, &slice, &Watch::at_once()));
+        assert!(!is_in_use(&region, &slice, &Watch::without_waiting()));
     }
 
     #[test]
@@ -352,9 +331,9 @@ mod tests {
         let Some((keep, region, path)) = left_file() else { return };
         std::fs::hard_link(&path, keep.path().join("other")).unwrap();
         let memory = HostMemory::without_devices();
-        let error = clear(&memory, &region, &slice(0, 2 * SIZE), &Watch::nobody()).unwrap_err();
+        let error = clear(&memory, &region, &slice(0, 2 * SIZE), &Watch::unobserved()).unwrap_err();
         let BackingError::Leftover { bytes, .. } = error else { panic!("{error}") };
         assert_eq!((bytes.start(), bytes.size()), (Offset::new(0), SIZE));
-        assert!(clear(&memory, &region, &slice(SIZE, SIZE), &Watch::nobody()).is_ok());
+        assert!(clear(&memory, &region, &slice(SIZE, SIZE), &Watch::unobserved()).is_ok());
     }
 }

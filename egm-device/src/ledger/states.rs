@@ -6,9 +6,9 @@ use std::fs::File;
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 use serde::{Serialize, Serializer};
 
-use super::held::{Held, HeldGpu};
-use super::record::{Doubt, Entry, Use};
-use super::{Ledger, LedgerError, Line, claim, inode};
+use super::held::{HeldBytes, HeldGpu};
+use super::record::{Doubt, Entry, GrantState, InRecordSpace};
+use super::{Ledger, LedgerError, RecordSpace, claim, inode};
 use crate::owner::Owner;
 use crate::region::Region;
 use crate::region::usage::{self, Usage};
@@ -19,7 +19,7 @@ use crate::trust::Party;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct States {
     /// Held bytes, by offset.
-    pub held: Vec<Held>,
+    pub held: Vec<HeldBytes>,
     /// GPUs that reach all of the region and have a live owner.
     pub gpus: Vec<HeldGpu>,
     /// Free bytes that need no scrub.
@@ -41,7 +41,7 @@ fn spans<S: Serializer>(set: &SpanSet<InRegion>, serializer: S) -> Result<S::Ok,
 impl States {
     pub(super) fn new(
         region: &Region,
-        held: Vec<Held>,
+        held: Vec<HeldBytes>,
         gpus: Vec<HeldGpu>,
         clean: &SpanSet<InRegion>,
         doubt: Option<Doubt>,
@@ -72,7 +72,7 @@ impl States {
         self.gpus.iter().map(sentence).collect()
     }
 
-    /// All held bytes.
+    /// Bytes that have an owner or are quarantined.
     #[must_use]
     pub fn busy(&self) -> SpanSet<InRegion> {
         self.held.iter().map(|held| held.span).collect()
@@ -80,61 +80,83 @@ impl States {
 }
 
 impl Ledger {
-    /// Bytes of `line` that are held or quarantined, with the owner where the record names one.
-    pub(super) fn held(&self, grants: &[Entry], line: &Line, file: &File) -> Result<Vec<Held>, LedgerError> {
-        let error = |source| self.lock_error(line, source);
-        let locked = claim::held(file, line.whole).map_err(error)?;
-        let inode = inode(file).map_err(error)?;
-        let is_left = |entry: &Entry| entry.is_left_in_pool(&locked);
-        let lives = |entry: &&Entry| {
-            entry.line == line.name
-                && if entry.is_quarantined() || is_left(entry) {
-                    true
-                } else if entry.lock == inode {
-                    SpanSet::from_iter(entry.span.intersection(line.whole)).minus(&locked).is_empty()
-                } else {
-                    // The lock file that this grant is locked in was removed.
-                    entry.owner.is_alive()
-                }
+    /// Bytes of `space` that are held or quarantined, with the owner where the record names one.
+    pub(super) fn held(
+        &self,
+        grants: &[Entry],
+        space: &RecordSpace,
+        file: &File,
+    ) -> Result<Vec<HeldBytes>, LedgerError> {
+        let error = |source| self.lock_error(space, source);
+        let locks = SpaceLocks {
+            space,
+            file: inode(file).map_err(error)?,
+            locked: claim::held(file, space.whole).map_err(error)?,
         };
-        let known: Vec<&Entry> = grants.iter().filter(lives).collect();
-        let unknown = locked.minus(&known.iter().map(|entry| entry.span).collect());
-        let unknown = unknown.iter().filter_map(|span| {
-            let (owner, evidence) = (None, Vec::new());
-            Some(Held { span: line.offset(span)?, owner, usage: Use::Granted, since: 0, evidence })
-        });
-        let known = known.iter().filter_map(|entry| {
-            let (owner, since) = (entry.owner(), entry.since);
-            let usage = if is_left(entry) { Use::Quarantined } else { entry.usage };
-            Some(Held {
-                span: line.offset(entry.span)?,
-                owner,
-                usage,
-                since,
-                evidence: entry.evidence.clone(),
-            })
-        });
-        let mut held: Vec<Held> = known.chain(unknown).collect();
+        let known: Vec<&Entry> = grants.iter().filter(|entry| locks.keep(entry)).collect();
+        let unknown = locks.locked.minus(&known.iter().map(|entry| entry.span).collect());
+        let mut held: Vec<HeldBytes> = known.iter().filter_map(|entry| locks.held_bytes(entry)).collect();
+        let unknown = unknown.iter().filter_map(|span| space.offset(span));
+        held.extend(unknown.map(|span| HeldBytes::unrecorded(span, GrantState::Granted)));
         held.sort_by_key(|held| held.span.start());
         Ok(held)
     }
 }
 
+/// The locks of a space, which its recorded grants are compared with.
+struct SpaceLocks<'a> {
+    space: &'a RecordSpace,
+    /// Inode of the lock file.
+    file: u64,
+    locked: SpanSet<InRecordSpace>,
+}
+
+impl SpaceLocks<'_> {
+    /// Whether the bytes of `entry` are in this space and held or quarantined.
+    fn keep(&self, entry: &Entry) -> bool {
+        if entry.space != self.space.name {
+            return false;
+        }
+        if entry.is_quarantined() || entry.is_orphaned(&self.locked) {
+            return true;
+        }
+        if entry.lock == self.file {
+            return SpanSet::from_iter(entry.span.intersection(self.space.whole))
+                .minus(&self.locked)
+                .is_empty();
+        }
+        // The lock file that this grant is locked in was removed.
+        entry.owner.is_alive()
+    }
+
+    /// The bytes of `entry` in the region, if it has any there.
+    fn held_bytes(&self, entry: &Entry) -> Option<HeldBytes> {
+        let is_orphaned = entry.is_orphaned(&self.locked);
+        Some(HeldBytes {
+            span: self.space.offset(entry.span)?,
+            owner: entry.owner(),
+            usage: if is_orphaned { GrantState::Quarantined } else { entry.usage },
+            since: entry.since,
+            evidence: entry.evidence.clone(),
+        })
+    }
+}
+
 impl From<&States> for Usage {
     fn from(states: &States) -> Self {
-        let part = |span: Span<InRegion>| usage::Part {
+        let part = |span: Span<InRegion>| usage::RegionPart {
             offset: span.start().get(),
             size: ByteSize::new(span.size()),
         };
-        let owner = |held: &Held| {
+        let owner = |held: &HeldBytes| {
             let owner = held.owner.as_ref().map_or_else(|| "unknown".to_owned(), Owner::to_string);
-            if held.usage == Use::Quarantined { format!("quarantined after {owner}") } else { owner }
+            if held.usage == GrantState::Quarantined { format!("quarantined after {owner}") } else { owner }
         };
         Self {
             held: states
                 .held
                 .iter()
-                .map(|held| usage::Held { part: part(held.span), owner: owner(held) })
+                .map(|held| usage::OwnedPart { part: part(held.span), owner: owner(held) })
                 .collect(),
             dirty: states.dirty.iter().map(part).collect(),
             exclusive: Vec::new(),
@@ -151,9 +173,9 @@ mod tests {
         Span::new(Offset::new(start), size).into_iter().collect()
     }
 
-    fn held(start: u64, usage: Use, owner: Option<Owner>) -> Held {
+    fn held(start: u64, usage: GrantState, owner: Option<Owner>) -> HeldBytes {
         let span = Span::new(Offset::new(start), 0x1000).unwrap();
-        Held { span, owner, usage, since: 0, evidence: Vec::new() }
+        HeldBytes { span, owner, usage, since: 0, evidence: Vec::new() }
     }
 
     fn owner(domain: Option<&str>) -> Owner {
@@ -177,7 +199,10 @@ mod tests {
             functions: Vec::new(),
             retired: Retired::new([(0x8000, 0x1000)], 0x1_0000, 0x1000),
         };
-        let slices = vec![held(0, Use::Granted, Some(owner(None))), held(0x4000, Use::Quarantined, None)];
+        let slices = vec![
+            held(0, GrantState::Granted, Some(owner(None))),
+            held(0x4000, GrantState::Quarantined, None),
+        ];
         let gpus = vec![gpu(Some(owner(Some("red")))), gpu(Some(owner(None)))];
         States::new(&region, slices, gpus, &set(0, 0x6000), Some(Doubt::Missing))
     }
@@ -193,7 +218,7 @@ mod tests {
         assert_eq!((&states.clean, &states.dirty), (&clean, &dirty));
         assert_eq!(states.busy(), all(&[(0, 0x1000), (0x4000, 0x1000)]));
         assert_eq!((states.retired.spans(), states.doubt), (&set(0x8000, 0x1000), Some(Doubt::Missing)));
-        let quarantined: Vec<_> = states.held.iter().map(Held::is_quarantined).collect();
+        let quarantined: Vec<_> = states.held.iter().map(HeldBytes::is_quarantined).collect();
         assert_eq!(quarantined, [false, true]);
     }
 
@@ -219,7 +244,7 @@ mod tests {
     #[test]
     fn usage_names_the_owner_of_each_slice_and_what_must_be_scrubbed() {
         let usage = Usage::from(&states(RegionKind::Egm { device: "/dev/egm4".into() }));
-        let part = |offset, size| usage::Part { offset, size: ByteSize::new(size) };
+        let part = |offset, size| usage::RegionPart { offset, size: ByteSize::new(size) };
         let owners: Vec<_> = usage.held.iter().map(|held| (held.part, held.owner.as_str())).collect();
         assert_eq!(
             owners,

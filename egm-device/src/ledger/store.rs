@@ -33,10 +33,10 @@ impl Paths {
     }
 }
 
-/// The ledger's files.
+/// A file of the ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Name {
-    /// The record.
+pub enum LedgerFile {
+    /// Grants, clean bytes and retired pages.
     Record,
     /// The next record, of either kind, until it is whole.
     New,
@@ -51,39 +51,24 @@ pub enum Name {
 /// The steps that make up reading and replacing.
 pub trait Disk: Send + Sync {
     /// The whole file, or its first bytes when it is longer than any record; `None` when there is none.
-    ///
-    /// # Errors
-    /// The kernel's.
-    fn read(&self, name: Name) -> io::Result<Option<Vec<u8>>>;
+    fn read(&self, name: LedgerFile) -> io::Result<Option<Vec<u8>>>;
 
     /// Makes `bytes` the file's content.
     ///
     /// # Errors
     /// The kernel's; the file may have any part of them.
-    fn write(&self, name: Name, bytes: &[u8]) -> io::Result<()>;
+    fn write(&self, name: LedgerFile, bytes: &[u8]) -> io::Result<()>;
 
     /// Waits until the file's content would survive a loss of power.
-    ///
-    /// # Errors
-    /// The kernel's.
-    fn sync(&self, name: Name) -> io::Result<()>;
+    fn sync(&self, name: LedgerFile) -> io::Result<()>;
 
     /// Makes `to` a second name of the file `from`, replacing any file of that name.
-    ///
-    /// # Errors
-    /// The kernel's.
-    fn link(&self, from: Name, to: Name) -> io::Result<()>;
+    fn link(&self, from: LedgerFile, to: LedgerFile) -> io::Result<()>;
 
-    /// Renames, replacing.
-    ///
-    /// # Errors
-    /// The kernel's.
-    fn rename(&self, from: Name, to: Name) -> io::Result<()>;
+    /// Renames `from` to `to`, and replaces any file of that name.
+    fn rename(&self, from: LedgerFile, to: LedgerFile) -> io::Result<()>;
 
     /// Waits until names would survive a loss of power.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn sync_names(&self) -> io::Result<()>;
 }
 
@@ -93,38 +78,37 @@ pub trait Disk: Send + Sync {
 /// than the number is trusted, an older one is not.
 pub(super) fn replace(disk: &dyn Disk, bytes: &[u8], sequence: u64, keep: bool) -> io::Result<()> {
     if keep {
-        disk.link(Name::Record, Name::Aside)?;
+        disk.link(LedgerFile::Record, LedgerFile::Aside)?;
     }
-    put(disk, Name::Record, bytes)?;
-    disk.write(Name::Newest, format!("{sequence:020}\n").as_bytes())
+    put(disk, LedgerFile::Record, bytes)?;
+    disk.write(LedgerFile::Newest, format!("{sequence:020}\n").as_bytes())
 }
 
 /// Makes `bytes` the content of file `to`, as a whole or not at all.
-pub(super) fn put(disk: &dyn Disk, to: Name, bytes: &[u8]) -> io::Result<()> {
-    disk.write(Name::New, bytes)?;
-    disk.sync(Name::New)?;
-    disk.rename(Name::New, to)?;
+pub(super) fn put(disk: &dyn Disk, to: LedgerFile, bytes: &[u8]) -> io::Result<()> {
+    disk.write(LedgerFile::New, bytes)?;
+    disk.sync(LedgerFile::New)?;
+    disk.rename(LedgerFile::New, to)?;
     disk.sync_names()
 }
 
 /// The newest record's number, if this boot wrote one.
 pub(super) fn newest(disk: &dyn Disk) -> io::Result<Option<u64>> {
-    let text = disk.read(Name::Newest)?;
+    let text = disk.read(LedgerFile::Newest)?;
     Ok(text.and_then(|text| std::str::from_utf8(&text).ok()?.trim_end().parse().ok()))
 }
 
-/// The host's disk.
 #[derive(Debug)]
-pub(super) struct Folder(pub(super) Paths);
+pub(super) struct LedgerFolder(pub(super) Paths);
 
-impl Folder {
-    fn path(&self, name: Name) -> PathBuf {
+impl LedgerFolder {
+    fn path(&self, name: LedgerFile) -> PathBuf {
         match name {
-            Name::Record => self.0.state.join("ledger.json"),
-            Name::New => self.0.state.join("ledger.json.new"),
-            Name::Retired => self.0.state.join("retired.json"),
-            Name::Aside => self.0.state.join("ledger.json.aside"),
-            Name::Newest => self.0.run.join("ledger.newest"),
+            LedgerFile::Record => self.0.state.join("ledger.json"),
+            LedgerFile::New => self.0.state.join("ledger.json.new"),
+            LedgerFile::Retired => self.0.state.join("retired.json"),
+            LedgerFile::Aside => self.0.state.join("ledger.json.aside"),
+            LedgerFile::Newest => self.0.run.join("ledger.newest"),
         }
     }
 }
@@ -134,8 +118,8 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
-impl Disk for Folder {
-    fn read(&self, name: Name) -> io::Result<Option<Vec<u8>>> {
+impl Disk for LedgerFolder {
+    fn read(&self, name: LedgerFile) -> io::Result<Option<Vec<u8>>> {
         let file = match File::open(self.path(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file?,
@@ -145,18 +129,18 @@ impl Disk for Folder {
         Ok(Some(bytes))
     }
 
-    fn write(&self, name: Name, bytes: &[u8]) -> io::Result<()> {
+    fn write(&self, name: LedgerFile, bytes: &[u8]) -> io::Result<()> {
         // Written over and then cut: a file that keeps its length needs no new space on a full disk.
         let mut file = open(&self.path(name))?;
         file.write_all(bytes)?;
         file.set_len(u64::try_from(bytes.len()).map_err(io::Error::other)?)
     }
 
-    fn sync(&self, name: Name) -> io::Result<()> {
+    fn sync(&self, name: LedgerFile) -> io::Result<()> {
         File::open(self.path(name))?.sync_all()
     }
 
-    fn link(&self, from: Name, to: Name) -> io::Result<()> {
+    fn link(&self, from: LedgerFile, to: LedgerFile) -> io::Result<()> {
         match fs::remove_file(self.path(to)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -164,7 +148,7 @@ impl Disk for Folder {
         fs::hard_link(self.path(from), self.path(to))
     }
 
-    fn rename(&self, from: Name, to: Name) -> io::Result<()> {
+    fn rename(&self, from: LedgerFile, to: LedgerFile) -> io::Result<()> {
         fs::rename(self.path(from), self.path(to))
     }
 

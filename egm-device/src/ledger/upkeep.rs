@@ -6,7 +6,7 @@ use egm_address::{InRegion, SpanSet, align_down, align_up};
 use serde::Serialize;
 
 use super::record::{Doubt, Entry, GpuClaim};
-use super::{GrantError, Ledger, LedgerError, Line, Memory, Progress, Watch, line_of, slice_file};
+use super::{GrantError, Ledger, LedgerError, Memory, Progress, RecordSpace, Watch, slice_file, space_of};
 use crate::backing::BackingError;
 use crate::carve::plan::Request;
 use crate::owner::Owner;
@@ -29,15 +29,15 @@ pub struct Repair {
     pub freed: Vec<Entry>,
     /// Files of slices without an owner: dirty, whatever the record said.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub files: Vec<LeftFiles>,
+    pub files: Vec<LeftoverFiles>,
 }
 
 /// Files of slices that earlier owners left in a region.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct LeftFiles {
-    /// The region.
+pub struct LeftoverFiles {
+    /// Name of the region.
     pub region: String,
-    /// Their bytes.
+    /// Number of bytes in those files.
     pub bytes: u64,
 }
 
@@ -105,19 +105,16 @@ impl Ledger {
     /// Begins a new record where the old one cannot be trusted, and reviews all memory of `regions` that is quarantined
     /// or lost its owner: free memory is forgotten, and the rest quarantined. Grants of other regions are forgotten if
     /// their owners are gone, and any user counts as an earlier owner of dirty bytes from then on.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
     pub fn repair(&self, regions: &[Region]) -> Result<Repair, LedgerError> {
         let doubt = self.look()?.1;
-        let looked = regions.iter().map(|region| self.look_again(region, &|_| true, &Watch::nobody()));
+        let looked = regions.iter().map(|region| self.look_again(region, &|_| true, &Watch::unobserved()));
         let looked = looked.collect::<Result<Vec<_>, _>>()?.concat();
         let (freed, mut forgotten): (Vec<_>, Vec<_>) = looked.into_iter().partition(Entry::is_quarantined);
         let unseen = self.change(|record| {
             let mut unseen = Vec::new();
             for entry in std::mem::take(&mut record.grants) {
-                let line = Line { name: entry.line.clone(), whole: entry.span };
-                let held = self.held(std::slice::from_ref(&entry), &line, &self.line_file(&line)?)?;
+                let space = RecordSpace { name: entry.space.clone(), whole: entry.span };
+                let held = self.held(std::slice::from_ref(&entry), &space, &self.lock_file(&space)?)?;
                 let lives = entry.is_quarantined()
                     || held.iter().any(|held| held.owner.as_ref() == Some(&entry.owner));
                 if lives { &mut record.grants } else { &mut unseen }.push(entry);
@@ -132,19 +129,19 @@ impl Ledger {
         forgotten.extend(unseen);
         let is_here = self.0.memory.opens_devices;
         let files = regions.iter().filter(|region| region.kind.has_slice_files() && is_here);
-        let files = files.map(|region| self.left_files(region)).collect::<Result<Vec<_>, _>>()?;
+        let files = files.map(|region| self.leftover_files(region)).collect::<Result<Vec<_>, _>>()?;
         let files = files.into_iter().filter(|left| left.bytes > 0).collect();
         Ok(Repair { doubt, forgotten, gpus, freed, files })
     }
 
     /// Records that files of `region` without an owner are dirty. A folder that cannot be listed has none that is known.
-    fn left_files(&self, region: &Region) -> Result<LeftFiles, LedgerError> {
-        let (line, named) = (line_of(region)?, slice_file::named(region).unwrap_or_default());
+    fn leftover_files(&self, region: &Region) -> Result<LeftoverFiles, LedgerError> {
+        let (space, named) = (space_of(region)?, slice_file::named(region).unwrap_or_default());
         self.change(|record| {
-            let held = self.held(&record.grants, &line, &self.line_file(&line)?)?;
+            let held = self.held(&record.grants, &space, &self.lock_file(&space)?)?;
             let left = named.minus(&held.iter().map(|held| held.span).collect());
-            record.remove_clean(&line.name, &line.places(&left));
-            Ok(LeftFiles { region: region.name.clone(), bytes: left.size() })
+            record.remove_clean(&space.name, &space.places(&left));
+            Ok(LeftoverFiles { region: region.name.clone(), bytes: left.size() })
         })
     }
 }

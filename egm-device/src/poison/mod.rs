@@ -26,7 +26,7 @@ use crate::region::Region;
 use crate::retired::Retired;
 use ring::Fault;
 
-/// How a bad page became known.
+/// Source of the knowledge of a bad page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// A guest touched it (BUS_MCEERR_AR): it waits for a machine check.
@@ -40,17 +40,17 @@ pub enum Cause {
 /// Bytes of watched memory that are bad from now on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// The name that the memory was added under; for a [`Growth`], its region.
+    /// The name that the memory was added under; for a [`RetiredListPoll`], its region.
     pub memory: String,
     /// The bytes in it.
     pub span: Span<InRegion>,
-    /// How it became known.
+    /// Source of the knowledge.
     pub cause: Cause,
 }
 
 /// Result of one read of the queued signals.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct News {
+pub struct EventBatch {
     /// Bad bytes of watched memory, each once.
     pub events: Vec<Event>,
     /// Bad pages of this process that belong to no watched memory: still unread; a read kills the process.
@@ -69,22 +69,19 @@ struct Watched {
 
 /// Watches mapped memory for bad pages. One per process: two would take each other's events.
 #[derive(Debug)]
-pub struct Watch {
+pub struct PoisonWatch {
     wake: OwnedFd,
     watched: Vec<Watched>,
-    news: News,
+    batch: EventBatch,
 }
 
-impl Watch {
+impl PoisonWatch {
     /// Installs the SIGBUS handler and asks the kernel to notify the calling thread, while it lives and does not block
     /// SIGBUS, of bad pages before they are touched; a kernel without `CONFIG_MEMORY_FAILURE` never does.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn new() -> io::Result<Self> {
         let wake = signal::install()?.try_clone()?;
         let _ = set_machine_check_memory_corruption_kill_policy(Some(Policy::Early));
-        Ok(Self { wake, watched: Vec::new(), news: News::default() })
+        Ok(Self { wake, watched: Vec::new(), batch: EventBatch::default() })
     }
 
     /// Watches `mapping`, which begins at byte `at` of the memory that events name as `memory`.
@@ -101,25 +98,25 @@ impl Watch {
     }
 
     /// Everything since the last call; never waits.
-    pub fn news(&mut self) -> News {
+    pub fn take_events(&mut self) -> EventBatch {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]); // before the ring: what comes in between wakes again
         self.collect();
-        std::mem::take(&mut self.news)
+        std::mem::take(&mut self.batch)
     }
 
     fn collect(&mut self) {
         let (faults, lost) = signal::RING.take();
-        self.news.lost = self.news.lost.saturating_add(lost);
+        self.batch.lost = self.batch.lost.saturating_add(lost);
         for fault in faults {
             match self.watched.iter().find_map(|watched| watched.event(fault)) {
-                Some(event) => self.news.events.push(event),
-                None => self.news.elsewhere = self.news.elsewhere.saturating_add(1),
+                Some(event) => self.batch.events.push(event),
+                None => self.batch.elsewhere = self.batch.elsewhere.saturating_add(1),
             }
         }
     }
 }
 
-impl AsFd for Watch {
+impl AsFd for PoisonWatch {
     /// Readable when an event is queued.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
@@ -144,7 +141,7 @@ fn range(mapping: &Mapping) -> (u64, u64) {
 
 /// A bad page that this thread's guest touched, by this process's addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Met {
+pub struct GuestFault {
     /// First bad byte, a multiple of `size`.
     pub address: u64,
     /// Bad bytes, a power of two, 4 KiB at least.
@@ -153,34 +150,38 @@ pub struct Met {
 
 /// Runs `work`, which runs a guest (`KVM_RUN`) and touches no guest memory itself: a bad page that the guest touches
 /// becomes an event, does not kill, and is returned. Unless the guest is notified, it touches the page again.
-pub fn in_guest<T>(work: impl FnOnce() -> T) -> (T, Option<Met>) {
+pub fn in_guest<T>(work: impl FnOnce() -> T) -> (T, Option<GuestFault>) {
     let (result, fault) = signal::in_guest(work);
-    (result, fault.map(|Fault { address, size, .. }| Met { address, size }))
+    (result, fault.map(|Fault { address, size, .. }| GuestFault { address, size }))
 }
 
 /// A bad page hit by a guarded access: offset in the mapping and bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Bad {
+pub(crate) struct BadPage {
     pub(crate) offset: usize,
     pub(crate) size: usize,
 }
 
 /// Runs `work`, which touches `mapping` only, with pages of `page` bytes; a bad page becomes an error. After one,
 /// `mapping` is other memory from that page on: its owner throws it away.
-pub(crate) fn guarded(mapping: &Mapping, page: usize, work: impl FnOnce()) -> io::Result<Result<(), Bad>> {
+pub(crate) fn guarded(
+    mapping: &Mapping,
+    page: usize,
+    work: impl FnOnce(),
+) -> io::Result<Result<(), BadPage>> {
     signal::install()?;
     let bad = signal::guarded(mapping, page, work);
-    Ok(bad.map_or(Ok(()), |(offset, size)| Err(Bad { offset, size })))
+    Ok(bad.map_or(Ok(()), |(offset, size)| Err(BadPage { offset, size })))
 }
 
 /// Polls a device's list of retired pages: the device sends no notification when it grows.
 #[derive(Debug)]
-pub struct Growth {
+pub struct RetiredListPoll {
     region: Region,
     known: Retired,
 }
 
-impl Growth {
+impl RetiredListPoll {
     /// Starts with the retired pages of `region` as the known ones.
     #[must_use]
     pub fn new(region: Region) -> Self {
@@ -241,7 +242,7 @@ mod tests {
         let egm = RegionKind::Egm { device: "/dev/egm4".into() };
         let mut region = region(egm, 0x100_0000, 0x1_0000);
         region.retired = Retired::new([(0, 0x1_0000)], 0x100_0000, 0x1_0000);
-        let mut growth = Growth::new(region);
+        let mut growth = RetiredListPoll::new(region);
         assert_eq!(growth.look(&List(vec![(0, 0x1000)])).unwrap(), []);
         let events = growth.look(&List(vec![(0x2_3000, 0x1000), (0, 0x1000)])).unwrap();
         let spans: Vec<_> = events.iter().map(|e| (e.span.start().get(), e.span.size(), e.cause)).collect();

@@ -1,7 +1,7 @@
-//! The handler of SIGBUS. This is an unsafe room.
+//! The handler of SIGBUS. This is an unsafe module.
 //!
 //! Why it exists: the kernel reports bad memory by a signal, on the thread that touched it, within an instruction.
-//! What callers may rely on: the handler uses only atomics, `signal`, `raise` and rustix's bare `mmap` and `write`
+//! Callers may rely on this: the handler uses only atomics, `signal`, `raise` and rustix's bare `mmap` and `write`
 //! (which leave errno alone), all async-signal-safe; an unexplained SIGBUS kills the process, as without the handler.
 #![expect(unsafe_code, reason = "a signal handler reads what the kernel points to and maps over a bad page")]
 
@@ -23,11 +23,11 @@ static WAKE: OnceLock<OwnedFd> = OnceLock::new();
 
 /// State that the handler needs of the interrupted thread. Atomics, because a handler runs concurrently; relaxed,
 /// because it runs on the same thread.
-struct Thread {
+struct ThreadState {
     /// The vCPU is in the guest: a bad page is the guest's, and no instruction of ours waits for it.
     in_guest: AtomicBool,
     /// The last bad page that the guest touched, as [`Fault::word`]; 0 for none.
-    met: AtomicU64,
+    guest_fault: AtomicU64,
     /// The bytes that this thread zeroes under guard: start and end.
     guarded: (AtomicUsize, AtomicUsize),
     /// Bytes in a page of that mapping.
@@ -39,10 +39,10 @@ struct Thread {
 }
 
 thread_local! {
-    static THREAD: Thread = const {
-        Thread {
+    static THREAD: ThreadState = const {
+        ThreadState {
             in_guest: AtomicBool::new(false),
-            met: AtomicU64::new(0),
+            guest_fault: AtomicU64::new(0),
             guarded: (AtomicUsize::new(0), AtomicUsize::new(0)),
             page: AtomicUsize::new(0),
             bad: AtomicUsize::new(0),
@@ -54,7 +54,7 @@ thread_local! {
 /// The head of `siginfo_t` as Linux lays it out for SIGBUS on 64-bit machines; libc has no `si_addr_lsb`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Info {
+struct SignalInfo {
     signal: i32,
     errno: i32,
     code: i32,
@@ -65,24 +65,24 @@ struct Info {
 
 /// Meaning of a SIGBUS for the thread that gets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum SigbusAction {
     /// A bad page that no code of this process waits for: reported, and the process goes on.
-    Tell { consumed: bool },
+    Report { consumed: bool },
     /// A page under guard: memory takes its place, and the caller of [`guarded`] gets the address.
     Replace,
-    /// Anything else.
+    /// The signal has no explanation: the process ends.
     Die,
 }
 
 /// `code` is `si_code`; `guarded` whether the address lies in the bytes that this thread guards.
-const fn verdict(code: i32, guarded: bool, in_guest: bool) -> Verdict {
+const fn action(code: i32, guarded: bool, in_guest: bool) -> SigbusAction {
     match code {
-        libc::BUS_MCEERR_AO => Verdict::Tell { consumed: false },
+        libc::BUS_MCEERR_AO => SigbusAction::Report { consumed: false },
         libc::BUS_MCEERR_AR | libc::BUS_ADRALN | libc::BUS_ADRERR | libc::BUS_OBJERR if guarded => {
-            Verdict::Replace
+            SigbusAction::Replace
         }
-        libc::BUS_MCEERR_AR if in_guest => Verdict::Tell { consumed: true },
-        _ => Verdict::Die,
+        libc::BUS_MCEERR_AR if in_guest => SigbusAction::Report { consumed: true },
+        _ => SigbusAction::Die,
     }
 }
 
@@ -97,7 +97,7 @@ pub(super) fn install() -> io::Result<&'static OwnedFd> {
     action.sa_sigaction = on_sigbus as extern "C" fn(_, _, _) as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
     // SAFETY: the handler has the type that SA_SIGINFO requires and is async-signal-safe; the old one is not kept,
-    // because its action for a SIGBUS of this process would be to die, which `Verdict::Die` does.
+    // because its action for a SIGBUS of this process would be to die, which `SigbusAction::Die` does.
     if unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -119,7 +119,7 @@ pub(super) fn in_guest<T>(work: impl FnOnce() -> T) -> (T, Option<Fault>) {
     compiler_fence(Ordering::SeqCst);
     let result = work();
     compiler_fence(Ordering::SeqCst);
-    (result, Fault::of_word(THREAD.with(|thread| thread.met.swap(0, Ordering::Relaxed))))
+    (result, Fault::of_word(THREAD.with(|thread| thread.guest_fault.swap(0, Ordering::Relaxed))))
 }
 
 /// Runs `work`, which touches `mapping` only, with pages of `page` bytes. Without a fault: `None`. With one: the offset
@@ -155,23 +155,23 @@ fn page_of(address: usize, size: usize, start: usize) -> usize {
 }
 
 extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: SA_SIGINFO promises a siginfo_t of 128 bytes, of which `Info` describes the first.
-    let info = unsafe { info.cast::<Info>().read() };
+    // SAFETY: SA_SIGINFO promises a siginfo_t of 128 bytes, of which `SignalInfo` describes the first.
+    let info = unsafe { info.cast::<SignalInfo>().read() };
     THREAD.with(|thread| {
         let range = (thread.guarded.0.load(Ordering::Relaxed), thread.guarded.1.load(Ordering::Relaxed));
         let guarded = range.0 <= info.address && info.address < range.1;
-        match verdict(info.code, guarded, thread.in_guest.load(Ordering::Relaxed)) {
-            Verdict::Tell { consumed } => tell(thread, &info, consumed),
-            Verdict::Replace if replace(thread, &info, range) => {}
-            Verdict::Replace | Verdict::Die => die(),
+        match action(info.code, guarded, thread.in_guest.load(Ordering::Relaxed)) {
+            SigbusAction::Report { consumed } => report(thread, &info, consumed),
+            SigbusAction::Replace if replace(thread, &info, range) => {}
+            SigbusAction::Replace | SigbusAction::Die => die(),
         }
     });
 }
 
-fn tell(thread: &Thread, info: &Info, consumed: bool) {
+fn report(thread: &ThreadState, info: &SignalInfo, consumed: bool) {
     let fault = Fault::new(u64::try_from(info.address).unwrap_or(0), info.shift, consumed);
     if consumed {
-        thread.met.store(fault.word(), Ordering::Relaxed);
+        thread.guest_fault.store(fault.word(), Ordering::Relaxed);
     }
     RING.push(fault);
     if let Some(wake) = WAKE.get() {
@@ -180,7 +180,7 @@ fn tell(thread: &Thread, info: &Info, consumed: bool) {
 }
 
 /// Replaces the bad page and the rest of the guarded range by new memory, and records the address.
-fn replace(thread: &Thread, info: &Info, guarded: (usize, usize)) -> bool {
+fn replace(thread: &ThreadState, info: &SignalInfo, guarded: (usize, usize)) -> bool {
     let consumed = info.code == libc::BUS_MCEERR_AR;
     let start = page_of(info.address, thread.page.load(Ordering::Relaxed), guarded.0);
     if thread.bad.load(Ordering::Relaxed) == 0 {
@@ -212,20 +212,20 @@ mod tests {
 
     #[test]
     fn only_what_is_explained_survives() {
-        let tell = |consumed| Verdict::Tell { consumed };
+        let report = |consumed| SigbusAction::Report { consumed };
         let table = [
-            (libc::BUS_MCEERR_AO, false, false, tell(false)),
-            (libc::BUS_MCEERR_AR, false, false, Verdict::Die),
-            (libc::BUS_MCEERR_AR, false, true, tell(true)),
-            (libc::BUS_MCEERR_AR, true, false, Verdict::Replace),
-            (libc::BUS_ADRERR, false, false, Verdict::Die),
-            (libc::BUS_ADRERR, false, true, Verdict::Die),
-            (libc::BUS_ADRERR, true, false, Verdict::Replace),
-            (libc::SI_USER, true, true, Verdict::Die),
-            (libc::SI_KERNEL, true, true, Verdict::Die),
+            (libc::BUS_MCEERR_AO, false, false, report(false)),
+            (libc::BUS_MCEERR_AR, false, false, SigbusAction::Die),
+            (libc::BUS_MCEERR_AR, false, true, report(true)),
+            (libc::BUS_MCEERR_AR, true, false, SigbusAction::Replace),
+            (libc::BUS_ADRERR, false, false, SigbusAction::Die),
+            (libc::BUS_ADRERR, false, true, SigbusAction::Die),
+            (libc::BUS_ADRERR, true, false, SigbusAction::Replace),
+            (libc::SI_USER, true, true, SigbusAction::Die),
+            (libc::SI_KERNEL, true, true, SigbusAction::Die),
         ];
         for (code, guarded, in_guest, expected) in table {
-            assert_eq!(verdict(code, guarded, in_guest), expected, "{code} {guarded} {in_guest}");
+            assert_eq!(action(code, guarded, in_guest), expected, "{code} {guarded} {in_guest}");
         }
     }
 
@@ -233,8 +233,8 @@ mod tests {
     fn the_layout_is_that_of_libc() {
         // SAFETY: all zero bytes are a siginfo_t.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-        // SAFETY: `Info` is shorter than siginfo_t and as aligned.
-        let head = unsafe { &mut *(&raw mut info).cast::<Info>() };
+        // SAFETY: `SignalInfo` is shorter than siginfo_t and as aligned.
+        let head = unsafe { &mut *(&raw mut info).cast::<SignalInfo>() };
         (head.code, head.address) = (libc::BUS_ADRERR, 0x1000);
         // SAFETY: it was filled as the kernel fills it.
         assert_eq!((info.si_code, unsafe { info.si_addr() }.addr()), (libc::BUS_ADRERR, 0x1000));

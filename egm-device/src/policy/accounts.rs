@@ -107,7 +107,7 @@ impl Accounts {
     }
 
     /// Replaces the bytes that clients of earlier brokers may still have.
-    pub(super) fn set_left(&mut self, left: impl Iterator<Item = (Tenant, String, u64)>) {
+    pub(super) fn set_orphaned(&mut self, left: impl Iterator<Item = (Tenant, String, u64)>) {
         self.left.clear();
         for (tenant, region, bytes) in left {
             let sum = self.left.entry((tenant, region)).or_default();

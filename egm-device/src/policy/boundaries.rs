@@ -13,7 +13,7 @@ fn second(count: u64) -> Duration {
 fn rule(name: &str, uid: u32) -> Rule {
     Rule {
         name: name.to_owned(),
-        who: Who::User(uid),
+        who: RuleSubject::User(uid),
         class: None,
         regions: Vec::new(),
         quota: None,
@@ -41,10 +41,10 @@ fn tenant(rule: usize) -> Tenant {
 }
 
 /// The answer to user 1 about `size` bytes of `supply`, when user 1 holds `held` bytes.
-fn decide(policy: &Policy, size: u64, supply: &Supply, held: u64) -> Result<Tenant, Why> {
+fn decide(policy: &Policy, size: u64, supply: &Supply, held: u64) -> Result<Tenant, RefusalReason> {
     let mut accounts = Accounts::default();
     accounts.take(tenant(0), &supply.region, held);
-    let ask = Ask { size, class: None };
+    let ask = RegionRequest { size, class: None };
     match policy.decide(&peer(1), ask, supply, &accounts, std::slice::from_ref(supply)) {
         Decision::Allowed(tenant) => Ok(tenant),
         Decision::Wait(_, refusal) | Decision::Refused(refusal) => Err(refusal.why),
@@ -134,7 +134,7 @@ fn a_rule_is_for_a_user_or_a_group_and_for_regions_by_name_or_kind() {
         Policy::new(vec![Rule { who, regions, ..rule("rule", 0) }])
     };
     let named = |policy: &Policy, uid| policy.tenant(&peer(uid), None, &supply("a", 8)).is_some();
-    for (who, uid) in [(Who::User(1), 1), (Who::Group(1001), 1)] {
+    for (who, uid) in [(RuleSubject::User(1), 1), (RuleSubject::Group(1001), 1)] {
         assert_eq!([1, 2, 1001].map(|uid| named(&of(who, &[]), uid)), [true, false, false]);
         assert!(of(who, &[]).knows(&peer(uid)) && !of(who, &[]).knows(&peer(2)));
         for (regions, covered) in [(&["a"][..], true), (&["b", "a"], true), (&["egm"], true), (&["b"], false)]
@@ -153,7 +153,7 @@ fn a_domain_is_that_of_all_rules_for_a_user() {
             ..rule(&format!("r{index}"), *uid)
         });
         let policy = Policy::new(rules.collect());
-        policy.domain_of(Who::User(1)).map(str::to_owned)
+        policy.domain_of(RuleSubject::User(1)).map(str::to_owned)
     };
     let (red, blue) = (Some("red"), Some("blue"));
     assert_eq!(of(&[(1, red), (2, blue), (1, red)]).as_deref(), red);
@@ -170,15 +170,18 @@ fn a_size_is_whole_pages_up_to_the_smaller_quota_and_the_region() {
     let all = supply("a", 100);
     assert!([4, 8, 100].iter().all(|size| decide(&none, *size, &all, 0) == Ok(tenant(0))));
     for size in [0, 1, 3, 6] {
-        assert!(matches!(decide(&none, size, &all, 0), Err(Why::Page { .. })), "{size}");
+        assert!(matches!(decide(&none, size, &all, 0), Err(RefusalReason::Page { .. })), "{size}");
     }
-    assert!(matches!(decide(&none, 104, &all, 0), Err(Why::NeverFits { most: 100, .. })));
+    assert!(matches!(decide(&none, 104, &all, 0), Err(RefusalReason::NeverFits { most: 100, .. })));
     for (quota, each) in [(Some(40), None), (None, Some(40)), (Some(40), Some(60)), (Some(60), Some(40))] {
         let policy = quotas(quota, each);
         assert!(decide(&policy, 40, &all, 0).is_ok());
-        assert_eq!(decide(&policy, 44, &all, 0), Err(Why::AboveQuota { size: 44, quota: 40 }));
+        assert_eq!(decide(&policy, 44, &all, 0), Err(RefusalReason::AboveQuota { size: 44, quota: 40 }));
         assert!(decide(&policy, 20, &all, 20).is_ok());
-        assert_eq!(decide(&policy, 24, &all, 20), Err(Why::QuotaUsed { held: 20, size: 24, quota: 40 }));
+        assert_eq!(
+            decide(&policy, 24, &all, 20),
+            Err(RefusalReason::QuotaUsed { held: 20, size: 24, quota: 40 })
+        );
     }
 }
 
@@ -187,23 +190,23 @@ fn a_slice_fits_in_the_largest_free_block() {
     let policy = Policy::new(vec![rule("rule", 1)]);
     let part = Supply { largest: 40, ..supply("a", 60) };
     assert!(decide(&policy, 40, &part, 0).is_ok());
-    let why = Why::NoRoom { size: 44, region: "a".to_owned(), free: 60, largest: 40 };
+    let why = RefusalReason::NoRoom { size: 44, region: "a".to_owned(), free: 60, largest: 40 };
     assert_eq!(decide(&policy, 44, &part, 0), Err(why));
 }
 
 #[test]
 fn a_refusal_names_its_rule_and_what_is_free() {
     let text = |rule: Option<&str>, free| {
-        let why = Why::OthersFirst { region: "a".to_owned() };
+        let why = RefusalReason::OthersFirst { region: "a".to_owned() };
         Refusal { rule: rule.map(str::to_owned), why, free }.to_string()
     };
-    let some = Free { total: 4096, largest: 1024, regions: Vec::new() };
+    let some = FreeMemory { total: 4096, largest: 1024, regions: Vec::new() };
     let why = "others wait for \"a\" and go first";
-    assert_eq!(text(None, Free::default()), format!("the policy: {why}; nothing else is free"));
-    let free = "free: 4KiB, 1KiB in one piece";
+    assert_eq!(text(None, FreeMemory::default()), format!("the policy: {why}; nothing else is available"));
+    let free = "available: 4KiB, largest contiguous block: 1KiB";
     assert_eq!(text(Some("mine"), some.clone()), format!("rule \"mine\": {why}; {free}"));
     let regions = vec![("a".to_owned(), 1024), ("b".to_owned(), 3072)];
-    assert_eq!(Free { regions, ..some }.to_string(), format!("{free} (a 1KiB, b 3KiB)"));
+    assert_eq!(FreeMemory { regions, ..some }.to_string(), format!("{free} (a 1KiB, b 3KiB)"));
 }
 
 #[test]
@@ -218,8 +221,8 @@ fn free_memory_is_that_of_regions_that_the_peer_may_take_from() {
         supply("d", 90),
     ];
     let free = |uid| policy.free_for(&peer(uid), &Accounts::default(), &all);
-    assert_eq!(free(1), Free { total: 40, largest: 20, regions: Vec::new() });
-    assert_eq!(free(3), Free::default());
+    assert_eq!(free(1), FreeMemory { total: 40, largest: 20, regions: Vec::new() });
+    assert_eq!(free(3), FreeMemory::default());
     let root = free(0);
     assert_eq!((root.total, root.largest), (220, 90), "root opens every device");
     let names: Vec<_> = root.regions.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect();
@@ -234,12 +237,12 @@ fn free_memory_is_no_more_than_the_quotas_leave() {
     let all = [supply("a", 12), supply("b", 50)];
     let free = |accounts: &Accounts| policy.free_for(&peer(1), accounts, &all);
     let mut accounts = Accounts::default();
-    assert_eq!(free(&accounts), Free { total: 16, largest: 16, regions: Vec::new() });
+    assert_eq!(free(&accounts), FreeMemory { total: 16, largest: 16, regions: Vec::new() });
     let tenant = Tenant { uid: 1, rule: RuleId(0) };
     accounts.take(tenant, "a", 6);
-    assert_eq!(free(&accounts), Free { total: 10, largest: 10, regions: Vec::new() });
+    assert_eq!(free(&accounts), FreeMemory { total: 10, largest: 10, regions: Vec::new() });
     accounts.take(Tenant { uid: 2, ..tenant }, "b", 22);
-    assert_eq!(free(&accounts), Free { total: 2, largest: 2, regions: Vec::new() });
+    assert_eq!(free(&accounts), FreeMemory { total: 2, largest: 2, regions: Vec::new() });
 }
 
 fn parsed(rule: &str) -> Result<Policy, String> {
@@ -293,6 +296,7 @@ fn a_rule_that_contradicts_itself_is_refused() {
         (r#", "weight": 65537"#, "weight 65537 is outside 1 to 65536"),
         (r#", "quota": 4096, "regions": ["a"], "reservation": 4097"#, "more than the quota"),
         (r#", "reservation": 1"#, "name exactly one"),
+        (r#", "regions": []"#, "\"regions\" is empty"),
         (r#", "regions": ["a", "b"], "reservation": 1"#, "name exactly one"),
         (r#", "regions": ["hugetlb"], "reservation": 1"#, "name exactly one"),
         (r#", "regions": ["a", "a b"]"#, "\"a b\" is not a name"),
@@ -330,26 +334,29 @@ fn names_and_the_policy_are_those_of_the_host() {
     let text = r#"{"rules": [{"name": "a", "user": "alice"}, {"name": "b", "group": "gpu"}]}"#;
     std::fs::write(etc.join("policy.json"), text).unwrap();
     let policy = parse(text, &Names::of_host(root.path())).unwrap();
-    assert_eq!((policy.rules()[0].who, policy.rules()[1].who), (Who::User(1000), Who::Group(500)));
+    assert_eq!(
+        (policy.rules()[0].who, policy.rules()[1].who),
+        (RuleSubject::User(1000), RuleSubject::Group(500))
+    );
     // Only root's own file counts.
     let counts = rustix::process::getuid().is_root();
     assert_eq!(Policy::of_host(root.path()), if counts { policy } else { Policy::root_only() });
 }
 
 /// A queue of one rule for each of users 1 to 4, that of user 4 with priority 1.
-fn queue(patience: Patience) -> Queue {
+fn queue(limits: OvertakeLimits) -> Queue {
     let mut rules: Vec<Rule> = (1..5).map(|uid| rule(&format!("r{uid}"), uid)).collect();
     rules[3].priority = 1;
-    Queue::new(Policy::new(rules), patience)
+    Queue::new(Policy::new(rules), limits)
 }
 
 fn ask(queue: &mut Queue, rule: usize, size: u64) -> Ticket {
-    queue.arrive(Duration::ZERO, size, vec![("a".to_owned(), tenant(rule))])
+    queue.arrive(Duration::ZERO, size, vec![Candidate { region: "a".to_owned(), tenant: tenant(rule) }])
 }
 
 #[test]
 fn a_request_that_left_is_not_served_and_leaves_once() {
-    let mut queue = queue(Patience::default());
+    let mut queue = queue(OvertakeLimits::default());
     let (first, second) = (ask(&mut queue, 0, 8), ask(&mut queue, 1, 8));
     assert!(queue.leave(first) && !queue.leave(first));
     assert_eq!(queue.waiting().iter().map(Waiter::ticket).collect::<Vec<_>>(), [second]);
@@ -360,7 +367,7 @@ fn a_request_that_left_is_not_served_and_leaves_once() {
 
 #[test]
 fn priority_goes_first_then_the_smaller_holding_then_arrival() {
-    let mut queue = queue(Patience::default());
+    let mut queue = queue(OvertakeLimits::default());
     let tickets = [0, 1, 0, 2, 3].map(|rule| ask(&mut queue, rule, 8));
     let served: Vec<_> = std::iter::from_fn(|| queue.next(Duration::ZERO, &[supply("a", 8)]))
         .map(|pick| pick.ticket)
@@ -372,7 +379,7 @@ fn priority_goes_first_then_the_smaller_holding_then_arrival() {
 fn a_region_without_a_place_is_skipped_for_5_seconds_or_until_a_slice_comes_back() {
     let all = [supply("a", 100)];
     let short = || {
-        let mut queue = queue(Patience::default());
+        let mut queue = queue(OvertakeLimits::default());
         let tickets = [0, 1, 2].map(|rule| ask(&mut queue, rule, 8));
         let pick = queue.next(Duration::ZERO, &all).unwrap();
         queue.put_back(Duration::ZERO, pick);
@@ -384,7 +391,7 @@ fn a_region_without_a_place_is_skipped_for_5_seconds_or_until_a_slice_comes_back
         assert_eq!(queue.accounts().held(tenant(0)), 0, "and not charged");
         (queue, tickets)
     };
-    let mut last = queue(Patience::default());
+    let mut last = queue(OvertakeLimits::default());
     let tickets = [0, 1, 3].map(|rule| ask(&mut last, rule, 8));
     let urgent = last.next(Duration::ZERO, &all).unwrap();
     assert_eq!(urgent.ticket, tickets[2]);
@@ -403,7 +410,7 @@ fn a_region_without_a_place_is_skipped_for_5_seconds_or_until_a_slice_comes_back
 #[test]
 fn an_overdue_request_keeps_memory_free_for_itself() {
     for (passes, grants) in [(2, 100), (100, 2)] {
-        let mut queue = queue(Patience { passes, grants });
+        let mut queue = queue(OvertakeLimits { passes, grants });
         let large = ask(&mut queue, 0, 40);
         for _ in 0..5 {
             ask(&mut queue, 1, 8);
@@ -422,7 +429,7 @@ fn an_overdue_request_keeps_memory_free_for_itself() {
 fn a_request_above_its_quota_does_not_become_overdue() {
     let mut rules: Vec<Rule> = (1..3).map(|uid| rule(&format!("r{uid}"), uid)).collect();
     rules[0].quota = Some(40);
-    let mut queue = Queue::new(Policy::new(rules), Patience { passes: 2, grants: 2 });
+    let mut queue = Queue::new(Policy::new(rules), OvertakeLimits { passes: 2, grants: 2 });
     for _ in 0..2 {
         ask(&mut queue, 0, 40);
     }

@@ -10,8 +10,8 @@ use super::rules::{Peer, Policy, Rule, RuleId, Supply, Tenant};
 
 /// A request for a slice of one region.
 #[derive(Debug, Clone, Copy)]
-pub struct Ask<'a> {
-    /// Bytes.
+pub struct RegionRequest<'a> {
+    /// Requested size in bytes.
     pub size: u64,
     /// The VM class that the requester claims to start.
     pub class: Option<&'a str>,
@@ -35,9 +35,9 @@ pub struct Refusal {
     /// Name of the rule that decided; `None` when no rule names the peer.
     pub rule: Option<String>,
     /// Reason of the refusal.
-    pub why: Why,
-    /// What is free for this peer instead.
-    pub free: Free,
+    pub why: RefusalReason,
+    /// Memory that is free for this peer.
+    pub free: FreeMemory,
 }
 
 impl Refusal {
@@ -49,7 +49,7 @@ impl Refusal {
 /// Why a request is not granted. Sizes in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
-pub enum Why {
+pub enum RefusalReason {
     #[error("no rule lets user {uid} take from {region:?}: an operator can add one")]
     NoRule { uid: u32, region: String },
     #[error("no rule lets user {uid} start class {class:?} with {region:?}: an operator can add one")]
@@ -58,7 +58,7 @@ pub enum Why {
     Page { size: u64, region: String, page: u64 },
     #[error("{} is more than the quota of {}", ByteSize::new(*size), ByteSize::new(*quota))]
     AboveQuota { size: u64, quota: u64 },
-    #[error("{} held and {} asked are more than the quota of {}: return a slice",
+    #[error("{} held and {} requested exceed the quota of {}: return a slice",
         ByteSize::new(*held), ByteSize::new(*size), ByteSize::new(*quota))]
     QuotaUsed { held: u64, size: u64, quota: u64 },
     #[error("{} is more than {region:?} can ever give: {}", ByteSize::new(*size), ByteSize::new(*most))]
@@ -82,7 +82,7 @@ pub enum Why {
 
 /// Memory that is free for a peer, without the reservations of others. An ordinary user sees no region names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Free {
+pub struct FreeMemory {
     /// Bytes over all regions that it may take from.
     pub total: u64,
     /// Bytes of the largest slice among them.
@@ -91,12 +91,13 @@ pub struct Free {
     pub regions: Vec<(String, u64)>,
 }
 
-impl fmt::Display for Free {
+impl fmt::Display for FreeMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.total == 0 {
-            return f.write_str("nothing else is free");
+            return f.write_str("nothing else is available");
         }
-        write!(f, "free: {}, {} in one piece", ByteSize::new(self.total), ByteSize::new(self.largest))?;
+        let (total, largest) = (ByteSize::new(self.total), ByteSize::new(self.largest));
+        write!(f, "available: {total}, largest contiguous block: {largest}")?;
         let regions: Vec<_> =
             self.regions.iter().map(|(name, bytes)| format!("{name} {}", ByteSize::new(*bytes))).collect();
         if regions.is_empty() { Ok(()) } else { write!(f, " ({})", regions.join(", ")) }
@@ -110,7 +111,7 @@ impl Policy {
     pub fn decide(
         &self,
         peer: &Peer,
-        ask: Ask<'_>,
+        request: RegionRequest<'_>,
         supply: &Supply,
         accounts: &Accounts,
         all: &[Supply],
@@ -120,35 +121,35 @@ impl Policy {
             why,
             free: self.free_for(peer, accounts, all),
         };
-        let Some(tenant) = self.tenant(peer, ask.class, supply) else {
-            return Decision::Refused(refusal(None, no_rule(peer, ask, &supply.region)));
+        let Some(tenant) = self.tenant(peer, request.class, supply) else {
+            return Decision::Refused(refusal(None, no_rule(peer, request, &supply.region)));
         };
         let rule = self.of(tenant.rule);
-        if let Some(why) = self.never(tenant, ask.size, supply) {
+        if let Some(why) = self.never(tenant, request.size, supply) {
             return Decision::Refused(refusal(rule, why));
         }
-        match self.not_now(tenant, ask.size, supply, accounts) {
+        match self.not_now(tenant, request.size, supply, accounts) {
             Some(why) => Decision::Wait(tenant, refusal(rule, why)),
             None => Decision::Allowed(tenant),
         }
     }
 
     /// Why `tenant` can never have `size` bytes of `supply`.
-    fn never(&self, tenant: Tenant, size: u64, supply: &Supply) -> Option<Why> {
+    fn never(&self, tenant: Tenant, size: u64, supply: &Supply) -> Option<RefusalReason> {
         let rule = self.of(tenant.rule)?;
         let region = || supply.region.clone();
         if !rule.may_hold(tenant.uid, supply) {
-            return Some(Why::WholeDevice { uid: tenant.uid, region: region() });
+            return Some(RefusalReason::WholeDevice { uid: tenant.uid, region: region() });
         }
         if size == 0 || !size.is_multiple_of(supply.page_size) {
-            return Some(Why::Page { size, region: region(), page: supply.page_size });
+            return Some(RefusalReason::Page { size, region: region(), page: supply.page_size });
         }
         let quota = rule.quota.into_iter().chain(rule.quota_each).min().filter(|quota| size > *quota);
         if let Some(quota) = quota {
-            return Some(Why::AboveQuota { size, quota });
+            return Some(RefusalReason::AboveQuota { size, quota });
         }
         let most = supply.usable.saturating_sub(self.reserved_from(tenant.rule, &supply.region));
-        (size > most).then(|| Why::NeverFits { size, region: region(), most })
+        (size > most).then(|| RefusalReason::NeverFits { size, region: region(), most })
     }
 
     /// Why `tenant` cannot have `size` bytes of `supply` now.
@@ -158,22 +159,22 @@ impl Policy {
         size: u64,
         supply: &Supply,
         accounts: &Accounts,
-    ) -> Option<Why> {
+    ) -> Option<RefusalReason> {
         if let Some(why) = self.quota_used(tenant, size, accounts) {
             return Some(why);
         }
         let free = accounts.free_for(self, tenant.rule, supply);
         let largest = free.min(supply.largest);
         let region = supply.region.clone();
-        (size > largest).then_some(Why::NoRoom { size, region, free, largest })
+        (size > largest).then_some(RefusalReason::NoRoom { size, region, free, largest })
     }
 
     /// Why the quotas of `tenant` do not let it hold `size` bytes more.
-    pub(super) fn quota_used(&self, tenant: Tenant, size: u64, accounts: &Accounts) -> Option<Why> {
+    pub(super) fn quota_used(&self, tenant: Tenant, size: u64, accounts: &Accounts) -> Option<RefusalReason> {
         let rule = self.of(tenant.rule).filter(|_| !egm_address::fault!("quota-ignored"))?;
         let over = |held: u64, quota: Option<u64>| {
             let quota = quota?;
-            (held.saturating_add(size) > quota).then_some(Why::QuotaUsed { held, size, quota })
+            (held.saturating_add(size) > quota).then_some(RefusalReason::QuotaUsed { held, size, quota })
         };
         over(accounts.held(tenant), rule.quota_each)
             .or_else(|| over(accounts.held_by_rule(tenant.rule), rule.quota))
@@ -189,8 +190,8 @@ impl Policy {
 
     /// Memory that `peer` could take now, whatever its class.
     #[must_use]
-    pub fn free_for(&self, peer: &Peer, accounts: &Accounts, all: &[Supply]) -> Free {
-        let mut free = Free::default();
+    pub fn free_for(&self, peer: &Peer, accounts: &Accounts, all: &[Supply]) -> FreeMemory {
+        let mut free = FreeMemory::default();
         // A quota is for all regions of its rule together.
         let mut rooms = BTreeMap::new();
         for supply in all {
@@ -212,10 +213,10 @@ impl Policy {
     }
 }
 
-fn no_rule(peer: &Peer, ask: Ask<'_>, region: &str) -> Why {
+fn no_rule(peer: &Peer, request: RegionRequest<'_>, region: &str) -> RefusalReason {
     let (uid, region) = (peer.uid, region.to_owned());
-    match ask.class {
-        Some(class) => Why::NoClass { uid, class: class.to_owned(), region },
-        None => Why::NoRule { uid, region },
+    match request.class {
+        Some(class) => RefusalReason::NoClass { uid, class: class.to_owned(), region },
+        None => RefusalReason::NoRule { uid, region },
     }
 }

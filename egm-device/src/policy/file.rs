@@ -10,8 +10,8 @@ use egm_address::ByteSize;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::rules::{Policy, Rule, Who};
-use crate::trusted::{self, NotRoots};
+use super::rules::{Policy, Rule, RuleSubject};
+use crate::trusted::{self, NotRootOwned};
 
 /// Maximum size of a policy file in bytes, far above the page or two of a usual one.
 const MAX_FILE: u64 = 1 << 20;
@@ -35,24 +35,23 @@ const RULE_KEYS: [&str; 12] = [
     "trust_domain",
 ];
 
-/// Why a policy file is refused.
+/// A policy file that is refused.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum PolicyError {
     #[error("cannot read policy {}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("policy {} belongs to user {uid} with mode {mode:#o}: chown root and chmod go-w it, or it could be \
-        anybody's", path.display())]
-    NotRoots { path: PathBuf, uid: u32, mode: u32 },
-    #[error("policy {} does not hold", path.display())]
+    #[error("cannot trust policy {}: it belongs to user {uid} with mode {mode:#o}", path.display())]
+    NotRootOwned { path: PathBuf, uid: u32, mode: u32 },
+    #[error("cannot use policy {}", path.display())]
     File { path: PathBuf, source: Box<PolicyError> },
-    #[error("policy is larger than {}: write fewer rules, of groups for instance", ByteSize::new(MAX_FILE))]
+    #[error("it is larger than {}", ByteSize::new(MAX_FILE))]
     TooLarge,
-    #[error("line {}, column {}: policy is not JSON as its schema says", .0.line(), .0.column())]
+    #[error("line {}, column {}: not the JSON of a policy", .0.line(), .0.column())]
     Json(#[source] serde_json::Error),
     #[error("{place}: unknown key {key:?}{}", did_you_mean(key, known))]
     UnknownKey { place: String, key: String, known: &'static [&'static str] },
-    #[error("{count} rules: {MAX_RULES} at most; write rules of groups instead of users")]
+    #[error("it has {count} rules, and {MAX_RULES} at most are read")]
     TooManyRules { count: usize },
     #[error("rule {rule:?}: {what}")]
     Rule { rule: String, what: String },
@@ -70,7 +69,7 @@ fn did_you_mean(key: &str, known: &[&str]) -> String {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PolicyFile {
-    /// For editors.
+    /// Location of the schema, for editors.
     #[serde(rename = "$schema")]
     _schema: Option<String>,
     /// Description of the policy, for people.
@@ -92,8 +91,7 @@ struct RuleFile {
     /// The VM class that these users may start; without it the rule is for requests that say no class.
     class: Option<String>,
     /// Regions by name, or by kind: `egm`, `reserved`, `devdax`, `fsdax`, `hugetlb`, `memfd`, `guest-memfd`. Default: all.
-    #[serde(default)]
-    regions: Vec<String>,
+    regions: Option<Vec<String>>,
     /// The most that all of them hold together. Default: no limit.
     quota: Option<ByteSize>,
     /// The most that each user of them holds. Default: no limit.
@@ -169,7 +167,7 @@ pub fn load(path: &Path, names: &Names) -> Result<Policy, PolicyError> {
     let read = |source| PolicyError::Read { path: path.to_owned(), source };
     let file = File::open(path).map_err(read)?;
     let metadata = file.metadata().map_err(read)?; // of the open file: it cannot be exchanged afterwards
-    trusted::check(&metadata).map_err(|NotRoots { uid, mode }| PolicyError::NotRoots {
+    trusted::check(&metadata).map_err(|NotRootOwned { uid, mode }| PolicyError::NotRootOwned {
         path: path.to_owned(),
         uid,
         mode,
@@ -222,24 +220,27 @@ fn refuse_unknown_keys(file: &Value) -> Result<(), PolicyError> {
 
 fn rule(written: RuleFile, names: &Names) -> Result<Rule, String> {
     let who = match (written.user, written.group) {
-        (Some(user), None) => Who::User(number(&user, &names.users, "user")?),
-        (None, Some(group)) => Who::Group(number(&group, &names.groups, "group")?),
+        (Some(user), None) => RuleSubject::User(number(&user, &names.users, "user")?),
+        (None, Some(group)) => RuleSubject::Group(number(&group, &names.groups, "group")?),
         _ => return Err("write either \"user\" or \"group\"".to_owned()),
     };
     let reservation = written.reservation.map_or(0, ByteSize::get);
-    let bad =
-        written.regions.iter().chain(&written.class).chain(&written.trust_domain).find(|word| !is_word(word));
+    if written.regions.as_ref().is_some_and(Vec::is_empty) {
+        return Err("\"regions\" is empty: name regions or kinds, or leave it out for all regions".to_owned());
+    }
+    let regions = written.regions.unwrap_or_default();
+    let bad = regions.iter().chain(&written.class).chain(&written.trust_domain).find(|word| !is_word(word));
     if let Some(word) = bad {
         return Err(format!("{word:?} is not a name: write 1 to 64 of A-Z a-z 0-9 . _ -"));
     }
-    match written.regions.as_slice() {
+    match regions.as_slice() {
         _ if reservation == 0 => {}
-        [region] if !KINDS.contains(&region.as_str()) => {}
+        [region] if !is_kind(region) => {}
         _ => return Err("a reservation is kept in one region: name exactly one, not a kind".to_owned()),
     }
     let quota = written.quota.map(ByteSize::get);
     if quota.is_some_and(|quota| quota < reservation) {
-        return Err("the reservation is more than the quota: nobody could take it".to_owned());
+        return Err("the reservation is more than the quota, so no user could take all of it".to_owned());
     }
     let weight = written.weight.unwrap_or(NonZeroU32::MIN);
     if weight.get() > 65536 {
@@ -249,7 +250,7 @@ fn rule(written: RuleFile, names: &Names) -> Result<Rule, String> {
         name: written.name,
         who,
         class: written.class,
-        regions: written.regions,
+        regions,
         quota,
         quota_each: written.quota_each.map(ByteSize::get),
         reservation,
@@ -266,8 +267,13 @@ fn number(who: &NameOrNumber, known: &BTreeMap<String, u32>, what: &str) -> Resu
         NameOrNumber::Name(name) => known
             .get(name)
             .copied()
-            .ok_or_else(|| format!("this host's files know no {what} {name:?}: write its number")),
+            .ok_or_else(|| format!("this host has no {what} {name:?} in /etc: write its number")),
     }
+}
+
+/// Whether `word` means every region of a kind.
+pub(crate) fn is_kind(word: &str) -> bool {
+    KINDS.contains(&word)
 }
 
 pub(crate) fn is_word(text: &str) -> bool {

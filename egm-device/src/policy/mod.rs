@@ -1,4 +1,4 @@
-//! Which user may take how much of which region, and the order in which waiting requests are served.
+//! Limits on the memory that each user takes of each region, and the order in which waiting requests are served.
 //!
 //! ```text
 //!  policy.json ──file.rs──► Policy ──decide.rs─► Decision        accounts.rs   holdings of each tenant
@@ -16,11 +16,11 @@ mod queue;
 mod rules;
 
 pub use accounts::Accounts;
-pub use decide::{Ask, Decision, Free, Refusal, Why};
-pub(crate) use file::is_word;
+pub use decide::{Decision, FreeMemory, Refusal, RefusalReason, RegionRequest};
 pub use file::{Names, PolicyError, load, parse};
-pub use queue::{Patience, Pick, Queue, Ticket, Waiter};
-pub use rules::{Charge, Left, Peer, Policy, Rule, RuleId, Supply, Tenant, Who};
+pub(crate) use file::{is_kind, is_word};
+pub use queue::{Candidate, OvertakeLimits, PickedRequest, Queue, Ticket, Waiter};
+pub use rules::{Charge, OrphanedSlice, Peer, Policy, Rule, RuleId, RuleSubject, Supply, Tenant};
 
 #[cfg(test)]
 mod boundaries;

@@ -3,7 +3,7 @@
 //! 1. Order: priority, then the tenant with the smallest holding for its weight, then the tenant with the smallest use
 //!    over time for its weight, then arrival.
 //! 2. A request that does not fit is passed over: memory is not idle while a smaller request can use it.
-//! 3. This has a limit. A request that was passed over too often ([`Patience`]) is *overdue*: overdue requests go
+//! 3. This has a limit. A request that was passed over too often ([`OvertakeLimits`]) is *overdue*: overdue requests go
 //!    first, in the order of arrival, and memory that becomes free in their candidate regions is kept for them.
 //! 4. Reserved memory serves only its own rule: no other request takes it, and no overdue request blocks it.
 //!
@@ -14,11 +14,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::accounts::Accounts;
-use super::rules::{Left, Policy, Supply, Tenant};
+use super::rules::{OrphanedSlice, Policy, Supply, Tenant};
 
-/// How many grants may precede a waiting request before it is overdue.
+/// Numbers of grants that may precede a waiting request before it is overdue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
+pub struct OvertakeLimits {
     /// Grants to requests behind it, because it did not fit.
     pub passes: u32,
     /// Grants to any request from its regions since it became its tenant's first. This bounds the wait whatever
@@ -26,27 +26,46 @@ pub struct Patience {
     pub grants: u32,
 }
 
-impl Default for Patience {
+impl Default for OvertakeLimits {
     fn default() -> Self {
         Self { passes: 16, grants: 1024 }
     }
 }
 
-/// How long a request skips a region that had no place for it, unless a slice comes back there: other processes may
-/// free memory in it without a notification.
+/// Time for which a request skips a region that had no place for it, unless a slice comes back there: other processes
+/// may free memory in it without a notification.
 const PASS_OVER: Duration = Duration::from_secs(5);
 
 /// A waiting request's number; later ones are larger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
-/// A waiting request.
+/// A region that can serve a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    /// Name of the region.
+    pub region: String,
+    /// The requester's tenant there.
+    pub tenant: Tenant,
+}
+
+/// Position of a request in the serving order, in which smaller ranks come first.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    overdue: Reverse<bool>,
+    priority: Reverse<i32>,
+    /// The tenant's share; overdue requests are served in the order of arrival.
+    share: (u128, u128),
+    ticket: Ticket,
+}
+
+/// A request in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiter {
     ticket: Ticket,
     size: u64,
-    /// Candidate regions, best first, each with the requester's tenant there.
-    places: Vec<(String, Tenant)>,
+    /// Best first.
+    candidates: Vec<Candidate>,
     passed: u32,
     seen: u32,
     /// Regions that had no place for it, and until when they are passed over.
@@ -62,20 +81,20 @@ impl Waiter {
 
     /// The tenant that orders the request by its share: that of its first candidate region.
     fn tenant(&self) -> Option<Tenant> {
-        self.places.first().map(|(_, tenant)| *tenant)
+        self.candidates.first().map(|candidate| candidate.tenant)
     }
 }
 
 /// A grant to make: the account is already charged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pick {
+pub struct PickedRequest {
     /// The request that is served; it has left the queue.
     pub ticket: Ticket,
     /// The account that is charged.
     pub tenant: Tenant,
-    /// Where.
+    /// Name of the region that serves it.
     pub region: String,
-    /// Bytes.
+    /// Size of the slice, in bytes.
     pub size: u64,
     /// The request as it waited, for [`Queue::put_back`].
     waiter: Waiter,
@@ -85,7 +104,7 @@ pub struct Pick {
 #[derive(Debug, Clone)]
 pub struct Queue {
     policy: Policy,
-    patience: Patience,
+    limits: OvertakeLimits,
     accounts: Accounts,
     /// In the order of arrival.
     waiting: Vec<Waiter>,
@@ -95,17 +114,17 @@ pub struct Queue {
 impl Queue {
     /// An empty queue, with empty accounts.
     #[must_use]
-    pub fn new(policy: Policy, patience: Patience) -> Self {
-        Self { policy, patience, accounts: Accounts::default(), waiting: Vec::new(), next: 0 }
+    pub fn new(policy: Policy, limits: OvertakeLimits) -> Self {
+        Self { policy, limits, accounts: Accounts::default(), waiting: Vec::new(), next: 0 }
     }
 
-    /// The rules.
+    /// The policy that the queue enforces.
     #[must_use]
     pub const fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// What each tenant holds.
+    /// Holdings of each tenant.
     #[must_use]
     pub const fn accounts(&self) -> &Accounts {
         &self.accounts
@@ -117,17 +136,17 @@ impl Queue {
         &self.waiting
     }
 
-    /// Adds a request for `size` bytes of any of `places`.
-    pub fn arrive(&mut self, now: Duration, size: u64, places: Vec<(String, Tenant)>) -> Ticket {
+    /// Adds a request for `size` bytes of any of `candidates`.
+    pub fn arrive(&mut self, now: Duration, size: u64, candidates: Vec<Candidate>) -> Ticket {
         self.accounts.advance(&self.policy, now);
         let active: BTreeSet<Tenant> =
-            self.waiting.iter().flat_map(|w| w.places.iter().map(|(_, t)| *t)).collect();
-        for (_, tenant) in &places {
-            self.accounts.enter(*tenant, active.iter().copied());
+            self.waiting.iter().flat_map(|w| &w.candidates).map(|candidate| candidate.tenant).collect();
+        for candidate in &candidates {
+            self.accounts.enter(candidate.tenant, active.iter().copied());
         }
         let ticket = Ticket(self.next);
         self.next = self.next.saturating_add(1);
-        self.waiting.push(Waiter { ticket, size, places, passed: 0, seen: 0, short: BTreeMap::new() });
+        self.waiting.push(Waiter { ticket, size, candidates, passed: 0, seen: 0, short: BTreeMap::new() });
         ticket
     }
 
@@ -140,15 +159,15 @@ impl Queue {
 
     /// Replaces the slices that clients of earlier brokers may still have. Those that no rule covers any more are on no
     /// account.
-    pub fn set_left(&mut self, left: &[Left], supplies: &[Supply]) {
-        let on_account = |left: &Left| {
+    pub fn set_orphaned(&mut self, left: &[OrphanedSlice], supplies: &[Supply]) {
+        let on_account = |left: &OrphanedSlice| {
             let supply = supplies.iter().find(|supply| supply.region == left.region)?;
             Some((self.policy.tenant_of(left, supply)?, left.region.clone(), left.bytes))
         };
-        self.accounts.set_left(left.iter().filter_map(on_account));
+        self.accounts.set_orphaned(left.iter().filter_map(on_account));
     }
 
-    /// A slice of a [`Pick`] came back, or could not be made.
+    /// A slice of a [`PickedRequest`] came back, or could not be made.
     pub fn give_back(&mut self, now: Duration, tenant: Tenant, region: &str, size: u64) {
         self.accounts.advance(&self.policy, now);
         self.accounts.give_back(tenant, region, size);
@@ -159,7 +178,7 @@ impl Queue {
 
     /// Queues `pick` again, because its region had no place although enough bytes are free. The request keeps its
     /// position and its counts, and skips that region until a slice comes back there, or for a few seconds.
-    pub fn put_back(&mut self, now: Duration, pick: Pick) {
+    pub fn put_back(&mut self, now: Duration, pick: PickedRequest) {
         self.accounts.advance(&self.policy, now);
         self.accounts.give_back(pick.tenant, &pick.region, pick.size);
         let mut waiter = pick.waiter;
@@ -169,15 +188,16 @@ impl Queue {
     }
 
     /// The next grant that `supplies` have room for. After the grant, read the regions again and repeat the call.
-    pub fn next(&mut self, now: Duration, supplies: &[Supply]) -> Option<Pick> {
+    pub fn next(&mut self, now: Duration, supplies: &[Supply]) -> Option<PickedRequest> {
         self.accounts.advance(&self.policy, now);
         let mut closed = BTreeSet::new();
         let mut ahead = Vec::new();
         for index in self.order() {
             let waiter = self.waiting.get(index)?;
-            if let Some((region, tenant)) = self.fits(waiter, now, supplies, &closed) {
+            let fits = |candidate: &&Candidate| self.fits(waiter, candidate, now, supplies, &closed);
+            if let Some(Candidate { region, tenant }) = waiter.candidates.iter().find(fits).cloned() {
                 let (ticket, size) = (waiter.ticket, waiter.size);
-                let pick = Pick { ticket, tenant, region, size, waiter: self.waiting.remove(index) };
+                let pick = PickedRequest { ticket, tenant, region, size, waiter: self.waiting.remove(index) };
                 self.count(&pick, &ahead);
                 self.accounts.take(tenant, &pick.region, pick.size);
                 return Some(pick);
@@ -195,51 +215,53 @@ impl Queue {
 
     /// Indices of the waiting requests, in serving order.
     fn order(&self) -> Vec<usize> {
-        let key = |waiter: &Waiter| {
-            let tenant = waiter.tenant()?;
-            let overdue = self.is_overdue(waiter);
-            let priority = self.policy.of(tenant.rule).map_or(0, |rule| rule.priority);
-            let (held, served) = if overdue { (0, 0) } else { self.accounts.share(&self.policy, tenant) };
-            let priority = if overdue { 0 } else { priority };
-            Some((Reverse(overdue), Reverse(priority), held, served, waiter.ticket))
-        };
-        let mut order: Vec<_> = self.waiting.iter().enumerate().map(|(i, w)| (key(w), i)).collect();
+        let mut order: Vec<(Option<Rank>, usize)> =
+            self.waiting.iter().enumerate().map(|(index, waiter)| (self.rank(waiter), index)).collect();
         order.sort();
         order.into_iter().map(|(_, index)| index).collect()
     }
 
+    fn rank(&self, waiter: &Waiter) -> Option<Rank> {
+        let (tenant, ticket) = (waiter.tenant()?, waiter.ticket);
+        let overdue = Reverse(self.is_overdue(waiter));
+        if overdue.0 {
+            return Some(Rank { overdue, priority: Reverse(0), share: (0, 0), ticket });
+        }
+        let priority = Reverse(self.policy.of(tenant.rule).map_or(0, |rule| rule.priority));
+        Some(Rank { overdue, priority, share: self.accounts.share(&self.policy, tenant), ticket })
+    }
+
     const fn is_overdue(&self, waiter: &Waiter) -> bool {
-        waiter.passed >= self.patience.passes || waiter.seen >= self.patience.grants
+        waiter.passed >= self.limits.passes || waiter.seen >= self.limits.grants
     }
 
     /// Regions in which only room keeps `waiter` from its slice: its quota does not.
     fn wanted<'a>(&self, waiter: &'a Waiter) -> Vec<&'a str> {
-        let may = |tenant: Tenant| self.policy.quota_used(tenant, waiter.size, &self.accounts).is_none();
-        waiter.places.iter().filter(|(_, tenant)| may(*tenant)).map(|(region, _)| region.as_str()).collect()
+        let has_quota = |candidate: &&Candidate| {
+            self.policy.quota_used(candidate.tenant, waiter.size, &self.accounts).is_none()
+        };
+        waiter.candidates.iter().filter(has_quota).map(|candidate| candidate.region.as_str()).collect()
     }
 
-    /// The first region in which `waiter` can be served, `closed` ones only from its rule's own reservation.
+    /// Whether `waiter` can be served from `candidate`, a `closed` one only from its rule's own reservation.
     fn fits(
         &self,
         waiter: &Waiter,
+        candidate: &Candidate,
         now: Duration,
         supplies: &[Supply],
         closed: &BTreeSet<String>,
-    ) -> Option<(String, Tenant)> {
-        let fits = |(region, tenant): &&(String, Tenant)| {
-            let supply = supplies.iter().find(|s| s.region == *region);
-            let own = self.accounts.unused_reservation(&self.policy, tenant.rule, region);
-            let open = !closed.contains(region) || waiter.size <= own;
-            let short = waiter.short.get(region).is_some_and(|until| now < *until);
-            open && !short
-                && supply
-                    .is_some_and(|s| self.policy.not_now(*tenant, waiter.size, s, &self.accounts).is_none())
-        };
-        waiter.places.iter().find(fits).cloned()
+    ) -> bool {
+        let Candidate { region, tenant } = candidate;
+        let own = self.accounts.unused_reservation(&self.policy, tenant.rule, region);
+        let is_open = !closed.contains(region) || waiter.size <= own;
+        let is_short = waiter.short.get(region).is_some_and(|until| now < *until);
+        let Some(supply) = supplies.iter().find(|supply| supply.region == *region) else { return false };
+        is_open && !is_short && self.policy.not_now(*tenant, waiter.size, supply, &self.accounts).is_none()
     }
 
     /// Counts `pick` against each waiting request that could have used its region.
-    fn count(&mut self, pick: &Pick, ahead: &[Ticket]) {
+    fn count(&mut self, pick: &PickedRequest, ahead: &[Ticket]) {
         let mut firsts = BTreeSet::new();
         for index in 0..self.waiting.len() {
             let Some(waiter) = self.waiting.get(index) else { break };

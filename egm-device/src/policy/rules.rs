@@ -15,14 +15,14 @@ pub struct Peer {
 
 /// The user or group that a rule names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Who {
-    /// One user.
+pub enum RuleSubject {
+    /// One user, by number.
     User(u32),
     /// The members of one group, each on its own account.
     Group(u32),
 }
 
-impl Who {
+impl RuleSubject {
     pub(super) fn names(self, peer: &Peer) -> bool {
         match self {
             Self::User(uid) => peer.uid == uid,
@@ -38,9 +38,9 @@ pub struct RuleId(pub(super) usize);
 /// The account that a slice is on: a user, by the rule that allowed the slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tenant {
-    /// The rule.
+    /// The rule that allowed the slice.
     pub rule: RuleId,
-    /// The user.
+    /// User id of the client.
     pub uid: u32,
 }
 
@@ -58,7 +58,7 @@ pub struct Charge {
 
 /// A slice of a pool that a client of an earlier broker may still have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Left {
+pub struct OrphanedSlice {
     /// Name of the region.
     pub region: String,
     /// User id of the client.
@@ -69,13 +69,13 @@ pub struct Left {
     pub bytes: u64,
 }
 
-/// What one rule allows. Sizes in bytes.
+/// Permissions of one rule. Sizes in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     /// Name of the rule in refusals and for operators.
     pub name: String,
     /// The user or group that it names.
-    pub who: Who,
+    pub who: RuleSubject,
     /// The VM class that the rule is for: a request names a class, and the rule grants the right to it.
     pub class: Option<String>,
     /// Names and kinds of regions; empty means every region.
@@ -86,7 +86,7 @@ pub struct Rule {
     pub quota_each: Option<u64>,
     /// Bytes kept free for the rule in its one region.
     pub reservation: u64,
-    /// Higher goes first.
+    /// Requests of a higher priority are served first.
     pub priority: i32,
     /// Share among waiting tenants of one priority.
     pub weight: NonZeroU32,
@@ -113,7 +113,7 @@ impl Rule {
 /// The memory that a region has for requests, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Supply {
-    /// The region's name.
+    /// Name of the region.
     pub region: String,
     /// Its kind, as configuration files write it: `egm`, `devdax`, `hugetlb`, …
     pub kind: String,
@@ -141,7 +141,7 @@ impl Policy {
     pub fn new(mut rules: Vec<Rule>) -> Self {
         rules.push(Rule {
             name: "root".to_owned(),
-            who: Who::User(0),
+            who: RuleSubject::User(0),
             class: None,
             regions: Vec::new(),
             quota: None,
@@ -190,14 +190,14 @@ impl Policy {
     pub fn charge(&self, tenant: Tenant) -> Charge {
         let rule = self.of(tenant.rule);
         let gid = rule.and_then(|rule| match rule.who {
-            Who::Group(gid) => Some(gid),
-            Who::User(_) => None,
+            RuleSubject::Group(gid) => Some(gid),
+            RuleSubject::User(_) => None,
         });
         Charge { gid, class: rule.and_then(|rule| rule.class.clone()) }
     }
 
     /// The account of `left`: that of the same request under today's policy, if a rule still allows it.
-    pub(super) fn tenant_of(&self, left: &Left, supply: &Supply) -> Option<Tenant> {
+    pub(super) fn tenant_of(&self, left: &OrphanedSlice, supply: &Supply) -> Option<Tenant> {
         let peer = Peer { uid: left.uid, gids: left.charge.gid.into_iter().collect() };
         self.tenant(&peer, left.charge.class.as_deref(), supply)
     }
@@ -208,9 +208,9 @@ impl Policy {
         self.rules.iter().any(|rule| rule.who.names(peer))
     }
 
-    /// The trust domain in every rule for `who`; `None` when their domains differ, or no rule is for `who`.
+    /// The trust domain in every rule for `subject`; `None` when their domains differ, or there is no such rule.
     #[must_use]
-    pub fn domain_of(&self, who: Who) -> Option<&str> {
+    pub fn domain_of(&self, who: RuleSubject) -> Option<&str> {
         let mut domains =
             self.rules.iter().filter(|rule| rule.who == who).map(|rule| rule.trust_domain.as_deref());
         let first = domains.next()?;

@@ -26,7 +26,7 @@ fn supply(region: &str, kind: &str, usable: u64, free: u64) -> Supply {
 fn rule(name: &str, uid: u32) -> Rule {
     Rule {
         name: name.into(),
-        who: Who::User(uid),
+        who: RuleSubject::User(uid),
         class: None,
         regions: vec!["egm4".into()],
         quota: None,
@@ -40,7 +40,7 @@ fn rule(name: &str, uid: u32) -> Rule {
 }
 
 fn decide(policy: &Policy, peer: &Peer, size: u64, class: Option<&str>, all: &[Supply]) -> Decision {
-    policy.decide(peer, Ask { size, class }, &all[0], &Accounts::default(), all)
+    policy.decide(peer, RegionRequest { size, class }, &all[0], &Accounts::default(), all)
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn without_a_policy_root_takes_and_nobody_else() {
     let Decision::Refused(refusal) = decide(&policy, &peer(1000, &[0]), G, None, &all) else { panic!() };
     assert_eq!(
         refusal.to_string(),
-        "the policy: no rule lets user 1000 take from \"egm4\": an operator can add one; nothing else is free"
+        "the policy: no rule lets user 1000 take from \"egm4\": an operator can add one; nothing else is available"
     );
 }
 
@@ -65,7 +65,7 @@ fn a_descriptor_of_a_whole_region_needs_a_rule_that_says_so_and_root_needs_none(
     let policy = parse(text, &names()).unwrap();
     let all = [Supply { shares_file: true, ..supply("egm4", "egm", 8 * G, 8 * G) }];
     let Decision::Refused(refusal) = decide(&policy, &peer(1000, &[]), G, None, &all) else { panic!() };
-    assert_eq!(refusal.why, Why::WholeDevice { uid: 1000, region: "egm4".into() });
+    assert_eq!(refusal.why, RefusalReason::WholeDevice { uid: 1000, region: "egm4".into() });
     assert_eq!((refusal.rule.as_deref(), refusal.free.total), (Some("alice"), 0));
     for uid in [0, 1001] {
         assert!(matches!(decide(&policy, &peer(uid, &[]), G, None, &all), Decision::Allowed(_)), "{uid}");
@@ -98,23 +98,23 @@ fn a_slice_left_by_a_client_of_an_earlier_broker_is_on_the_account_of_its_rule_t
     // As the session has it, for the record.
     let left = |uid, gids: &[u32], class, bytes| {
         let tenant = policy.tenant(&peer(uid, gids), class, &all[0]).unwrap();
-        Left { region: "local".into(), uid, charge: policy.charge(tenant), bytes }
+        OrphanedSlice { region: "local".into(), uid, charge: policy.charge(tenant), bytes }
     };
     let all_left = [
         left(1000, &[100, 500], None, G / 2),
         left(1000, &[100, 500], Some("train"), G),
         left(1001, &[500], Some("train"), 2 * G),
     ];
-    let held = |policy: &Policy, left: &[Left]| {
-        let mut queue = Queue::new(policy.clone(), Patience::default());
-        queue.set_left(&[Left { bytes: 7 * G, ..all_left[0].clone() }], &all);
-        queue.set_left(left, &all);
+    let held = |policy: &Policy, left: &[OrphanedSlice]| {
+        let mut queue = Queue::new(policy.clone(), OvertakeLimits::default());
+        queue.set_orphaned(&[OrphanedSlice { bytes: 7 * G, ..all_left[0].clone() }], &all);
+        queue.set_orphaned(left, &all);
         let of = |name| policy.rules().iter().position(|rule| rule.name == name).map(RuleId);
         ["alice", "train"].map(|name| of(name).map(|rule| queue.accounts().held_by_rule(rule)))
     };
     assert_eq!(held(&policy, &all_left), [Some(G / 2), Some(3 * G)]);
     assert_eq!(held(&policy, &[]), [Some(0), Some(0)], "the last call counts");
-    let elsewhere = Left { region: "gone".into(), ..all_left[0].clone() };
+    let elsewhere = OrphanedSlice { region: "gone".into(), ..all_left[0].clone() };
     assert_eq!(held(&policy, &[elsewhere]), [Some(0), Some(0)]);
     // Rules that an operator renamed or put in another order are those of the same requests, and removed ones of none.
     let renamed = text.replace("\"train\", \"group\"", "\"other\", \"group\"");
@@ -131,18 +131,18 @@ fn what_is_left_counts_against_a_quota_beside_what_is_held() {
     let mut limited = rule("limited", 1000);
     (limited.quota, limited.reservation) = (Some(4 * G), 4 * G);
     let all = [supply("egm4", "egm", 8 * G, 8 * G)];
-    let mut queue = Queue::new(Policy::new(vec![limited]), Patience::default());
+    let mut queue = Queue::new(Policy::new(vec![limited]), OvertakeLimits::default());
     let charge = Charge::default();
-    queue.set_left(&[Left { region: "egm4".into(), uid: 1000, charge, bytes: G }], &all);
+    queue.set_orphaned(&[OrphanedSlice { region: "egm4".into(), uid: 1000, charge, bytes: G }], &all);
     let tenant = queue.policy().tenant(&peer(1000, &[]), None, &all[0]).unwrap();
     let unused = |queue: &Queue| queue.accounts().unused_reservation(queue.policy(), tenant.rule, "egm4");
     assert_eq!(unused(&queue), 3 * G);
     for size in [2 * G, G + 1, G] {
-        queue.arrive(Duration::ZERO, size, vec![("egm4".into(), tenant)]);
+        queue.arrive(Duration::ZERO, size, vec![Candidate { region: "egm4".into(), tenant }]);
     }
     let served = std::iter::from_fn(|| Some(queue.next(Duration::ZERO, &all)?.size)).collect::<Vec<_>>();
     assert_eq!((served, unused(&queue)), (vec![2 * G, G], 0));
-    queue.set_left(&[], &all);
+    queue.set_orphaned(&[], &all);
     assert_eq!(queue.accounts().held(tenant), 3 * G);
 }
 
@@ -155,7 +155,7 @@ fn the_first_rule_that_fits_decides() {
         panic!()
     };
     assert_eq!(refusal.rule.as_deref(), Some("small"));
-    assert_eq!(refusal.why, Why::AboveQuota { size: 2 * G, quota: G });
+    assert_eq!(refusal.why, RefusalReason::AboveQuota { size: 2 * G, quota: G });
 }
 
 #[test]
@@ -166,9 +166,12 @@ fn an_ordinary_user_is_told_totals_and_root_is_told_regions() {
     let all =
         [supply("egm4", "egm", 8 * G, G), supply("egm5", "egm", 8 * G, 3 * G), supply("m", "memfd", G, G)];
     let Decision::Wait(_, refusal) = decide(&policy, &peer(1000, &[]), 2 * G, None, &all) else { panic!() };
-    assert_eq!(refusal.free.to_string(), "free: 4GiB, 3GiB in one piece");
+    assert_eq!(refusal.free.to_string(), "available: 4GiB, largest contiguous block: 3GiB");
     let Decision::Wait(_, refusal) = decide(&policy, &peer(0, &[]), 2 * G, None, &all) else { panic!() };
-    assert_eq!(refusal.free.to_string(), "free: 5GiB, 3GiB in one piece (egm4 1GiB, egm5 3GiB, m 1GiB)");
+    assert_eq!(
+        refusal.free.to_string(),
+        "available: 5GiB, largest contiguous block: 3GiB (egm4 1GiB, egm5 3GiB, m 1GiB)"
+    );
 }
 
 #[test]
@@ -181,8 +184,8 @@ fn what_can_never_be_is_refused_and_not_queued() {
         Decision::Refused(refusal) => refusal.why,
         other => panic!("{other:?}"),
     };
-    assert_eq!(why(6 * G), Why::NeverFits { size: 6 * G, region: "egm4".into(), most: 5 * G });
-    assert!(matches!(why(0), Why::Page { .. }));
+    assert_eq!(why(6 * G), RefusalReason::NeverFits { size: 6 * G, region: "egm4".into(), most: 5 * G });
+    assert!(matches!(why(0), RefusalReason::Page { .. }));
     assert!(matches!(decide(&policy, &peer(1001, &[]), 8 * G, None, &all), Decision::Allowed(_)));
 }
 
@@ -222,9 +225,9 @@ fn the_example_is_a_policy() {
     let policy = parse(text, &names).unwrap();
     assert_eq!(policy.rules().len(), 4);
     let whole: Vec<_> = policy.rules().iter().filter(|rule| rule.whole_device).collect();
-    assert!(whole.iter().all(|rule| rule.who == Who::User(0)), "{whole:?}");
+    assert!(whole.iter().all(|rule| rule.who == RuleSubject::User(0)), "{whole:?}");
     // Kinds that give each slice a file of its own, whatever the host is.
-    let of_users = policy.rules().iter().filter(|rule| rule.who != Who::User(0));
+    let of_users = policy.rules().iter().filter(|rule| rule.who != RuleSubject::User(0));
     for rule in of_users {
         let regions: Vec<_> = rule.regions.iter().map(String::as_str).collect();
         assert!(matches!(*regions, ["hugetlb" | "memfd"]), "{rule:?}");
@@ -237,13 +240,13 @@ struct World {
     usable: u64,
     now: Duration,
     arrived: BTreeMap<Ticket, u32>,
-    held: Vec<(Pick, Duration)>,
-    log: Vec<Pick>,
+    held: Vec<(PickedRequest, Duration)>,
+    log: Vec<PickedRequest>,
 }
 
 impl World {
-    fn new(rules: Vec<Rule>, usable: u64, patience: Patience) -> Self {
-        let queue = Queue::new(Policy::new(rules), patience);
+    fn new(rules: Vec<Rule>, usable: u64, limits: OvertakeLimits) -> Self {
+        let queue = Queue::new(Policy::new(rules), limits);
         let (now, arrived, held, log) = (Duration::ZERO, BTreeMap::new(), Vec::new(), Vec::new());
         Self { queue, usable, now, arrived, held, log }
     }
@@ -259,14 +262,14 @@ impl World {
     /// A request; `None` when the policy refuses it for ever.
     fn ask(&mut self, uid: u32, size: u64) -> Option<Ticket> {
         let supply = self.supply();
-        let ask = Ask { size, class: None };
+        let ask = RegionRequest { size, class: None };
         let policy = self.queue.policy();
         let (Decision::Allowed(tenant) | Decision::Wait(tenant, _)) =
             policy.decide(&peer(uid, &[]), ask, &supply, self.queue.accounts(), &[])
         else {
             return None;
         };
-        let ticket = self.queue.arrive(self.now, size, vec![("egm4".into(), tenant)]);
+        let ticket = self.queue.arrive(self.now, size, vec![Candidate { region: "egm4".into(), tenant }]);
         self.arrived.insert(ticket, uid);
         Some(ticket)
     }
@@ -312,14 +315,14 @@ impl World {
 
 #[derive(Debug, Clone)]
 enum Step {
-    Ask { uid: u32, size: u64, hold: u64 },
+    RegionRequest { uid: u32, size: u64, hold: u64 },
     Leave(usize),
     Return,
 }
 
 fn steps(users: u32, most: u64) -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        4 => (1..=users, 1..=most, 1..100u64).prop_map(|(uid, size, hold)| Step::Ask { uid, size, hold }),
+        4 => (1..=users, 1..=most, 1..100u64).prop_map(|(uid, size, hold)| Step::RegionRequest { uid, size, hold }),
         1 => (0..64usize).prop_map(Step::Leave),
         3 => Just(Step::Return),
     ];
@@ -327,12 +330,12 @@ fn steps(users: u32, most: u64) -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// Runs `script`, then lets everything return until the queue is empty.
-fn run(rules: &[Rule], usable: u64, patience: Patience, script: &[Step]) -> World {
-    let mut world = World::new(rules.to_vec(), usable, patience);
+fn run(rules: &[Rule], usable: u64, limits: OvertakeLimits, script: &[Step]) -> World {
+    let mut world = World::new(rules.to_vec(), usable, limits);
     let mut holds = BTreeMap::new();
     for step in script {
         match step {
-            Step::Ask { uid, size, hold } => {
+            Step::RegionRequest { uid, size, hold } => {
                 if let Some(ticket) = world.ask(*uid, *size) {
                     holds.insert(ticket, Duration::from_millis(*hold));
                 }
@@ -377,13 +380,13 @@ proptest! {
         passes in 0..4u32,
     ) {
         let rules = rules_with(&limits);
-        let patience = Patience { passes, grants: 8 };
-        let world = run(&rules, 100, patience, &script);
+        let limits = OvertakeLimits { passes, grants: 8 };
+        let world = run(&rules, 100, limits, &script);
         prop_assert!(world.queue.waiting().is_empty(), "left waiting: {:?}", world.queue.waiting());
         let mut served: Vec<_> = world.log.iter().map(|pick| pick.ticket).collect();
         served.sort_unstable();
         prop_assert_eq!(served, world.arrived.keys().copied().collect::<Vec<_>>());
-        prop_assert_eq!(run(&rules, 100, patience, &script).log, world.log);
+        prop_assert_eq!(run(&rules, 100, limits, &script).log, world.log);
     }
 
     /// A tenant with any number of small requests, of a higher priority and a heavier weight, cannot starve another:
@@ -398,8 +401,8 @@ proptest! {
         held in 0..100u64,
     ) {
         let rules = rules_with(&[(100, 0, greedy_priority, weight), (200, 0, 0, 1)]);
-        let patience = Patience { passes: 4, grants: 16 };
-        let mut world = World::new(rules, 100, patience);
+        let limits = OvertakeLimits { passes: 4, grants: 16 };
+        let mut world = World::new(rules, 100, limits);
         let hold = |ticket: Ticket| Duration::from_millis(holds[world_index(ticket) % holds.len()]);
         // The victim holds much already, so that its share alone would never bring it forward.
         if held > 0 {
@@ -435,7 +438,7 @@ proptest! {
         holds in prop::collection::vec(1..50u64, 64),
     ) {
         let rules = rules_with(&vec![(1 << 40, 0, 0, 1); usize::try_from(tenants).unwrap()]);
-        let mut world = World::new(rules, slots * 10, Patience::default());
+        let mut world = World::new(rules, slots * 10, OvertakeLimits::default());
         let hold = |ticket: Ticket| Duration::from_millis(holds[world_index(ticket) % holds.len()]);
         for uid in 1..=tenants {
             for _ in 0..20 {
@@ -459,9 +462,9 @@ proptest! {
     #[test]
     fn a_reservation_is_there_at_once(script in steps(2, 60), reservation in 1..40u64) {
         let rules = rules_with(&[(100, 0, 5, 1), (100, 0, 0, 9), (100, reservation, -5, 1)]);
-        let mut world = World::new(rules, 100, Patience { passes: 1, grants: 2 });
+        let mut world = World::new(rules, 100, OvertakeLimits { passes: 1, grants: 2 });
         for step in &script {
-            if let Step::Ask { uid, size, .. } = step {
+            if let Step::RegionRequest { uid, size, .. } = step {
                 world.ask(*uid, *size);
             } else {
                 world.one_returns();
@@ -481,7 +484,7 @@ fn world_index(ticket: Ticket) -> usize {
 #[test]
 fn weights_share_in_proportion() {
     let mut world =
-        World::new(rules_with(&[(1 << 40, 0, 0, 1), (1 << 40, 0, 0, 3)]), 40, Patience::default());
+        World::new(rules_with(&[(1 << 40, 0, 0, 1), (1 << 40, 0, 0, 3)]), 40, OvertakeLimits::default());
     for uid in [1, 2] {
         world.ask_times(100, uid, 10);
     }
@@ -500,7 +503,7 @@ fn a_large_request_is_passed_over_a_bounded_number_of_times() {
     let mut world = World::new(
         rules_with(&[(1 << 40, 0, 0, 1), (1 << 40, 0, 0, 1)]),
         100,
-        Patience { passes: 3, grants: 1000 },
+        OvertakeLimits { passes: 3, grants: 1000 },
     );
     let mut next: VecDeque<u64> = (1..).take(50).collect();
     world.ask(1, 60).unwrap();
@@ -525,7 +528,7 @@ fn a_large_request_is_passed_over_a_bounded_number_of_times() {
 #[test]
 fn time_in_which_a_tenant_wanted_nothing_is_no_credit() {
     let mut world =
-        World::new(rules_with(&[(1 << 40, 0, 0, 1), (1 << 40, 0, 0, 1)]), 10, Patience::default());
+        World::new(rules_with(&[(1 << 40, 0, 0, 1), (1 << 40, 0, 0, 1)]), 10, OvertakeLimits::default());
     world.ask_times(100, 1, 10);
     for _ in 0..50 {
         world.serve(|_| Duration::from_millis(10));
@@ -543,8 +546,11 @@ fn time_in_which_a_tenant_wanted_nothing_is_no_credit() {
 
 #[test]
 fn a_tenant_at_its_quota_holds_nobody_up() {
-    let mut world =
-        World::new(rules_with(&[(10, 0, 9, 1), (100, 0, 0, 1)]), 100, Patience { passes: 0, grants: 0 });
+    let mut world = World::new(
+        rules_with(&[(10, 0, 9, 1), (100, 0, 0, 1)]),
+        100,
+        OvertakeLimits { passes: 0, grants: 0 },
+    );
     world.ask_times(2, 1, 10);
     world.ask(2, 90).unwrap();
     world.serve(|_| Duration::from_millis(1));
@@ -553,10 +559,10 @@ fn a_tenant_at_its_quota_holds_nobody_up() {
 
 #[test]
 fn a_request_takes_the_region_that_it_likes_best() {
-    let mut queue = Queue::new(Policy::root_only(), Patience::default());
+    let mut queue = Queue::new(Policy::root_only(), OvertakeLimits::default());
     let supplies = [supply("a", "egm", 10, 0), supply("b", "egm", 10, 10), supply("c", "egm", 10, 10)];
     let tenant = queue.policy().tenant(&peer(0, &[]), None, &supplies[0]).unwrap();
-    let places = ["a", "c", "b"].map(|region| (region.to_owned(), tenant));
-    queue.arrive(Duration::ZERO, 5, places.to_vec());
+    let candidates = ["a", "c", "b"].map(|region| Candidate { region: region.to_owned(), tenant });
+    queue.arrive(Duration::ZERO, 5, candidates.to_vec());
     assert_eq!(queue.next(Duration::ZERO, &supplies).unwrap().region, "c");
 }

@@ -7,8 +7,8 @@ use egm_address::{ByteSize, Hpa, Span};
 
 use crate::region::facts::HostFacts;
 use crate::region::read::{names, node, number};
-use crate::region::refused::{Reason, Refused};
-use crate::region::{DaxFiles, Region, RegionKind};
+use crate::region::refused::{RefusedRegion, RegionRefusal};
+use crate::region::{DaxFiles, Region, RegionKind, check_pages};
 use crate::retired::Retired;
 
 /// Smallest span of a device of a dynamic region: the kernel adds struct pages for this many bytes at a time.
@@ -16,25 +16,28 @@ const LEAST_PAGE: u64 = 2 << 20;
 
 /// Devices of `/sys/bus/dax/devices` below `root`, without those of size 0. A region that grants split into devices is
 /// one region, and its devices are none.
-pub(super) fn discover(root: &Path, facts: &HostFacts) -> impl Iterator<Item = Result<Region, Refused>> {
+pub(super) fn discover(
+    root: &Path,
+    facts: &HostFacts,
+) -> impl Iterator<Item = Result<Region, RefusedRegion>> {
     let folder = root.join("sys/bus/dax/devices");
     let region = move |name: String| {
-        region(&folder.join(&name), &name, facts).map_err(|why| Refused::new(&name, why)).transpose()
+        region(&folder.join(&name), &name, facts).map_err(|why| RefusedRegion::new(&name, why)).transpose()
     };
     names(&root.join("sys/bus/dax/devices")).into_iter().filter_map(region)
 }
 
-fn region(folder: &Path, name: &str, facts: &HostFacts) -> Result<Option<Region>, Reason> {
+fn region(folder: &Path, name: &str, facts: &HostFacts) -> Result<Option<Region>, RegionRefusal> {
     let digits = name.strip_prefix("dax").unwrap_or_default();
     if !digits.starts_with(|c: char| c.is_ascii_digit())
         || digits.len() > 16
         || !digits.chars().all(|c| c.is_ascii_digit() || c == '.')
     {
-        return Err(Reason::Name);
+        return Err(RegionRefusal::Name);
     }
     let file = |file: &str, expected| {
         let path = folder.join(file);
-        number(&path).ok_or_else(|| Reason::Content { path, text: String::new(), expected })
+        number(&path).ok_or_else(|| RegionRefusal::Content { path, text: String::new(), expected })
     };
     let is_dynamic = folder.join("../dax_region/create").exists();
     if is_dynamic && is_split(folder, name) {
@@ -50,13 +53,13 @@ fn region(folder: &Path, name: &str, facts: &HostFacts) -> Result<Option<Region>
     let driver = fs::read_link(folder.join("driver")).ok();
     let driver = driver.and_then(|path| Some(path.file_name()?.to_str()?.to_owned()));
     if driver.as_deref() != Some("device_dax") {
-        return Err(Reason::Driver { driver });
+        return Err(RegionRefusal::Driver { driver });
     }
     if !(12..=30).contains(&page.get().trailing_zeros()) || !page.get().is_power_of_two() {
-        return Err(Reason::PageSize(page));
+        return Err(RegionRefusal::PageSize(page));
     }
     let base = number(&folder.join("resource")).filter(|base| *base != 0);
-    aligned(size, base, page)?;
+    check_pages(base.unwrap_or(0), size, page)?;
     let files = if is_dynamic { DaxFiles::Whole } else { DaxFiles::Static };
     Ok(Some(Region {
         name: name.to_owned(),
@@ -78,10 +81,10 @@ fn is_split(folder: &Path, name: &str) -> bool {
 }
 
 /// The region of `size` bytes with the first device `name`. The kernel shows its address on a device without memory.
-fn split(folder: &Path, name: &str, size: u64, facts: &HostFacts) -> Result<Region, Reason> {
+fn split(folder: &Path, name: &str, size: u64, facts: &HostFacts) -> Result<Region, RegionRefusal> {
     let base = number(&folder.join("resource")).filter(|base| *base != 0);
     let page = ByteSize::new(number(&folder.join("align")).unwrap_or(0).max(LEAST_PAGE));
-    aligned(size, base, page)?;
+    check_pages(base.unwrap_or(0), size, page)?;
     Ok(Region {
         name: name.trim_end_matches(".0").to_owned(),
         kind: RegionKind::Devdax { device: Path::new("/dev").join(name), files: DaxFiles::PerSlice },
@@ -92,15 +95,6 @@ fn split(folder: &Path, name: &str, size: u64, facts: &HostFacts) -> Result<Regi
         functions: Vec::new(),
         retired: Retired::default(),
     })
-}
-
-/// Checks that a region is made of whole pages.
-fn aligned(size: u64, base: Option<u64>, page: ByteSize) -> Result<(), Reason> {
-    let unaligned = |(_, value): &(_, u64)| !value.is_multiple_of(page.get());
-    match [("size", size), ("base", base.unwrap_or(0))].into_iter().find(unaligned) {
-        Some((what, value)) => Err(Reason::Unaligned { what, value, page }),
-        None => Ok(()),
-    }
 }
 
 /// The node of the device in `folder`. The kernel reports none for memory of `memmap=`, but ACPI may describe it.

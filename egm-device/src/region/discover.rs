@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use egm_address::{ByteSize, align_down};
+use egm_address::{ByteSize, CpuSet, align_down};
 use serde::Serialize;
 
 use crate::region::facts::HostFacts;
 use crate::region::host_file::HostFile;
-use crate::region::refused::{Reason, Refused};
+use crate::region::refused::{RefusedRegion, RegionRefusal};
 use crate::region::{Region, RegionKind, dax, egm, fsdax, reserved};
 use crate::retired::Retired;
 
@@ -19,23 +19,31 @@ pub struct Survey {
     /// Its regions: EGM, reserved, device-DAX, fsdax, then pools.
     pub regions: Vec<Region>,
     /// Candidates that are refused as regions.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedRegion>,
 }
 
 impl Survey {
+    /// The processors near `region`, where its node is known.
+    #[must_use]
+    pub fn near(&self, region: &Region) -> Option<&CpuSet> {
+        self.host.nodes.iter().find(|node| Some(node.id) == region.node).map(|node| &node.cpus)
+    }
+
     /// Surveys the host with its `/proc` and `/sys` below `root`, and the spans in `files`. `/dev/kvm` is the only
     /// device that it opens, to query its capabilities.
     #[must_use]
     pub fn of(root: &Path, files: &[HostFile]) -> Self {
         let host = HostFacts::read(root);
         let named = files.iter().flat_map(|file| &file.regions);
-        let named = named
-            .map(|span| reserved::region(span, &host).map_err(|reason| Refused::new(&span.name, reason)));
+        let named = named.map(|span| {
+            reserved::region(span, &host).map_err(|reason| RefusedRegion::new(&span.name, reason))
+        });
         let folders = files.iter().flat_map(|file| &file.fsdax);
-        let folders = folders
-            .map(|folder| fsdax::region(root, folder).map_err(|reason| Refused::new(&folder.name, reason)));
+        let folders = folders.map(|folder| {
+            fsdax::region(root, folder).map_err(|reason| RefusedRegion::new(&folder.name, reason))
+        });
         let found = egm::discover(root, &host).chain(named).chain(dax::discover(root, &host)).chain(folders);
-        let (mut regions, mut refused): (Vec<Region>, Vec<Refused>) = (Vec::new(), Vec::new());
+        let (mut regions, mut refused): (Vec<Region>, Vec<RefusedRegion>) = (Vec::new(), Vec::new());
         for region in found.chain(pools(&host).map(Ok)) {
             match region.and_then(|region| apart(&regions, region)) {
                 Ok(region) => regions.push(region),
@@ -47,21 +55,23 @@ impl Survey {
 }
 
 /// Refuses a region that shares its name or a byte with another.
-fn apart(regions: &[Region], region: Region) -> Result<Region, Refused> {
+fn apart(regions: &[Region], region: Region) -> Result<Region, RefusedRegion> {
     if regions.iter().any(|other| other.name == region.name) {
-        return Err(Refused::new(&region.name, Reason::NameTaken));
+        return Err(RefusedRegion::new(&region.name, RegionRefusal::NameTaken));
     }
     if let RegionKind::Fsdax { folder: path, device } = &region.kind {
         let is_same =
             |other: &&Region| matches!(&other.kind, RegionKind::Fsdax { device: of, .. } if of == device);
         if let Some(other) = regions.iter().find(is_same) {
-            let reason = Reason::SameFileSystem { path: path.clone(), other: other.name.clone() };
-            return Err(Refused::new(&region.name, reason));
+            let reason = RegionRefusal::SameFileSystem { path: path.clone(), other: other.name.clone() };
+            return Err(RefusedRegion::new(&region.name, reason));
         }
     }
     let Some(span) = region.span() else { return Ok(region) };
     match regions.iter().find(|other| other.span().is_some_and(|other| other.overlaps(span))) {
-        Some(other) => Err(Refused::new(&region.name, Reason::Overlap { span, other: other.name.clone() })),
+        Some(other) => {
+            Err(RefusedRegion::new(&region.name, RegionRefusal::Overlap { span, other: other.name.clone() }))
+        }
         None => Ok(region),
     }
 }
@@ -113,7 +123,7 @@ mod tests {
         assert!(apart(&regions, fsdax("b", 2)).is_ok());
         let refused = apart(&regions, fsdax("b", 1)).unwrap_err();
         assert!(
-            matches!(&refused.reason, Reason::SameFileSystem { other, .. } if other == "a"),
+            matches!(&refused.reason, RegionRefusal::SameFileSystem { other, .. } if other == "a"),
             "{refused:?}"
         );
     }

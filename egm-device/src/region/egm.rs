@@ -10,17 +10,20 @@ use egm_address::{ByteSize, Hpa, PciAddress};
 
 use crate::region::facts::HostFacts;
 use crate::region::read::{bytes, names, node, number, parse_number, text};
-use crate::region::refused::{Reason, Refused, printable};
+use crate::region::refused::{RefusedRegion, RegionRefusal, printable};
 use crate::region::{Region, RegionKind, largest_page};
 use crate::retired::Retired;
 
 /// Regions that the driver shows below `root`, without their retired pages: those need the device to be opened.
-pub(super) fn discover(root: &Path, facts: &HostFacts) -> impl Iterator<Item = Result<Region, Refused>> {
+pub(super) fn discover(
+    root: &Path,
+    facts: &HostFacts,
+) -> impl Iterator<Item = Result<Region, RefusedRegion>> {
     let folder = root.join("sys/class/egm");
     let names = names(&folder);
     let links = if names.is_empty() { Vec::new() } else { links(root) };
     names.into_iter().map(move |name| {
-        region(root, &folder.join(&name), &name, &links, facts).map_err(|why| Refused::new(&name, why))
+        region(root, &folder.join(&name), &name, &links, facts).map_err(|why| RefusedRegion::new(&name, why))
     })
 }
 
@@ -30,12 +33,12 @@ fn region(
     name: &str,
     links: &[(String, PciAddress)],
     facts: &HostFacts,
-) -> Result<Region, Reason> {
-    let domain = name.strip_prefix("egm").and_then(|n| n.parse::<u32>().ok()).ok_or(Reason::Name)?;
+) -> Result<Region, RegionRefusal> {
+    let domain = name.strip_prefix("egm").and_then(|n| n.parse::<u32>().ok()).ok_or(RegionRefusal::Name)?;
     let size = size(&folder.join("egm_size"))?;
     let functions = functions(folder, name, links);
     let base = base(root, folder, &functions).or_else(|| described(facts, domain, size));
-    let page_size = largest_page(base.map_or(0, Hpa::get), size).ok_or(Reason::Unaligned {
+    let page_size = largest_page(base.map_or(0, Hpa::get), size).ok_or(RegionRefusal::Unaligned {
         what: "size",
         value: size,
         page: ByteSize::new(4096),
@@ -58,11 +61,11 @@ fn device(root: &Path, function: PciAddress) -> PathBuf {
 }
 
 /// The driver prints hexadecimal digits, with `0x` or without.
-fn size(path: &Path) -> Result<u64, Reason> {
-    let text = text(path).map_err(|source| Reason::Read { path: path.to_owned(), source })?;
+fn size(path: &Path) -> Result<u64, RegionRefusal> {
+    let text = text(path).map_err(|source| RegionRefusal::Read { path: path.to_owned(), source })?;
     let digits = text.strip_prefix("0x").unwrap_or(&text);
     let size = u64::from_str_radix(digits, 16).ok().filter(|size| (1..1 << 52).contains(size));
-    size.ok_or_else(|| Reason::Content {
+    size.ok_or_else(|| RegionRefusal::Content {
         path: path.to_owned(),
         text: printable(&text),
         expected: "a hexadecimal number of bytes, below 4 PiB",

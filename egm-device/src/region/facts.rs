@@ -9,7 +9,7 @@ use std::path::Path;
 use egm_address::{ByteSize, CpuSet, Host, Hpa, Span, SpanSet};
 use serde::{Deserialize, Serialize};
 
-use crate::backing::{HugePage, can_be_mapped};
+use crate::huge_page::HugePage;
 use crate::region::iomem::{self, Resource};
 use crate::region::read::{bytes, names, number, text};
 use crate::region::srat::{self, Affinity};
@@ -42,9 +42,9 @@ pub struct HostFacts {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
-    /// Its number.
+    /// The kernel's number of the node.
     pub id: u32,
-    /// Its processors.
+    /// Processors of the node; empty for memory alone.
     pub cpus: CpuSet,
     /// Memory that the kernel manages: `MemTotal`.
     pub total: ByteSize,
@@ -52,15 +52,15 @@ pub struct Node {
     pub pools: Vec<Pool>,
 }
 
-/// A hugetlb pool.
+/// A pool of hugetlb pages of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pool {
     /// Bytes in a page.
     pub page_size: ByteSize,
-    /// Pages.
+    /// Number of pages, used ones included.
     pub total: u64,
-    /// Unused pages.
+    /// Number of unused pages.
     pub free: u64,
 }
 
@@ -108,7 +108,7 @@ impl HostFacts {
 fn guest_memfd(kvm: &Path) -> io::Result<bool> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let kvm = OpenOptions::new().read(true).custom_flags(flags).open(kvm)?;
-    Ok(can_be_mapped(sys::guest_memfd_flags(kvm.as_fd())?))
+    Ok(sys::can_map_guest_memfd(sys::guest_memfd_flags(kvm.as_fd())?))
 }
 
 /// RAM according to the firmware: on x86 from `/sys/firmware/memmap`, with a device tree from its memory nodes.

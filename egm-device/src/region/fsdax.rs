@@ -12,15 +12,15 @@ use std::path::{Path, PathBuf};
 use egm_address::{ByteSize, align_down};
 use rustix::fs::{Mode, OFlags, fstatvfs, major, minor};
 
-use crate::backing::fsdax::SliceFile;
 use crate::region::host_file::FsdaxFolder;
 use crate::region::read::{node, text};
-use crate::region::refused::{Reason, printable};
+use crate::region::refused::{RegionRefusal, printable};
+use crate::region::slice_file::SliceFile;
 use crate::region::{Region, RegionKind, is_name};
 use crate::retired::Retired;
 use crate::trusted;
 
-/// What slices keep to: the largest page that a file's blocks are aligned for.
+/// Alignment of slices: the largest page that a file's blocks are aligned for.
 const PAGE: u64 = 2 << 20;
 
 /// Attempts at a size during grants and returns of slices.
@@ -33,41 +33,41 @@ const SPARE: u64 = 1024;
 ///
 /// # Errors
 /// The first rule that it breaks.
-pub(super) fn region(root: &Path, wanted: &FsdaxFolder) -> Result<Region, Reason> {
+pub(super) fn region(root: &Path, wanted: &FsdaxFolder) -> Result<Region, RegionRefusal> {
     if !is_name(&wanted.name) {
-        return Err(Reason::Name);
+        return Err(RegionRefusal::Name);
     }
     let path = root.join(wanted.folder.strip_prefix("/").unwrap_or(&wanted.folder));
-    let read = |source: io::Error| Reason::Read { path: path.clone(), source };
+    let read = |source: io::Error| RegionRefusal::Read { path: path.clone(), source };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = rustix::fs::open(&path, flags, Mode::empty()).map_err(|error| read(error.into()))?;
     let folder = fs::File::from(folder);
     let metadata = folder.metadata().map_err(read)?;
     let (uid, mode) = (metadata.uid(), metadata.mode() & 0o7777);
     if trusted::is_this_host(root) && (uid != 0 || mode & 0o077 != 0) {
-        return Err(Reason::NotRoots { path, uid, mode });
+        return Err(RegionRefusal::NotRootOwned { path, uid, mode });
     }
     let device = (major(metadata.dev()), minor(metadata.dev()));
     let number = format!("{}:{}", device.0, device.1);
     let mounts = root.join("proc/self/mountinfo");
-    let mounts = text(&mounts).map_err(|source| Reason::Read { path: mounts, source })?;
+    let mounts = text(&mounts).map_err(|source| RegionRefusal::Read { path: mounts, source })?;
     match mount(&mounts, &number) {
         Some(mount) if mount.kind == "ext4" && mount.is_dax => {}
         Some(Mount { kind, .. }) => {
             let found = if kind == "ext4" { "ext4 without \"dax\"".to_owned() } else { printable(kind) };
-            return Err(Reason::NotFsdax { path, found });
+            return Err(RegionRefusal::NotFsdax { path, found });
         }
-        None => return Err(Reason::NotFsdax { path, found: "an unknown file system".to_owned() }),
+        None => return Err(RegionRefusal::NotFsdax { path, found: "an unknown file system".to_owned() }),
     }
     let disk = root.join("sys/dev/block").join(&number);
     if let Some(device) = without_journal(root, &disk)? {
-        return Err(Reason::NoJournal { path, device });
+        return Err(RegionRefusal::NoJournal { path, device });
     }
     let bytes = bytes(&folder, &path).map_err(read)?;
-    let Named { end, .. } = named(&path);
+    let SliceFiles { end, .. } = named(&path);
     let size = align_down(bytes.saturating_sub(bytes / SPARE), PAGE).max(align_down(end, PAGE));
     if size == 0 {
-        return Err(Reason::NoSpan { base: 0, size: bytes });
+        return Err(RegionRefusal::NoSpan { base: 0, size: bytes });
     }
     Ok(Region {
         name: wanted.name.clone(),
@@ -105,7 +105,7 @@ fn bytes(folder: &fs::File, path: &Path) -> io::Result<u64> {
     };
     let (mut before, mut tries) = (free()?, TRIES);
     loop {
-        let Named { blocks, .. } = named(path);
+        let SliceFiles { blocks, .. } = named(path);
         let after = free()?;
         tries = tries.saturating_sub(1);
         if after == before || tries == 0 {
@@ -117,7 +117,7 @@ fn bytes(folder: &fs::File, path: &Path) -> io::Result<u64> {
 
 /// The files of slices in a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Named {
+struct SliceFiles {
     /// Bytes that they and the folder have on the medium. Those of files with bad pages are not counted.
     blocks: u64,
     /// End of the last, counted in the region.
@@ -125,13 +125,13 @@ struct Named {
 }
 
 /// Root sees the files in `folder`; other users see only what is free.
-fn named(folder: &Path) -> Named {
+fn named(folder: &Path) -> SliceFiles {
     let blocks = |metadata: fs::Metadata| metadata.blocks().saturating_mul(512);
     let of_folder = folder.metadata().map_or(0, blocks);
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let files =
         entries.filter_map(|entry| Some((SliceFile::parse(&entry.file_name())?, entry.metadata().ok()?)));
-    files.fold(Named { blocks: of_folder, end: 0 }, |sum, (file, metadata)| Named {
+    files.fold(SliceFiles { blocks: of_folder, end: 0 }, |sum, (file, metadata)| SliceFiles {
         blocks: sum.blocks.saturating_add(blocks(metadata)),
         end: sum.end.max(file.span.end().get()),
     })
@@ -139,8 +139,8 @@ fn named(folder: &Path) -> Named {
 
 /// The name of the block device with the folder `disk` in sysfs, if its mounted ext4 uses no journal: the kernel shows
 /// the process id of a journal's thread, and `<none>` without one.
-fn without_journal(root: &Path, disk: &Path) -> Result<Option<String>, Reason> {
-    let read = |path: PathBuf| move |source| Reason::Read { path, source };
+fn without_journal(root: &Path, disk: &Path) -> Result<Option<String>, RegionRefusal> {
+    let read = |path: PathBuf| move |source| RegionRefusal::Read { path, source };
     let disk = fs::canonicalize(disk).map_err(read(disk.to_owned()))?;
     let name = disk.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let thread = root.join("sys/fs/ext4").join(&name).join("journal_task");

@@ -9,7 +9,7 @@ use egm_report::{Blame, Report};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::region::read;
-use crate::trusted::{self, NotRoots};
+use crate::trusted::{self, NotRootOwned};
 
 /// Folder of host files, below a host's root.
 const FOLDER: &str = "etc/egm-device/host";
@@ -21,7 +21,7 @@ pub struct HostFile {
     /// The host that it is for.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub description: String,
-    /// Reserved spans.
+    /// Spans of hidden memory, each a region.
     #[serde(default)]
     pub regions: Vec<ReservedSpan>,
     /// Folders of file systems that map their medium directly.
@@ -33,7 +33,7 @@ pub struct HostFile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FsdaxFolder {
-    /// The region's name.
+    /// Name of the region.
     pub name: String,
     /// The folder, root's alone (mode 0700), on an ext4 file system that is mounted with `dax`.
     pub folder: PathBuf,
@@ -43,11 +43,11 @@ pub struct FsdaxFolder {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReservedSpan {
-    /// The region's name.
+    /// Name of the region.
     pub name: String,
     /// Host physical address of its first byte.
     pub base: Hpa,
-    /// Bytes.
+    /// Size, a multiple of the page size.
     #[serde(serialize_with = "as_people_write")]
     pub size: ByteSize,
     /// Its node; the default comes from ACPI.
@@ -76,33 +76,15 @@ fn dev_mem() -> PathBuf {
 
 /// Why a host file is refused.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum HostFileError {
-    /// It cannot be read.
     #[error("cannot read host file {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The kernel's reason.
-        source: io::Error,
-    },
-    /// A user other than root can have written it.
+    Read { path: PathBuf, source: io::Error },
     #[error("cannot trust {}: it belongs to user {uid} with mode {mode:#o}", path.display())]
-    NotRoots {
-        /// The file, or the folder of host files.
-        path: PathBuf,
-        /// Its owner.
-        uid: u32,
-        /// Its permission bits.
-        mode: u32,
-    },
+    NotRootOwned { path: PathBuf, uid: u32, mode: u32 },
     /// It is not JSON, or has an unknown key or value.
     #[error("{}:{}:{}: not a host file", path.display(), source.line(), source.column())]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// The parser's reason.
-        source: serde_json::Error,
-    },
+    Json { path: PathBuf, source: serde_json::Error },
 }
 
 impl HostFile {
@@ -111,9 +93,6 @@ impl HostFile {
     ///
     /// This host's files name the memory that a grant scrubs, so root must own them and their folder, and no other user
     /// may write either.
-    ///
-    /// # Errors
-    /// The first [`HostFileError`].
     pub fn load_all(root: &Path, folder: Option<&Path>) -> Result<Vec<Self>, HostFileError> {
         let folder = folder.map_or_else(|| root.join(FOLDER), Path::to_owned);
         let is_here = trusted::is_this_host(root);
@@ -136,7 +115,7 @@ impl HostFile {
 }
 
 fn check(path: &Path, metadata: &Metadata) -> Result<(), HostFileError> {
-    trusted::check(metadata).map_err(|NotRoots { uid, mode }| HostFileError::NotRoots {
+    trusted::check(metadata).map_err(|NotRootOwned { uid, mode }| HostFileError::NotRootOwned {
         path: path.to_owned(),
         uid,
         mode,
@@ -151,7 +130,7 @@ impl Report for HostFileError {
     fn help(&self) -> Option<String> {
         match self {
             Self::Read { .. } => Some("let this user read it, or take it out of that folder".to_owned()),
-            Self::NotRoots { path, .. } => {
+            Self::NotRootOwned { path, .. } => {
                 Some(format!("read it, then: chown root {0} && chmod go-w {0}", path.display()))
             }
             Self::Json { source, .. } => nearest(&source.to_string()).or_else(|| {

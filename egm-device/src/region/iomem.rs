@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Resource {
-    /// Its addresses.
+    /// Host physical addresses of the line.
     pub span: Span<Host>,
     /// 0 for a line without indentation.
     pub depth: u8,

@@ -16,9 +16,10 @@ mod fsdax;
 mod host_file;
 pub mod iomem;
 mod read;
-pub(crate) use read::parse_number;
+pub(crate) use read::{number, parse_number};
 mod refused;
 mod reserved;
+mod slice_file;
 mod srat;
 pub mod usage;
 pub mod words;
@@ -28,7 +29,8 @@ pub(crate) use facts::near_node;
 pub use facts::{HostFacts, Node, Pool};
 pub(crate) use host_file::nearest;
 pub use host_file::{FsdaxFolder, HostFile, HostFileError, ReservedSpan};
-pub use refused::{Reason, Refused};
+pub use refused::{RefusedRegion, RegionRefusal};
+pub(crate) use slice_file::SliceFile;
 pub use srat::Affinity;
 
 use std::path::PathBuf;
@@ -169,6 +171,16 @@ fn largest_page(base: u64, size: u64) -> Option<ByteSize> {
     [2 << 20, 64 << 10, 4 << 10].into_iter().find(fits).map(ByteSize::new)
 }
 
+/// Checks that a region is made of whole pages.
+fn check_pages(base: u64, size: u64, page: ByteSize) -> Result<(), RegionRefusal> {
+    for (what, value) in [("base", base), ("size", size)] {
+        if !value.is_multiple_of(page.get()) {
+            return Err(RegionRefusal::Unaligned { what, value, page });
+        }
+    }
+    Ok(())
+}
+
 /// One carve-out of host memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -211,6 +223,12 @@ impl Slice {
 }
 
 impl Region {
+    /// Whether `word` of a request is its name or its kind.
+    #[must_use]
+    pub fn is_called(&self, word: &str) -> bool {
+        self.name == word || self.kind.word() == word
+    }
+
     /// Its host physical addresses, where they are known.
     #[must_use]
     pub fn span(&self) -> Option<Span<Host>> {

@@ -22,17 +22,11 @@ pub(super) fn bytes(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Opens a file for [`all`], without waiting for the other end of a pipe.
-///
-/// # Errors
-/// The kernel's.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
 }
 
 /// The bytes of an open file, at most [`LIMIT`].
-///
-/// # Errors
-/// As [`bytes`].
 pub(super) fn all(file: File) -> io::Result<Vec<u8>> {
     bounded::read(file, LIMIT)
 }
@@ -48,7 +42,7 @@ pub(super) fn text(path: &Path) -> io::Result<String> {
 }
 
 /// The number in a file: decimal, or hexadecimal after `0x`. `None` when there is no such file or number.
-pub(super) fn number(path: &Path) -> Option<u64> {
+pub(crate) fn number(path: &Path) -> Option<u64> {
     parse_number(&text(path).ok()?)
 }
 

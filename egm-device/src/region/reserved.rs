@@ -4,30 +4,26 @@ use egm_address::{ByteSize, Host, Span, SpanSet};
 
 use crate::region::facts::HostFacts;
 use crate::region::host_file::ReservedSpan;
-use crate::region::refused::Reason;
-use crate::region::{Region, RegionKind, iomem, is_name, largest_page, words};
+use crate::region::refused::RegionRefusal;
+use crate::region::{Region, RegionKind, check_pages, iomem, is_name, largest_page, words};
 use crate::retired::Retired;
 
 /// The region that `wanted` describes.
 ///
 /// # Errors
 /// The first violated rule: memory that the kernel, a driver or the firmware uses is never handed out.
-pub(super) fn region(wanted: &ReservedSpan, facts: &HostFacts) -> Result<Region, Reason> {
+pub(super) fn region(wanted: &ReservedSpan, facts: &HostFacts) -> Result<Region, RegionRefusal> {
     if !is_name(&wanted.name) {
-        return Err(Reason::Name);
+        return Err(RegionRefusal::Name);
     }
     let (base, size) = (wanted.base.get(), wanted.size.get());
-    let span = Span::new(wanted.base, size).map_err(|_| Reason::NoSpan { base, size })?;
+    let span = Span::new(wanted.base, size).map_err(|_| RegionRefusal::NoSpan { base, size })?;
     let page_size = match wanted.page_size {
         Some(page) if (12..=30).any(|shift| page.get() == 1 << shift) => page,
-        Some(page) => return Err(Reason::PageSize(page)),
+        Some(page) => return Err(RegionRefusal::PageSize(page)),
         None => largest_page(base, size).unwrap_or(ByteSize::new(4096)),
     };
-    for (what, value) in [("base", base), ("size", size)] {
-        if !value.is_multiple_of(page_size.get()) {
-            return Err(Reason::Unaligned { what, value, page: page_size });
-        }
-    }
+    check_pages(base, size, page_size)?;
     check(span, wanted.trusted, facts)?;
     Ok(Region {
         name: wanted.name.clone(),
@@ -43,23 +39,23 @@ pub(super) fn region(wanted: &ReservedSpan, facts: &HostFacts) -> Result<Region,
 
 /// Checks that `span` is unused, that the command line keeps the kernel from it, and that it is RAM: by the firmware's
 /// map or, where that is empty, by the operator's `trusted`. A scrub writes to all of it.
-fn check(span: Span<Host>, trusted: bool, facts: &HostFacts) -> Result<(), Reason> {
+fn check(span: Span<Host>, trusted: bool, facts: &HostFacts) -> Result<(), RegionRefusal> {
     if facts.iomem.is_empty() {
-        return Err(Reason::IomemHidden(span));
+        return Err(RegionRefusal::IomemHidden(span));
     }
     if let Some(line) = iomem::in_the_way(&facts.iomem, span) {
-        return Err(Reason::InUse { span, line: line.clone() });
+        return Err(RegionRefusal::InUse { span, line: line.clone() });
     }
     let ram = facts.system_ram();
     let below = ram.iter().filter(|ram| ram.start() < span.start()).map(Span::size).sum();
     if !words::explain(&facts.command_line, span, below) {
-        return Err(Reason::Unexplained(span));
+        return Err(RegionRefusal::Unexplained(span));
     }
     let firmware: SpanSet<Host> = facts.firmware.iter().copied().collect();
     let missing = std::iter::once(span).collect::<SpanSet<Host>>().minus(&firmware);
     match (firmware.is_empty(), missing.is_empty()) {
-        (true, _) if !trusted => Err(Reason::Untold(span)),
-        (false, false) => Err(Reason::NotRam(span)),
+        (true, _) if !trusted => Err(RegionRefusal::Unconfirmed(span)),
+        (false, false) => Err(RegionRefusal::NotRam(span)),
         _ => Ok(()),
     }
 }

@@ -11,7 +11,7 @@ pub struct Affinity {
     pub domain: u32,
     /// The kernel's number of the node.
     pub node: u32,
-    /// The memory.
+    /// Host physical addresses of the memory.
     pub span: Span<Host>,
 }
 

@@ -11,9 +11,9 @@ use crate::region::{Region, Survey};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// Slices that have an owner, by offset.
-    pub held: Vec<Held>,
+    pub held: Vec<OwnedPart>,
     /// Bytes that must be scrubbed before they are granted.
-    pub dirty: Vec<Part>,
+    pub dirty: Vec<RegionPart>,
     /// GPUs that make the region exclusive, in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exclusive: Vec<String>,
@@ -21,20 +21,20 @@ pub struct Usage {
 
 /// A slice and its owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Held {
-    /// Its bytes.
+pub struct OwnedPart {
+    /// Offset and size of the slice.
     #[serde(flatten)]
-    pub part: Part,
+    pub part: RegionPart,
     /// The owner, by the name that operators use.
     pub owner: String,
 }
 
 /// Bytes of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Part {
+pub struct RegionPart {
     /// First byte, counted in the region.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub size: ByteSize,
 }
 
@@ -60,7 +60,7 @@ pub type Usages = BTreeMap<String, Usage>;
 pub struct Socket {
     /// The node's number; regions of an unknown node have a line of their own.
     pub node: Option<u32>,
-    /// Its processors.
+    /// Processors of the node.
     pub cpus: CpuSet,
     /// All memory: visible, aside and invisible.
     pub total: ByteSize,
@@ -111,29 +111,32 @@ pub fn sockets(survey: &Survey, usages: &Usages) -> Vec<Socket> {
 
 fn socket(survey: &Survey, usages: &Usages, node: Option<u32>) -> Socket {
     let of_kernel = survey.host.nodes.iter().find(|of_kernel| Some(of_kernel.id) == node);
-    let here = || survey.regions.iter().filter(|region| lies_at(region, node));
-    let sum = |of: &dyn Fn(&Region) -> u64| {
-        ByteSize::new(here().fold(0, |sum: u64, region| sum.saturating_add(of(region))))
-    };
-    let size_if = |wanted: bool, region: &Region| if wanted { region.size.get() } else { 0 };
+    let here: Vec<&Region> = survey.regions.iter().filter(|region| lies_at(region, node)).collect();
     let used = |of: &dyn Fn(&Usage) -> u64| {
-        (!usages.is_empty()).then(|| sum(&|region| usages.get(&region.name).map_or(0, of)))
+        let bytes = here.iter().filter_map(|region| usages.get(&region.name)).map(of);
+        (!usages.is_empty()).then(|| sum(bytes))
     };
+    let (invisible, rest): (Vec<&Region>, Vec<&Region>) =
+        here.iter().copied().partition(|region| region.kind.is_invisible());
     let visible = of_kernel.map(|node| node.total).unwrap_or_default();
-    let invisible = sum(&|region| size_if(region.kind.is_invisible(), region));
-    let aside = sum(&|region| size_if(!region.kind.is_pool() && !region.kind.is_invisible(), region));
-    let total = visible.get().saturating_add(invisible.get()).saturating_add(aside.get());
+    let invisible = sum(invisible.iter().map(|region| region.size.get()));
+    let aside = sum(rest.iter().filter(|region| !region.kind.is_pool()).map(|region| region.size.get()));
+    let total = sum([visible, invisible, aside].map(ByteSize::get).into_iter());
     Socket {
         node,
         cpus: of_kernel.map(|node| node.cpus.clone()).unwrap_or_default(),
-        total: ByteSize::new(total),
+        total,
         visible,
         aside,
         invisible,
         granted: used(&Usage::granted),
         dirty: used(&Usage::dirty),
-        retired: sum(&|region| region.retired.spans().size()),
-        page_sizes: here().map(|region| region.page_size).collect(),
-        functions: here().flat_map(|region| region.functions.iter().copied()).collect(),
+        retired: sum(here.iter().map(|region| region.retired.spans().size())),
+        page_sizes: here.iter().map(|region| region.page_size).collect(),
+        functions: here.iter().flat_map(|region| region.functions.iter().copied()).collect(),
     }
+}
+
+fn sum(sizes: impl Iterator<Item = u64>) -> ByteSize {
+    ByteSize::new(sizes.fold(0, u64::saturating_add))
 }

@@ -22,7 +22,7 @@ const MAX_DEVICES: usize = 256;
 /// A device to be served.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Offer {
+pub struct DeviceConfig {
     /// Name for operators: its slice's owner, and the name of a socket that systemd passes.
     pub name: String,
     /// The region, by name or kind.
@@ -63,69 +63,38 @@ fn id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Id, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 
-/// The file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Offers {
-    /// For editors.
+struct DevicesFile {
     #[serde(rename = "$schema")]
     _schema: Option<String>,
     /// Description of the devices, for people.
     #[serde(rename = "description")]
     _description: Option<String>,
-    devices: Vec<Offer>,
+    devices: Vec<DeviceConfig>,
 }
 
 /// Why a file of devices is refused.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum FileError {
-    /// It cannot be read.
     #[error("cannot read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The kernel's reason, or that it is too large.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// It is not JSON, or has an unknown key or value.
     #[error("{}:{}:{}: not devices to serve", path.display(), source.line(), source.column())]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// The parser's reason.
-        source: serde_json::Error,
-    },
-    /// No device, or too many.
-    #[error("{count} devices: a process serves 1 to {MAX_DEVICES}")]
-    Count {
-        /// Number of devices.
-        count: usize,
-    },
-    /// Two devices share a value that must differ.
-    #[error("two devices have the {what} {value:?}: each has its own")]
-    Twice {
-        /// The key.
-        what: &'static str,
-        /// The shared value.
-        value: String,
-    },
-    /// An invalid name of a device.
-    #[error("{0:?} is not a device's name: 1 to 64 of A-Z a-z 0-9 . _ -")]
+    Json { path: PathBuf, source: serde_json::Error },
+    #[error("cannot serve {count} devices: a process serves 1 to {MAX_DEVICES}")]
+    Count { count: usize },
+    #[error("cannot serve two devices with the {what} {value:?}: each has its own")]
+    Twice { what: &'static str, value: String },
+    #[error("cannot use {0:?} as the name of a device: write 1 to 64 of A-Z a-z 0-9 . _ -")]
     Name(String),
-    /// An invalid name of a trust domain.
-    #[error("{0:?} is not a trust domain: 1 to 64 of A-Z a-z 0-9 . _ -")]
+    #[error("cannot use {0:?} as a trust domain: write 1 to 64 of A-Z a-z 0-9 . _ -")]
     Domain(String),
-    /// A slice of 0 bytes.
-    #[error("device {0:?} has a slice of 0 bytes: give it a size, as \"64GiB\"")]
+    #[error("cannot serve device {0:?}: its slice has 0 bytes; write a size, as \"64GiB\"")]
     Empty(String),
-    /// `--slice` names none of them.
-    #[error("there is no device {name:?}: there are {}", known.join(", "))]
-    Unknown {
-        /// The requested name.
-        name: String,
-        /// Names of the existing devices.
-        known: Vec<String>,
-    },
+    #[error("cannot find device {name:?}: the file has {}", known.join(", "))]
+    Unknown { name: String, known: Vec<String> },
 }
 
 impl Report for FileError {
@@ -151,14 +120,11 @@ impl Report for FileError {
 }
 
 /// The devices of the file at `path`; only the one named `slice`, if given.
-///
-/// # Errors
-/// [`FileError`].
-pub fn load(path: &Path, slice: Option<&str>) -> Result<Vec<Offer>, FileError> {
+pub fn load(path: &Path, slice: Option<&str>) -> Result<Vec<DeviceConfig>, FileError> {
     let read = |source| FileError::Read { path: path.to_owned(), source };
     let text = File::open(path).and_then(|file| bounded::read(file, MAX_FILE)).map_err(read)?;
     let json = |source| FileError::Json { path: path.to_owned(), source };
-    let mut devices = serde_json::from_slice::<Offers>(&text).map_err(json)?.devices;
+    let mut devices = serde_json::from_slice::<DevicesFile>(&text).map_err(json)?.devices;
     check(&devices)?;
     if let Some(name) = slice {
         let known = || devices.iter().map(|device| device.name.clone()).collect();
@@ -171,18 +137,14 @@ pub fn load(path: &Path, slice: Option<&str>) -> Result<Vec<Offer>, FileError> {
 }
 
 /// Checks the devices of one process.
-///
-/// # Errors
-/// [`FileError`].
-pub(crate) fn check(devices: &[Offer]) -> Result<(), FileError> {
+pub(crate) fn check(devices: &[DeviceConfig]) -> Result<(), FileError> {
     if !(1..=MAX_DEVICES).contains(&devices.len()) {
         return Err(FileError::Count { count: devices.len() });
     }
     let (mut names, mut sockets) = (BTreeSet::new(), BTreeSet::new());
     for device in devices {
         let name = &device.name;
-        let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-        if !(1..=64).contains(&name.len()) || !name.bytes().all(fits) {
+        if !is_word(name) {
             return Err(FileError::Name(name.clone()));
         }
         if let Some(domain) = device.trust_domain.as_ref().filter(|domain| !is_word(domain)) {
@@ -207,7 +169,7 @@ mod tests {
 
     use super::*;
 
-    fn load_text(text: &str, slice: Option<&str>) -> Result<Vec<Offer>, String> {
+    fn load_text(text: &str, slice: Option<&str>) -> Result<Vec<DeviceConfig>, String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("serve.json");
         std::fs::write(&path, text).unwrap();
@@ -247,17 +209,17 @@ mod tests {
                 None,
                 "write \"region\" instead of \"regoin\"",
             ),
-            ("{\"devices\": []}", None, "error: 0 devices: a process serves 1 to 256"),
-            (&TWO.replace("vm2", "vm1"), None, "two devices have the name \"vm1\": each has its own"),
+            ("{\"devices\": []}", None, "error: cannot serve 0 devices: a process serves 1 to 256"),
+            (&TWO.replace("vm2", "vm1"), None, "two devices with the name \"vm1\": each has its own"),
             (
                 &TWO.replace("4096", "4096, \"socket\": \"/run/vm1.sock\""),
                 None,
-                "two devices have the socket",
+                "two devices with the socket",
             ),
-            (&TWO.replace("vm2", "v m"), None, "\"v m\" is not a device's name"),
-            (&TWO.replace("4096", "0"), None, "device \"vm2\" has a slice of 0 bytes"),
+            (&TWO.replace("vm2", "v m"), None, "cannot use \"v m\" as the name of a device"),
+            (&TWO.replace("4096", "0"), None, "device \"vm2\": its slice has 0 bytes"),
             (&TWO.replace("1234:0001", "1234"), None, "\"1234\" is not vendor:device in four hex digits"),
-            (TWO, Some("vm3"), "there is no device \"vm3\": there are vm1, vm2"),
+            (TWO, Some("vm3"), "cannot find device \"vm3\": the file has vm1, vm2"),
             (TWO, Some("wm2"), "help: write \"vm2\" instead of \"wm2\""),
         ] {
             let error = load_text(text, slice).unwrap_err();

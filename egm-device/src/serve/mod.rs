@@ -4,18 +4,18 @@
 //!  file.rs     the configuration ─► offers
 //!  slice.rs    an offer ─► its slice, by the ledger or a broker, and the way back
 //!  socket.rs   an offer ─► its socket, made here or passed by systemd
-//!  post.rs     a function, a socket: one client at a time
+//!  server.rs   a function, a socket: one client at a time
 //! ```
 //! `crate::cli`'s `serve` connects them, and handles bad pages and SIGTERM.
 #![forbid(unsafe_code)]
 
 mod file;
-mod post;
+mod server;
 mod slice;
 mod socket;
 
 pub(crate) use file::check;
-pub use file::{FileError, Offer, load};
-pub use post::Post;
-pub use slice::{Held, SliceError};
+pub use file::{DeviceConfig, FileError, load};
+pub use server::DeviceServer;
+pub use slice::{ServedSlice, SliceError};
 pub use socket::{Socket, SocketError, passed};

@@ -7,60 +7,42 @@ use std::sync::atomic::AtomicBool;
 use egm_address::{InBar, InRegion, SpanSet};
 use egm_report::{Blame, Report};
 
-use super::file::Offer;
+use super::file::DeviceConfig;
 use crate::backing::Backing;
-use crate::broker::{Client, ClientError, Loan, Take};
+use crate::broker::{BrokerLease, Client, ClientError, SliceRequest};
 use crate::carve::plan::Request;
 use crate::device::{in_region, in_slice};
 use crate::lease::Lease;
-use crate::ledger::gpus::claim_named;
+use crate::ledger::gpus::{claim_named, expect_functions};
 use crate::ledger::{GpuLease, GrantError, Ledger, Watch};
 use crate::owner::Owner;
 use crate::region::{Region, Slice, Survey};
 use crate::scrub::{Cause, ScrubError};
 
-/// Why a device has no slice.
+/// Step of a [`SliceError`] that gets a slice.
+fn get_slice_of(device: &str) -> String {
+    format!("get the slice of device \"{device}\"")
+}
+
+/// A failure to get or return the slice of a device.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum SliceError {
-    /// No region or kind has this name.
-    #[error("device \"{device}\": no region or kind named \"{region}\" on this host")]
-    NoRegion {
-        /// The device.
-        device: String,
-        /// Its region.
-        region: String,
-    },
-    /// The ledger refuses.
-    #[error("device \"{device}\" has no slice")]
-    Grant {
-        /// The device.
-        device: String,
-        /// Why.
-        source: GrantError,
-    },
-    /// The broker refuses.
-    #[error("device \"{device}\" has no slice")]
-    Loan {
-        /// The device.
-        device: String,
-        /// Why.
-        source: ClientError,
-    },
-    /// No descriptor for it.
-    #[error("device \"{device}\" cannot be made")]
-    Descriptor {
-        /// The device.
-        device: String,
-        /// The kernel's reason.
-        source: io::Error,
-    },
+    #[error("cannot get a slice for device \"{device}\": no region or kind named \"{region}\" on this host")]
+    NoRegion { device: String, region: String },
+    #[error("cannot {step}")]
+    Grant { step: String, source: GrantError },
+    #[error("cannot {step}")]
+    Broker { step: String, source: ClientError },
+    #[error("cannot start device \"{device}\"")]
+    Descriptor { device: String, source: io::Error },
 }
 
 impl Report for SliceError {
     fn blame(&self) -> Blame {
         match self {
             Self::Grant { source, .. } => source.blame(),
-            Self::Loan { source, .. } => source.blame(),
+            Self::Broker { source, .. } => source.blame(),
             Self::NoRegion { .. } | Self::Descriptor { .. } => Blame::Host,
         }
     }
@@ -69,44 +51,43 @@ impl Report for SliceError {
         match self {
             Self::NoRegion { .. } => Some("egm-device regions lists them".to_owned()),
             Self::Grant { source, .. } => source.help(),
-            Self::Loan { source, .. } => source.help(),
-            Self::Descriptor { .. } => None,
+            Self::Broker { source, .. } => source.help(),
+            Self::Descriptor { .. } => Some(
+                "raise the limits of descriptors and threads: LimitNOFILE=, TasksMax=, ulimit -n -u"
+                    .to_owned(),
+            ),
         }
     }
 }
 
 /// A slice that this process holds.
-pub enum Held {
-    /// By its own ledger.
+pub enum ServedSlice {
+    /// Granted by this process's own ledger, with the claims of its GPUs.
     Lease(Box<Lease>, Option<GpuLease>),
-    /// From a broker.
-    Loan(Box<Loan>, Box<dyn Backing>),
+    /// Granted by a broker, with its memory.
+    Broker(Box<BrokerLease>, Box<dyn Backing>),
 }
 
-impl Held {
-    /// The slice of `offer`, scrubbed, by `ledger`; the first region of that name or kind that has room.
-    ///
-    /// # Errors
-    /// [`SliceError`].
-    pub fn grant(
-        offer: &Offer,
+impl ServedSlice {
+    /// The slice of `config`, scrubbed, by `ledger`; the first region of that name or kind that has room.
+    pub fn from_ledger(
+        config: &DeviceConfig,
         ledger: &Ledger,
         survey: &Survey,
         watch: &Watch<'_>,
     ) -> Result<Self, SliceError> {
-        let align = offer.align.map_or(0, |align| align.get());
-        let owner = Owner::this(&offer.name).in_domain(offer.trust_domain.clone());
-        let request = Request { align, ..Request::new(offer.size.get(), owner.clone()) };
-        let failed = |source| SliceError::Grant { device: offer.name.clone(), source };
-        let is_meant = |region: &&Region| region.name == offer.region || region.kind.word() == offer.region;
+        let align = config.align.map_or(0, |align| align.get());
+        let owner = Owner::this(&config.name).in_domain(config.trust_domain.clone());
+        let request = Request { align, ..Request::new(config.size.get(), owner.clone()) };
+        let failed = |source| SliceError::Grant { step: get_slice_of(&config.name), source };
+        expect_functions(ledger, &survey.regions, &config.gpus).map_err(failed)?;
         let mut refused = None;
-        for region in survey.regions.iter().filter(is_meant) {
-            let near = survey.host.nodes.iter().find(|node| Some(node.id) == region.node);
-            let watch = Watch { near: near.map(|node| &node.cpus), ..*watch };
+        for region in survey.regions.iter().filter(|region| region.is_called(&config.region)) {
+            let watch = Watch { near: survey.near(region), ..*watch };
             match ledger.grant(region, &request, &watch) {
                 Ok(lease) => {
                     let gpus =
-                        claim_named(ledger, &survey.regions, &offer.gpus, &owner, &watch).map_err(failed)?;
+                        claim_named(ledger, &survey.regions, &config.gpus, &owner, &watch).map_err(failed)?;
                     return Ok(Self::Lease(Box::new(lease), gpus));
                 }
                 Err(source) => refused = refused.or(Some(source)),
@@ -114,27 +95,24 @@ impl Held {
         }
         Err(match refused {
             Some(source) => failed(source),
-            None => SliceError::NoRegion { device: offer.name.clone(), region: offer.region.clone() },
+            None => SliceError::NoRegion { device: config.name.clone(), region: config.region.clone() },
         })
     }
 
-    /// The slice of `offer` from the broker at `socket`.
-    ///
-    /// # Errors
-    /// [`SliceError`].
-    pub fn borrow(offer: &Offer, socket: &Path) -> Result<Self, SliceError> {
-        let error = |source| SliceError::Loan { device: offer.name.clone(), source };
-        let take = Take {
-            name: offer.name.clone(),
-            regions: vec![offer.region.clone()],
-            size: offer.size.get(),
-            align: offer.align.map_or(0, |align| align.get()),
+    /// The slice of `config` from the broker at `socket`.
+    pub fn from_broker(config: &DeviceConfig, socket: &Path) -> Result<Self, SliceError> {
+        let error = |source| SliceError::Broker { step: get_slice_of(&config.name), source };
+        let take = SliceRequest {
+            name: config.name.clone(),
+            regions: vec![config.region.clone()],
+            size: config.size.get(),
+            align: config.align.map_or(0, |align| align.get()),
             class: None,
             wait: false,
         };
-        let loan = Client::connect(socket).and_then(|client| client.take(&take, |_| {})).map_err(error)?;
-        let backing = loan.backing().map_err(error)?;
-        Ok(Self::Loan(Box::new(loan), backing))
+        let lease = Client::connect(socket).and_then(|client| client.take(&take, |_| {})).map_err(error)?;
+        let backing = lease.backing().map_err(error)?;
+        Ok(Self::Broker(Box::new(lease), backing))
     }
 
     /// The region, with its retired pages.
@@ -142,25 +120,25 @@ impl Held {
     pub fn region(&self) -> &Region {
         match self {
             Self::Lease(lease, _) => lease.region(),
-            Self::Loan(loan, _) => loan.region(),
+            Self::Broker(lease, _) => lease.region(),
         }
     }
 
-    /// The slice.
+    /// The slice, as the ledger granted it.
     #[must_use]
     pub fn slice(&self) -> &Slice {
         match self {
             Self::Lease(lease, _) => lease.slice(),
-            Self::Loan(loan, _) => loan.slice(),
+            Self::Broker(lease, _) => lease.slice(),
         }
     }
 
-    /// Its bytes.
+    /// The memory of the slice.
     #[must_use]
     pub fn backing(&self) -> &dyn Backing {
         match self {
             Self::Lease(lease, _) => lease.as_ref(),
-            Self::Loan(_, backing) => backing.as_ref(),
+            Self::Broker(_, backing) => backing.as_ref(),
         }
     }
 
@@ -179,11 +157,11 @@ impl Held {
     /// Retires `bad` bytes of the slice, so that no later owner gets them.
     pub fn retire(&self, bad: &SpanSet<InBar>) {
         let bad = in_region(self.slice(), bad);
-        let told: Result<(), Box<dyn std::error::Error>> = match self {
+        let recorded: Result<(), Box<dyn std::error::Error>> = match self {
             Self::Lease(lease, _) => lease.retire(&bad).map_err(Into::into),
-            Self::Loan(loan, _) => loan.retire(&bad).map_err(Into::into),
+            Self::Broker(lease, _) => lease.retire(&bad).map_err(Into::into),
         };
-        if let Err(error) = told {
+        if let Err(error) = recorded {
             tracing::info!("bad pages of region {} are not recorded: {error}", self.region().name);
         }
     }
@@ -200,20 +178,17 @@ impl Held {
     }
 
     /// Scrubs and returns the slice; no process may map it any more.
-    ///
-    /// # Errors
-    /// [`SliceError`].
     pub fn give_back(self, device: &str, watch: &Watch<'_>) -> Result<(), SliceError> {
         static NEVER: AtomicBool = AtomicBool::new(false);
-        let device = device.to_owned();
+        let step = format!("return the slice of device \"{device}\"");
         match self {
             Self::Lease(lease, gpus) => {
                 drop(gpus);
-                lease.give_back(watch).map_err(|source| SliceError::Grant { device, source })
+                lease.give_back(watch).map_err(|source| SliceError::Grant { step, source })
             }
-            Self::Loan(loan, backing) => {
+            Self::Broker(lease, backing) => {
                 drop(backing);
-                loan.give_back(&NEVER).map_err(|source| SliceError::Loan { device, source })
+                lease.give_back(&NEVER).map_err(|source| SliceError::Broker { step, source })
             }
         }
     }

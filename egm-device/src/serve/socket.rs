@@ -19,43 +19,19 @@ const QUEUE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Why a device has no listening socket.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum SocketError {
-    /// Another program listens there.
-    #[error("{} is in use: another program listens there", path.display())]
-    Taken {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// It cannot be made.
+    #[error("cannot listen at {}: another program does", path.display())]
+    Taken { path: PathBuf },
     #[error("cannot listen at {}", path.display())]
-    Listen {
-        /// The socket.
-        path: PathBuf,
-        /// The kernel's reason.
-        source: io::Error,
-    },
-    /// The passed descriptor is not a listening Unix socket.
-    #[error("descriptor {number} that systemd passed is not a listening Unix socket")]
-    Passed {
-        /// Counted from 0.
-        number: usize,
-        /// The kernel's reason.
-        source: io::Error,
-    },
-    /// Neither a path nor a passed socket.
-    #[error(
-        "device \"{device}\" has no socket: name one (\"socket\", --socket), or have systemd pass one called \"{device}\""
-    )]
-    None {
-        /// The device.
-        device: String,
-    },
+    Listen { path: PathBuf, source: io::Error },
+    #[error("cannot use descriptor {number} from systemd: it is not a listening Unix socket")]
+    Passed { number: usize, source: io::Error },
+    #[error("cannot serve device \"{device}\": it has no socket")]
+    None { device: String },
     /// A passed socket that no device uses: a mistake in the configuration.
-    #[error("systemd passed sockets that no device is called: {}", names.join(", "))]
-    Unused {
-        /// Their names.
-        names: Vec<String>,
-    },
+    #[error("cannot use sockets of systemd that no device is named after: {}", names.join(", "))]
+    Unused { names: Vec<String> },
 }
 
 impl Report for SocketError {
@@ -77,7 +53,9 @@ impl Report for SocketError {
             Self::Passed { .. } => {
                 Some("write only ListenStream= with the path of a socket in the .socket unit".to_owned())
             }
-            Self::None { .. } => None,
+            Self::None { device } => Some(format!(
+                "name one (\"socket\", --socket), or have systemd pass one with FileDescriptorName={device}"
+            )),
         }
     }
 }
@@ -85,7 +63,7 @@ impl Report for SocketError {
 /// A listening socket; one of our own goes with this value.
 #[derive(Debug)]
 pub struct Socket {
-    /// The listening socket.
+    /// The socket, which this process made or systemd passed.
     pub listener: UnixListener,
     ours: Option<PathBuf>,
 }
@@ -105,9 +83,6 @@ impl Drop for Socket {
 
 impl Socket {
     /// The socket that was passed for `device`, else one at `path`, which only this user may connect to.
-    ///
-    /// # Errors
-    /// [`SocketError`].
     pub fn open(
         device: &str,
         path: Option<&Path>,
@@ -130,9 +105,6 @@ impl Socket {
 }
 
 /// The sockets that systemd passed, by their names; a socket without a name goes by its number.
-///
-/// # Errors
-/// [`SocketError::Passed`].
 pub fn passed() -> Result<BTreeMap<String, UnixListener>, SocketError> {
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
     let mut names = names.split(':').map(str::to_owned);

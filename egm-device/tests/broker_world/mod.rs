@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex};
 
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 use egm_device::Backing;
-use egm_device::broker::{Client, Held, IdleScrub, NotMade, Server, Source, StillUsed, Take};
+use egm_device::broker::{
+    Client, GrantFailure, GrantedSlice, IdleScrub, Server, SliceRequest, Source, StillUsed,
+};
 use egm_device::carve::plan::{Request, place};
 use egm_device::policy::{Policy, Supply};
 use egm_device::region::{Region, RegionKind, Slice};
@@ -18,8 +20,8 @@ use tempfile::TempDir;
 
 pub(crate) const G: u64 = 1 << 30;
 
-pub(crate) fn take(region: &str, size: u64) -> Take {
-    Take { name: "vm".into(), regions: vec![region.into()], size, align: 0, class: None, wait: true }
+pub(crate) fn take(region: &str, size: u64) -> SliceRequest {
+    SliceRequest { name: "vm".into(), regions: vec![region.into()], size, align: 0, class: None, wait: true }
 }
 
 /// A broker of this process.
@@ -137,21 +139,27 @@ impl Source for Kept {
         }]
     }
 
-    fn grant(&self, _: &str, request: &Request, _: &AtomicBool) -> Result<Box<dyn Held>, NotMade> {
+    fn grant(
+        &self,
+        _: &str,
+        request: &Request,
+        _: &AtomicBool,
+    ) -> Result<Box<dyn GrantedSlice>, GrantFailure> {
         if self.is_tidying() {
-            return Err(NotMade::Failed("granted during a scrub of idle memory".into()));
+            return Err(GrantFailure::Failed("granted during a scrub of idle memory".into()));
         }
         let mut state = self.state.lock().unwrap();
         let busy = state.busy.iter().copied().collect();
-        let slice = place(&self.region, &busy, &SpanSet::default(), request).map_err(|_| NotMade::Short)?;
+        let slice =
+            place(&self.region, &busy, &SpanSet::default(), request).map_err(|_| GrantFailure::Short)?;
         let span = Span::new(Offset::new(slice.offset), slice.size.get()).unwrap();
         state.busy.push(span);
-        let file = self.file.try_clone().map_err(|error| NotMade::Failed(error.to_string()))?;
+        let file = self.file.try_clone().map_err(|error| GrantFailure::Failed(error.to_string()))?;
         Ok(Box::new(Part { region: self.region.clone(), slice, span, file, state: self.state.clone() }))
     }
 
     /// There is always more to do.
-    fn tidy(&self, scrub: &IdleScrub) {
+    fn scrub_idle(&self, scrub: &IdleScrub) {
         if !scrub.enter(&self.region.name) {
             return;
         }
@@ -172,7 +180,7 @@ struct Part {
     state: Arc<Mutex<State>>,
 }
 
-impl Held for Part {
+impl GrantedSlice for Part {
     fn region(&self) -> &Region {
         &self.region
     }

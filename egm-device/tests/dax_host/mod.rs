@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use egm_address::ByteSize;
-use egm_device::broker::{Client, Loan, Take};
+use egm_device::broker::{BrokerLease, Client, SliceRequest};
 use egm_device::ledger::{Identity, Ledger, Paths};
 use egm_device::region::{DaxFiles, Region, RegionKind};
 use egm_device::retired::Retired;
@@ -113,8 +113,8 @@ impl DaxHost {
     }
 
     /// A slice of `size` bytes from the broker.
-    pub(crate) fn loan(&self, size: u64) -> Loan {
-        let take = Take {
+    pub(crate) fn loan(&self, size: u64) -> BrokerLease {
+        let take = SliceRequest {
             name: "vm".to_owned(),
             regions: vec!["dax0.0".to_owned()],
             size,

@@ -54,8 +54,8 @@ impl Host {
     /// Checks that the ledger's record has no grant left without its owner.
     #[track_caller]
     pub(crate) fn owes_nothing(&self) {
-        let told = self.command("ledger repair").output().unwrap().stdout;
-        assert_eq!(String::from_utf8(told).unwrap(), "The record is sound.\n");
+        let output = self.command("ledger repair").output().unwrap().stdout;
+        assert_eq!(String::from_utf8(output).unwrap(), "The record is sound.\n");
     }
 
     pub(crate) fn ledger(&self) -> String {
@@ -232,7 +232,7 @@ fn a_socket_of_systemd_s_is_used_by_its_name_and_stays() {
     let output = server("another").output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{error}");
-    assert!(error.contains("device \"vm1\" has no socket"), "{error}");
+    assert!(error.contains("cannot serve device \"vm1\": it has no socket"), "{error}");
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn what_was_granted_before_serving_fails_goes_back() {
     let long = "s".repeat(108);
     for (code, socket, remedy) in [
         (3, "nowhere/vm.sock", "make the folder nowhere"),
-        (3, "precious", "remove what is there and is no socket"),
+        (3, "precious", "remove the file at that path, which is no socket"),
         (2, &long, "name a path of 107 bytes at most"),
     ] {
         let error =
@@ -270,12 +270,15 @@ fn what_is_wrong_is_said_with_an_exit_code() {
     assert!(error.contains("no region or kind named \"nowhere\" on this host"), "{error}");
     assert!(error.contains("help: egm-device regions lists them"), "{error}");
     let error = host.refuses(2, "serve --region local --size 2MiB");
-    assert!(error.contains("device \"slice\" has no socket: name one"), "{error}");
+    assert!(
+        error.contains("device \"slice\": it has no socket") && error.contains("help: name one"),
+        "{error}"
+    );
     let error = host.refuses(2, "serve --region local --size 0 --socket vm.sock");
-    assert!(error.contains("has a slice of 0 bytes"), "{error}");
+    assert!(error.contains("its slice has 0 bytes"), "{error}");
     let error = host.refuses(3, "serve --region local --size 1TiB --socket vm.sock");
     assert!(
-        error.contains("device \"slice\" has no slice\n  caused by: region local cannot give"),
+        error.contains("cannot get the slice of device \"slice\"\n  caused by: cannot place "),
         "{error}"
     );
     fs::write(host.path("serve.json"), "{\"devices\": [{\"nmae\": \"a\"}]}").unwrap();
@@ -288,7 +291,7 @@ fn what_is_wrong_is_said_with_an_exit_code() {
     assert!(error.contains("cannot read typo.json") && error.contains("help: "), "{error}");
     let _first = host.serve("serve --region local --size 2MiB --socket vm.sock");
     let error = host.refuses(3, "serve --region local --size 2MiB --socket vm.sock");
-    assert!(error.contains("vm.sock is in use: another program listens there"), "{error}");
+    assert!(error.contains("vm.sock: another program does"), "{error}");
     assert!(error.contains("help: end that program, or name another path"), "{error}");
 }
 

@@ -269,7 +269,7 @@ fn a_guest_that_keeps_ringing_gets_one_scrub_at_a_time_and_one_more() {
         wait.lock().unwrap().recv().unwrap();
     });
     let world = World::watching(&[], false, scrubbed);
-    // Dropped before the world, whose end waits for the scrubs.
+    // Dropped before the world, because the end of the world waits for the scrubs.
     let go = go;
     let mut client = world.client();
     set(&mut client, Register::Doorbell, 1);

@@ -39,7 +39,7 @@ const PART: &str = "EGM_TEST_FUSE";
 const SERVER: &str = "server";
 /// A part: a process that is killed while it has files of the file system.
 const VICTIM: &str = "victim";
-/// Where the file system is mounted, which the server's mount namespace alone shows.
+/// Mount point of the file system, visible in the server's mount namespace alone.
 const FOLDER: &str = "/mnt";
 /// The look-up of this name stops the server's answers.
 const SILENCE: &str = "silence";

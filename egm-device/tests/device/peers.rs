@@ -75,9 +75,9 @@ fn who_wants_no_reply_gets_none_and_requests_sent_ahead_are_answered_in_order() 
         message(11, READ, COMMAND, &access(0, BAR0, &[], 4)),
     ];
     raw.say(&all.concat());
-    let mut heard = || raw.hear().map(|(id, error, body)| (id, error, body[16..].to_vec()));
-    assert_eq!(heard(), Some((10, None, b"ahead".to_vec())));
-    assert_eq!(heard(), Some((11, None, b"EGMD".to_vec())));
+    let mut received = || raw.hear().map(|(id, error, body)| (id, error, body[16..].to_vec()));
+    assert_eq!(received(), Some((10, None, b"ahead".to_vec())));
+    assert_eq!(received(), Some((11, None, b"EGMD".to_vec())));
 }
 
 #[test]

@@ -78,7 +78,7 @@ fn a_process_that_does_not_answer_keeps_a_slice_only_from_the_next_owner_of_its_
     let ledger = Ledger::open(Paths::below(folder.path()), identity).unwrap();
     let tenant = Owner { name: "vm".to_owned(), uid: TENANT, pid: u32::MAX, started: 1, domain: None };
     let take = |owner: &Owner| {
-        ledger.grant_from(&memory, &region, &Request::new(PAGE, owner.clone()), &Watch::nobody())
+        ledger.grant_from(&memory, &region, &Request::new(PAGE, owner.clone()), &Watch::unobserved())
     };
     for (uid, is_granted) in [(OTHER, true), (TENANT, false)] {
         // An owner that was killed.

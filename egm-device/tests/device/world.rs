@@ -13,7 +13,7 @@ use egm_device::device::config::Id;
 use egm_device::device::core::Facts;
 use egm_device::device::registers::Register;
 use egm_device::device::{Function, ScrubEnd, Setup};
-use egm_device::serve::Post;
+use egm_device::serve::DeviceServer;
 use egm_vfio_wire::client::Client;
 use egm_vfio_wire::message::{IrqAction, IrqData, SetIrqs};
 use egm_vfio_wire::socket::{Connection, Patience};
@@ -75,7 +75,7 @@ impl egm_device::Backing for Window {
 pub(crate) struct World {
     pub(crate) path: PathBuf,
     pub(crate) function: Function,
-    pub(crate) post: Arc<Post>,
+    pub(crate) post: Arc<DeviceServer>,
     thread: Option<JoinHandle<()>>,
     _folder: TempDir,
 }
@@ -128,7 +128,7 @@ impl World {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
-        let post = Arc::new(Post::new("test", function.clone(), listener, root_only).unwrap());
+        let post = Arc::new(DeviceServer::new("test", function.clone(), listener, root_only).unwrap());
         let thread = std::thread::spawn({
             let post = post.clone();
             move || post.run()

@@ -13,7 +13,7 @@ use egm_fixtures::function::registers::{EGM, OWN};
 use egm_vfio_wire::serve::Device;
 
 use crate::common::{PAGE, fill, is_full_of, ledger};
-use crate::trust::{NOBODY, claim, gpu, other, own, reached, two_pages};
+use crate::trust::{UNOBSERVED, claim, gpu, other, own, reached, two_pages};
 
 /// Guest physical address of the slice, as the guest's `_DSD` names it.
 const BASE: u64 = 0x1_0000_0000;
@@ -66,8 +66,8 @@ fn word(double: &mut Function, entry: u64) -> u64 {
 fn a_gpu_reads_and_writes_the_slice_of_a_neighbour_of_its_trust_domain() {
     let folder = tempfile::tempdir().unwrap();
     let ((region, memory), ledger) = (reached(folder.path()), ledger(folder.path()));
-    let slice = ledger.grant_from(&memory, &region, &two_pages(own(Some("a"))), &NOBODY).unwrap();
-    let neighbour = ledger.grant_from(&memory, &region, &two_pages(other(Some("a"))), &NOBODY).unwrap();
+    let slice = ledger.grant_from(&memory, &region, &two_pages(own(Some("a"))), &UNOBSERVED).unwrap();
+    let neighbour = ledger.grant_from(&memory, &region, &two_pages(other(Some("a"))), &UNOBSERVED).unwrap();
     // The only way to have both: a domain that an operator named.
     let _gpus = claim(&ledger, &region, &memory, &own(Some("a"))).unwrap().unwrap();
     fill(&slice, GUEST);
@@ -87,8 +87,8 @@ fn a_gpu_reads_and_writes_the_slice_of_a_neighbour_of_its_trust_domain() {
 fn the_same_slices_and_gpu_are_refused_to_owners_that_no_domain_joins() {
     let folder = tempfile::tempdir().unwrap();
     let ((region, memory), ledger) = (reached(folder.path()), ledger(folder.path()));
-    let _slice = ledger.grant_from(&memory, &region, &two_pages(own(None)), &NOBODY).unwrap();
-    let neighbour = ledger.grant_from(&memory, &region, &two_pages(other(None)), &NOBODY).unwrap();
+    let _slice = ledger.grant_from(&memory, &region, &two_pages(own(None)), &UNOBSERVED).unwrap();
+    let neighbour = ledger.grant_from(&memory, &region, &two_pages(other(None)), &UNOBSERVED).unwrap();
     fill(&neighbour, NEIGHBOUR);
     let claimed = claim(&ledger, &region, &memory, &own(None));
     // With the GPU its owner reads what the GPU reaches.

@@ -14,7 +14,7 @@ use egm_address::{InRegion, Offset, SpanSet};
 use egm_device::backing::{BackingError, RetiredListError};
 use egm_device::carve::plan::Request;
 use egm_device::free::{Question, Verdict};
-use egm_device::ledger::{Disk, GrantError, Identity, Ledger, LedgerError, Memory, Name, Watch};
+use egm_device::ledger::{Disk, GrantError, Identity, Ledger, LedgerError, LedgerFile, Memory, Watch};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, RegionKind, Slice};
 use egm_device::retired::Retired;
@@ -24,10 +24,10 @@ use egm_report::Chain;
 
 use crate::common::{PAGE, egm_region, fill, identity, is_full_of, is_zero, region, request, set};
 
-const NOBODY: Watch<'static> = Watch::nobody();
+const UNOBSERVED: Watch<'static> = Watch::unobserved();
 const PAGES: u64 = 12;
 
-/// How a step fails.
+/// Kinds of failure of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Break {
     /// The step fails, without effect. The next one works.
@@ -72,8 +72,8 @@ impl World {
 /// A file system: its content as a process sees it, and as a loss of power leaves it.
 #[derive(Default)]
 struct Files {
-    names: BTreeMap<Name, usize>,
-    durable_names: BTreeMap<Name, usize>,
+    names: BTreeMap<LedgerFile, usize>,
+    durable_names: BTreeMap<LedgerFile, usize>,
     /// Content as seen, and as synced.
     content: Vec<(Vec<u8>, Vec<u8>)>,
 }
@@ -81,7 +81,7 @@ struct Files {
 impl Files {
     fn lose_power(&mut self) {
         self.names = std::mem::take(&mut self.durable_names);
-        self.names.remove(&Name::Newest);
+        self.names.remove(&LedgerFile::Newest);
         self.durable_names = self.names.clone();
         for (seen, synced) in &mut self.content {
             seen.clone_from(synced);
@@ -96,7 +96,7 @@ struct FakeDisk {
 
 impl FakeDisk {
     /// One step that changes names.
-    fn rename_or_link(&self, from: Name, to: Name, keep: bool) -> io::Result<()> {
+    fn rename_or_link(&self, from: LedgerFile, to: LedgerFile, keep: bool) -> io::Result<()> {
         let broken = self.world.next(false);
         if broken.as_ref().is_none_or(|(done, _)| *done) {
             let mut files = self.files.lock().unwrap();
@@ -111,7 +111,7 @@ impl FakeDisk {
 }
 
 impl Disk for FakeDisk {
-    fn read(&self, name: Name) -> io::Result<Option<Vec<u8>>> {
+    fn read(&self, name: LedgerFile) -> io::Result<Option<Vec<u8>>> {
         if let Some((_, error)) = self.world.next(false) {
             return Err(error);
         }
@@ -119,7 +119,7 @@ impl Disk for FakeDisk {
         Ok(files.names.get(&name).map(|file| files.content[*file].0.clone()))
     }
 
-    fn write(&self, name: Name, bytes: &[u8]) -> io::Result<()> {
+    fn write(&self, name: LedgerFile, bytes: &[u8]) -> io::Result<()> {
         let broken = self.world.next(true);
         let written = match &broken {
             None => bytes,
@@ -141,7 +141,7 @@ impl Disk for FakeDisk {
         broken.map_or(Ok(()), |(_, error)| Err(error))
     }
 
-    fn sync(&self, name: Name) -> io::Result<()> {
+    fn sync(&self, name: LedgerFile) -> io::Result<()> {
         if let Some((_, error)) = self.world.next(false) {
             return Err(error);
         }
@@ -152,11 +152,11 @@ impl Disk for FakeDisk {
         Ok(())
     }
 
-    fn link(&self, from: Name, to: Name) -> io::Result<()> {
+    fn link(&self, from: LedgerFile, to: LedgerFile) -> io::Result<()> {
         self.rename_or_link(from, to, true)
     }
 
-    fn rename(&self, from: Name, to: Name) -> io::Result<()> {
+    fn rename(&self, from: LedgerFile, to: LedgerFile) -> io::Result<()> {
         self.rename_or_link(from, to, false)
     }
 
@@ -239,15 +239,15 @@ fn take(lease: Result<Lease, GrantError>, word: u64) -> Option<Lease> {
 /// Owners take and return slices. Returns the pages that are surely retired, and the leases at the end.
 fn story(ledger: &Ledger, memory: &Arc<dyn Memory>, region: &Region) -> (SpanSet<InRegion>, Vec<Lease>) {
     let grant = |name: &str, pages, word| {
-        take(ledger.grant_from(memory, region, &request(name, pages), &NOBODY), word)
+        take(ledger.grant_from(memory, region, &request(name, pages), &UNOBSERVED), word)
     };
-    let back = |lease: Option<Lease>| lease.map(|lease| lease.give_back(&NOBODY));
+    let back = |lease: Option<Lease>| lease.map(|lease| lease.give_back(&UNOBSERVED));
     let mut ours = Vec::new();
     let a = grant("a", 3, 1);
     ours.extend(grant("b", 2, 2));
     back(a);
     drop(grant("c", 4, 3)); // its owner is killed
-    let _ = ledger.scrub(memory, region, None, &NOBODY);
+    let _ = ledger.scrub(memory, region, None, &UNOBSERVED);
     let mut retired = SpanSet::default();
     if ledger.retire(region, &set(9, 1), &Owner::this("test"), "a test says so").is_ok() {
         retired = set(9, 1);
@@ -281,7 +281,7 @@ fn all_is_well(
 ) {
     let mut leases = Vec::new();
     let wanted = request("after", 1);
-    while let Ok(lease) = ledger.grant_from(memory, region, &wanted, &NOBODY) {
+    while let Ok(lease) = ledger.grant_from(memory, region, &wanted, &UNOBSERVED) {
         assert!(is_zero(&lease), "{:?} was handed out with bytes in it", lease.slice());
         fill(&lease, 0x77);
         assert!(held.iter().all(|other| pages_of(other).minus(&pages_of(&lease)) == pages_of(other)));
@@ -321,7 +321,7 @@ fn tell(breaks: Break, at: usize, folder: &Path, open: Open) -> bool {
     let whole = world(Break::Once, usize::MAX);
     let (other, its_memory) = party(&whole, identity());
     let at_last = Request { at: Some((PAGES - 1) * PAGE), ..request("other", 1) };
-    let keeper = take(other.grant_from(&its_memory, &region, &at_last, &NOBODY), 0xaa).unwrap();
+    let keeper = take(other.grant_from(&its_memory, &region, &at_last, &UNOBSERVED), 0xaa).unwrap();
 
     let broken = world(breaks, at);
     let (ledger, memory) = party(&broken, identity());
@@ -345,7 +345,7 @@ fn tell(breaks: Break, at: usize, folder: &Path, open: Open) -> bool {
     drop(its_memory);
     let next = Identity { boot: "next".to_owned(), ..identity() };
     let (ledger, memory) = party(&whole, next);
-    let lease = ledger.grant_from(&memory, &region, &request("all", PAGES), &NOBODY).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &request("all", PAGES), &UNOBSERVED).unwrap();
     assert_eq!(retired.minus(&lease.holes()), SpanSet::default());
     assert!(is_zero_but_for_holes(&lease), "a boot later, there are bytes in {:?}", lease.slice());
     broken.was_reached()
@@ -392,7 +392,7 @@ fn a_full_disk_refuses_and_says_what_to_do() {
     let world = Arc::new(World { breaks: Break::Full, at: 0, step: AtomicUsize::new(0) });
     let disk = FakeDisk { files: Arc::default(), world };
     let ledger = Ledger::with_disk(Box::new(disk), folder.path().to_owned(), identity());
-    let error = ledger.grant_from(&memory, &region, &request("a", 1), &NOBODY).unwrap_err();
+    let error = ledger.grant_from(&memory, &region, &request("a", 1), &UNOBSERVED).unwrap_err();
     assert!(matches!(error, GrantError::Ledger(LedgerError::Record { .. })));
     let text = Chain(&error).to_string();
     assert!(text.contains("cannot replace the ledger's record"), "{text}");

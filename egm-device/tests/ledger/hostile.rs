@@ -15,7 +15,7 @@ use rustix::process::{PidfdFlags, getppid, pidfd_open};
 use crate::common::{Window, is_full_of};
 use crate::in_flight::{receive, send};
 
-/// How a child keeps a slice.
+/// Ways in which a child keeps a slice.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
     Mapped,
@@ -38,7 +38,7 @@ pub(crate) fn forge(lease: &Lease) -> File {
     other
 }
 
-/// Keeps the slice (offset, size, word) of `memory`, whose description is standard input, for longer than its owner may
+/// Keeps the slice (offset, size, word) of `memory` (standard input) for longer than its owner may
 /// live.
 pub(crate) fn survive(keep: Keep, slice: &str, memory: &Path, life: Duration) -> ! {
     let numbers: Vec<u64> = slice.split(' ').map(|number| number.parse().unwrap()).collect();

@@ -13,7 +13,7 @@ use egm_device::backing::BackingError;
 use egm_device::carve::plan::Request;
 use egm_device::close::Closing;
 use egm_device::free::Hold;
-use egm_device::ledger::record::Use;
+use egm_device::ledger::record::GrantState;
 use egm_device::ledger::{GrantError, Ledger, Memory, Watch};
 use egm_device::region::{Region, Slice};
 use egm_device::scrub::{Cause, ScrubError};
@@ -59,7 +59,7 @@ fn memory_that_does_not_become_zero_is_a_finding_of_the_audit_log() {
     let region = region(folder.path(), 2).0;
     let stuck: Arc<dyn Memory> = Arc::new(Stuck(PlainFile(folder.path().join("memory"))));
     let ledger = ledger(folder.path());
-    let error = ledger.grant_from(&stuck, &region, &request("a", 2), &NOBODY).unwrap_err();
+    let error = ledger.grant_from(&stuck, &region, &request("a", 2), &UNOBSERVED).unwrap_err();
     assert!(matches!(error, GrantError::Scrub { .. }), "{error}");
     let log = egm_device::audit::Paths::below(folder.path());
     for file in [log.file, log.findings] {
@@ -73,8 +73,8 @@ fn so_is_one_that_a_scrub_found_which_the_owner_asked_for() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 4);
     let ledger = ledger(folder.path());
-    let first = ledger.grant_from(&memory, &region, &request("a", 1), &NOBODY).unwrap();
-    let lease = ledger.grant_from(&memory, &region, &request("b", 2), &NOBODY).unwrap();
+    let first = ledger.grant_from(&memory, &region, &request("a", 1), &UNOBSERVED).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &request("b", 2), &UNOBSERVED).unwrap();
     let at = Offset::new(PAGE);
     let block = Span::new(at, PAGE).unwrap();
     lease.log_mismatch(block, &Cause::NotZero { at, block });
@@ -84,26 +84,29 @@ fn so_is_one_that_a_scrub_found_which_the_owner_asked_for() {
     drop(first);
 }
 
-const NOBODY: Watch<'static> = Watch::nobody();
+const UNOBSERVED: Watch<'static> = Watch::unobserved();
 
 #[test]
 fn memory_that_a_peer_still_has_is_in_use_although_its_owner_is_gone() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 6);
     let ledger = ledger(folder.path());
-    let lease = ledger.grant_from(&memory, &region, &request("a", 2), &NOBODY).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &request("a", 2), &UNOBSERVED).unwrap();
     let peer = Mapping::new(&lease, PAGE, PAGE, 0).unwrap();
     drop(lease);
-    let next = ledger.grant_from(&memory, &region, &request("b", 2), &NOBODY).unwrap();
+    let next = ledger.grant_from(&memory, &region, &request("b", 2), &UNOBSERVED).unwrap();
     assert_eq!(next.slice().offset, 2 * PAGE);
     let kept = &ledger.states(&region).unwrap().held[0];
     let page = SpanSet::from_iter([kept.span]);
-    assert_eq!((kept.usage, kept.evidence[0].hold, page), (Use::Quarantined, Hold::Mapping, set(1, 1)));
+    assert_eq!(
+        (kept.usage, kept.evidence[0].hold, page),
+        (GrantState::Quarantined, Hold::Mapping, set(1, 1))
+    );
     let wanted = Request { at: Some(0), ..request("c", 2) };
-    let error = ledger.grant_from(&memory, &region, &wanted, &NOBODY).unwrap_err();
+    let error = ledger.grant_from(&memory, &region, &wanted, &UNOBSERVED).unwrap_err();
     assert!(error.to_string().contains("held by quarantine after a (process "), "{error}");
     drop(peer);
-    assert!(is_zero(&ledger.grant_from(&memory, &region, &wanted, &NOBODY).unwrap()));
+    assert!(is_zero(&ledger.grant_from(&memory, &region, &wanted, &UNOBSERVED).unwrap()));
 }
 
 #[test]
@@ -111,9 +114,9 @@ fn a_slice_is_not_called_clean_while_a_peer_could_write_to_it() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 2);
     let ledger = ledger(folder.path());
-    let lease = ledger.grant_from(&memory, &region, &request("a", 2), &NOBODY).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &request("a", 2), &UNOBSERVED).unwrap();
     let peer = Mapping::new(&lease, PAGE, PAGE, 0).unwrap();
-    let error = lease.give_back(&NOBODY).unwrap_err();
+    let error = lease.give_back(&UNOBSERVED).unwrap_err();
     assert!(matches!(&error, GrantError::StillUsed { owner, .. } if owner == "a"), "{error}");
     assert!(ledger.states(&region).unwrap().clean.is_empty());
     drop(peer);
@@ -125,14 +128,14 @@ fn an_owner_that_closed_every_descriptor_of_the_memory_returns_it_scrubbed() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 2);
     let ledger = ledger(folder.path());
-    let lease = ledger.grant_from(&memory, &region, &request("a", 2), &NOBODY).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &request("a", 2), &UNOBSERVED).unwrap();
     Mapping::new(&lease, 0, PAGE, 0).unwrap().write(0, b"secret").unwrap();
     let mut closing = Closing::default();
     closing.add(lease.file()).unwrap();
     assert!(closing.close().unwrap() > 0);
-    lease.give_back(&NOBODY).unwrap();
+    lease.give_back(&UNOBSERVED).unwrap();
     assert!(ledger.states(&region).unwrap().dirty.is_empty());
-    assert!(is_zero(&ledger.grant_from(&memory, &region, &request("b", 2), &NOBODY).unwrap()));
+    assert!(is_zero(&ledger.grant_from(&memory, &region, &request("b", 2), &UNOBSERVED).unwrap()));
 }
 
 /// Memory that cannot be opened.
@@ -152,7 +155,7 @@ fn leave_in_flight(ledger: &Ledger, region: &Region, memory: &Arc<dyn Memory>) -
     let tenant = if me.is_root() { 0x3fff_0002 } else { me.as_raw() };
     let mut wanted = request("a", 2);
     wanted.owner.uid = tenant;
-    let lease = ledger.grant_from(memory, region, &wanted, &NOBODY).unwrap();
+    let lease = ledger.grant_from(memory, region, &wanted, &UNOBSERVED).unwrap();
     let (near, far) = UnixStream::pair().unwrap();
     send(&near, lease.file());
     let mut child = Command::new("/bin/cat");
@@ -161,16 +164,16 @@ fn leave_in_flight(ledger: &Ledger, region: &Region, memory: &Arc<dyn Memory>) -
 
 /// Checks that no owner gets the memory until `child` ends.
 fn assert_kept(ledger: &Ledger, region: &Region, memory: &Arc<dyn Memory>, mut child: Child) {
-    ledger.grant_from(memory, region, &request("c", 2), &NOBODY).unwrap_err();
+    ledger.grant_from(memory, region, &request("c", 2), &UNOBSERVED).unwrap_err();
     let kept = &ledger.states(region).unwrap().held[0];
-    assert_eq!((kept.usage, kept.evidence[0].hold), (Use::Quarantined, Hold::InFlight));
+    assert_eq!((kept.usage, kept.evidence[0].hold), (GrantState::Quarantined, Hold::InFlight));
     // A review does not free it either.
     ledger.review(region).unwrap();
     assert_eq!(ledger.states(region).unwrap().held.len(), 1);
     drop(child.stdin.take());
     child.wait().unwrap();
     // For an unknown owner, descriptors that another test has in flight count, too.
-    let grant = |_| ledger.grant_from(memory, region, &request("d", 2), &NOBODY).ok();
+    let grant = |_| ledger.grant_from(memory, region, &request("d", 2), &UNOBSERVED).ok();
     (0..1000).find_map(grant).unwrap();
 }
 
@@ -181,7 +184,7 @@ fn an_owner_is_not_forgotten_when_a_later_one_gets_no_memory() {
     let ledger = ledger(folder.path());
     let child = leave_in_flight(&ledger, &region, &memory);
     let broken: Arc<dyn Memory> = Arc::new(Broken);
-    ledger.grant_from(&broken, &region, &request("b", 2), &NOBODY).unwrap_err();
+    ledger.grant_from(&broken, &region, &request("b", 2), &UNOBSERVED).unwrap_err();
     assert_kept(&ledger, &region, &memory, child);
 }
 
@@ -196,7 +199,7 @@ fn nor_is_it_forgotten_that_owners_are_unknown() {
     let broken: Arc<dyn Memory> = Arc::new(Broken);
     let mut wanted = request("b", 2);
     wanted.owner.uid = 0x3fff_0003;
-    ledger.grant_from(&broken, &region, &wanted, &NOBODY).unwrap_err();
+    ledger.grant_from(&broken, &region, &wanted, &UNOBSERVED).unwrap_err();
     assert_kept(&ledger, &region, &memory, child);
 }
 
@@ -206,13 +209,13 @@ fn a_repair_spares_a_living_owner_whose_lock_file_was_removed() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 2);
     let ledger = ledger(folder.path());
-    let lease = ledger.grant_from(&memory, &region, &request("a", 2), &NOBODY).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &request("a", 2), &UNOBSERVED).unwrap();
     let mut closing = Closing::default();
     closing.add(lease.file()).unwrap();
     closing.close().unwrap();
     fs::remove_file(folder.path().join("run/egm-device/test.lock")).unwrap();
     assert!(ledger.repair(std::slice::from_ref(&region)).unwrap().forgotten.is_empty());
-    ledger.grant_from(&memory, &region, &request("b", 2), &NOBODY).unwrap_err();
+    ledger.grant_from(&memory, &region, &request("b", 2), &UNOBSERVED).unwrap_err();
     drop(lease);
 }
 

@@ -13,7 +13,7 @@ use egm_device::scrub::ScrubError;
 
 use crate::common::{PAGE, PlainFile, fill, identity, ledger, region, request, set};
 
-const NOBODY: Watch<'static> = Watch::nobody();
+const UNOBSERVED: Watch<'static> = Watch::unobserved();
 const PAGES: u64 = 8;
 
 /// An EGM device, which opens once for all slices, with a list that grows.
@@ -81,7 +81,7 @@ fn a_page_that_the_device_names_once_it_is_open_is_a_hole_and_is_not_touched() {
     let (device, memory) = device(file.clone());
     device.retire(2);
     device.retire(6);
-    let lease = ledger.grant_from(&memory, &region, &request("a", 4), &NOBODY).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &request("a", 4), &UNOBSERVED).unwrap();
     let both = set(2, 1).iter().chain(set(6, 1).iter()).collect::<SpanSet<_>>();
     assert_eq!((lease.holes(), lease.region().retired.spans().clone()), (set(2, 1), both.clone()));
     assert_eq!(touched(&file), set(0, 4).minus(&both));
@@ -99,11 +99,11 @@ fn a_page_that_went_bad_while_it_was_lent_is_not_touched_by_the_scrub() {
     let (region, file) = egm(folder.path());
     let ledger = ledger(folder.path());
     let (device, memory) = device(file.clone());
-    let lease = ledger.grant_from(&memory, &region, &request("a", 4), &NOBODY).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &request("a", 4), &UNOBSERVED).unwrap();
     assert_eq!((lease.holes(), touched(&file)), (SpanSet::default(), set(0, 4)));
     fill(&lease, u64::from_le_bytes([0xee; 8]));
     device.retire(1);
-    lease.give_back(&NOBODY).unwrap();
+    lease.give_back(&UNOBSERVED).unwrap();
     assert_eq!(touched(&file), set(0, 4).minus(&set(1, 1)));
     let states = ledger.states(&region).unwrap();
     assert_eq!((states.retired.spans(), states.clean), (&set(1, 1), set(0, 4).minus(&set(1, 1))));
@@ -116,7 +116,7 @@ fn memory_whose_bad_pages_are_not_known_is_not_handed_out() {
     let ledger = ledger(folder.path());
     // A plain file supports no request of an EGM device.
     let memory: Arc<dyn Memory> = Arc::new(PlainFile(file.clone()));
-    let error = ledger.grant_from(&memory, &region, &request("a", 4), &NOBODY).unwrap_err();
+    let error = ledger.grant_from(&memory, &region, &request("a", 4), &UNOBSERVED).unwrap_err();
     assert!(matches!(error, GrantError::Retired(RetiredListError::Refused { .. })), "{error}");
     let states = ledger.states(&region).unwrap();
     assert_eq!((states.held.len(), states.dirty, touched(&file)), (0, set(0, PAGES), SpanSet::default()));

@@ -14,7 +14,7 @@ use egm_device::Backing;
 use egm_device::backing::BackingError;
 use egm_device::carve::plan::Request;
 use egm_device::free::{Evidence, Hold};
-use egm_device::ledger::record::Use;
+use egm_device::ledger::record::GrantState;
 use egm_device::ledger::{GrantError, Memory, UnretireError, Watch};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, RegionKind, Slice};
@@ -101,14 +101,14 @@ fn a_slice_with_busy_pages_is_quarantined_and_keeps_its_file() {
     let (region, memory) = (files(folder.path()), Files::new(folder.path(), true));
     let ledger = ledger(folder.path());
     let shared: Arc<dyn Memory> = memory.clone();
-    let lease = ledger.grant_from(&shared, &region, &request("a", 4), &Watch::nobody()).unwrap();
-    let GrantError::StillUsed { evidence, .. } = lease.give_back(&Watch::nobody()).unwrap_err() else {
+    let lease = ledger.grant_from(&shared, &region, &request("a", 4), &Watch::unobserved()).unwrap();
+    let GrantError::StillUsed { evidence, .. } = lease.give_back(&Watch::unobserved()).unwrap_err() else {
         panic!("another error");
     };
     assert_eq!(evidence[0].hold, Hold::BusyPages);
     assert_eq!(memory.calls.lock().unwrap().len(), 0);
     let states = ledger.states(&region).unwrap();
-    assert_eq!((states.held.len(), states.held[0].usage), (1, Use::Quarantined));
+    assert_eq!((states.held.len(), states.held[0].usage), (1, GrantState::Quarantined));
 }
 
 #[test]
@@ -117,16 +117,16 @@ fn a_file_with_a_bad_page_is_set_aside_and_no_offset_is_retired() {
     let (region, memory) = (files(folder.path()), Files::new(folder.path(), false));
     let ledger = ledger(folder.path());
     let shared: Arc<dyn Memory> = memory.clone();
-    let granted = || ledger.grant_from(&shared, &region, &request("a", 4), &Watch::nobody()).unwrap();
+    let granted = || ledger.grant_from(&shared, &region, &request("a", 4), &Watch::unobserved()).unwrap();
     let lease = granted();
     // Bytes beyond a file's end raise SIGBUS, as those of bad pages do.
     OpenOptions::new().write(true).open(memory.path(lease.slice())).unwrap().set_len(2 * PAGE).unwrap();
     lease.retire(&set(3, 1)).unwrap();
-    lease.give_back(&Watch::nobody()).unwrap();
+    lease.give_back(&Watch::unobserved()).unwrap();
     assert_eq!(*memory.calls.lock().unwrap(), ["set aside"]);
     let states = ledger.states(&region).unwrap();
     assert!(states.retired.spans().is_empty() && states.held.is_empty(), "{states:?}");
-    granted().give_back(&Watch::nobody()).unwrap();
+    granted().give_back(&Watch::unobserved()).unwrap();
     assert_eq!(*memory.calls.lock().unwrap(), ["set aside", "delete"]);
 }
 
@@ -147,15 +147,15 @@ fn a_file_that_cannot_be_cleared_keeps_its_own_bytes_from_grants_and_no_others()
     let left = Span::new(Offset::new(0), 2 * PAGE).unwrap();
     let files = Files { left: Some(left), ..Arc::into_inner(Files::new(folder.path(), false)).unwrap() };
     let (ledger, memory): (_, Arc<dyn Memory>) = (ledger(folder.path()), Arc::new(files));
-    let grant = |pages| ledger.grant_from(&memory, &region, &request("a", pages), &Watch::nobody());
+    let grant = |pages| ledger.grant_from(&memory, &region, &request("a", pages), &Watch::unobserved());
     let lease = grant(4).unwrap();
     assert_eq!(lease.slice().offset, 2 * PAGE);
     let short = grant(4).unwrap_err();
     assert!(matches!(short, GrantError::Short { .. }), "a return may make room: {short}");
-    lease.give_back(&Watch::nobody()).unwrap();
+    lease.give_back(&Watch::unobserved()).unwrap();
     let error = grant(8).unwrap_err();
     assert!(matches!(error, GrantError::Backing(BackingError::Leftover { .. })), "{error}");
-    let scrubbed = ledger.scrub(&memory, &region, None, &Watch::nobody()).unwrap_err();
+    let scrubbed = ledger.scrub(&memory, &region, None, &Watch::unobserved()).unwrap_err();
     assert!(matches!(scrubbed, GrantError::Backing(BackingError::Leftover { .. })), "{scrubbed}");
     let states = ledger.states(&region).unwrap();
     assert_eq!((states.clean.size(), states.dirty, states.held.len()), (6 * PAGE, set(0, 2), 0));
@@ -167,7 +167,7 @@ fn small_pages_of_a_slice_are_shown_from_the_record_without_a_look_at_its_file()
     let (region, memory) = (files(folder.path()), Files::new(folder.path(), false));
     let ledger = ledger(folder.path());
     let shared: Arc<dyn Memory> = memory.clone();
-    let lease = ledger.grant_from(&shared, &region, &request("a", 4), &Watch::nobody()).unwrap();
+    let lease = ledger.grant_from(&shared, &region, &request("a", 4), &Watch::unobserved()).unwrap();
     // A file of holes has no block that a large page could map.
     let shown = ledger.small_pages(&region).unwrap();
     if rustix::fs::statfs(folder.path()).unwrap().f_type != EXT4 {
@@ -203,19 +203,19 @@ fn another_machine_of_the_owners_user_keeps_no_file_that_it_does_not_have() {
     let owner = Owner { uid: TENANT, ..Owner::this("a") };
     let granted = || {
         let request = Request::new(4 * PAGE, owner.clone());
-        ledger.grant_from(&shared, &region, &request, &Watch::nobody()).unwrap()
+        ledger.grant_from(&shared, &region, &request, &Watch::unobserved()).unwrap()
     };
     // What is in flight may be any file, as a VFIO device may map any memory: the kernel names neither.
     let (socket, other) = UnixStream::pair().unwrap();
     in_flight::send(&socket, &File::open("/dev/zero").unwrap());
     let mut machine = process_with(OwnedFd::from(other));
-    granted().give_back(&Watch::nobody()).unwrap();
+    granted().give_back(&Watch::unobserved()).unwrap();
 
     let lease = granted();
     let mut holder = process_with(
-        memory.reopen(&region, lease.slice(), &Watch::nobody()).unwrap().file().try_clone().unwrap(),
+        memory.reopen(&region, lease.slice(), &Watch::unobserved()).unwrap().file().try_clone().unwrap(),
     );
-    let error = lease.give_back(&Watch::nobody()).unwrap_err();
+    let error = lease.give_back(&Watch::unobserved()).unwrap_err();
     let GrantError::StillUsed { evidence, .. } = &error else { panic!("{error}") };
     let found: Vec<_> = evidence.iter().map(|evidence| (evidence.hold, evidence.pid)).collect();
     assert_eq!(found, [(Hold::Descriptor, Some(holder.id()))]);

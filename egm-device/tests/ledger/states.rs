@@ -7,7 +7,7 @@ use std::thread;
 
 use egm_address::{Hpa, SpanSet};
 use egm_device::carve::plan::Request;
-use egm_device::ledger::record::{Doubt, Use};
+use egm_device::ledger::record::{Doubt, GrantState};
 use egm_device::ledger::{GrantError, Identity, Ledger, Paths, Progress, Watch};
 use egm_device::owner::Owner;
 use egm_device::region::Region;
@@ -19,26 +19,26 @@ use crate::common::{
     PAGE, PlainFile, egm_region, fill, identity, is_full_of, is_zero, ledger, region, request, set,
 };
 
-const NOBODY: Watch<'static> = Watch::nobody();
+const UNOBSERVED: Watch<'static> = Watch::unobserved();
 
 #[test]
 fn a_slice_is_scrubbed_for_its_owner_and_returned_clean() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 8);
     let ledger = ledger(folder.path());
-    let lease = ledger.grant_from(&memory, &region, &request("a", 4), &NOBODY).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &request("a", 4), &UNOBSERVED).unwrap();
     assert!(is_zero(&lease));
     let states = ledger.states(&region).unwrap();
     assert_eq!((states.busy(), states.dirty), (set(0, 4), set(4, 4)));
     let held = &states.held[0];
-    assert_eq!((held.owner.as_ref(), held.usage), (Some(lease.owner()), Use::Granted));
+    assert_eq!((held.owner.as_ref(), held.usage), (Some(lease.owner()), GrantState::Granted));
     fill(&lease, 1);
-    lease.give_back(&NOBODY).unwrap();
+    lease.give_back(&UNOBSERVED).unwrap();
     let states = ledger.states(&region).unwrap();
     assert_eq!((states.held.len(), states.clean, states.dirty), (0, set(0, 4), set(4, 4)));
     // Clean bytes are granted at once, as they are: zero.
     let progress = |progress| assert!(!matches!(progress, Progress::Scrubbing { .. }));
-    let watch = Watch { progress: &progress, ..NOBODY };
+    let watch = Watch { progress: &progress, ..UNOBSERVED };
     let lease = ledger.grant_from(&memory, &region, &request("b", 4), &watch).unwrap();
     assert!(lease.slice().offset == 0 && is_zero(&lease));
 }
@@ -49,7 +49,7 @@ fn a_lease_that_is_dropped_leaves_dirty_bytes_which_the_next_grant_scrubs() {
     let (region, memory) = region(folder.path(), 4);
     let ledger = ledger(folder.path());
     for word in 1..4 {
-        let lease = ledger.grant_from(&memory, &region, &request("a", 4), &NOBODY).unwrap();
+        let lease = ledger.grant_from(&memory, &region, &request("a", 4), &UNOBSERVED).unwrap();
         assert!(is_zero(&lease));
         fill(&lease, word);
         drop(lease);
@@ -62,15 +62,15 @@ fn who_asks_for_bytes_in_use_hears_who_has_them() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 8);
     let ledger = ledger(folder.path());
-    let lease = ledger.grant_from(&memory, &region, &request("first", 4), &NOBODY).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &request("first", 4), &UNOBSERVED).unwrap();
     let wanted = Request { at: Some(2 * PAGE), ..request("second", 4) };
-    let error = ledger.grant_from(&memory, &region, &wanted, &NOBODY).unwrap_err();
+    let error = ledger.grant_from(&memory, &region, &wanted, &UNOBSERVED).unwrap_err();
     let GrantError::Short { holders, .. } = &error else { panic!("{error}") };
     assert_eq!(holders[0].owner.as_ref(), Some(lease.owner()));
     assert_eq!(error.blame(), Blame::Host);
     let text = Chain(&error).to_string();
     assert!(text.contains(&format!("held by first (process {}, user ", std::process::id())), "{text}");
-    let error = ledger.grant_from(&memory, &region, &request("second", 8), &NOBODY).unwrap_err();
+    let error = ledger.grant_from(&memory, &region, &request("second", 8), &UNOBSERVED).unwrap_err();
     assert!(error.to_string().contains("held by first"), "{error}");
 }
 
@@ -81,18 +81,18 @@ fn slices_of_a_device_that_is_opened_once_are_given_back_one_by_one_and_outlive_
     // The kernel lets another process open it as well.
     let (_, other) = egm_region(folder.path(), 6);
     let ledger = ledger(folder.path());
-    let lease = ledger.grant_from(&broker, &region, &request("a", 2), &NOBODY).unwrap();
-    let lost = ledger.grant_from(&broker, &region, &request("b", 2), &NOBODY).unwrap();
-    lease.give_back(&NOBODY).unwrap();
+    let lease = ledger.grant_from(&broker, &region, &request("a", 2), &UNOBSERVED).unwrap();
+    let lost = ledger.grant_from(&broker, &region, &request("b", 2), &UNOBSERVED).unwrap();
+    lease.give_back(&UNOBSERVED).unwrap();
     let (client, at) = (Mapping::new(&lost, 0, lost.size(), 0).unwrap(), Some(lost.slice().offset));
     drop((lost, broker));
-    let again = ledger.grant_from(&other, &region, &request("c", 2), &NOBODY).unwrap();
+    let again = ledger.grant_from(&other, &region, &request("c", 2), &UNOBSERVED).unwrap();
     assert_eq!(again.slice().offset, 0);
     let wanted = Request { at, ..request("d", 2) };
-    let error = ledger.grant_from(&other, &region, &wanted, &NOBODY).unwrap_err();
+    let error = ledger.grant_from(&other, &region, &wanted, &UNOBSERVED).unwrap_err();
     assert!(error.to_string().contains("held by quarantine after b (process "), "{error}");
     drop(client);
-    assert!(is_zero(&ledger.grant_from(&other, &region, &wanted, &NOBODY).unwrap()));
+    assert!(is_zero(&ledger.grant_from(&other, &region, &wanted, &UNOBSERVED).unwrap()));
 }
 
 #[test]
@@ -100,14 +100,14 @@ fn whoever_has_the_claim_keeps_the_slice() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 2);
     let ledger = ledger(folder.path());
-    let lease = ledger.grant_from(&memory, &region, &request("a", 2), &NOBODY).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &request("a", 2), &UNOBSERVED).unwrap();
     let claim = lease.claim().try_clone().unwrap();
     drop(lease);
     assert_eq!(ledger.states(&region).unwrap().held[0].owner.as_ref().unwrap().name, "a");
-    assert!(ledger.grant_from(&memory, &region, &request("b", 1), &NOBODY).is_err());
+    assert!(ledger.grant_from(&memory, &region, &request("b", 1), &UNOBSERVED).is_err());
     drop(claim);
     assert_eq!(ledger.repair(&[]).unwrap().forgotten[0].owner.name, "a");
-    assert!(is_zero(&ledger.grant_from(&memory, &region, &request("b", 1), &NOBODY).unwrap()));
+    assert!(is_zero(&ledger.grant_from(&memory, &region, &request("b", 1), &UNOBSERVED).unwrap()));
 }
 
 #[test]
@@ -115,9 +115,9 @@ fn a_removed_lock_file_does_not_free_what_a_living_process_has() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 2);
     let ledger = ledger(folder.path());
-    let lease = ledger.grant_from(&memory, &region, &request("a", 2), &NOBODY).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &request("a", 2), &UNOBSERVED).unwrap();
     fs::remove_file(folder.path().join("run/egm-device/test.lock")).unwrap();
-    let error = ledger.grant_from(&memory, &region, &request("b", 1), &NOBODY).unwrap_err();
+    let error = ledger.grant_from(&memory, &region, &request("b", 1), &UNOBSERVED).unwrap_err();
     assert!(error.to_string().contains("held by a"), "{error}");
     drop(lease);
 }
@@ -125,9 +125,9 @@ fn a_removed_lock_file_does_not_free_what_a_living_process_has() {
 /// Two slices, one clean and one dirty after its owner's end, and one retired page.
 fn used(folder: &Path, region: &Region) {
     let (ledger, memory) = (ledger(folder), crate::common::region(folder, 0).1);
-    let clean = ledger.grant_from(&memory, region, &request("a", 2), &NOBODY).unwrap();
-    drop(ledger.grant_from(&memory, region, &request("b", 2), &NOBODY).unwrap());
-    clean.give_back(&NOBODY).unwrap();
+    let clean = ledger.grant_from(&memory, region, &request("a", 2), &UNOBSERVED).unwrap();
+    drop(ledger.grant_from(&memory, region, &request("b", 2), &UNOBSERVED).unwrap());
+    clean.give_back(&UNOBSERVED).unwrap();
     ledger.retire(region, &set(5, 1), &Owner::this("test"), "a test says so").unwrap();
     assert_eq!(ledger.states(region).unwrap().clean, set(0, 2));
 }
@@ -163,7 +163,7 @@ fn a_record_that_is_not_believed_makes_everything_dirty() {
             (states.doubt, states.clean.size(), states.retired.spans().size()),
             (doubt, 0, retired * PAGE)
         );
-        let lease = ledger.grant_from(&memory, &region, &request("c", 4), &NOBODY).unwrap();
+        let lease = ledger.grant_from(&memory, &region, &request("c", 4), &UNOBSERVED).unwrap();
         assert!(is_zero(&lease));
         let kept = doubt.is_some_and(|doubt| doubt != Doubt::Missing);
         assert_eq!(record.with_extension("json.aside").exists(), kept, "{doubt:?}");
@@ -196,21 +196,22 @@ fn an_old_record_that_is_put_back_is_not_believed() {
     let record = folder.path().join("var/lib/egm-device/ledger.json");
     let old = fs::read(&record).unwrap();
     let ledger = ledger(folder.path());
-    let lease = ledger.grant_from(&memory, &region, &request("c", 2), &NOBODY).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &request("c", 2), &UNOBSERVED).unwrap();
     fill(&lease, 1);
     drop(lease);
     fs::write(&record, old).unwrap();
     assert_eq!(ledger.states(&region).unwrap().doubt, Some(Doubt::RolledBack));
-    assert!(is_zero(&ledger.grant_from(&memory, &region, &request("d", 2), &NOBODY).unwrap()));
+    assert!(is_zero(&ledger.grant_from(&memory, &region, &request("d", 2), &UNOBSERVED).unwrap()));
 }
 
 #[test]
 fn who_removes_all_lock_files_frees_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 4);
-    let first = ledger(folder.path()).grant_from(&memory, &region, &request("first", 4), &NOBODY).unwrap();
+    let first =
+        ledger(folder.path()).grant_from(&memory, &region, &request("first", 4), &UNOBSERVED).unwrap();
     fs::remove_dir_all(folder.path().join("run/egm-device")).unwrap();
-    let refused = ledger(folder.path()).grant_from(&memory, &region, &request("second", 4), &NOBODY);
+    let refused = ledger(folder.path()).grant_from(&memory, &region, &request("second", 4), &UNOBSERVED);
     let text = refused.unwrap_err().to_string();
     assert!(text.contains("held by first (process "), "{text}");
     drop(first);
@@ -223,7 +224,7 @@ fn the_clock_decides_nothing() {
     let ledger = ledger(folder.path());
     // A grant from before 1970, and one from the future, by clocks that jumped.
     for since in [0, u64::MAX] {
-        let lease = ledger.grant_from(&memory, &region, &request("a", 2), &NOBODY).unwrap();
+        let lease = ledger.grant_from(&memory, &region, &request("a", 2), &UNOBSERVED).unwrap();
         fill(&lease, 1);
         let (mut record, _) = ledger.look().unwrap();
         record.grants[0].since = since;
@@ -232,7 +233,7 @@ fn the_clock_decides_nothing() {
         assert!(ledger.repair(&[]).unwrap().forgotten.is_empty());
         assert!(
             ledger
-                .grant_from(&memory, &region, &Request { at: Some(0), ..request("b", 2) }, &NOBODY)
+                .grant_from(&memory, &region, &Request { at: Some(0), ..request("b", 2) }, &UNOBSERVED)
                 .is_err()
         );
         drop(lease);
@@ -244,15 +245,15 @@ fn the_clock_decides_nothing() {
 fn retired_pages_are_holes_of_later_slices_and_outlive_a_boot() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 4);
-    let lease = ledger(folder.path()).grant_from(&memory, &region, &request("a", 4), &NOBODY).unwrap();
+    let lease = ledger(folder.path()).grant_from(&memory, &region, &request("a", 4), &UNOBSERVED).unwrap();
     let byte = SpanSet::from_iter(egm_address::Span::new(egm_address::Offset::new(PAGE + 5), 1));
     ledger(folder.path()).retire(&region, &byte, &Owner::this("test"), "a test says so").unwrap();
     assert!(lease.holes().is_empty());
-    lease.give_back(&NOBODY).unwrap();
+    lease.give_back(&UNOBSERVED).unwrap();
     assert_eq!(ledger(folder.path()).states(&region).unwrap().clean, set(0, 4).minus(&set(1, 1)));
     let next = Identity { boot: "next".to_owned(), ..identity() };
     let ledger = Ledger::open(Paths::below(folder.path()), next).unwrap();
-    let lease = ledger.grant_from(&memory, &region, &request("b", 4), &NOBODY).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &request("b", 4), &UNOBSERVED).unwrap();
     assert_eq!((lease.holes(), lease.region().retired.spans().clone()), (set(1, 1), set(1, 1)));
 }
 
@@ -262,15 +263,15 @@ fn a_scrub_that_is_cancelled_goes_on_where_it_ended() {
     let (region, memory) = region(folder.path(), 4);
     let ledger = ledger(folder.path());
     let cancel = AtomicBool::new(true);
-    let watch = Watch { cancel: &cancel, ..NOBODY };
+    let watch = Watch { cancel: &cancel, ..UNOBSERVED };
     let error = ledger.grant_from(&memory, &region, &request("a", 4), &watch).unwrap_err();
     let GrantError::Scrub { source, .. } = &error else { panic!("{error}") };
     assert!(matches!(source.cause, Cause::Cancelled));
     let states = ledger.states(&region).unwrap();
     assert_eq!((states.held.len(), states.dirty), (0, set(0, 4)));
-    assert_eq!(ledger.scrub(&memory, &region, Some(&set(1, 2)), &NOBODY).unwrap(), 2 * PAGE);
+    assert_eq!(ledger.scrub(&memory, &region, Some(&set(1, 2)), &UNOBSERVED).unwrap(), 2 * PAGE);
     assert_eq!(ledger.states(&region).unwrap().clean, set(1, 2));
-    assert_eq!(ledger.scrub(&memory, &region, None, &NOBODY).unwrap(), 2 * PAGE);
+    assert_eq!(ledger.scrub(&memory, &region, None, &UNOBSERVED).unwrap(), 2 * PAGE);
     cancel.store(true, Ordering::Relaxed);
     assert!(is_zero(&ledger.grant_from(&memory, &region, &request("a", 4), &watch).unwrap()));
 }
@@ -281,15 +282,15 @@ fn who_watches_a_scrub_of_several_pieces_hears_of_all_of_it() {
     let (region, memory) = region(folder.path(), 6);
     let ledger = ledger(folder.path());
     let between = Request { at: Some(2 * PAGE), ..request("a", 1) };
-    let _lease = ledger.grant_from(&memory, &region, &between, &NOBODY).unwrap();
-    let told = Mutex::new(Vec::new());
+    let _lease = ledger.grant_from(&memory, &region, &between, &UNOBSERVED).unwrap();
+    let reports = Mutex::new(Vec::new());
     let progress = |progress| match progress {
-        Progress::Scrubbing { done, of } => told.lock().unwrap().push((done / PAGE, of / PAGE)),
+        Progress::Scrubbing { done, of } => reports.lock().unwrap().push((done / PAGE, of / PAGE)),
         Progress::Opening(_) => {}
     };
-    let watch = Watch { progress: &progress, ..NOBODY };
+    let watch = Watch { progress: &progress, ..UNOBSERVED };
     assert_eq!(ledger.scrub(&memory, &region, None, &watch).unwrap(), 5 * PAGE);
-    assert_eq!(told.into_inner().unwrap(), [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]);
+    assert_eq!(reports.into_inner().unwrap(), [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]);
 }
 
 #[test]
@@ -301,13 +302,13 @@ fn memory_with_an_address_is_the_same_under_another_name() {
     // Renamed, and begun two pages later in the host file.
     let base = Some(Hpa::new((1 << 32) + 2 * PAGE));
     let new = Region { name: "new".into(), base, size: egm_address::ByteSize::new(6 * PAGE), ..old.clone() };
-    let lease = ledger.grant_from(&memory, &old, &request("a", 3), &NOBODY).unwrap();
+    let lease = ledger.grant_from(&memory, &old, &request("a", 3), &UNOBSERVED).unwrap();
     assert_eq!(ledger.states(&new).unwrap().busy(), set(0, 1));
     let wanted = Request { at: Some(0), ..request("b", 1) };
     assert!(
-        ledger.grant_from(&memory, &new, &wanted, &NOBODY).unwrap_err().to_string().contains("held by a")
+        ledger.grant_from(&memory, &new, &wanted, &UNOBSERVED).unwrap_err().to_string().contains("held by a")
     );
-    lease.give_back(&NOBODY).unwrap();
+    lease.give_back(&UNOBSERVED).unwrap();
     assert_eq!(ledger.states(&new).unwrap().clean, set(0, 1));
     // A grant in one region removes no grant in another of the same host.
     let far = Region { name: "far".into(), base: Some(Hpa::new(1 << 40)), ..old.clone() };
@@ -315,9 +316,9 @@ fn memory_with_an_address_is_the_same_under_another_name() {
         &(std::sync::Arc::new(PlainFile(folder.path().join("far"))) as _),
         &far,
         &wanted,
-        &NOBODY,
+        &UNOBSERVED,
     );
-    let _near = ledger.grant_from(&memory, &old, &request("c", 1), &NOBODY).unwrap();
+    let _near = ledger.grant_from(&memory, &old, &request("c", 1), &UNOBSERVED).unwrap();
     assert_eq!(ledger.states(&old).unwrap().held[0].owner.as_ref().unwrap().name, "c");
 }
 
@@ -328,7 +329,7 @@ fn operators_at_once_never_have_the_same_bytes() {
     let take = |n: u64| {
         let ledger = ledger(folder.path());
         let lease =
-            ledger.grant_from(&memory, &region, &request(&format!("operator {n}"), 4), &NOBODY).unwrap();
+            ledger.grant_from(&memory, &region, &request(&format!("operator {n}"), 4), &UNOBSERVED).unwrap();
         assert!(is_zero(&lease));
         fill(&lease, n);
         (n, lease)
@@ -361,9 +362,9 @@ fn a_pool_has_nothing_to_scrub_and_accounts_for_its_bytes() {
     let pool = Region { kind: egm_device::region::RegionKind::Memfd, ..region };
     let ledger = ledger(folder.path());
     let request = |pages| Request::new(pages * PAGE, Owner::this("vm"));
-    let lease = ledger.grant(&pool, &request(3), &NOBODY).unwrap();
-    assert!(ledger.grant(&pool, &request(2), &NOBODY).is_err());
+    let lease = ledger.grant(&pool, &request(3), &UNOBSERVED).unwrap();
+    assert!(ledger.grant(&pool, &request(2), &UNOBSERVED).is_err());
     assert!(ledger.states(&pool).unwrap().dirty.is_empty());
-    lease.give_back(&NOBODY).unwrap();
+    lease.give_back(&UNOBSERVED).unwrap();
     assert_eq!(ledger.states(&pool).unwrap().clean, set(0, 4));
 }

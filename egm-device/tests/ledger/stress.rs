@@ -44,7 +44,7 @@ use hostile::{Keep, forge, survive};
 
 use common::{egm_region, fill, is_full_of, is_zero, ledger, region, request, set};
 
-const NOBODY: Watch<'static> = Watch::nobody();
+const UNOBSERVED: Watch<'static> = Watch::unobserved();
 const PAGES: u64 = 64;
 const WORKERS: usize = 4;
 /// The longest life of a worker, approximately.
@@ -64,7 +64,7 @@ struct Way {
     /// Name of the test that runs it.
     test: &'static str,
     region: Opened,
-    /// How the children of owners keep a slice after the owner's end.
+    /// Ways in which children of owners keep a slice after the owner's end.
     children: Option<Keep>,
     /// Whether owners release locks and hold others.
     forges: bool,
@@ -168,7 +168,7 @@ impl Holding {
         }
         if properly {
             // A refusal is allowed: the record may be damaged at any time.
-            let _ = self.lease.give_back(&NOBODY);
+            let _ = self.lease.give_back(&UNOBSERVED);
         }
     }
 }
@@ -215,14 +215,14 @@ fn work(folder: &Path, way: Way, mut random: Random) -> ! {
                 if let Some(tenant) = way.tenant() {
                     wanted.owner.uid = tenant;
                 }
-                if let Ok(lease) = ledger.grant_from(&memory, &region, &wanted, &NOBODY) {
+                if let Ok(lease) = ledger.grant_from(&memory, &region, &wanted, &UNOBSERVED) {
                     held.push(Holding::new(way, lease, &mut random));
                 }
             }
             0..13 if !held.is_empty() => {
                 held.swap_remove(random.index(held.len())).end(random.below(4) > 0);
             }
-            13 => drop(ledger.scrub(&memory, &region, None, &NOBODY)),
+            13 => drop(ledger.scrub(&memory, &region, None, &UNOBSERVED)),
             14 => drop(ledger.repair(std::slice::from_ref(&region))),
             15 => drop(ledger.states(&region)),
             _ => held.iter().for_each(Holding::check),
@@ -305,8 +305,8 @@ fn tear(folder: &Path, random: &mut Random) {
 
 /// Collects all lines until the last possible writer has ended.
 fn listen(complaints: PipeReader) -> JoinHandle<Vec<String>> {
-    let told = |line: &String| eprintln!("{line}");
-    thread::spawn(move || BufReader::new(complaints).lines().map_while(Result::ok).inspect(told).collect())
+    let print = |line: &String| eprintln!("{line}");
+    thread::spawn(move || BufReader::new(complaints).lines().map_while(Result::ok).inspect(print).collect())
 }
 
 fn stress(way: Way) {
@@ -351,12 +351,12 @@ fn stress(way: Way) {
     (0..1000).find(is_free).unwrap();
     // A child's mapping is gone a moment after its standard error, and its end is not this process's to wait for.
     let all = |_| {
-        let lease = ledger.grant_from(&memory, &region, &request("last", PAGES), &NOBODY);
+        let lease = ledger.grant_from(&memory, &region, &request("last", PAGES), &UNOBSERVED);
         lease.inspect_err(|error| println!("{error}")).ok()
     };
     let lease = (0..1000).find_map(all).unwrap();
     assert!(is_zero(&lease));
-    lease.give_back(&NOBODY).unwrap();
+    lease.give_back(&UNOBSERVED).unwrap();
     assert_eq!(ledger.states(&region).unwrap().clean, set(0, PAGES));
     let replaced = ledger.look().unwrap().0.sequence;
     println!("stress: {seconds} s, {killed} kills, {torn} torn records, {replaced} replacements");

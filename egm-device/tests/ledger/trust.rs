@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::common::{PAGE, fill, is_zero, ledger, region, set};
 
-pub(crate) const NOBODY: Watch<'static> = Watch::nobody();
+pub(crate) const UNOBSERVED: Watch<'static> = Watch::unobserved();
 
 pub(crate) fn gpu() -> PciAddress {
     "0009:01:00.0".parse().unwrap()
@@ -42,15 +42,15 @@ pub(crate) fn claim(
     memory: &Arc<dyn Memory>,
     owner: &Owner,
 ) -> Result<Option<GpuLease>, GrantError> {
-    ledger.claim_gpus(memory, std::slice::from_ref(region), &[gpu()], owner, &NOBODY)
+    ledger.claim_gpus(memory, std::slice::from_ref(region), &[gpu()], owner, &UNOBSERVED)
 }
 
 #[test]
 fn two_owners_share_a_region_until_one_of_them_asks_for_its_gpu() {
     let folder = tempfile::tempdir().unwrap();
     let ((region, memory), ledger) = (reached(folder.path()), ledger(folder.path()));
-    let _own = ledger.grant_from(&memory, &region, &two_pages(own(None)), &NOBODY).unwrap();
-    let others = ledger.grant_from(&memory, &region, &two_pages(other(None)), &NOBODY).unwrap();
+    let _own = ledger.grant_from(&memory, &region, &two_pages(own(None)), &UNOBSERVED).unwrap();
+    let others = ledger.grant_from(&memory, &region, &two_pages(other(None)), &UNOBSERVED).unwrap();
     let error = claim(&ledger, &region, &memory, &own(None)).unwrap_err();
     assert!(matches!(error, GrantError::Exclusive(_)));
     assert_eq!(
@@ -73,12 +73,12 @@ fn a_gpu_makes_its_region_exclusive_to_one_owner_or_one_trust_domain() {
     // Its owner has no slice of the region.
     let gpus = claim(&ledger, &region, &memory, &own(Some("a"))).unwrap().unwrap();
     for stranger in [other(None), other(Some("b"))] {
-        let slice = ledger.grant_from(&memory, &region, &two_pages(stranger.clone()), &NOBODY);
+        let slice = ledger.grant_from(&memory, &region, &two_pages(stranger.clone()), &UNOBSERVED);
         assert!(matches!(slice, Err(GrantError::Exclusive(_))), "{stranger:?}");
         assert!(matches!(claim(&ledger, &region, &memory, &stranger), Err(GrantError::Exclusive(_))));
     }
     for friend in [own(None), other(Some("a"))] {
-        assert!(ledger.grant_from(&memory, &region, &two_pages(friend.clone()), &NOBODY).is_ok());
+        assert!(ledger.grant_from(&memory, &region, &two_pages(friend.clone()), &UNOBSERVED).is_ok());
         assert!(claim(&ledger, &region, &memory, &friend).is_ok());
     }
     let live = ledger.states(&region).unwrap().gpus;
@@ -87,7 +87,7 @@ fn a_gpu_makes_its_region_exclusive_to_one_owner_or_one_trust_domain() {
         [(gpu(), Some(own(Some("a"))))]
     );
     drop(gpus);
-    assert!(ledger.grant_from(&memory, &region, &two_pages(other(None)), &NOBODY).is_ok());
+    assert!(ledger.grant_from(&memory, &region, &two_pages(other(None)), &UNOBSERVED).is_ok());
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn a_gpu_of_another_region_and_a_region_without_gpus_are_no_matter() {
     assert!(claim(&ledger, &none, &memory, &own(None)).unwrap().is_none());
     let elsewhere = Region { functions: vec!["0018:01:00.0".parse().unwrap()], ..region };
     assert!(claim(&ledger, &elsewhere, &memory, &own(None)).unwrap().is_none());
-    assert!(ledger.grant_from(&memory, &none, &two_pages(other(None)), &NOBODY).is_ok());
+    assert!(ledger.grant_from(&memory, &none, &two_pages(other(None)), &UNOBSERVED).is_ok());
 }
 
 #[test]
@@ -106,24 +106,24 @@ fn a_gpu_finds_no_earlier_owners_bytes_and_leaves_none_for_later_owners() {
     let folder = tempfile::tempdir().unwrap();
     let ((region, memory), ledger) = (reached(folder.path()), ledger(folder.path()));
     // An owner that was killed: all of the region has its bytes or older ones.
-    let left = ledger.grant_from(&memory, &region, &two_pages(other(None)), &NOBODY).unwrap();
+    let left = ledger.grant_from(&memory, &region, &two_pages(other(None)), &UNOBSERVED).unwrap();
     fill(&left, 7);
     drop(left);
-    let lease = ledger.grant_from(&memory, &region, &two_pages(own(None)), &NOBODY).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &two_pages(own(None)), &UNOBSERVED).unwrap();
     let gpus = claim(&ledger, &region, &memory, &own(None)).unwrap().unwrap();
     let bytes = std::fs::read(folder.path().join("memory")).unwrap();
     assert!(bytes.iter().all(|byte| *byte == 0), "the GPU reaches bytes that were not scrubbed");
     // Bytes that are scrubbed while the GPU is claimed may be written again.
-    let again = ledger.grant_from(&memory, &region, &two_pages(own(None)), &NOBODY).unwrap();
-    again.give_back(&NOBODY).unwrap();
+    let again = ledger.grant_from(&memory, &region, &two_pages(own(None)), &UNOBSERVED).unwrap();
+    again.give_back(&UNOBSERVED).unwrap();
     assert_eq!(ledger.states(&region).unwrap().clean, SpanSet::default());
     drop(gpus);
     std::fs::write(folder.path().join("memory"), vec![0xdd; 8 * 4096]).unwrap();
     // Bytes that are scrubbed afterwards may not.
-    lease.give_back(&NOBODY).unwrap();
+    lease.give_back(&UNOBSERVED).unwrap();
     let states = ledger.states(&region).unwrap();
     assert_eq!((states.clean, states.dirty), (set(0, 2), set(2, 6)));
-    assert!(is_zero(&ledger.grant_from(&memory, &region, &two_pages(other(None)), &NOBODY).unwrap()));
+    assert!(is_zero(&ledger.grant_from(&memory, &region, &two_pages(other(None)), &UNOBSERVED).unwrap()));
 }
 
 #[test]
@@ -137,8 +137,8 @@ fn a_claim_ends_with_its_lock_and_its_process_and_without_its_record_still_count
     drop(gpus);
     let live = ledger.states(&region).unwrap().gpus;
     assert_eq!(live.iter().map(|gpu| gpu.owner.clone()).collect::<Vec<_>>(), [None]);
-    let refused = ledger.grant_from(&memory, &region, &two_pages(own(None)), &NOBODY).unwrap_err();
+    let refused = ledger.grant_from(&memory, &region, &two_pages(own(None)), &UNOBSERVED).unwrap_err();
     assert!(refused.to_string().contains("an unknown process"), "{refused}");
     drop(inherited);
-    assert!(ledger.grant_from(&memory, &region, &two_pages(own(None)), &NOBODY).is_ok());
+    assert!(ledger.grant_from(&memory, &region, &two_pages(own(None)), &UNOBSERVED).is_ok());
 }

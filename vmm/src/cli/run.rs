@@ -128,7 +128,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         (Some(name), None) => {
             User::find(name)?;
             let bars = Bars::default();
-            return custody::keep("--keeper", &|slice, step| bars.told(slice, step));
+            return custody::keep("--keeper", &|slice, step| bars.report(slice, step));
         }
         (Some(name), Some(number)) => Some(Confined::new(name, number)?),
         (None, _) => None,

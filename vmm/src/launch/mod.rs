@@ -59,7 +59,7 @@ impl Reserved {
         let read_facts = || facts::of_host(&scope).map(|facts| Facts { servers: servers.facts(), ..facts });
         let bars = Bars::default();
         let Placement { facts, plan, leases } = match broker {
-            None => Placement::take(spec, read_facts, &|slice, step| bars.told(slice, step))?,
+            None => Placement::take(spec, read_facts, &|slice, step| bars.report(slice, step))?,
             Some(broker) => Placement::borrow(spec, read_facts, broker, waiting)?,
         };
         drop(bars);

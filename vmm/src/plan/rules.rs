@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use egm_address::{Gpa, Guest, PciAddress, Span};
-use egm_device::carve::plan::Short;
+use egm_device::carve::plan::PlacementError;
 use egm_device::trust::Conflict;
 use egm_report::Report;
 use egm_report::show::first_of;
@@ -229,7 +229,7 @@ pub enum NoPlace {
     #[error("{short}{}", held_by(held))]
     Short {
         /// The shortage.
-        short: Short,
+        short: PlacementError,
         /// Holders of the region's bytes.
         held: Vec<HeldSpan>,
     },

@@ -28,7 +28,7 @@ pub fn claim_gpus(plan: &Plan, domain: Option<&str>) -> Result<Option<GpuLease>,
     let root = Path::new("/");
     let ledger = Ledger::open(Paths::below(root), Identity::read(root).map_err(ReserveError::Boot)?)?;
     let owner = Owner::this(&plan.name).in_domain(domain.map(str::to_owned));
-    let claimed = ledger.claim_gpus(&ledger.memory(), &regions, &functions, &owner, &Watch::nobody());
+    let claimed = ledger.claim_gpus(&ledger.memory(), &regions, &functions, &owner, &Watch::unobserved());
     claimed.map_err(|source| ReserveError::Gpus { region: name, source })
 }
 

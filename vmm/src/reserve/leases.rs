@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 
 use egm_address::{CpuSet, InRegion, SpanSet};
 use egm_device::Backing;
-use egm_device::broker::Loan;
+use egm_device::broker::BrokerLease;
 use egm_device::carve::plan::Request;
 use egm_device::lease::Lease;
 use egm_device::ledger::{Identity, Ledger, Paths, Progress, Watch};
@@ -29,7 +29,7 @@ pub(crate) enum Taken {
     /// Locked by this process.
     Own(Box<Lease>),
     /// Granted by a broker, which handed over the memory.
-    Broker(Box<Loan>, BrokerMemory),
+    Broker(Box<BrokerLease>, BrokerMemory),
 }
 
 /// Memory of a slice, as a broker handed it over.
@@ -150,7 +150,7 @@ impl Leases {
             let (id, region) = (&backing.id, &host.region);
             let request = Request { at: Some(backing.offset), ..Request::new(backing.size, owner.clone()) };
             let (near, report) = (near(facts, region), |step| progress(id, step));
-            let watch = Watch { progress: &report, near: near.as_ref(), ..Watch::nobody() };
+            let watch = Watch { progress: &report, near: near.as_ref(), ..Watch::unobserved() };
             let lease = ledger.grant(region, &request, &watch);
             let lease = lease.map_err(|source| ReserveError::Grant { id: id.clone(), source })?;
             leases.0.push(Named { id: id.clone(), taken: Arc::new(Taken::Own(Box::new(lease))) });
@@ -162,7 +162,7 @@ impl Leases {
     ///
     /// # Errors
     /// [`ReserveError::Broker`] where its memory did not come with it.
-    pub(super) fn add(&mut self, id: String, loan: Box<Loan>) -> Result<(), ReserveError> {
+    pub(super) fn add(&mut self, id: String, loan: Box<BrokerLease>) -> Result<(), ReserveError> {
         match loan.backing() {
             Ok(memory) => {
                 let taken = Arc::new(Taken::Broker(loan, BrokerMemory(memory)));

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use egm_address::{Offset, Span, SpanSet};
-use egm_device::broker::{Client, ClientError, Loan, Take};
+use egm_device::broker::{BrokerLease, Client, ClientError, SliceRequest};
 use egm_device::region::{Region, RegionKind};
 
 use super::error::ReserveError;
@@ -46,7 +46,7 @@ struct Requested {
 #[derive(Debug)]
 enum Source {
     /// From the broker.
-    Loan(Box<Loan>),
+    Loan(Box<BrokerLease>),
     /// From this process: its list goes on with "local" or "guest-memfd", and the broker refused, for this reason.
     Local(String),
 }
@@ -123,9 +123,9 @@ impl Broker {
         Ok(None)
     }
 
-    fn take(&self, spec: &Spec, slice: &EgmSlice, first: bool) -> Take {
+    fn take(&self, spec: &Spec, slice: &EgmSlice, first: bool) -> SliceRequest {
         let size = slice.size.get();
-        Take {
+        SliceRequest {
             name: spec.name.clone(),
             regions: before_own(slice).to_vec(),
             size,

@@ -50,7 +50,7 @@ fn host() -> (tempfile::TempDir, DaxRegion) {
     (root, of)
 }
 
-fn names(children: &[Child]) -> Vec<&str> {
+fn names(children: &[DaxDevice]) -> Vec<&str> {
     children.iter().map(|child| child.name.as_str()).collect()
 }
 

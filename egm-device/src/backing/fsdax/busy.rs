@@ -31,44 +31,44 @@ const PACE: u64 = 1 << 30;
 const TICK: Duration = Duration::from_millis(20);
 
 /// Device and inode of a file.
-type Id = (u64, u64);
+type FileId = (u64, u64);
 
 /// Time of the last change of an inode, in seconds and nanoseconds.
-type Changed = (i64, i64);
+type ChangeTime = (i64, i64);
 
 /// A wait for references to pages of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wait {
+enum PageWait {
     /// A thread of this process waits since then. Another call for the file would wait as well, without a limit.
     Runs(Instant),
     /// Nothing referred to a page when the inode changed for the last time.
-    Over(Changed),
+    Over(ChangeTime),
 }
 
-static WAITS: Mutex<BTreeMap<Id, Wait>> = Mutex::new(BTreeMap::new());
+static WAITS: Mutex<BTreeMap<FileId, PageWait>> = Mutex::new(BTreeMap::new());
 /// Notified at the end of each wait.
 static ENDED: Condvar = Condvar::new();
 
-fn waits() -> MutexGuard<'static, BTreeMap<Id, Wait>> {
+fn waits() -> MutexGuard<'static, BTreeMap<FileId, PageWait>> {
     WAITS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn id(file: &File) -> io::Result<Id> {
+fn id(file: &File) -> io::Result<FileId> {
     file.metadata().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-fn changed(file: &File) -> io::Result<Changed> {
+fn changed(file: &File) -> io::Result<ChangeTime> {
     file.metadata().map(|metadata| (metadata.ctime(), metadata.ctime_nsec()))
 }
 
-/// How long a caller waits for references.
+/// Limits of a caller that waits for references.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limit<'a> {
+pub(crate) struct WaitTimeout<'a> {
     time: Duration,
     cancel: &'a AtomicBool,
 }
 
-impl<'a> Limit<'a> {
+impl<'a> WaitTimeout<'a> {
     /// The limit of a request, or of work `in_background`, that `cancel` ends early.
     pub(crate) const fn new(in_background: bool, cancel: &'a AtomicBool) -> Self {
         Self { time: if in_background { BACKGROUND } else { LIMIT }, cancel }
@@ -85,30 +85,24 @@ impl<'a> Limit<'a> {
 }
 
 /// Whether a thread of this process still waits for references to pages of `file`.
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn is_awaited(file: &File) -> io::Result<bool> {
-    Ok(matches!(waits().get(&id(file)?), Some(Wait::Runs(_))))
+    Ok(matches!(waits().get(&id(file)?), Some(PageWait::Runs(_))))
 }
 
 /// Whether a wait of this process found that nothing refers to a page of `file`, and nothing changed the file since.
-///
-/// # Errors
-/// The kernel's.
 pub(crate) fn is_over(file: &File) -> io::Result<bool> {
     let (id, changed) = (id(file)?, changed(file)?);
-    Ok(waits().get(&id) == Some(&Wait::Over(changed)))
+    Ok(waits().get(&id) == Some(&PageWait::Over(changed)))
 }
 
 /// Waits for the end of a wait for pages of `file`, of `size` bytes, that a thread of this process began earlier, if any.
 ///
 /// # Errors
 /// `TimedOut` past the limit, counted from the begin of that wait, and `Interrupted` once cancelled. Others are the kernel's.
-pub(crate) fn join(file: &File, size: u64, limit: Limit<'_>) -> io::Result<()> {
+pub(crate) fn join(file: &File, size: u64, limit: WaitTimeout<'_>) -> io::Result<()> {
     let id = id(file)?;
     let mut all = waits();
-    while let Some(Wait::Runs(since)) = all.get(&id).copied() {
+    while let Some(PageWait::Runs(since)) = all.get(&id).copied() {
         limit.check(since, size)?;
         all = ENDED.wait_timeout(all, TICK).unwrap_or_else(PoisonError::into_inner).0;
     }
@@ -120,7 +114,7 @@ pub(crate) fn join(file: &File, size: u64, limit: Limit<'_>) -> io::Result<()> {
 /// # Errors
 /// `TimedOut` past the limit and `Interrupted` once cancelled: a thread goes on waiting, with a descriptor of the file. Others
 /// are the kernel's.
-pub(crate) fn wait(backing: &dyn Backing, limit: Limit<'_>) -> io::Result<()> {
+pub(crate) fn wait(backing: &dyn Backing, limit: WaitTimeout<'_>) -> io::Result<()> {
     if egm_address::fault!("busy-pages-overlooked") {
         return Ok(());
     }
@@ -136,13 +130,10 @@ pub(crate) fn wait(backing: &dyn Backing, limit: Limit<'_>) -> io::Result<()> {
 }
 
 /// Takes all blocks from `file`, once nothing refers to a page of it.
-///
-/// # Errors
-/// As [`wait`].
 pub(super) fn empty(file: &File) -> io::Result<()> {
     static NEVER: AtomicBool = AtomicBool::new(false);
     let own = file.try_clone()?;
-    apart(id(file)?, 0, Limit::new(false, &NEVER), move || set_len(&own, 0).map(|()| None))
+    apart(id(file)?, 0, WaitTimeout::new(false, &NEVER), move || set_len(&own, 0).map(|()| None))
 }
 
 /// A signal of this process may interrupt the wait.
@@ -184,17 +175,17 @@ fn is_bad(error: &io::Error) -> bool {
 /// Does `work` for a file of `size` bytes on a thread that is never joined, because a reference can keep the kernel waiting
 /// without end. It returns when the file changed last, if nothing refers to it from then on.
 fn apart(
-    id: Id,
+    id: FileId,
     size: u64,
-    limit: Limit<'_>,
-    work: impl FnOnce() -> io::Result<Option<Changed>> + Send + 'static,
+    limit: WaitTimeout<'_>,
+    work: impl FnOnce() -> io::Result<Option<ChangeTime>> + Send + 'static,
 ) -> io::Result<()> {
     let since = Instant::now();
     let mut all = waits();
-    if matches!(all.get(&id), Some(Wait::Runs(_))) {
+    if matches!(all.get(&id), Some(PageWait::Runs(_))) {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    all.insert(id, Wait::Runs(since));
+    all.insert(id, PageWait::Runs(since));
     drop(all);
     let (sender, receiver) = mpsc::sync_channel(1);
     let on_thread = move || {
@@ -216,10 +207,10 @@ fn apart(
     }
 }
 
-fn end(id: Id, changed: Option<Changed>) {
+fn end(id: FileId, changed: Option<ChangeTime>) {
     let mut all = waits();
     match changed {
-        Some(changed) => all.insert(id, Wait::Over(changed)),
+        Some(changed) => all.insert(id, PageWait::Over(changed)),
         None => all.remove(&id),
     };
     ENDED.notify_all();
@@ -242,16 +233,16 @@ mod tests {
             set_len(&own, 0).map(|()| None)
         };
         let cancel = AtomicBool::new(true);
-        let cancelled = Limit::new(false, &cancel);
+        let cancelled = WaitTimeout::new(false, &cancel);
         let kind = |outcome: io::Result<()>| outcome.unwrap_err().kind();
         assert_eq!(kind(apart(id(&file).unwrap(), 0, cancelled, work)), io::ErrorKind::Interrupted);
         assert!(is_awaited(&file).unwrap());
         assert_eq!(kind(empty(&file)), io::ErrorKind::TimedOut);
         assert_eq!(kind(join(&file, 0, cancelled)), io::ErrorKind::Interrupted);
-        let now = Limit { time: Duration::ZERO, cancel: &NEVER };
+        let now = WaitTimeout { time: Duration::ZERO, cancel: &NEVER };
         assert_eq!(kind(join(&file, 0, now)), io::ErrorKind::TimedOut);
         go.send(()).unwrap();
-        join(&file, 0, Limit::new(false, &NEVER)).unwrap();
+        join(&file, 0, WaitTimeout::new(false, &NEVER)).unwrap();
         assert!(!is_awaited(&file).unwrap() && !is_over(&file).unwrap());
         assert!(empty(&file).is_ok());
     }
@@ -263,7 +254,7 @@ mod tests {
         mapping.write(4096, b"owner").unwrap();
         let blocks = memory.file().metadata().unwrap().blocks();
         assert!(!is_over(memory.file()).unwrap());
-        wait(&memory, Limit::new(false, &NEVER)).unwrap();
+        wait(&memory, WaitTimeout::new(false, &NEVER)).unwrap();
         let mut found = [0; 5];
         mapping.read(4096, &mut found).unwrap();
         assert_eq!(&found, b"owner");

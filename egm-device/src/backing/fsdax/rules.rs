@@ -1,4 +1,4 @@
-//! What a region's folder and its files must be, at each opening. Pure but for the queries.
+//! Rules for a region's folder and its files, checked at each opening. Pure but for the queries.
 
 use std::fs::{self, File};
 use std::io;
@@ -45,8 +45,6 @@ pub(super) struct FolderFacts {
 }
 
 impl FolderFacts {
-    /// # Errors
-    /// The kernel's.
     pub(super) fn of(folder: &File) -> io::Result<Self> {
         let metadata = folder.metadata()?;
         let flags = fstatvfs(folder)?.f_flag;
@@ -75,9 +73,6 @@ impl FolderFacts {
 }
 
 /// The first rule that `file` of a slice in `folder` breaks.
-///
-/// # Errors
-/// The kernel's.
 pub(super) fn broken_by(file: &File, folder: &File) -> io::Result<Option<&'static str>> {
     let (file, folder) = (file.metadata()?, folder.metadata()?);
     let rules = [

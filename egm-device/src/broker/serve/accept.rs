@@ -28,7 +28,7 @@ impl Server {
                     | rustix::io::Errno::NOMEM
                     | rustix::io::Errno::NOBUFS,
                 ) => {
-                    self.deaf = true;
+                    self.is_paused = true;
                     return Ok(epoll::delete(&self.epoll, &self.listener)?);
                 }
                 Err(_) => return Ok(()), // it is gone already
@@ -63,8 +63,8 @@ impl Server {
     }
 
     /// Accepts clients again after it ran out of descriptors.
-    pub(super) fn hear(&mut self) -> io::Result<()> {
-        if std::mem::take(&mut self.deaf) {
+    pub(super) fn resume(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.is_paused) {
             watch(&self.epoll, self.listener.as_fd(), LISTENER)?;
         }
         Ok(())

@@ -4,22 +4,22 @@ use egm_address::{InRegion, SpanSet};
 use egm_report::show::size;
 
 use super::Server;
-use crate::audit::{Event, Finding, Place};
+use crate::audit::{Event, Finding, RegionBytes};
 use crate::broker::link::Link;
 use crate::broker::session::Key;
 
 /// Claims that wait to be checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Amount {
+struct ClaimAmount {
     spans: usize,
     bytes: u64,
 }
 
 /// The most that one user may claim.
-const OF_USER: Amount = Amount { spans: 4096, bytes: 256 << 20 };
+const OF_USER: ClaimAmount = ClaimAmount { spans: 4096, bytes: 256 << 20 };
 
 /// The most that may be claimed of one region.
-const OF_REGION: Amount = Amount { spans: 16_384, bytes: 1 << 30 };
+const OF_REGION: ClaimAmount = ClaimAmount { spans: 16_384, bytes: 1 << 30 };
 
 impl Server {
     /// Records that the client of `key` claims `spans` of its slice to be bad, unless its user or the region has too
@@ -29,7 +29,7 @@ impl Server {
         let (Some(region), claimed) = (link.region(), link.with_claims(spans)) else { return };
         let others = |is_meant: &dyn Fn(&Link) -> bool| {
             let links = self.links.iter().filter(|(other, link)| **other != key && is_meant(link));
-            links.fold(Amount::of(&claimed), |sum, (_, link)| sum.and(Amount::of(link.claims())))
+            links.fold(ClaimAmount::of(&claimed), |sum, (_, link)| sum.and(ClaimAmount::of(link.claims())))
         };
         let uid = link.uid();
         let of_user = others(&|link| link.uid() == uid);
@@ -45,14 +45,14 @@ impl Server {
             return;
         };
         let new = claimed.minus(link.claims());
-        if let Some(place) = Place::of_set(region, &new) {
+        if let Some(place) = RegionBytes::of_set(region, &new) {
             let finding = Finding::new(link.by(), place, reason);
             self.source.audit().write(&Event::ClaimRefused(finding));
         }
     }
 }
 
-impl Amount {
+impl ClaimAmount {
     fn of(claims: &SpanSet<InRegion>) -> Self {
         Self { spans: claims.iter().count(), bytes: claims.size() }
     }
@@ -66,7 +66,7 @@ impl Amount {
     }
 }
 
-impl std::fmt::Display for Amount {
+impl std::fmt::Display for ClaimAmount {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} spans or {}", self.spans, size(self.bytes))
     }

@@ -3,15 +3,12 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use super::{END, Idle, Server};
+use super::{END, IdleWork, Server};
 use crate::broker::ServerError;
 use crate::broker::link::watch;
 
 impl Server {
     /// From now on [`Server::run`] ends once `end` is readable, as the pipe of a signal is.
-    ///
-    /// # Errors
-    /// [`ServerError::Wait`].
     pub fn end_at(&mut self, end: OwnedFd) -> Result<(), ServerError> {
         watch(&self.epoll, end.as_fd(), END).map_err(ServerError::Wait)?;
         self.end = Some(end);
@@ -23,7 +20,7 @@ impl Server {
     pub(super) fn leave(&mut self) {
         // The lock beside it is still this broker's, so it is not the socket of the next one.
         let _ = std::fs::remove_file(&self.path);
-        if let Idle::Scrubs(scrub) = &self.idle {
+        if let IdleWork::Scrubbing(scrub) = &self.idle {
             scrub.stop();
         }
         for link in self.links.values_mut() {

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::broker::wire::tests::take;
-use crate::policy::{Patience, Policy};
+use crate::policy::{OvertakeLimits, Policy};
 
 const SIZE: u64 = 100;
 
@@ -27,7 +27,7 @@ struct World {
 impl World {
     fn new() -> Self {
         Self {
-            sessions: Sessions::new(Queue::new(Policy::root_only(), Patience::default())),
+            sessions: Sessions::new(Queue::new(Policy::root_only(), OvertakeLimits::default())),
             now: Duration::ZERO,
             given: BTreeMap::new(),
             open: BTreeSet::new(),
@@ -50,13 +50,16 @@ impl World {
             match effect {
                 Effect::Send(key, reply) => self.answers.push((key, reply)),
                 Effect::Close(key) => drop(self.open.remove(&key)),
-                Effect::Make(key, job) => {
-                    assert!(self.open.contains(&key) && self.making.insert(key, job.size).is_none());
+                Effect::Make(key, task) => {
+                    assert!(self.open.contains(&key) && self.making.insert(key, task.size).is_none());
                 }
                 Effect::GiveBack(key) => {
-                    let nobody = !self.open.contains(&key) && !self.alive.contains(&key);
+                    let is_unused = !self.open.contains(&key) && !self.alive.contains(&key);
                     let undelivered = self.making.remove(&key).is_some();
-                    assert!(nobody || undelivered || self.said_return.remove(&key), "{key} may still map it");
+                    assert!(
+                        is_unused || undelivered || self.said_return.remove(&key),
+                        "{key} may still map it"
+                    );
                     assert!(self.returning.insert(key));
                 }
                 Effect::Bad(key, _) => assert!(self.given.contains_key(&key)),
@@ -82,7 +85,7 @@ impl World {
     }
 
     fn take(&mut self, key: Key, size: u64, wait: bool) {
-        self.say(key, Request::Take(Take { wait, ..take("egm4", size) }));
+        self.say(key, Request::Take(SliceRequest { wait, ..take("egm4", size) }));
     }
 
     fn give_back(&mut self, key: Key) {
@@ -105,11 +108,11 @@ impl World {
     }
 
     /// A thread has made the slice of `key`, or could not.
-    fn make(&mut self, key: Key, outcome: Result<(), NotMade>) {
+    fn make(&mut self, key: Key, outcome: Result<(), GrantFailure>) {
         let Some(size) = self.making.get(&key).copied() else { return };
         if outcome.is_ok() {
             self.given.insert(key, size);
-            assert!(self.given.values().sum::<u64>() <= SIZE, "more is lent than there is");
+            assert!(self.given.values().sum::<u64>() <= SIZE, "more is granted than there is");
         } else {
             self.making.remove(&key);
         }
@@ -123,7 +126,7 @@ impl World {
     /// A thread has returned the slice of `key`, or a process `still` has it.
     fn scrub(&mut self, key: Key, still: bool) {
         if self.returning.remove(&key) {
-            let outcome = if still { Err(NotBack::Used("still used".to_owned())) } else { Ok(()) };
+            let outcome = if still { Err(ReturnFailure::Used("still used".to_owned())) } else { Ok(()) };
             if !still {
                 self.given.remove(&key);
             }
@@ -189,7 +192,7 @@ fn why_a_slice_could_not_be_made_is_for_operators() {
     let key = world.connect();
     world.take(key, SIZE, false);
     world.sessions.sessions.get_mut(&key).unwrap().peer.uid = 1000;
-    world.make(key, Err(NotMade::Failed("no".into())));
+    world.make(key, Err(GrantFailure::Failed("no".into())));
     let (_, Reply::Refused(refused)) = world.answers.last().unwrap() else { panic!() };
     assert_eq!(refused.why, "the host could not make the slice: ask an operator, or for another region");
 }
@@ -254,7 +257,7 @@ fn who_waits_for_a_place_that_is_none_yet_waits_on_and_is_first_when_there_is_on
     world.make(holder, Ok(()));
     let (first, second) = (world.connect(), world.connect());
     world.take(first, SIZE / 2, true);
-    world.make(first, Err(NotMade::Short));
+    world.make(first, Err(GrantFailure::Short));
     let (_, Reply::Waiting(waiting)) = world.answers.last().unwrap() else { panic!("{:?}", world.answers) };
     assert!(
         waiting.why.contains("50 does not fit in \"egm4\" now: the free memory is not so aligned"),
@@ -275,7 +278,7 @@ fn who_does_not_wait_and_finds_no_place_is_refused_and_not_charged() {
     let mut world = World::new();
     let key = world.connect();
     world.take(key, SIZE, false);
-    world.make(key, Err(NotMade::Short));
+    world.make(key, Err(GrantFailure::Short));
     assert!(matches!(world.answers.last(), Some((_, Reply::Refused(_)))));
     assert!(!world.sessions.is_waiting() && world.held() == 0);
 }
@@ -287,15 +290,15 @@ enum Step {
     Return(usize),
     Close(usize),
     End(usize),
-    Make(usize, Result<(), NotMade>),
+    Make(usize, Result<(), GrantFailure>),
     Scrub(usize, bool),
     Tick,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let who = 0..32usize;
-    let failed = NotMade::Failed("no".into());
-    let outcome = prop_oneof![8 => Just(Ok(())), 1 => Just(Err(failed)), 1 => Just(Err(NotMade::Short))];
+    let failed = GrantFailure::Failed("no".into());
+    let outcome = prop_oneof![8 => Just(Ok(())), 1 => Just(Err(failed)), 1 => Just(Err(GrantFailure::Short))];
     prop_oneof![
         2 => Just(Step::Connect),
         4 => (who.clone(), 0..SIZE + 5, any::<bool>()).prop_map(|(who, size, wait)| Step::Take(who, size, wait)),

@@ -26,7 +26,7 @@ pub const SPLIT_VERSION: u32 = 1;
 /// Ways to split a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum How {
+pub enum SplitMethod {
     /// `mem=`: the kernel sees nothing above an address.
     Mem,
     /// `memmap=nn$ss`: spans are reserved (x86).
@@ -39,7 +39,7 @@ pub enum How {
     Firmware,
 }
 
-impl How {
+impl SplitMethod {
     /// As operators write it.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -60,32 +60,32 @@ impl How {
 
 /// A way, and how much of each node's memory goes by it; the last of several ways takes what is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
-    /// The way.
-    pub how: How,
+pub struct SplitPart {
+    /// Method that hides the memory.
+    pub how: SplitMethod,
     /// Bytes, a multiple of 2 MiB; `None` for the last.
     pub size: Option<ByteSize>,
 }
 
 /// Wishes of an operator.
 #[derive(Debug, Clone)]
-pub struct Wish {
+pub struct SplitRequest {
     /// Memory that the hypervisor keeps.
     pub hypervisor: ByteSize,
     /// Whether each node keeps that much, instead of all nodes together.
     pub per_node: bool,
     /// By which ways; for none, the host decides.
-    pub parts: Vec<Part>,
+    pub parts: Vec<SplitPart>,
 }
 
 /// A split of a host, and the expected result.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Split {
-    /// [`SPLIT_VERSION`].
+    /// Always [`SPLIT_VERSION`] in this version.
     pub version: u32,
-    /// By which ways.
-    pub ways: Vec<How>,
+    /// Methods of the split, by address from low to high.
+    pub ways: Vec<SplitMethod>,
     /// Words to take from the kernel's command line.
     pub remove: Vec<String>,
     /// Words to add to it.
@@ -108,7 +108,7 @@ pub struct Setting {
     pub form: String,
     /// Its name below Redfish `Bios/Attributes`.
     pub attribute: String,
-    /// Its value.
+    /// Value to set: a number or a boolean.
     pub value: serde_json::Value,
 }
 
@@ -116,87 +116,51 @@ pub struct Setting {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeSplit {
-    /// Its number.
+    /// Number of the node.
     pub node: u32,
     /// Memory that the hypervisor keeps; its kernel counts a little less as `MemTotal`.
     pub keeps: ByteSize,
-    /// Memory for guests.
+    /// Memory that guests get at this node.
     pub guests: ByteSize,
-    /// Where that is, unless pages of a pool or the firmware decide.
-    pub hidden: Vec<Piece>,
+    /// Its addresses, unless pages of a pool or the firmware decide.
+    pub hidden: Vec<HiddenPiece>,
 }
 
 /// Memory that one way hides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Piece {
-    /// The way.
-    pub how: How,
-    /// Where.
+pub struct HiddenPiece {
+    /// Method that hides the memory.
+    pub how: SplitMethod,
+    /// Its addresses.
     pub span: Span<Host>,
 }
 
 /// A split that this host cannot have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum AdviseError {
-    /// Addresses are hidden from users without privilege.
     #[error("/proc/iomem shows no addresses, so where this host's memory lies is not known")]
     IomemHidden,
     /// The map of a host that is split already does not show what is hidden.
     #[error("this host is split already ({}) and its firmware's memory map is not shown", words.join(" "))]
-    AlreadySplit {
-        /// Words of its command line.
-        words: Vec<String>,
-    },
+    AlreadySplit { words: Vec<String> },
     /// Several nodes, and no record of the memory of each.
-    #[error("the ACPI table SRAT does not tell which memory lies at which of the {nodes} nodes")]
-    NoAffinity {
-        /// Number of nodes.
-        nodes: usize,
-    },
-    /// No memory would be left for guests.
+    #[error("cannot assign memory to {nodes} nodes: the ACPI table SRAT has no entry for it")]
+    NoAffinity { nodes: usize },
     #[error("node {node} has {}: nothing is left for guests when the hypervisor keeps {}", size(has.get()), size(keeps.get()))]
-    NothingLeft {
-        /// The node.
-        node: u32,
-        /// Its memory.
-        has: ByteSize,
-        /// Memory that the hypervisor would keep.
-        keeps: ByteSize,
-    },
-    /// The parts are more than there is.
+    NothingLeft { node: u32, has: ByteSize, keeps: ByteSize },
     #[error("{} can be hidden at node {node}, and {} of it are wanted with more to come", size(has.get()), size(wants.get()))]
-    Short {
-        /// The node.
-        node: u32,
-        /// Bytes that can be hidden.
-        has: ByteSize,
-        /// The sum of the sizes.
-        wants: ByteSize,
-    },
+    Short { node: u32, has: ByteSize, wants: ByteSize },
     /// Ways that exclude each other, or the wrong one with a size.
     #[error(
         "--how {0}: several ways are mem, memmap and dax, each once, all but the last with a size in steps of 2MiB"
     )]
     Parts(String),
-    /// A way that this host does not have.
     #[error("--how {how} needs {needs}, and this is {is}")]
-    Unsupported {
-        /// The way.
-        how: &'static str,
-        /// The required host.
-        needs: &'static str,
-        /// Type of this host.
-        is: String,
-    },
-    /// `mem=` knows one limit.
+    Unsupported { how: &'static str, needs: &'static str, is: String },
     #[error("mem= has one limit for the whole host, so it cannot leave {} to each of {nodes} nodes", size(keeps.get()))]
-    OneLimit {
-        /// Bytes that each would keep.
-        keeps: ByteSize,
-        /// Number of nodes.
-        nodes: usize,
-    },
+    OneLimit { keeps: ByteSize, nodes: usize },
 }
 
 impl Report for AdviseError {
@@ -229,24 +193,23 @@ impl Report for AdviseError {
     }
 }
 
-/// Computes the split that `wish` describes.
-///
-/// # Errors
-/// [`AdviseError`].
-pub fn advise(facts: &HostFacts, regions: &[Region], wish: &Wish) -> Result<Split, AdviseError> {
-    let usual = [Part { how: usual(facts, regions), size: None }];
-    let parts: &[Part] = if wish.parts.is_empty() { &usual } else { &wish.parts };
+/// Computes the split that `request` describes.
+pub fn advise(facts: &HostFacts, regions: &[Region], request: &SplitRequest) -> Result<Split, AdviseError> {
+    let usual = [SplitPart { how: usual(facts, regions), size: None }];
+    let parts: &[SplitPart] = if request.parts.is_empty() { &usual } else { &request.parts };
     let split = match parts {
-        [Part { how: How::Hugetlb, size: None }] => kernel::hugetlb(facts, wish)?,
-        [Part { how: How::Firmware, size: None }] => firmware::firmware(facts, regions, wish)?,
-        parts if may_be_combined(parts) => kernel::map(facts, wish, parts)?,
+        [SplitPart { how: SplitMethod::Hugetlb, size: None }] => kernel::hugetlb(facts, request)?,
+        [SplitPart { how: SplitMethod::Firmware, size: None }] => {
+            firmware::firmware(facts, regions, request)?
+        }
+        parts if may_be_combined(parts) => kernel::map(facts, request, parts)?,
         parts => return Err(AdviseError::Parts(text(parts))),
     };
     Ok(Split { version: SPLIT_VERSION, ways: parts.iter().map(|part| part.how).collect(), ..split })
 }
 
 /// Whether each way comes once, has places, and all but the last one have a size.
-fn may_be_combined(parts: &[Part]) -> bool {
+fn may_be_combined(parts: &[SplitPart]) -> bool {
     parts.iter().enumerate().all(|(i, part)| {
         let last = i.saturating_add(1) == parts.len();
         let aligned = part.size.is_none_or(|size| size.get() > 0 && size.get().is_multiple_of(2 << 20));
@@ -255,8 +218,8 @@ fn may_be_combined(parts: &[Part]) -> bool {
     })
 }
 
-fn text(parts: &[Part]) -> String {
-    let part = |part: &Part| match part.size {
+fn text(parts: &[SplitPart]) -> String {
+    let part = |part: &SplitPart| match part.size {
         Some(size) => format!("{}={size}", part.how.name()),
         None => part.how.name().to_owned(),
     };
@@ -264,12 +227,12 @@ fn text(parts: &[Part]) -> String {
 }
 
 /// The way that hides most and costs least on this kind of host. On Arm, `/dev/mem` maps what `mem=` hides uncached.
-fn usual(facts: &HostFacts, regions: &[Region]) -> How {
+fn usual(facts: &HostFacts, regions: &[Region]) -> SplitMethod {
     let egm = regions.iter().any(|region| matches!(region.kind, RegionKind::Egm { .. }));
     match (egm || firmware::is_grace(facts), is_x86(facts)) {
-        (true, _) => How::Firmware,
-        (false, true) => How::Memmap,
-        (false, false) => How::Hugetlb,
+        (true, _) => SplitMethod::Firmware,
+        (false, true) => SplitMethod::Memmap,
+        (false, false) => SplitMethod::Hugetlb,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Where the RAM of each node lies, and which of it the hypervisor keeps.
+//! The RAM of each node, and the part of it that the hypervisor keeps.
 
 use egm_address::{ByteSize, Host, Hpa, Span, SpanSet, align_down, align_up};
 

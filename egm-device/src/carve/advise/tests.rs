@@ -61,27 +61,27 @@ fn reserved() -> Region {
 }
 
 /// All nodes together keep `hypervisor` bytes.
-fn wish(hypervisor: u64, parts: &[(How, Option<u64>)]) -> Wish {
-    let parts = parts.iter().map(|&(how, size)| Part { how, size: size.map(ByteSize::new) }).collect();
-    Wish { hypervisor: ByteSize::new(hypervisor), per_node: false, parts }
+fn request(hypervisor: u64, parts: &[(SplitMethod, Option<u64>)]) -> SplitRequest {
+    let parts = parts.iter().map(|&(how, size)| SplitPart { how, size: size.map(ByteSize::new) }).collect();
+    SplitRequest { hypervisor: ByteSize::new(hypervisor), per_node: false, parts }
 }
 
-fn each(wish: Wish) -> Wish {
-    Wish { per_node: true, ..wish }
+fn each(request: SplitRequest) -> SplitRequest {
+    SplitRequest { per_node: true, ..request }
 }
 
 #[test]
 fn a_split_has_its_version_and_its_ways() {
-    let split = advise(&host(&[16 * GIB]), &[], &wish(4 * GIB, &[])).unwrap();
-    assert_eq!((split.version, split.ways), (SPLIT_VERSION, vec![How::Memmap]));
-    let two = wish(4 * GIB, &[(How::Dax, Some(GIB)), (How::Mem, None)]);
-    assert_eq!(advise(&host(&[16 * GIB]), &[], &two).unwrap().ways, [How::Dax, How::Mem]);
+    let split = advise(&host(&[16 * GIB]), &[], &request(4 * GIB, &[])).unwrap();
+    assert_eq!((split.version, split.ways), (SPLIT_VERSION, vec![SplitMethod::Memmap]));
+    let two = request(4 * GIB, &[(SplitMethod::Dax, Some(GIB)), (SplitMethod::Mem, None)]);
+    assert_eq!(advise(&host(&[16 * GIB]), &[], &two).unwrap().ways, [SplitMethod::Dax, SplitMethod::Mem]);
 }
 
 #[test]
 fn several_ways_come_once_and_all_but_the_last_have_a_size_in_steps_of_2_mib() {
-    use How::{Dax, Firmware, Hugetlb, Mem, Memmap};
-    let split = |parts: &[_]| advise(&host(&[16 * GIB]), &[], &wish(4 * GIB, parts));
+    use SplitMethod::{Dax, Firmware, Hugetlb, Mem, Memmap};
+    let split = |parts: &[_]| advise(&host(&[16 * GIB]), &[], &request(4 * GIB, parts));
     for size in [2 * MIB, 4 * MIB, GIB] {
         assert!(split(&[(Memmap, Some(size)), (Mem, None)]).is_ok(), "{size}");
     }
@@ -106,8 +106,8 @@ fn several_ways_come_once_and_all_but_the_last_have_a_size_in_steps_of_2_mib() {
 #[test]
 fn sizes_leave_some_memory_to_the_last_way() {
     let split = |size| {
-        let parts = [(How::Memmap, Some(size)), (How::Mem, None)];
-        advise(&host(&[16 * GIB]), &[], &wish(4 * GIB, &parts)).map(|split| split.nodes[0].hidden.clone())
+        let parts = [(SplitMethod::Memmap, Some(size)), (SplitMethod::Mem, None)];
+        advise(&host(&[16 * GIB]), &[], &request(4 * GIB, &parts)).map(|split| split.nodes[0].hidden.clone())
     };
     let hidden = split(12 * GIB - 2 * MIB).unwrap();
     assert_eq!(
@@ -132,7 +132,7 @@ fn firmware_splits_what_the_sockets_and_their_egm_have_together() {
     let mut facts = host(&[32 * GIB, 32 * GIB, 0]);
     facts.nodes[2].cpus = CpuSet::default();
     let regions = [egm(0, 128 * GIB), egm(1, 64 * GIB), egm(1, GIB), reserved()];
-    let split = advise(&facts, &regions, &each(wish(16 * GIB, &[(How::Firmware, None)]))).unwrap();
+    let split = advise(&facts, &regions, &each(request(16 * GIB, &[(SplitMethod::Firmware, None)]))).unwrap();
     let nodes: Vec<_> = split.nodes.iter().map(|n| (n.node, n.keeps.get(), n.guests.get())).collect();
     assert_eq!(nodes, [(0, 16 * GIB, 144 * GIB), (1, 16 * GIB, 81 * GIB)]);
     let values: Vec<_> = split.settings.iter().map(|setting| setting.value.to_string()).collect();
@@ -143,7 +143,7 @@ fn firmware_splits_what_the_sockets_and_their_egm_have_together() {
 fn firmware_is_a_way_on_grace_machines_and_where_a_socket_has_egm() {
     let firmware = |product: &str, regions: &[Region]| {
         let facts = HostFacts { product: product.to_owned(), ..host(&[64 * GIB, 64 * GIB]) };
-        advise(&facts, regions, &wish(16 * GIB, &[(How::Firmware, None)]))
+        advise(&facts, regions, &request(16 * GIB, &[(SplitMethod::Firmware, None)]))
     };
     assert!(firmware("NVIDIA GB200", &[]).is_ok());
     assert!(firmware("", &[egm(1, 64 * GIB)]).is_ok(), "one socket is enough");
@@ -156,7 +156,8 @@ fn firmware_is_a_way_on_grace_machines_and_where_a_socket_has_egm() {
 
 #[test]
 fn a_limit_leaves_an_amount_to_each_node_only_where_there_is_one() {
-    let mem = |totals: &[u64]| advise(&host(totals), &[], &each(wish(4 * GIB, &[(How::Mem, None)])));
+    let mem =
+        |totals: &[u64]| advise(&host(totals), &[], &each(request(4 * GIB, &[(SplitMethod::Mem, None)])));
     assert_eq!(mem(&[16 * GIB]).unwrap().words, ["mem=4G"]);
     let keeps = ByteSize::new(4 * GIB);
     assert_eq!(mem(&[16 * GIB, 16 * GIB]), Err(AdviseError::OneLimit { keeps, nodes: 2 }));
@@ -164,7 +165,8 @@ fn a_limit_leaves_an_amount_to_each_node_only_where_there_is_one() {
 
 #[test]
 fn a_node_keeps_its_share_in_whole_gib() {
-    let split = advise(&host(&[16 * GIB, 16 * GIB]), &[], &wish(3 * GIB, &[(How::Memmap, None)])).unwrap();
+    let split =
+        advise(&host(&[16 * GIB, 16 * GIB]), &[], &request(3 * GIB, &[(SplitMethod::Memmap, None)])).unwrap();
     assert_eq!(split.words, ["memmap=14G$2G", "memmap=14G$18G"]);
     assert!(split.nodes.iter().all(|node| node.keeps.get() == 2 * GIB));
     // Half of 3 GiB would end in the middle of a page here.
@@ -172,21 +174,23 @@ fn a_node_keeps_its_share_in_whole_gib() {
     shifted.firmware = vec![span(GIB / 2, 32 * GIB)];
     shifted.affinity[0].span = span(GIB / 2, 16 * GIB);
     shifted.affinity[1].span = span(GIB / 2 + 16 * GIB, 16 * GIB);
-    let split = advise(&shifted, &[], &wish(3 * GIB, &[(How::Memmap, None)])).unwrap();
+    let split = advise(&shifted, &[], &request(3 * GIB, &[(SplitMethod::Memmap, None)])).unwrap();
     assert_eq!(split.nodes[0].keeps.get(), 5 * GIB / 2 + GIB / 2);
 }
 
 #[test]
 fn hidden_memory_has_words_and_a_region_for_each_piece_that_dev_mem_reaches() {
-    let parts = [(How::Dax, Some(GIB)), (How::Memmap, Some(2 * GIB)), (How::Mem, None)];
+    let parts =
+        [(SplitMethod::Dax, Some(GIB)), (SplitMethod::Memmap, Some(2 * GIB)), (SplitMethod::Mem, None)];
     let facts = HostFacts { command_line: "quiet mem=2G memmap=1G!4G".to_owned(), ..host(&[16 * GIB]) };
-    let split = advise(&facts, &[], &wish(4 * GIB, &parts)).unwrap();
+    let split = advise(&facts, &[], &request(4 * GIB, &parts)).unwrap();
     assert_eq!(split.words, ["mem=4G", "memmap=1G!4G", "memmap=2G$5G"]);
     assert_eq!(split.remove, ["mem=2G"], "the other word stays");
     let regions: Vec<_> =
         split.regions.iter().map(|r| (r.name.as_str(), r.base.get(), r.size.get())).collect();
     assert_eq!(regions, [("memmap", 5 * GIB, 2 * GIB), ("mem", 7 * GIB, 9 * GIB)]);
-    let two = advise(&host(&[16 * GIB, 16 * GIB]), &[], &wish(8 * GIB, &[(How::Memmap, None)])).unwrap();
+    let two =
+        advise(&host(&[16 * GIB, 16 * GIB]), &[], &request(8 * GIB, &[(SplitMethod::Memmap, None)])).unwrap();
     let names: Vec<_> = two.regions.iter().map(|r| (r.name.as_str(), r.node)).collect();
     assert_eq!(names, [("memmap0", Some(0)), ("memmap1", Some(1))]);
 }
@@ -195,14 +199,14 @@ fn hidden_memory_has_words_and_a_region_for_each_piece_that_dev_mem_reaches() {
 #[test]
 fn device_dax_has_pages_of_1_gib_where_more_than_one_fits() {
     let align = |size: u64, parts: &[_]| {
-        let split = advise(&host(&[4 * GIB + size]), &[], &wish(4 * GIB, parts)).unwrap();
-        let pieces = split.nodes[0].hidden.iter().filter(|piece| piece.how == How::Dax);
+        let split = advise(&host(&[4 * GIB + size]), &[], &request(4 * GIB, parts)).unwrap();
+        let pieces = split.nodes[0].hidden.iter().filter(|piece| piece.how == SplitMethod::Dax);
         assert_eq!((pieces.count(), split.commands.len()), (1, 1));
         split.commands[0].rsplit_once("--align=").unwrap().1.to_owned()
     };
-    let all = [(How::Dax, None)];
+    let all = [(SplitMethod::Dax, None)];
     assert_eq!([8 * GIB, 2 * GIB, GIB].map(|size| align(size, &all)), ["1G", "1G", "2M"]);
-    let behind = [(How::Memmap, Some(2 * MIB)), (How::Dax, None)];
+    let behind = [(SplitMethod::Memmap, Some(2 * MIB)), (SplitMethod::Dax, None)];
     assert_eq!(align(8 * GIB, &behind), "2M", "it begins between two pages");
 }
 
@@ -213,12 +217,12 @@ fn a_node_without_memory_has_no_huge_pages() {
         let pool = |page| Pool { page_size: ByteSize::new(page), total: 0, free: 0 };
         node.pools = [2 * MIB, GIB].map(pool).to_vec();
     }
-    let split = advise(&facts, &[], &each(wish(4 * GIB, &[(How::Hugetlb, None)]))).unwrap();
+    let split = advise(&facts, &[], &each(request(4 * GIB, &[(SplitMethod::Hugetlb, None)]))).unwrap();
     assert_eq!(split.words, ["default_hugepagesz=1G", "hugepagesz=1G", "hugepages=0:12,2:12"]);
     let one = advise(
         &HostFacts { nodes: facts.nodes[..2].to_vec(), ..facts },
         &[],
-        &wish(4 * GIB, &[(How::Hugetlb, None)]),
+        &request(4 * GIB, &[(SplitMethod::Hugetlb, None)]),
     );
     assert_eq!(one.unwrap().words[2], "hugepages=12");
 }
@@ -234,7 +238,7 @@ fn the_kernel_s_map_serves_as_long_as_no_word_hides_memory() {
             iomem: vec![ram],
             ..host(&[16 * GIB])
         };
-        advise(&facts, &[], &wish(4 * GIB, &[(How::Memmap, None)]))
+        advise(&facts, &[], &request(4 * GIB, &[(SplitMethod::Memmap, None)]))
     };
     assert!(with("quiet hugepages=4", &[]).is_ok());
     let words = vec!["mem=8G".to_owned()];
@@ -287,10 +291,10 @@ fn a_host_has_a_usual_way() {
         let facts = HostFacts { arch: arch.to_owned(), product: product.to_owned(), ..HostFacts::default() };
         usual(&facts, regions)
     };
-    assert_eq!(usual("x86_64", "PC", &[]), How::Memmap);
-    assert_eq!(usual("aarch64", "Altra", &[reserved()]), How::Hugetlb);
-    assert_eq!(usual("aarch64", "NVIDIA Grace CPU", &[]), How::Firmware);
-    assert_eq!(usual("aarch64", "", &[reserved(), egm(0, GIB)]), How::Firmware);
+    assert_eq!(usual("x86_64", "PC", &[]), SplitMethod::Memmap);
+    assert_eq!(usual("aarch64", "Altra", &[reserved()]), SplitMethod::Hugetlb);
+    assert_eq!(usual("aarch64", "NVIDIA Grace CPU", &[]), SplitMethod::Firmware);
+    assert_eq!(usual("aarch64", "", &[reserved(), egm(0, GIB)]), SplitMethod::Firmware);
 }
 
 /// `mem=` is an address on x86 and an amount on Arm, and `memmap=` exists on x86 only.
@@ -299,11 +303,11 @@ fn arm_has_no_memmap_and_its_mem_counts_bytes() {
     let ram = [span(2 * GIB, 4 * GIB), span(16 * GIB, 12 * GIB)];
     let split = |arch: &str, how| {
         let facts = HostFacts { arch: arch.to_owned(), firmware: ram.to_vec(), ..host(&[16 * GIB]) };
-        advise(&facts, &[], &wish(8 * GIB, &[(how, None)]))
+        advise(&facts, &[], &request(8 * GIB, &[(how, None)]))
     };
-    assert_eq!(split("x86_64", How::Mem).unwrap().words, ["mem=20G"]);
-    assert_eq!(split("aarch64", How::Mem).unwrap().words, ["mem=8G"]);
-    for how in [How::Memmap, How::Dax] {
+    assert_eq!(split("x86_64", SplitMethod::Mem).unwrap().words, ["mem=20G"]);
+    assert_eq!(split("aarch64", SplitMethod::Mem).unwrap().words, ["mem=8G"]);
+    for how in [SplitMethod::Memmap, SplitMethod::Dax] {
         assert!(split("x86_64", how).is_ok());
         let refused = split("aarch64", how);
         assert!(matches!(refused, Err(AdviseError::Unsupported { is, .. }) if is == "aarch64"));

@@ -16,13 +16,13 @@ use crate::backing::dax::create_attribute;
 use crate::ledger::Paths;
 use crate::region::{DaxFiles, Region, RegionKind};
 
-/// What the broker's unit lacks for an fsdax region.
+/// Lines of the broker's unit that an fsdax region requires.
 const UNIT: &str = "in egm-broker.service, enable the lines for fsdax: ReadWritePaths with the region's folder, and \
                     CapabilityBoundingSet=CAP_LINUX_IMMUTABLE";
 
 /// A privilege that this process lacks.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unable {
+pub(super) enum MissingPrivilege {
     #[error(
         "cannot start the broker as user {uid}: the process has no {capability}, which it needs to {purpose}"
     )]
@@ -35,7 +35,7 @@ pub(super) enum Unable {
     Folder { path: PathBuf, source: io::Error },
 }
 
-impl Report for Unable {
+impl Report for MissingPrivilege {
     fn blame(&self) -> Blame {
         Blame::Host
     }
@@ -53,7 +53,7 @@ impl Report for Unable {
 }
 
 /// Checks the capabilities that every broker needs; a pool needs no more.
-pub(super) fn check_process() -> Result<(), Unable> {
+pub(super) fn check_process() -> Result<(), MissingPrivilege> {
     check_capability(
         CapabilitySet::SYS_PTRACE,
         "CAP_SYS_PTRACE",
@@ -64,19 +64,20 @@ pub(super) fn check_process() -> Result<(), Unable> {
 }
 
 /// Checks that this process owns the folders of the ledger, which exist by now, and can open the devices of `regions`.
-pub(super) fn check_host(paths: &Paths, regions: &[Region]) -> Result<(), Unable> {
+pub(super) fn check_host(paths: &Paths, regions: &[Region]) -> Result<(), MissingPrivilege> {
     let uid = geteuid().as_raw();
     for path in [&paths.state, &paths.run] {
-        let folder = path.metadata().map_err(|source| Unable::Folder { path: path.clone(), source })?;
+        let folder =
+            path.metadata().map_err(|source| MissingPrivilege::Folder { path: path.clone(), source })?;
         if folder.uid() != uid {
-            return Err(Unable::Ledger { path: path.clone(), owner: folder.uid(), uid });
+            return Err(MissingPrivilege::Ledger { path: path.clone(), owner: folder.uid(), uid });
         }
     }
     regions.iter().try_for_each(check_device)
 }
 
 /// Whether this process may open the device of `region`; the open itself would make the kernel zero an EGM device.
-fn check_device(region: &Region) -> Result<(), Unable> {
+fn check_device(region: &Region) -> Result<(), MissingPrivilege> {
     let device: &Path = match &region.kind {
         RegionKind::Reserved { device } => {
             let purpose = "open /dev/mem";
@@ -94,7 +95,7 @@ fn check_device(region: &Region) -> Result<(), Unable> {
     };
     accessat(CWD, device, Access::READ_OK | Access::WRITE_OK, AtFlags::EACCESS).map_err(|errno| {
         let (region, path) = (region.name.clone(), device.to_owned());
-        Unable::Device { region, path, source: errno.into() }
+        MissingPrivilege::Device { region, path, source: errno.into() }
     })
 }
 
@@ -102,11 +103,11 @@ fn check_capability(
     needed: CapabilitySet,
     capability: &'static str,
     purpose: &'static str,
-) -> Result<(), Unable> {
+) -> Result<(), MissingPrivilege> {
     let uid = geteuid().as_raw();
     // A kernel that does not answer has none of them to give.
     let has = capabilities(None).is_ok_and(|sets| sets.effective.contains(needed));
-    if has { Ok(()) } else { Err(Unable::Capability { uid, capability, purpose }) }
+    if has { Ok(()) } else { Err(MissingPrivilege::Capability { uid, capability, purpose }) }
 }
 
 #[cfg(test)]
@@ -116,9 +117,11 @@ mod tests {
 
     #[test]
     fn a_unit_without_its_lines_for_fsdax_differs_from_a_user_without_rights() {
-        let unable = |uid| Unable::Capability { uid, capability: "CAP_LINUX_IMMUTABLE", purpose: "test" };
+        let unable =
+            |uid| MissingPrivilege::Capability { uid, capability: "CAP_LINUX_IMMUTABLE", purpose: "test" };
         let source = rustix::io::Errno::ROFS.into();
-        let read_only = Unable::Device { region: "pmem".to_owned(), path: "/mnt/pmem/egm".into(), source };
+        let read_only =
+            MissingPrivilege::Device { region: "pmem".to_owned(), path: "/mnt/pmem/egm".into(), source };
         for unable in [unable(0), read_only] {
             let help = unable.help().unwrap();
             assert!(help.contains("ReadWritePaths") && help.contains("CAP_LINUX_IMMUTABLE"), "{help}");
@@ -138,11 +141,11 @@ mod tests {
         let error =
             check_host(&paths, &[region(RegionKind::Devdax { device, files: DaxFiles::Static }, 4096, 4096)])
                 .unwrap_err();
-        assert!(matches!(&error, Unable::Device { region, .. } if region == "r"), "{error}");
+        assert!(matches!(&error, MissingPrivilege::Device { region, .. } if region == "r"), "{error}");
         if geteuid().is_root() {
             std::os::unix::fs::chown(&paths.run, Some(4001), None).unwrap();
             let error = check_host(&paths, &[]).unwrap_err();
-            assert!(matches!(error, Unable::Ledger { owner: 4001, uid: 0, .. }), "{error}");
+            assert!(matches!(error, MissingPrivilege::Ledger { owner: 4001, uid: 0, .. }), "{error}");
             assert_eq!(error.help(), Some(format!("chown root {}", paths.run.display())));
         }
     }

@@ -9,7 +9,7 @@ use egm_report::program::{Outcome, print_json};
 use egm_report::show::{Colour, Side, Style, Table, print, size};
 use serde_json::{Map, Value, json};
 
-use crate::carve::advise::{How, Part, Setting, Split, Undo, Wish, advise, undo};
+use crate::carve::advise::{Setting, Split, SplitMethod, SplitPart, SplitRequest, Undo, advise, undo};
 use crate::host::Host;
 use crate::region::{HostFacts, HostFile, ReservedSpan};
 
@@ -26,7 +26,7 @@ pub(super) struct Args {
     /// By which way: mem, memmap, hugetlb, dax or firmware; the default depends on the host. Several take each node's
     /// memory from the lowest address up, the last one the rest: memmap=1GiB,dax=1GiB,mem
     #[arg(long, value_name = "WAY[=SIZE]", value_delimiter = ',', value_parser = part)]
-    how: Vec<Part>,
+    how: Vec<SplitPart>,
     /// Print how to undo the split instead
     #[arg(long, conflicts_with_all = ["hypervisor", "per_node", "how"])]
     undo: bool,
@@ -38,7 +38,7 @@ pub(super) struct Args {
 }
 
 const EXAMPLE: &str = "\
-Ask, keep the answer, change what it says, reboot, and look whether it took:
+Print a split, save it, apply it, reboot, and check the result:
 
   egm-device carve advise --hypervisor 64GiB
   egm-device carve advise --hypervisor 64GiB --json > split.json
@@ -48,13 +48,19 @@ Nothing is changed by this command. For another host, record it there, and name 
 --recorded: egm-device regions --json > host.json";
 
 /// `memmap=1GiB`, or `mem` alone.
-fn part(text: &str) -> Result<Part, String> {
+fn part(text: &str) -> Result<SplitPart, String> {
     let (name, size) = text.split_once('=').map_or((text, None), |(name, size)| (name, Some(size)));
-    let all = [How::Mem, How::Memmap, How::Hugetlb, How::Dax, How::Firmware];
+    let all = [
+        SplitMethod::Mem,
+        SplitMethod::Memmap,
+        SplitMethod::Hugetlb,
+        SplitMethod::Dax,
+        SplitMethod::Firmware,
+    ];
     let how = all.into_iter().find(|how| how.name() == name);
     let how = how.ok_or("write mem, memmap, hugetlb, dax or firmware")?;
     let size = size.map(str::parse).transpose().map_err(|error: SizeError| error.to_string())?;
-    Ok(Part { how, size })
+    Ok(SplitPart { how, size })
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
@@ -69,8 +75,8 @@ pub(super) fn run(args: &Args) -> Outcome {
         }
         return Ok(ExitCode::SUCCESS);
     };
-    let wish = Wish { hypervisor, per_node: args.per_node, parts: args.how.clone() };
-    let split = advise(&recorded.host, &recorded.regions, &wish)?;
+    let request = SplitRequest { hypervisor, per_node: args.per_node, parts: args.how.clone() };
+    let split = advise(&recorded.host, &recorded.regions, &request)?;
     if args.json {
         print_json(&split)
     } else {
@@ -84,7 +90,7 @@ fn again(args: &Args) -> String {
     let mut words = vec!["egm-device carve advise".to_owned()];
     words.extend(args.hypervisor.map(|size| format!("--hypervisor {size}")));
     words.extend(args.per_node.then(|| "--per-node".to_owned()));
-    let way = |part: &Part| match part.size {
+    let way = |part: &SplitPart| match part.size {
         Some(size) => format!("{}={size}", part.how.name()),
         None => part.how.name().to_owned(),
     };
@@ -120,7 +126,7 @@ fn text(split: &Split, now: &HostFacts, again: &str, colour: Colour) -> String {
         out += &colour.paint(Style::Strong, summary(*how));
         out.push('\n');
     }
-    if split.ways.contains(&How::Mem) && now.arch == "aarch64" {
+    if split.ways.contains(&SplitMethod::Mem) && now.arch == "aarch64" {
         out +=
             &colour.paint(Style::Yellow, "On Arm /dev/mem maps hidden memory without caches: for tests only");
         out.push('\n');
@@ -147,13 +153,13 @@ fn text(split: &Split, now: &HostFacts, again: &str, colour: Colour) -> String {
     steps.out
 }
 
-const fn summary(how: How) -> &'static str {
+const fn summary(how: SplitMethod) -> &'static str {
     match how {
-        How::Mem => "mem=: the kernel sees nothing above an address; guests get it through /dev/mem",
-        How::Memmap => "memmap=: spans are reserved; guests get them through /dev/mem",
-        How::Hugetlb => "hugetlb: the kernel sees the pages and gives them to guests only",
-        How::Dax => "device-DAX: struct pages stay, the kernel's allocator leaves the memory alone",
-        How::Firmware => "EGM: the firmware hides the memory, the GPU reaches it at link speed",
+        SplitMethod::Mem => "mem=: the kernel sees nothing above an address; guests get it through /dev/mem",
+        SplitMethod::Memmap => "memmap=: spans are reserved; guests get them through /dev/mem",
+        SplitMethod::Hugetlb => "hugetlb: the kernel sees the pages and gives them to guests only",
+        SplitMethod::Dax => "device-DAX: struct pages stay, the kernel's allocator leaves the memory alone",
+        SplitMethod::Firmware => "EGM: the firmware hides the memory, the GPU reaches it at link speed",
     }
 }
 

@@ -13,22 +13,22 @@ use egm_report::{Blame, Report};
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::Backing;
-use crate::broker::{Client, Take};
+use crate::broker::{Client, SliceRequest};
 use crate::carve::plan::Request;
-use crate::cli::access::{cancelled_by_signals, near, open};
+use crate::cli::access::{cancelled_by_signals, open};
 use crate::cli::carve::hold::Holder;
-use crate::host::Host;
-use crate::ledger::gpus::claim_named;
+use crate::host::LocalHost;
+use crate::ledger::gpus::{claim_named, expect_functions};
 use crate::ledger::{GpuLease, Watch};
 use crate::owner::Owner;
 use crate::progress::with_bar;
 use crate::trust;
 
-/// Takes a slice, runs a command with it, and gives it back scrubbed
+/// Takes a slice, runs a command with it, and returns it scrubbed
 ///
 /// The command finds the memory's descriptor, the slice's place in it and its size, both in bytes, in EGM_SLICE_FD,
-/// EGM_SLICE_OFFSET and EGM_SLICE_SIZE. A broker takes its slice back when the command and all who inherited the memory
-/// from it are gone.
+/// EGM_SLICE_OFFSET and EGM_SLICE_SIZE. A broker takes its slice back when the command and all processes that
+/// inherited the memory from it have ended.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Region by name or kind; several are tried in this order
@@ -40,7 +40,7 @@ pub(super) struct Args {
     /// Alignment of its host physical address; at least the region's page
     #[arg(long, value_name = "SIZE", default_value = "0", hide_default_value = true)]
     align: ByteSize,
-    /// What operators call its owner
+    /// Name of the owner, for operators
     #[arg(long, value_name = "NAME", default_value = "carve-grant")]
     name: String,
     /// Get the slice from the broker at this socket (required unless you are root)
@@ -59,7 +59,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FUNCTION", conflicts_with = "broker")]
     gpu: Vec<PciAddress>,
     #[command(flatten)]
-    host: Host,
+    host: LocalHost,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
@@ -68,7 +68,7 @@ pub(super) struct Args {
 /// A failure to get a slice, or to run the command.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("no region or kind named {} on this host", .0.join(", "))]
+    #[error("cannot grant a slice: no region or kind named {} on this host", .0.join(" or "))]
     NoRegion(Vec<String>),
     #[error("cannot run {command}")]
     Run { command: String, source: io::Error },
@@ -91,7 +91,7 @@ impl Report for Error {
 pub(super) fn run(args: &Args) -> Outcome {
     let status = match &args.broker {
         Some(socket) => {
-            let take = Take {
+            let take = SliceRequest {
                 name: args.name.clone(),
                 regions: args.region.clone(),
                 size: args.size.get(),
@@ -99,12 +99,12 @@ pub(super) fn run(args: &Args) -> Outcome {
                 class: args.class.clone(),
                 wait: args.wait,
             };
-            let loan =
+            let lease =
                 Client::connect(socket)?.take(&take, |why| eprintln!("waiting: {}", Printable(why)))?;
             // The broker takes the slice back when the command and its descendants have ended: the holder, which is not
             // ended here, keeps the connection until then.
-            let _holder = args.hold(&[loan.connection()])?;
-            args.run_with(loan.file(), loan.offset())?
+            let _holder = args.hold(&[lease.connection()])?;
+            args.run_with(lease.file(), lease.offset())?
         }
         None => args.run_directly()?,
     };
@@ -118,11 +118,12 @@ impl Args {
         let owner = Owner::this(&self.name).in_domain(self.trust_domain.clone());
         let request = Request { align: self.align.get(), ..Request::new(self.size.get(), owner.clone()) };
         let cancel = cancelled_by_signals();
-        let watch = Watch { cancel: &cancel, ..Watch::nobody() };
+        let watch = Watch { cancel: &cancel, ..Watch::unobserved() };
+        expect_functions(&ledger, &survey.regions, &self.gpu)?;
         let mut refused = None;
         for word in &self.region {
-            for region in survey.regions.iter().filter(|r| r.name == *word || r.kind.word() == word) {
-                let watch = Watch { near: near(&survey, region), ..watch };
+            for region in survey.regions.iter().filter(|region| region.is_called(word)) {
+                let watch = Watch { near: survey.near(region), ..watch };
                 match with_bar(&region.name, |progress| {
                     ledger.grant(region, &request, &Watch { progress, ..watch })
                 }) {

@@ -31,9 +31,6 @@ pub(super) struct Holder {
 
 impl Holder {
     /// Starts a process that keeps `descriptors`.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(super) fn start(descriptors: &[BorrowedFd<'_>]) -> io::Result<Self> {
         let (read, write) = io::pipe()?;
         let mut inherited = Vec::new();
@@ -56,9 +53,6 @@ impl Holder {
     }
 
     /// Ends it: its descriptors are closed when this returns.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(super) fn end(mut self) -> io::Result<()> {
         self.process.kill()?;
         self.process.wait().map(drop)

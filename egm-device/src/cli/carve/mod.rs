@@ -26,9 +26,9 @@ enum Command {
     #[command(hide = true)]
     Hold(hold::Args),
     Verify(verify::Args),
-    Plan(slices::Plan),
-    Return(slices::Return),
-    Scrub(slices::Scrub),
+    Plan(slices::PlanArgs),
+    Return(slices::ReturnArgs),
+    Scrub(slices::ScrubArgs),
 }
 
 pub(super) fn run(args: &Args) -> Outcome {

@@ -10,37 +10,38 @@ use egm_report::show::{Colour, Side, Table, exact, size};
 use egm_report::{Blame, Report};
 use serde::Serialize;
 
-use crate::carve::plan::{Carver, Request, Short, place};
-use crate::cli::access::{Common, cancelled_by_signals, find, near, open};
+use crate::carve::plan::{Carver, PlacementError, Request, place};
+use crate::cli::access::{LedgerArgs, cancelled_by_signals, find, open};
+use crate::host::Host;
 use crate::ledger::{GrantError, Watch};
 use crate::owner::Owner;
 use crate::progress::with_bar;
 use crate::region::{Region, Slice};
 
-/// Which region, as a word of its own or in the way of "carve grant"
+/// The region, as a positional argument or as "carve grant" takes it
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
-struct Which {
+struct RegionArg {
     /// Name of the region
     #[arg(value_name = "REGION")]
     word: Option<String>,
-    /// The same, as "carve grant" wants it
+    /// The same, as "carve grant" takes it
     #[arg(long, value_name = "REGION")]
     region: Option<String>,
 }
 
-impl Which {
+impl RegionArg {
     fn name(&self) -> &str {
         // One of them is there: the group is required.
         self.word.as_ref().or(self.region.as_ref()).map_or("", String::as_str)
     }
 }
 
-/// Which slice
+/// Size and position of slices
 #[derive(Debug, clap::Args)]
-struct Wanted {
+struct SliceArgs {
     #[command(flatten)]
-    region: Which,
+    region: RegionArg,
     /// Bytes, retired pages inside included: 4GiB
     #[arg(long)]
     size: ByteSize,
@@ -52,7 +53,7 @@ struct Wanted {
     at: Option<ByteSize>,
 }
 
-impl Wanted {
+impl SliceArgs {
     fn request(&self) -> Request {
         let at = self.at.map(ByteSize::get);
         Request { align: self.align.get(), at, ..Request::new(self.size.get(), Owner::this("plan")) }
@@ -61,54 +62,57 @@ impl Wanted {
 
 /// Shows where slices would go, and takes none
 #[derive(Debug, clap::Args)]
-pub(super) struct Plan {
+pub(super) struct PlanArgs {
     #[command(flatten)]
-    wanted: Wanted,
-    /// How many slices of that size
+    wanted: SliceArgs,
+    /// Number of slices of that size
     #[arg(long, default_value_t = 1)]
     count: u32,
     /// Plan as if no slice were granted yet
     #[arg(long)]
     empty: bool,
     #[command(flatten)]
-    common: Common,
+    host: Host,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// Scrubs the memory of an owner that has ended; refused while the owner runs
 #[derive(Debug, clap::Args)]
-pub(super) struct Return {
+pub(super) struct ReturnArgs {
     #[command(flatten)]
-    region: Which,
+    region: RegionArg,
     /// Offset of the slice in the region
     #[arg(long, value_name = "OFFSET")]
     at: ByteSize,
-    /// Bytes
+    /// Size of the slice
     #[arg(long)]
     size: ByteSize,
     #[command(flatten)]
-    common: Common,
+    common: LedgerArgs,
 }
 
 /// Scrubs free dirty memory, so that later grants need not wait
 #[derive(Debug, clap::Args)]
-pub(super) struct Scrub {
+pub(super) struct ScrubArgs {
     #[command(flatten)]
-    region: Which,
+    region: RegionArg,
     /// Bytes a second at most, on processors that have nothing else to do: 1GiB
     #[arg(long, value_name = "BYTES")]
     rate: Option<ByteSize>,
     #[command(flatten)]
-    common: Common,
+    common: LedgerArgs,
 }
 
 /// A refusal that is about the region alone.
-fn short(short: Short) -> GrantError {
+fn short(short: PlacementError) -> GrantError {
     GrantError::Short { short: Box::new(short), holders: Vec::new() }
 }
 
 /// A slice as `--json` prints it.
 #[derive(Debug, Serialize)]
-struct Shown {
+struct SliceRow {
     #[serde(flatten)]
     slice: Slice,
     /// Host physical address of its first byte, where known.
@@ -117,7 +121,7 @@ struct Shown {
     holes: Vec<Span<InRegion>>,
 }
 
-impl Shown {
+impl SliceRow {
     fn new(region: &Region, slice: Slice) -> Self {
         let bytes = Span::new(Offset::new(slice.offset), slice.size.get()).ok();
         let holes = bytes.map(|bytes| region.retired.within(bytes)).unwrap_or_default();
@@ -126,21 +130,20 @@ impl Shown {
     }
 }
 
-pub(super) fn plan(args: &Plan) -> Outcome {
-    let survey = args.common.host.survey()?;
+pub(super) fn plan(args: &PlanArgs) -> Outcome {
+    let survey = args.host.survey()?;
     let mut region = find(&survey, args.wanted.region.name())?.clone();
     let (mut busy, mut clean) = (SpanSet::default(), SpanSet::default());
-    // The ledger is this host's, not a recorded one's.
-    if !args.empty && !args.common.host.is_recorded() {
-        let states = open(&args.common.host)?.states(&region)?;
+    if let Some(host) = args.host.local().filter(|_| !args.empty) {
+        let states = open(host)?.states(&region)?;
         (busy, clean) = (states.busy(), states.clean);
         region.retired = states.retired;
     }
     let mut carver = Carver::new(&region, &busy, &clean);
-    let take = |_| carver.place(&args.wanted.request()).map(|slice| Shown::new(&region, slice));
+    let take = |_| carver.place(&args.wanted.request()).map(|slice| SliceRow::new(&region, slice));
     let slices = (0..args.count).map(take).collect::<Result<Vec<_>, _>>();
     let slices = slices.map_err(short)?;
-    if args.common.json {
+    if args.json {
         print_json(&slices);
     } else {
         let mut out = String::new();
@@ -150,7 +153,7 @@ pub(super) fn plan(args: &Plan) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(slices: &[Shown]) -> Table<'static> {
+fn table(slices: &[SliceRow]) -> Table<'static> {
     use Side::{Left, Right};
     let mut table =
         Table::new(&[Left, Right, Right, Right, Right], &["region", "offset", "size", "address", "retired"]);
@@ -186,7 +189,7 @@ impl Report for InUse {
     }
 }
 
-pub(super) fn give_back(args: &Return) -> Outcome {
+pub(super) fn give_back(args: &ReturnArgs) -> Outcome {
     let survey = args.common.host.survey()?;
     let region = find(&survey, args.region.name())?;
     let ledger = open(&args.common.host)?;
@@ -203,29 +206,29 @@ pub(super) fn give_back(args: &Return) -> Outcome {
         return Err(InUse { region: region.name.clone(), owner, at, bytes }.into());
     }
     let cancel = cancelled_by_signals();
-    let near = near(&survey, region);
+    let near = survey.near(region);
     let scrubbed = with_bar(&region.name, |progress| {
         let watch = Watch { progress, cancel: &cancel, near, pace: None };
         ledger.scrub(&ledger.memory(), region, Some(&wanted), &watch)
     })?;
-    tell(args.common.json, scrubbed);
+    print_scrubbed(args.common.json, scrubbed);
     Ok(ExitCode::SUCCESS)
 }
 
-pub(super) fn scrub(args: &Scrub) -> Outcome {
+pub(super) fn scrub(args: &ScrubArgs) -> Outcome {
     let survey = args.common.host.survey()?;
     let region = find(&survey, args.region.name())?;
     let ledger = open(&args.common.host)?;
     let cancel = cancelled_by_signals();
-    let (near, pace) = (near(&survey, region), args.rate.and_then(|rate| NonZeroU64::new(rate.get())));
+    let (near, pace) = (survey.near(region), args.rate.and_then(|rate| NonZeroU64::new(rate.get())));
     let scrubbed = with_bar(&region.name, |progress| {
         ledger.scrub(&ledger.memory(), region, None, &Watch { progress, cancel: &cancel, near, pace })
     })?;
-    tell(args.common.json, scrubbed);
+    print_scrubbed(args.common.json, scrubbed);
     Ok(ExitCode::SUCCESS)
 }
 
-fn tell(json: bool, scrubbed: u64) {
+fn print_scrubbed(json: bool, scrubbed: u64) {
     if json {
         print_json(&serde_json::json!({ "scrubbed": scrubbed }));
     } else {

@@ -8,14 +8,14 @@ use egm_report::program::{Outcome, print_json};
 use egm_report::show::{Colour, Side, Style, Table, print};
 
 use crate::carve::advise::Split;
-use crate::carve::verify::{Check, verify};
+use crate::carve::verify::{SplitCheck, verify};
 use crate::host::{Host, load};
 
 /// Looks after the reboot whether the split that "carve advise --json" wrote took
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exit codes: 0 it took; 2 the file is wrong; 3 it did not take")]
 pub(super) struct Args {
-    /// What "carve advise --json" wrote
+    /// Output of "carve advise --json"
     #[arg(value_name = "FILE")]
     split: PathBuf,
     #[command(flatten)]
@@ -38,7 +38,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     Ok(if took { ExitCode::SUCCESS } else { Blame::Host.into() })
 }
 
-fn text(checks: &[Check], colour: Colour) -> String {
+fn text(checks: &[SplitCheck], colour: Colour) -> String {
     let mut table = Table::new(&[Side::Left; 3], &["", "must be", "is"]);
     for check in checks {
         let (style, sign) = if check.ok { (Style::Green, "ok") } else { (Style::Red, "no") };

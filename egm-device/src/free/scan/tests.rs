@@ -7,21 +7,21 @@ use super::*;
 use crate::free::tests::{EGM, in_flight};
 
 /// A scan that waits for each process as long as it takes.
-fn scan(proc: &Path, asked: &BTreeSet<FileName>) -> Found {
+fn scan(proc: &Path, asked: &BTreeSet<FileName>) -> ScanResult {
     super::scan(proc, asked, &mut Readers::new(Duration::MAX, Arc::default()))
 }
 
 /// A process maps `bytes` of `files`.
-pub(in crate::free) fn mapped(files: &[FileName], bytes: Range<u64>) -> Found {
+pub(in crate::free) fn mapped(files: &[FileName], bytes: Range<u64>) -> ScanResult {
     let process = Process { pid: 2, uid: 0, program: "p".to_owned(), parents: Vec::new() };
     let sighting = |file: &FileName| Sighting {
         process: process.clone(),
-        what: What::Mapping(file.inode, bytes.clone()),
+        what: KernelObject::Mapping(file.inode, bytes.clone()),
     };
-    Found { sightings: files.iter().map(sighting).collect(), ..Found::default() }
+    ScanResult { sightings: files.iter().map(sighting).collect(), ..ScanResult::default() }
 }
 
-fn whats(found: &Found) -> Vec<&What> {
+fn objects(found: &ScanResult) -> Vec<&KernelObject> {
     found.sightings.iter().map(|seen| &seen.what).collect()
 }
 
@@ -56,7 +56,7 @@ fn mappings_of_the_files_are_found_in_every_process_and_thread() {
     fs::write(proc.path().join("30/status"), "Name:\ta\nPPid:\t50\nUid:\t7\t8\t9\t10\n").unwrap();
     let found = scan(proc.path(), &asked);
     assert!(!found.is_partial);
-    assert_eq!(whats(&found), [&What::Mapping(EGM.inode, 0x40_0000..0x40_2000)]);
+    assert_eq!(objects(&found), [&KernelObject::Mapping(EGM.inode, 0x40_0000..0x40_2000)]);
     let process_30 = Process { pid: 30, uid: 7, program: "a\\u{1b}b".to_owned(), parents: vec![50] };
     assert_eq!(found.sightings.iter().next().unwrap().process, process_30);
     assert!(scan(&proc.path().join("nothing"), &asked).is_partial);
@@ -65,7 +65,10 @@ fn mappings_of_the_files_are_found_in_every_process_and_thread() {
     fs::create_dir_all(proc.path().join("50/task/51")).unwrap();
     fs::write(proc.path().join("50/task/51/maps"), b"0-1000 rw-s 0 00:06 77 /dev/egm5\n").unwrap();
     let thread = FileName { inode: (0, 6, 77), ..EGM.clone() };
-    assert_eq!(whats(&scan(proc.path(), &[thread].into())), [&What::Mapping((0, 6, 77), 0..0x1000)]);
+    assert_eq!(
+        objects(&scan(proc.path(), &[thread].into())),
+        [&KernelObject::Mapping((0, 6, 77), 0..0x1000)]
+    );
     // A file that cannot be read may name anything.
     fs::create_dir_all(proc.path().join("4/maps")).unwrap();
     assert!(scan(proc.path(), &asked).is_partial);
@@ -88,18 +91,21 @@ fn descriptors_are_found_in_tables_of_threads_too_and_rings_and_devices_by_what_
     let inode = file.inode;
     assert_eq!(inode.2, fs::metadata(memory.path()).unwrap().ino());
     let found = scan(proc.path(), &[file].into());
-    assert_eq!(whats(&found), [&What::Descriptor(inode, None)]);
+    assert_eq!(objects(&found), [&KernelObject::Descriptor(inode, None)]);
     let null = FileName::at(Path::new("/dev/null")).unwrap();
     let other_node = FileName { inode: (9, 9, 9), ..null };
-    assert!(matches!(*whats(&scan(proc.path(), &[other_node].into())), [What::Descriptor(_, Some((1, 3)))]));
+    assert!(matches!(
+        *objects(&scan(proc.path(), &[other_node].into())),
+        [KernelObject::Descriptor(_, Some((1, 3)))]
+    ));
     let text =
         "SqMask:\t0x7\nUserFiles:\t2\n    0: /dev/egm4\n    1: /memfd:egm-vmm\\040(deleted)\nUserBufs:\t0\n";
-    let paths = ["/dev/egm4", "/memfd:egm-vmm (deleted)"].map(|path| What::Registered(path.into()));
+    let paths = ["/dev/egm4", "/memfd:egm-vmm (deleted)"].map(|path| KernelObject::Registered(path.into()));
     assert_eq!(registered(text), paths);
     let buffers = |table: &str| registered(&format!("UserFiles:\t0\nUserBufs:\t1\n{table}PollList:\n"));
-    assert_eq!(buffers("    0: 0x7f0000000000/8192\n"), [What::RingBuffers]);
+    assert_eq!(buffers("    0: 0x7f0000000000/8192\n"), [KernelObject::RingBuffers]);
     assert_eq!(buffers("    0: <none>\n"), []);
-    assert_eq!(registered("pos:\t0\n"), [What::HiddenRing]);
+    assert_eq!(registered("pos:\t0\n"), [KernelObject::HiddenRing]);
 }
 
 /// Makes a FIFO at `path`.
@@ -108,7 +114,7 @@ fn fifo(path: &Path) {
 }
 
 /// Result of a scan of `proc`; `change` is made while it reads the FIFO at `path`, which is then a plain file.
-fn found_across(proc: &Path, file: &FileName, path: &Path, change: impl FnOnce()) -> Found {
+fn found_across(proc: &Path, file: &FileName, path: &Path, change: impl FnOnce()) -> ScanResult {
     std::thread::scope(|scope| {
         let scan = scope.spawn(|| scan(proc, &[file.clone()].into()));
         let is_read = File::options().write(true).open(path).unwrap();
@@ -140,7 +146,7 @@ fn a_process_that_begins_while_all_are_looked_at_once_more_is_looked_at_too() {
         });
     });
     assert!(!found.is_partial, "{found:?}");
-    assert_eq!(whats(&found), [&What::Mapping(EGM.inode, 0x40_0000..0x40_1000)]);
+    assert_eq!(objects(&found), [&KernelObject::Mapping(EGM.inode, 0x40_0000..0x40_1000)]);
 }
 
 #[test]
@@ -158,7 +164,7 @@ fn a_descriptor_that_moves_to_what_was_looked_at_is_found() {
     let file = FileName::at(memory.path()).unwrap();
     let move_it = || symlink(memory.path(), table.join("fd/4")).unwrap();
     let found = found_across(proc.path(), &file, &table.join("fdinfo/3"), move_it);
-    assert_eq!(whats(&found), [&What::Descriptor(file.inode, None)], "{found:?}");
+    assert_eq!(objects(&found), [&KernelObject::Descriptor(file.inode, None)], "{found:?}");
 }
 
 /// Each process begins another when it is looked at, for longer than a scan follows.
@@ -187,7 +193,7 @@ fn processes_that_begin_faster_than_a_scan_count_for_their_user_alone() {
         scan.join().unwrap()
     });
     assert!(!found.is_partial, "{found:?}");
-    assert_eq!(whats(&found), [&What::Silent]);
+    assert_eq!(objects(&found), [&KernelObject::Silent]);
     assert_eq!(found.sightings.iter().next().unwrap().process.uid, 1000);
 }
 
@@ -206,10 +212,11 @@ fn the_kernel_shows_a_descriptor_and_one_in_flight_like_that() {
         .unwrap();
     let file = FileName::of(memory.as_file()).unwrap();
     let found = scan(Path::new("/proc"), &[file.clone()].into());
-    let of_child =
-        |what: &What| found.sightings.iter().any(|seen| seen.process.pid == child.id() && seen.what == *what);
-    assert!(of_child(&What::Descriptor(file.inode, None)), "{found:?}");
-    assert!(of_child(&What::InFlight), "{found:?}");
+    let of_child = |what: &KernelObject| {
+        found.sightings.iter().any(|seen| seen.process.pid == child.id() && seen.what == *what)
+    };
+    assert!(of_child(&KernelObject::Descriptor(file.inode, None)), "{found:?}");
+    assert!(of_child(&KernelObject::InFlight), "{found:?}");
     drop(child.stdin.take());
     child.wait().unwrap();
 }

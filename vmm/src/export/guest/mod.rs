@@ -12,7 +12,7 @@ use egm_config::{Access, DeviceKind, EgmForm, PageSize, Spec, VfioBackend};
 use egm_report::{Blame, Report};
 
 use crate::export::load::{LoadError, plain};
-use egm_device::carve::plan::Short;
+use egm_device::carve::plan::PlacementError;
 use egm_device::region::{Region, RegionKind, Slice, Survey};
 
 /// Nodes that the driver of one coherent GPU brings its memory up in: one for each possible instance of MIG.
@@ -119,7 +119,7 @@ pub enum GuestError {
         /// Index of the slice.
         index: usize,
         /// The shortage.
-        source: Box<Short>,
+        source: Box<PlacementError>,
     },
     /// More nodes than ACPI's tables are made for.
     #[error("{nodes} nodes, of which {INITIATORS} for each GPU on EGM: 256 are the most")]

@@ -6,7 +6,7 @@ use egm_address::{Offset, Span, SpanSet};
 use egm_config::{EgmSlice, PageSize};
 
 use super::{GuestError, Source};
-use egm_device::carve::plan::{Request, Short, place};
+use egm_device::carve::plan::{PlacementError, Request, place};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, RegionKind, Slice, Survey};
 
@@ -70,7 +70,11 @@ fn file_offset(region: &Region, offset: u64) -> u64 {
 }
 
 /// The offset in its region of a slice, past those that this machine has of it already.
-fn find(region: &Region, slice: &EgmSlice, taken: &mut BTreeMap<String, Vec<Slice>>) -> Result<u64, Short> {
+fn find(
+    region: &Region,
+    slice: &EgmSlice,
+    taken: &mut BTreeMap<String, Vec<Slice>>,
+) -> Result<u64, PlacementError> {
     let ours = taken.entry(region.name.clone()).or_default();
     let busy = ours.iter().filter_map(|s| Span::new(Offset::new(s.offset), s.size.get()).ok()).collect();
     // The owner does not affect the placement.

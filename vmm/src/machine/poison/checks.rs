@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use egm_address::{Guest, Span};
-use egm_device::poison::Met;
+use egm_device::poison::GuestFault;
 use kvm_ioctls::VcpuFd;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -72,7 +72,12 @@ impl MachineChecks {
     }
 
     /// vCPU `index` read bad memory: its guest gets a machine check, or cannot go on for the reason returned.
-    pub(in crate::machine) fn consumed(&self, index: u32, vcpu: &VcpuFd, met: Met) -> Option<ExitReason> {
+    pub(in crate::machine) fn consumed(
+        &self,
+        index: u32,
+        vcpu: &VcpuFd,
+        met: GuestFault,
+    ) -> Option<ExitReason> {
         let end = |what| Some(ExitReason::BadMemory { vcpu: index, what });
         let Some(bad) = self.places.of_met(met) else {
             return end(format!("it is at {:#x} of the VMM and not the guest's", met.address));

@@ -22,7 +22,7 @@ use std::time::Duration;
 use egm_address::{InRegion, Offset, Span, SpanSet};
 use egm_device::Backing as _;
 use egm_device::device::{Function, in_slice};
-use egm_device::poison::{Cause, Event, Growth, News, Watch};
+use egm_device::poison::{Cause, Event, EventBatch, PoisonWatch, RetiredListPoll};
 use egm_device::region::RegionKind;
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use vmm_sys_util::timerfd::TimerFd;
@@ -44,20 +44,21 @@ const LOOK: Duration = Duration::from_secs(10);
 struct Memory {
     /// Id of the backing, for messages.
     id: String,
-    /// Its name in [`Watch`] and [`Growth`]: the region, or for ordinary memory a name that no region can have.
+    /// Its name in [`PoisonWatch`] and [`RetiredListPoll`]: the region, or for ordinary memory a name that no region
+    /// can have.
     name: String,
     slice: Option<Arc<Taken>>,
     /// Function that has it behind a BAR, if any.
     device: Option<Function>,
     /// The device's list, where it has one that can still be read.
-    growth: Option<Growth>,
+    growth: Option<RetiredListPoll>,
     /// Bytes known to be bad.
     bad: SpanSet<InRegion>,
 }
 
 /// The part of the event loop that handles bad memory.
 pub(super) struct Poison {
-    watch: Watch,
+    watch: PoisonWatch,
     checks: Arc<MachineChecks>,
     /// Reports bad memory that was not read yet to a guest without machine checks for that.
     errors: Option<ErrorBlock>,
@@ -86,7 +87,7 @@ impl Memory {
     fn new(id: &str, slice: Option<&Arc<Taken>>, device: Option<&Function>) -> Self {
         let name = slice.map_or_else(|| format!("memory {id}"), |slice| slice.region().name.clone());
         let egm = slice.filter(|slice| matches!(slice.region().kind, RegionKind::Egm { .. }));
-        let growth = egm.map(|slice| Growth::new(slice.region().clone()));
+        let growth = egm.map(|slice| RetiredListPoll::new(slice.region().clone()));
         let (slice, device) = (slice.cloned(), device.cloned());
         Self { id: id.to_owned(), name, slice, device, growth, bad: SpanSet::default() }
     }
@@ -110,7 +111,7 @@ impl Poison {
         devices: &[SliceDevice],
         Reports { reporter, errors }: Reports,
     ) -> io::Result<Self> {
-        let mut watch = Watch::new()?;
+        let mut watch = PoisonWatch::new()?;
         let memory = |backing: &BackingPlan| {
             let device = devices.iter().find(|device| device.id == backing.id);
             Memory::new(&backing.id, leases.get(&backing.id), device.map(|device| &device.function))
@@ -142,7 +143,7 @@ impl Poison {
 
     /// Records and reports the events since the last call; also after the machine's end, which they may explain.
     pub(super) fn hear(&mut self) {
-        let News { events, elsewhere, lost } = self.watch.news();
+        let EventBatch { events, elsewhere, lost } = self.watch.take_events();
         events.into_iter().for_each(|event| self.event(&event));
         self.look_again();
         if elsewhere > 0 {

@@ -1,7 +1,7 @@
 //! Where bad memory is: from this process's address to the guest's, and from a region's bytes to the guest's.
 
 use egm_address::{Address, Gpa, Guest, InRegion, Span};
-use egm_device::poison::Met;
+use egm_device::poison::GuestFault;
 
 /// A mapped piece of guest memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(super) struct Places(pub(super) Vec<Place>);
 
 impl Places {
     /// The guest's addresses of a bad page; `None` when it is no memory of the guest.
-    pub(super) fn of_met(&self, met: Met) -> Option<Span<Guest>> {
+    pub(super) fn of_met(&self, met: GuestFault) -> Option<Span<Guest>> {
         self.0.iter().find_map(|place| {
             let first = met.address.max(place.host).checked_sub(place.host)?;
             let end = met.address.saturating_add(met.size).checked_sub(place.host)?;
@@ -70,7 +70,7 @@ mod tests {
     }
 
     fn met(address: u64, size: u64) -> Option<(u64, u64)> {
-        slice().of_met(Met { address, size }).map(|span| (span.start().get(), span.size()))
+        slice().of_met(GuestFault { address, size }).map(|span| (span.start().get(), span.size()))
     }
 
     fn bytes(memory: usize, from: u64, size: u64) -> Vec<(u64, u64)> {

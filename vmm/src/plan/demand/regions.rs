@@ -7,7 +7,7 @@ use egm_address::{CpuSet, Hpa, InRegion, Offset, PciAddress, Span, SpanSet};
 use egm_device::carve::plan::{Request, place};
 use egm_device::owner::{Owner, is_same};
 use egm_device::region::{Region, RegionKind};
-use egm_device::trust::{self, Conflict, Hold, Party};
+use egm_device::trust::{self, Conflict, Holding, Party};
 
 use crate::config::{DeviceKind, EgmSlice, GUEST_MEMFD, LOCAL, PageSize, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion, Trust};
@@ -220,7 +220,7 @@ pub(super) fn check_gpus(spec: &Spec, facts: &Facts) -> Result<(), PlanError> {
 /// Whether the machine of `spec` may have `gpus` of the region of `host`, or a slice of it when `gpus` is empty.
 fn check_trust(spec: &Spec, host: &HostRegion, gpus: &[PciAddress]) -> Result<(), Box<Conflict>> {
     let domain = spec.trust_domain.as_deref();
-    let hold = |owner: &String, theirs: &Trust, gpu| Hold {
+    let hold = |owner: &String, theirs: &Trust, gpu| Holding {
         party: Party { owner: owner.clone(), domain: theirs.domain().map(str::to_owned) },
         is_trusted: *theirs == Trust::Unrecorded || is_same(domain, theirs.domain()),
         gpu,

@@ -4,21 +4,21 @@ use std::fs::File;
 
 use egm_address::{InRegion, Span, SpanSet};
 
-use super::record::{Entry, OnLine};
-use super::{Ledger, Line};
+use super::record::{Entry, InRecordSpace};
+use super::{Ledger, RecordSpace};
 use crate::audit::Actor;
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
 
 /// A slice that is locked and recorded, not opened yet.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct LockedSlice {
     pub(crate) ledger: Ledger,
     /// Includes all pages that are retired so far.
     pub(crate) region: Region,
-    pub(crate) line: Line,
+    pub(crate) space: RecordSpace,
     pub(crate) slice: Slice,
-    pub(crate) place: Span<OnLine>,
+    pub(crate) place: Span<InRecordSpace>,
     pub(crate) owner: Owner,
     /// For the audit log: the owner's process may have ended when the slice comes back.
     pub(crate) by: Actor,

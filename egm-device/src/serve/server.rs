@@ -20,18 +20,18 @@ use crate::device::Function;
 
 /// Time limit for the rest of a message.
 const LIMIT: Duration = Duration::from_secs(5);
-/// How long a new client waits for its predecessor to leave, and the server for a refused client's message.
+/// Time that a new client waits for its predecessor to leave, and the server for a refused client's message.
 const CHANGE: Duration = Duration::from_secs(1);
-/// Most refused clients that wait for an answer; the connection of a further one ends without.
+/// Most refused clients that wait for an answer; the connection of a further one ends without one.
 const REFUSED: usize = 16;
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// After a connection that could not be taken: there are no descriptors, and there will not be at once.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// How long to poll for a request before sleeping for it.
+/// Time to poll for a request before sleeping for it.
 const LOOK: Duration = Duration::from_micros(50);
 
 /// A device, its socket, and its current client.
-pub struct Post {
+pub struct DeviceServer {
     name: String,
     function: Function,
     listener: UnixListener,
@@ -39,14 +39,14 @@ pub struct Post {
     root_only: bool,
     /// Readable when no more clients are to be taken.
     stop: OwnedFd,
-    seat: Mutex<Seat>,
+    slot: Mutex<ClientSlot>,
     /// The seat is free.
     left: Condvar,
 }
 
-/// Why a client is refused.
+/// Reason that a client is refused.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+enum ClientRefusal {
     #[error(
         "refused user {user}: all slices of the region are one file; run the monitor as root, or set \"whole_device\": true \
          for the device"
@@ -61,7 +61,7 @@ enum Refusal {
 }
 
 #[derive(Default)]
-struct Seat {
+struct ClientSlot {
     client: Option<OwnedFd>,
     /// Clients that broke something.
     broken: u64,
@@ -71,7 +71,7 @@ struct Seat {
     user: Option<u32>,
 }
 
-impl Post {
+impl DeviceServer {
     /// `function` at `listener`, called `name`; with `root_only`, other users' clients are refused.
     ///
     /// # Errors
@@ -80,8 +80,8 @@ impl Post {
         // A client that goes away between poll(2) and accept(2) must not stop us.
         listener.set_nonblocking(true)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let (seat, left) = (Mutex::default(), Condvar::new());
-        Ok(Self { name: name.to_owned(), function, listener, root_only, stop, seat, left })
+        let (slot, left) = (Mutex::default(), Condvar::new());
+        Ok(Self { name: name.to_owned(), function, listener, root_only, stop, slot, left })
     }
 
     /// The device's name for operators.
@@ -96,7 +96,7 @@ impl Post {
         &self.function
     }
 
-    /// Takes clients until [`Post::stop`]; returns when the last has left.
+    /// Takes clients until [`DeviceServer::stop`]; returns when the last has left.
     pub fn run(&self) {
         thread::scope(|scope| {
             let (refused, queue) = sync_channel(REFUSED);
@@ -155,7 +155,7 @@ impl Post {
     /// Takes the seat for the client of `connection`, or returns the errno of the refusal.
     fn admit(&self, connection: &Connection) -> Result<(), Errno> {
         let user = self.permit(connection).map_err(|_| Errno::ACCESS)?;
-        if self.sit(connection, user) { Ok(()) } else { Err(Errno::BUSY) }
+        if self.occupy(connection, user) { Ok(()) } else { Err(Errno::BUSY) }
     }
 
     /// Waits for a client, or for `time` at most; false when it is time to stop.
@@ -169,25 +169,25 @@ impl Post {
     }
 
     /// The user of the client, as the kernel reports it, if this user may use the device.
-    fn permit(&self, socket: &Connection) -> Result<u32, Refusal> {
+    fn permit(&self, socket: &Connection) -> Result<u32, ClientRefusal> {
         let peer = rustix::net::sockopt::socket_peercred(socket).map(|peer| peer.uid.as_raw());
-        let mut seat = self.seat();
+        let mut slot = self.slot();
         let refusal = match peer {
             Ok(user) if self.root_only && user != 0 && !egm_address::fault!("region-file-for-all") => {
-                Refusal::Region { user }
+                ClientRefusal::Region { user }
             }
-            Ok(user) => match seat
+            Ok(user) => match slot
                 .user
                 .filter(|bound| *bound != user && !egm_address::fault!("slice-of-another-user"))
             {
                 None => return Ok(user),
-                Some(bound) => Refusal::Bound { user, bound },
+                Some(bound) => ClientRefusal::Bound { user, bound },
             },
-            Err(_) => Refusal::Unknown,
+            Err(_) => ClientRefusal::Unknown,
         };
-        seat.refused = seat.refused.saturating_add(1);
-        let count = seat.refused;
-        drop(seat);
+        slot.refused = slot.refused.saturating_add(1);
+        let count = slot.refused;
+        drop(slot);
         if count.is_power_of_two() {
             tracing::info!("device {}: {refusal} ({count} refused so far)", self.name);
         }
@@ -195,49 +195,50 @@ impl Post {
     }
 
     /// Takes the seat if the previous client leaves in time.
-    fn sit(&self, socket: &Connection, user: u32) -> bool {
-        let seat = self.seat();
-        let waited = self.left.wait_timeout_while(seat, CHANGE, |seat| seat.client.is_some());
-        let mut seat = waited.unwrap_or_else(PoisonError::into_inner).0;
-        let free = seat.client.is_none();
+    fn occupy(&self, socket: &Connection, user: u32) -> bool {
+        let slot = self.slot();
+        let waited = self.left.wait_timeout_while(slot, CHANGE, |slot| slot.client.is_some());
+        let mut slot = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let free = slot.client.is_none();
         if free {
-            seat.client = socket.as_fd().try_clone_to_owned().ok();
+            slot.client = socket.as_fd().try_clone_to_owned().ok();
             // A descriptor or a mapping of the slice cannot be taken back: no other user's bytes may come into it.
-            seat.user = Some(user);
+            slot.user = Some(user);
         }
-        free && seat.client.is_some()
+        free && slot.client.is_some()
     }
 
     fn leave(&self, outcome: Result<(), Served>) {
-        let mut seat = self.seat();
-        seat.client = None;
-        let told = outcome.err().and_then(|error| {
-            seat.broken = seat.broken.saturating_add(1);
+        let mut slot = self.slot();
+        slot.client = None;
+        let logged = outcome.err().and_then(|error| {
+            slot.broken = slot.broken.saturating_add(1);
             // A client may reconnect any number of times: the log grows with the logarithm of their number.
-            seat.broken.is_power_of_two().then_some((error, seat.broken))
+            slot.broken.is_power_of_two().then_some((error, slot.broken))
         });
-        drop(seat);
+        drop(slot);
         self.left.notify_all();
-        if let Some((error, count)) = told {
+        if let Some((error, count)) = logged {
             let causes = std::iter::successors(error.source(), |cause| <dyn Error>::source(*cause));
             let text = causes.fold(error.to_string(), |all, cause| format!("{all}: {cause}"));
             tracing::info!("device {}: {text} ({count} clients so far that ended so)", self.name);
         }
     }
 
-    fn seat(&self) -> MutexGuard<'_, Seat> {
-        self.seat.lock().unwrap_or_else(PoisonError::into_inner)
+    fn slot(&self) -> MutexGuard<'_, ClientSlot> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn close(&self) {
         self.function.close();
         // The client may leave on its own in the meantime.
-        let end = |seat: &Seat, how| seat.client.as_ref().map(|client| rustix::net::shutdown(client, how));
-        let seat = self.seat();
+        let end =
+            |slot: &ClientSlot, how| slot.client.as_ref().map(|client| rustix::net::shutdown(client, how));
+        let slot = self.slot();
         // Requests read so far are answered, and none stays unread: the client would get that as an error, and QEMU
         // (11.1.3) aborts then.
-        end(&seat, Shutdown::Read);
-        let waited = self.left.wait_timeout_while(seat, CHANGE, |seat| seat.client.is_some());
+        end(&slot, Shutdown::Read);
+        let waited = self.left.wait_timeout_while(slot, CHANGE, |slot| slot.client.is_some());
         end(&waited.unwrap_or_else(PoisonError::into_inner).0, Shutdown::Both);
     }
 

@@ -10,7 +10,7 @@ use rustix::thread::{CpuSet as Affinity, sched_setaffinity};
 use crate::sys;
 
 /// Work for some threads, which take their shares themselves: it is done when the first of them finds no share left.
-pub(crate) struct Job<'a, T> {
+pub(crate) struct Task<'a, T> {
     /// Number of threads to start at most.
     pub(crate) threads: usize,
     /// The host processors near its memory, if known.
@@ -21,8 +21,8 @@ pub(crate) struct Job<'a, T> {
     pub(crate) work: Box<dyn Fn() -> T + Sync + 'a>,
 }
 
-impl<T> Job<'_, T> {
-    fn on_a_thread_of_its_own(&self) -> T {
+impl<T> Task<'_, T> {
+    fn run_pinned(&self) -> T {
         pin(self.near);
         if self.idle && !egm_address::fault!("scrub-on-busy-processors") {
             sys::run_when_idle();
@@ -31,22 +31,22 @@ impl<T> Job<'_, T> {
     }
 }
 
-/// Runs `jobs` in parallel, each with as many of its threads as the host starts. The calling thread does jobs that got
-/// none; its affinity and its scheduling class stay its caller's choice.
-pub(crate) fn run<T: Send>(jobs: &[Job<'_, T>]) -> Vec<T> {
+/// Runs `tasks` in parallel, each with as many of its threads as the host starts. The calling thread does tasks that
+/// got none; its affinity and its scheduling class stay its caller's choice.
+pub(crate) fn run<T: Send>(tasks: &[Task<'_, T>]) -> Vec<T> {
     thread::scope(|scope| {
-        let crews: Vec<Vec<ScopedJoinHandle<'_, T>>> = jobs
+        let workers: Vec<Vec<ScopedJoinHandle<'_, T>>> = tasks
             .iter()
-            .map(|job| {
-                let start = |_| Builder::new().spawn_scoped(scope, || job.on_a_thread_of_its_own()).ok();
-                (0..job.threads).map_while(start).collect()
+            .map(|task| {
+                let start = |_| Builder::new().spawn_scoped(scope, || task.run_pinned()).ok();
+                (0..task.threads).map_while(start).collect()
             })
             .collect();
-        let left = jobs.iter().zip(&crews).filter(|(_, crew)| crew.is_empty());
-        let mut outcomes: Vec<T> = left.map(|(job, _)| (job.work)()).collect();
+        let left = tasks.iter().zip(&workers).filter(|(_, threads)| threads.is_empty());
+        let mut outcomes: Vec<T> = left.map(|(task, _)| (task.work)()).collect();
         let join =
             |thread: ScopedJoinHandle<'_, T>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
-        outcomes.extend(crews.into_iter().flatten().map(join));
+        outcomes.extend(workers.into_iter().flatten().map(join));
         outcomes
     })
 }

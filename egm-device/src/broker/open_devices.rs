@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::backing::{self, Backing, BackingError};
+use crate::backing::{self, BackingError, OpenResult};
 use crate::ledger::{Memory, Progress, Watch};
 use crate::region::{Region, RegionKind, Slice};
 
@@ -23,7 +23,7 @@ const TICK: Duration = Duration::from_millis(200);
 type Opener = dyn Fn(&Region, &Slice) -> Result<File, BackingError> + Send + Sync;
 
 /// A ledger's memory, with its EGM devices kept open.
-pub(super) struct KeptOpen {
+pub(super) struct OpenDevices {
     memory: Arc<dyn Memory>,
     open: Arc<Opener>,
     devices: Mutex<BTreeMap<String, Arc<Device>>>,
@@ -31,12 +31,12 @@ pub(super) struct KeptOpen {
 
 #[derive(Default)]
 struct Device {
-    state: Mutex<State>,
+    state: Mutex<OpenState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-enum State {
+enum OpenState {
     #[default]
     Closed,
     Opening,
@@ -46,17 +46,17 @@ enum State {
 }
 
 impl Device {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, OpenState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl KeptOpen {
+impl OpenDevices {
     /// The devices of `memory`.
     pub(super) fn new(memory: Arc<dyn Memory>) -> Self {
         let devices = Arc::clone(&memory);
         let open = move |region: &Region, slice: &Slice| {
-            let device = devices.open(region, slice, &Watch::nobody())?;
+            let device = devices.open(region, slice, &Watch::unobserved())?;
             device.file().try_clone().map_err(|source| not_open(region, source))
         };
         Self { memory, open: Arc::new(open), devices: Mutex::default() }
@@ -69,7 +69,7 @@ impl KeptOpen {
 
     /// Whether the region's device is open.
     pub(super) fn is_open(&self, region: &Region) -> bool {
-        matches!(*self.device(region).state(), State::Open(_))
+        matches!(*self.device(region).state(), OpenState::Open(_))
     }
 
     /// A duplicate of the region's descriptor. Clients wait only for an open of the same device.
@@ -79,17 +79,17 @@ impl KeptOpen {
         let mut state = device.state();
         loop {
             match std::mem::take(&mut *state) {
-                State::Open(file) => {
+                OpenState::Open(file) => {
                     let duplicate = file.try_clone().map_err(|source| not_open(region, source));
-                    *state = State::Open(file);
+                    *state = OpenState::Open(file);
                     return duplicate;
                 }
-                State::Failed(error) if waited => return Err(error),
-                State::Closed | State::Failed(_) => {
+                OpenState::Failed(error) if waited => return Err(error),
+                OpenState::Closed | OpenState::Failed(_) => {
                     self.begin(&device, region, slice)?;
-                    *state = State::Opening;
+                    *state = OpenState::Opening;
                 }
-                State::Opening => *state = State::Opening,
+                OpenState::Opening => *state = OpenState::Opening,
             }
             if watch.cancel.load(Ordering::Relaxed) {
                 return Err(BackingError::Cancelled { region: region.name.clone(), device: path(region) });
@@ -106,7 +106,7 @@ impl KeptOpen {
         let (of, slice) = (region.clone(), slice.clone());
         let work = move || {
             let outcome = open(&of, &slice);
-            *device.state() = outcome.map_or_else(State::Failed, State::Open);
+            *device.state() = outcome.map_or_else(OpenState::Failed, OpenState::Open);
             device.changed.notify_all();
         };
         let thread = thread::Builder::new().name("broker-open".into()).spawn(work);
@@ -122,40 +122,25 @@ fn path(region: &Region) -> PathBuf {
 }
 
 fn not_open(region: &Region, source: io::Error) -> BackingError {
-    BackingError::Open { region: region.name.clone(), device: path(region), source }
+    BackingError::open(region, &path(region), source)
 }
 
-impl Memory for KeptOpen {
-    fn open(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError> {
+impl Memory for OpenDevices {
+    fn open(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
         match region.kind {
             RegionKind::Egm { .. } => backing::adopt(region, slice, self.duplicate(region, slice, watch)?),
             _ => self.memory.open(region, slice, watch),
         }
     }
 
-    fn reopen(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError> {
+    fn reopen(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
         match region.kind {
             RegionKind::Egm { .. } => self.open(region, slice, watch),
             _ => self.memory.reopen(region, slice, watch),
         }
     }
 
-    fn renew(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError> {
+    fn renew(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> OpenResult {
         match region.kind {
             RegionKind::Egm { .. } => self.open(region, slice, watch),
             _ => self.memory.renew(region, slice, watch),
@@ -185,7 +170,7 @@ mod tests {
     }
 
     /// A device that counts its opens; each open waits for its result from the test.
-    fn slow() -> (Arc<KeptOpen>, Arc<AtomicUsize>, mpsc::Sender<io::Result<()>>) {
+    fn slow() -> (Arc<OpenDevices>, Arc<AtomicUsize>, mpsc::Sender<io::Result<()>>) {
         let (opens, (go, wait)) = (Arc::new(AtomicUsize::new(0)), mpsc::channel());
         let (count, wait) = (opens.clone(), Mutex::new(wait));
         let open = move |region: &Region, _: &Slice| {
@@ -194,7 +179,7 @@ mod tests {
             outcome.and_then(|()| tempfile::tempfile()).map_err(|source| not_open(region, source))
         };
         let memory = Arc::new(HostMemory::without_devices());
-        let kept = KeptOpen { memory, open: Arc::new(open), devices: Mutex::default() };
+        let kept = OpenDevices { memory, open: Arc::new(open), devices: Mutex::default() };
         (Arc::new(kept), opens, go)
     }
 
@@ -209,7 +194,7 @@ mod tests {
         assert!(!kept.is_open(&egm()));
         go.send(Ok(())).unwrap();
         for offset in [0, 0x1000] {
-            assert!(kept.duplicate(&egm(), &slice(offset, 0x1000), &Watch::nobody()).is_ok());
+            assert!(kept.duplicate(&egm(), &slice(offset, 0x1000), &Watch::unobserved()).is_ok());
         }
         assert!(opens.load(Ordering::SeqCst) == 1 && kept.is_open(&egm()));
     }
@@ -219,7 +204,7 @@ mod tests {
         let (kept, opens, go) = slow();
         go.send(Err(io::ErrorKind::ResourceBusy.into())).unwrap();
         go.send(Ok(())).unwrap();
-        let open = || kept.duplicate(&egm(), &slice(0, 0x1000), &Watch::nobody());
+        let open = || kept.duplicate(&egm(), &slice(0, 0x1000), &Watch::unobserved());
         assert!(matches!(open(), Err(BackingError::Open { .. })));
         assert!(open().is_ok());
         assert_eq!(opens.load(Ordering::SeqCst), 2);

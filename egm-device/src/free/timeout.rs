@@ -35,7 +35,7 @@ pub(super) fn observe(tid: Pid) -> Option<Observed> {
     observed(&stat, clock_ticks_per_second())
 }
 
-/// Parses a line of `/proc/PID/stat` (proc_pid_stat(5)), whose times have `ticks` per second.
+/// Parses a line of `/proc/PID/stat` (proc_pid_stat(5)) with times in `ticks` per second.
 fn observed(stat: &str, ticks: u64) -> Option<Observed> {
     let (_, fields) = stat.rsplit_once(')')?; // its name may have spaces and parentheses
     let mut fields = fields.split_ascii_whitespace();
@@ -54,7 +54,7 @@ pub(super) struct Reached {
 }
 
 impl Reached {
-    /// Of this thread.
+    /// The current point of this thread.
     pub(super) fn now() -> Self {
         let schedstat = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
         Self { at: Instant::now(), starved: starved(&schedstat).unwrap_or_default() }
@@ -74,13 +74,13 @@ fn starved(schedstat: &str) -> Option<Duration> {
 
 /// The time that is left of a limit.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct ScanTimeout {
     left: Duration,
     /// Processor time that the reader had used at the check before.
     used: Option<Duration>,
 }
 
-impl Patience {
+impl ScanTimeout {
     pub(super) const fn of(left: Duration) -> Self {
         Self { left, used: None }
     }
@@ -122,7 +122,7 @@ pub(super) struct Progress {
 
 /// Progress until a moment.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Moment {
+pub(super) struct ProgressSoFar {
     steps: u64,
     kept_waiting: Duration,
 }
@@ -135,15 +135,15 @@ impl Progress {
         self.steps.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn now(&self) -> Moment {
-        Moment {
+    pub(super) fn now(&self) -> ProgressSoFar {
+        ProgressSoFar {
             steps: self.steps.load(Ordering::Relaxed),
             kept_waiting: Duration::from_nanos(self.kept_waiting.load(Ordering::Relaxed)),
         }
     }
 }
 
-impl Moment {
+impl ProgressSoFar {
     /// Cost of a check `now` after a wait of `waited`: without progress the wait, otherwise the time that processes kept
     /// the scan waiting.
     pub(super) fn cost(self, now: Self, waited: Duration) -> Duration {
@@ -170,12 +170,12 @@ mod tests {
         Some(Observed { is_blocked: true, used: Duration::ZERO })
     }
 
-    /// Number of checks until the patience is over.
+    /// Number of checks until the timeout is over.
     fn checks(mut observed: impl FnMut(u64) -> Option<Observed>) -> u64 {
-        let mut patience = Patience::of(SECOND);
+        let mut timeout = ScanTimeout::of(SECOND);
         let ends = |n: &u64| {
-            patience.check(LATE, observed(*n));
-            patience.is_over()
+            timeout.check(LATE, observed(*n));
+            timeout.is_over()
         };
         (1..1000).find(ends).unwrap_or(u64::MAX)
     }
@@ -189,8 +189,8 @@ mod tests {
     fn a_blocked_reader_costs_each_check_once_however_late_the_check_comes() {
         assert_eq!(checks(|_| blocked()), 50);
         assert_eq!(checks(|_| None), 50, "a thread that is not shown counts as blocked");
-        let mut patience = Patience::of(SECOND);
-        assert_eq!(patience.check(Duration::from_millis(1), blocked()), Duration::from_millis(1));
+        let mut timeout = ScanTimeout::of(SECOND);
+        assert_eq!(timeout.check(Duration::from_millis(1), blocked()), Duration::from_millis(1));
     }
 
     #[test]

@@ -7,81 +7,81 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::judge::judge;
-use super::patience::{Patience, Progress};
-use super::readers::Readers;
-use super::scan::{Found, UNNAMED, scan};
+use super::readers::{Readers, UNNAMED};
+use super::scan::{ScanResult, scan};
+use super::timeout::{Progress, ScanTimeout};
 use super::{FileName, Question, Verdict};
 
 /// The scans of this process: requests about different memory share them.
-static TURNS: LazyLock<Arc<Turns>> = LazyLock::new(|| {
+static SHARED_SCANS: LazyLock<Arc<SharedScans>> = LazyLock::new(|| {
     let progress = Arc::<Progress>::default();
-    let readers = Mutex::new(Readers::new(OF_PROCESS, Arc::clone(&progress)));
+    let readers = Mutex::new(Readers::new(PROCESS_TIMEOUT, Arc::clone(&progress)));
     let scan = move |asked: &_| {
         scan(Path::new("/proc"), asked, &mut readers.lock().unwrap_or_else(PoisonError::into_inner))
     };
-    Turns::new(PATIENCE, progress, scan)
+    SharedScans::new(VERDICT_TIMEOUT, progress, scan)
 });
 
 /// Longest time that processes may keep a verdict waiting.
-const PATIENCE: Duration = Duration::from_secs(10);
+const VERDICT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Longest time that one process may keep a verdict waiting. A process can keep a reader of its mappings waiting for as long
 /// as it likes, by a file system of its own behind one of them.
-const OF_PROCESS: Duration = Duration::from_secs(1);
+const PROCESS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Most processes of which VFIO devices are remembered.
 const MAX_REMEMBERED: usize = 4096;
 
 /// Looks at all processes for `files`; `None` when it takes too long.
-pub(super) fn find(files: &[FileName]) -> Option<Arc<OnceLock<Found>>> {
-    TURNS.wait(files)
+pub(super) fn find(files: &[FileName]) -> Option<Arc<OnceLock<ScanResult>>> {
+    SHARED_SCANS.wait(files)
 }
 
 /// Looks at all processes for the answer to `question`.
 pub(super) fn look(question: &Question) -> Verdict {
-    TURNS.look(question)
+    SHARED_SCANS.look(question)
 }
 
 /// Looks at all processes once, for the answers to all `questions`.
 pub(super) fn look_at_all(questions: &[Question]) -> Vec<Verdict> {
-    TURNS.look_at_all(questions)
+    SHARED_SCANS.look_at_all(questions)
 }
 
-type Scan = dyn Fn(&BTreeSet<FileName>) -> Found + Send + Sync;
+type Scan = dyn Fn(&BTreeSet<FileName>) -> ScanResult + Send + Sync;
 
 /// A scan serves all requests that came before it began, so more requests do not make this process read `/proc` more often. It has
 /// a thread of its own, because it may never end.
-struct Turns {
-    patience: Duration,
+struct SharedScans {
+    timeout: Duration,
     /// Progress of the scans: a wait costs less while they make some.
     progress: Arc<Progress>,
     scan: Box<Scan>,
-    state: Mutex<State>,
+    state: Mutex<ScanState>,
     over: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ScanState {
     runs: bool,
     /// For the next scan. A scan that runs may have passed a process that has got the memory since.
     asked: BTreeSet<FileName>,
     /// The result of the next scan.
-    next: Arc<OnceLock<Found>>,
+    next: Arc<OnceLock<ScanResult>>,
     /// VFIO groups and devices of processes, as scans saw them.
     devices: BTreeMap<u32, BTreeSet<String>>,
 }
 
-impl Turns {
+impl SharedScans {
     fn new(
-        patience: Duration,
+        timeout: Duration,
         progress: Arc<Progress>,
-        scan: impl Fn(&BTreeSet<FileName>) -> Found + Send + Sync + 'static,
+        scan: impl Fn(&BTreeSet<FileName>) -> ScanResult + Send + Sync + 'static,
     ) -> Arc<Self> {
         let (state, over) = (Mutex::default(), Condvar::new());
-        Arc::new(Self { patience, progress, scan: Box::new(scan), state, over })
+        Arc::new(Self { timeout, progress, scan: Box::new(scan), state, over })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ScanState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -97,7 +97,7 @@ impl Turns {
     }
 
     /// The answer to `question`, by what a scan found.
-    fn answer(&self, question: &Question, found: Option<&OnceLock<Found>>) -> Verdict {
+    fn answer(&self, question: &Question, found: Option<&OnceLock<ScanResult>>) -> Verdict {
         let Some(found) = found else { return Verdict::unknown(&question.bytes) };
         let state = self.state();
         let seen = question.last.iter().filter_map(|owner| state.devices.get(&owner.pid));
@@ -107,8 +107,8 @@ impl Turns {
     }
 
     /// The result of a scan that began after this call; `None` when it takes too long.
-    fn wait(self: &Arc<Self>, files: &[FileName]) -> Option<Arc<OnceLock<Found>>> {
-        let mut patience = Patience::of(self.patience);
+    fn wait(self: &Arc<Self>, files: &[FileName]) -> Option<Arc<OnceLock<ScanResult>>> {
+        let mut timeout = ScanTimeout::of(self.timeout);
         let mut state = self.state();
         state.asked.extend(files.iter().cloned());
         let next = Arc::clone(&state.next);
@@ -119,27 +119,27 @@ impl Turns {
             if !state.runs {
                 let asked = std::mem::take(&mut state.asked);
                 (state.runs, state.next) = (true, Arc::default());
-                let (turns, found) = (Arc::clone(self), Arc::clone(&next));
-                let scan = move || turns.finish(&found, (turns.scan)(&asked));
+                let (shared_scans, found) = (Arc::clone(self), Arc::clone(&next));
+                let scan = move || shared_scans.finish(&found, (shared_scans.scan)(&asked));
                 drop(state);
                 if thread::Builder::new().name("scan".to_owned()).spawn(scan).is_err() {
-                    self.finish(&next, Found { is_partial: true, ..Found::default() });
+                    self.finish(&next, ScanResult { is_partial: true, ..ScanResult::default() });
                 }
                 state = self.state();
                 continue;
             }
-            if patience.is_over() {
+            if timeout.is_over() {
                 return None;
             }
             let (begun, before) = (Instant::now(), self.progress.now());
             (state, _) =
-                self.over.wait_timeout(state, patience.next_check()).unwrap_or_else(PoisonError::into_inner);
-            patience.spend(before.cost(self.progress.now(), begun.elapsed()));
+                self.over.wait_timeout(state, timeout.next_check()).unwrap_or_else(PoisonError::into_inner);
+            timeout.spend(before.cost(self.progress.now(), begun.elapsed()));
         }
     }
 
     /// A scan ended with `found`.
-    fn finish(&self, result: &OnceLock<Found>, found: Found) {
+    fn finish(&self, result: &OnceLock<ScanResult>, found: ScanResult) {
         let mut state = self.state();
         for (pid, device) in found.devices().into_iter().filter(|(_, name)| name != UNNAMED) {
             if state.devices.len() < MAX_REMEMBERED || state.devices.contains_key(&pid) {
@@ -164,8 +164,8 @@ mod tests {
         FileName { inode: (0, 6, inode), ..EGM.clone() }
     }
 
-    fn is_free(turns: &Arc<Turns>, inode: u64) -> bool {
-        turns.look(&Question { file: of(inode), ..question(0..1) }) == Verdict::Free
+    fn is_free(shared_scans: &Arc<SharedScans>, inode: u64) -> bool {
+        shared_scans.look(&Question { file: of(inode), ..question(0..1) }) == Verdict::Free
     }
 
     /// A user has 64 connections, and may return what is mapped still on all of them.
@@ -174,19 +174,19 @@ mod tests {
         let (begins, begun) = mpsc::channel();
         let (go, wait) = mpsc::channel();
         let wait = Mutex::new(wait);
-        let turns = Turns::new(Duration::MAX, Arc::default(), move |asked| {
+        let shared_scans = SharedScans::new(Duration::MAX, Arc::default(), move |asked| {
             begins.send(asked.len()).unwrap();
             wait.lock().unwrap().recv().unwrap()
         });
-        let turns = &turns;
+        let shared_scans = &shared_scans;
         thread::scope(|scope| {
-            let first = scope.spawn(|| is_free(turns, 0));
+            let first = scope.spawn(|| is_free(shared_scans, 0));
             assert_eq!(begun.recv(), Ok(1));
-            let more: Vec<_> = (0..64).map(|n| scope.spawn(move || (n, is_free(turns, n)))).collect();
-            while turns.state().asked.len() < 64 {
+            let more: Vec<_> = (0..64).map(|n| scope.spawn(move || (n, is_free(shared_scans, n)))).collect();
+            while shared_scans.state().asked.len() < 64 {
                 thread::yield_now();
             }
-            go.send(Found::default()).unwrap();
+            go.send(ScanResult::default()).unwrap();
             assert!(first.join().unwrap());
             assert_eq!(begun.recv(), Ok(64), "the first one's file again: it was asked for since");
             go.send(mapped(&[of(0), of(7)], 0..1)).unwrap();
@@ -202,11 +202,11 @@ mod tests {
     fn a_process_that_keeps_the_scan_waiting_keeps_no_request_and_nothing_counts_as_free() {
         let (go, wait) = mpsc::channel::<()>();
         let wait = Mutex::new(wait);
-        let turns = Turns::new(Duration::ZERO, Arc::default(), move |_| {
+        let shared_scans = SharedScans::new(Duration::ZERO, Arc::default(), move |_| {
             let _ = wait.lock().unwrap().recv();
-            Found::default()
+            ScanResult::default()
         });
-        assert!(!is_free(&turns, 0) && !is_free(&turns, 0));
+        assert!(!is_free(&shared_scans, 0) && !is_free(&shared_scans, 0));
         drop(go);
     }
 }

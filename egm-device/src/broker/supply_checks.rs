@@ -4,7 +4,7 @@ use super::session::Key;
 use super::wire::Request;
 
 /// A request that needs the regions' supplies.
-pub(super) enum Ask {
+pub(super) enum PendingRequest {
     /// A request of a client.
     Request(Key, Request),
     /// A slice for which there was no place.
@@ -13,19 +13,19 @@ pub(super) enum Ask {
 
 /// One look at a time, for all requests before it: frequent requests cause no extra work in the ledger.
 #[derive(Default)]
-pub(super) struct Looks {
-    asked: Vec<Ask>,
+pub(super) struct SupplyChecks {
+    asked: Vec<PendingRequest>,
     /// The requests that the current look is for.
-    begun: Option<Vec<Ask>>,
+    begun: Option<Vec<PendingRequest>>,
     /// Whether a look is to follow.
     due: bool,
     /// Whether slices changed since the look began: its figures may be inconsistent.
     stale: bool,
 }
 
-impl Looks {
+impl SupplyChecks {
     /// Queues `ask` for the next look.
-    pub(super) fn ask(&mut self, ask: Ask) {
+    pub(super) fn ask(&mut self, ask: PendingRequest) {
         self.asked.push(ask);
         self.due = true;
     }
@@ -51,7 +51,7 @@ impl Looks {
     }
 
     /// Ends a look: returns the requests that it decides, or `None` when another look is necessary.
-    pub(super) fn over(&mut self) -> Option<Vec<Ask>> {
+    pub(super) fn over(&mut self) -> Option<Vec<PendingRequest>> {
         let asks = self.begun.take()?;
         if self.stale {
             self.asked.splice(0..0, asks);
@@ -68,16 +68,16 @@ mod tests {
 
     #[test]
     fn what_is_asked_is_decided_by_a_look_that_began_and_ended_between_two_changes() {
-        let mut looks = Looks::default();
-        assert!(!looks.begin());
-        looks.ask(Ask::Short(1));
-        assert!(looks.begin());
-        looks.ask(Ask::Short(2));
-        assert!(!looks.begin(), "one at a time");
-        looks.changed();
-        assert!(looks.over().is_none() && looks.begin());
-        let asks = looks.over().unwrap();
-        assert!(matches!(asks[..], [Ask::Short(1), Ask::Short(2)]));
-        assert!(!looks.begin());
+        let mut supply_checks = SupplyChecks::default();
+        assert!(!supply_checks.begin());
+        supply_checks.ask(PendingRequest::Short(1));
+        assert!(supply_checks.begin());
+        supply_checks.ask(PendingRequest::Short(2));
+        assert!(!supply_checks.begin(), "one at a time");
+        supply_checks.changed();
+        assert!(supply_checks.over().is_none() && supply_checks.begin());
+        let asks = supply_checks.over().unwrap();
+        assert!(matches!(asks[..], [PendingRequest::Short(1), PendingRequest::Short(2)]));
+        assert!(!supply_checks.begin());
     }
 }
