@@ -180,9 +180,9 @@ fn run(options: &Options, chosen: &[&'static Validation]) -> Run {
     let most = options.size.map_or_else(|| default_size(available()), ByteSize::get);
     let given = Given { name: String::new(), seed, most, args: options.args.clone() };
     let mut run = document(&given, Vec::new());
-    let mut progress = Progress::new(chosen.len());
+    let progress = Progress::new(chosen.len());
     for validation in chosen {
-        let verdict = process::run(validation, &given, &mut |since| progress.told(validation.name, since));
+        let verdict = process::run(validation, &given, &mut |_| progress.runs(validation.name));
         run.verdicts.push(verdict);
         progress.done();
     }
