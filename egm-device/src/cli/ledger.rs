@@ -7,7 +7,7 @@ use clap::Subcommand;
 use egm_address::Printable;
 use egm_report::program::{Outcome, print_json};
 use egm_report::show::print;
-use egm_report::show::{Colour, Side, Style, Table, first_of, size};
+use egm_report::show::{Screen, Side, Style, Table, first_of, size};
 use serde::Serialize;
 
 use crate::cli::access::{Common, open};
@@ -66,7 +66,7 @@ fn show(args: &Common) -> Outcome {
         });
         print_json(&lines.collect::<Vec<_>>());
     } else {
-        print(text(&states, Colour::of_stdout()));
+        print(text(&states, Screen::of_stdout()));
         for (region, _) in &states {
             print(files(&ledger, region)?);
         }
@@ -93,7 +93,7 @@ fn files(ledger: &Ledger, region: &Region) -> Result<String, LedgerError> {
     Ok(out)
 }
 
-fn text(all: &[(&Region, States)], colour: Colour) -> String {
+fn text(all: &[(&Region, States)], screen: Screen) -> String {
     let heads = ["region", "size", "granted", "scrubbing", "quarantined", "clean", "dirty", "retired"];
     let mut table = Table::new(&[Left, Right, Right, Right, Right, Right, Right, Right], &heads);
     let sides = [Left, Right, Right, Left, Right, Right, Left];
@@ -120,18 +120,18 @@ fn text(all: &[(&Region, States)], colour: Colour) -> String {
         }
     }
     let mut out = String::new();
-    table.write(&mut out, colour);
+    table.write(&mut out, screen);
     if !gpus.is_empty() {
         out.push_str(&format!("\n{}\n", gpus.join("\n")));
     }
     if all.iter().any(|(_, states)| !states.held.is_empty()) {
         out.push('\n');
-        slices.write(&mut out, colour);
+        slices.write(&mut out, screen);
     }
     if let Some(doubt) = all.iter().find_map(|(_, states)| states.doubt) {
         let note =
             format!("The record is not used: {doubt}. All that is free is scrubbed before it is granted.");
-        out.push_str(&format!("\n{}\n", colour.paint(Style::Yellow, &note)));
+        out.push_str(&format!("\n{}\n", screen.paint(Style::Yellow, &note)));
     }
     out
 }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use egm_report::program::Outcome;
-use egm_report::show::{print, size, written};
+use egm_report::show::{print, size, wrap, written};
 use egm_report::{Blame, Report};
 use rustix::fs::inotify;
 use serde::Deserialize;
@@ -297,17 +297,4 @@ fn cut(text: &str, most: usize) -> String {
         Some(start) if text.len() > most => format!("{start}~"),
         _ => text.to_owned(),
     }
-}
-
-/// `text`, which is ASCII, in lines of `width` columns at most, broken between words where there are any.
-fn wrap(text: &str, width: usize) -> Vec<String> {
-    let (mut lines, mut rest) = (Vec::new(), text.trim());
-    while let Some(start) = rest.get(..width).filter(|_| rest.len() > width) {
-        let end = start.rfind(' ').filter(|end| *end > 0).unwrap_or(width);
-        let (line, left) = rest.split_at(end);
-        lines.push(line.to_owned());
-        rest = left.trim_start();
-    }
-    lines.push(rest.to_owned());
-    lines
 }

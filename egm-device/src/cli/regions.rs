@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use egm_report::program::{Outcome, print_json};
-use egm_report::show::{Colour, Style, print};
+use egm_report::show::{Screen, Style, print};
 use egm_report::{Chain, Report};
 
 use crate::cli::html::html;
@@ -63,7 +63,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     } else if args.html {
         print(html(&survey, &sockets, &usages));
     } else {
-        print(text(&survey, &sockets, &usages, Colour::of_stdout()));
+        print(text(&survey, &sockets, &usages, Screen::of_stdout()));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -81,7 +81,7 @@ fn usages(host: &Host, survey: &mut Survey) -> Result<Usages, Box<dyn Report>> {
     Ok(usages)
 }
 
-fn text(survey: &Survey, sockets: &[Socket], usages: &Usages, colour: Colour) -> String {
+fn text(survey: &Survey, sockets: &[Socket], usages: &Usages, screen: Screen) -> String {
     let tables = [
         ("Sockets", Some(socket_table(sockets))),
         ("Regions", Some(region_table(survey, usages))),
@@ -91,8 +91,8 @@ fn text(survey: &Survey, sockets: &[Socket], usages: &Usages, colour: Colour) ->
     let mut out = String::new();
     for (title, table) in tables.iter().filter_map(|(title, table)| Some((title, table.as_ref()?))) {
         let before = if out.is_empty() { "" } else { "\n" };
-        out += &format!("{before}{}\n", colour.paint(Style::Strong, title));
-        table.write(&mut out, colour);
+        out += &format!("{before}{}\n", screen.paint(Style::Strong, title));
+        table.write(&mut out, screen);
     }
     let shared: Vec<String> = survey.regions.iter().filter_map(file_note).collect();
     if !shared.is_empty() {

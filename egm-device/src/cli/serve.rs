@@ -34,10 +34,10 @@ use crate::trust;
 /// Interval at which an EGM device's list of retired pages is read; there is no event when it grows.
 const LOOK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
-/// Serves slices as PCI functions over vfio-user, for cloud-hypervisor, QEMU and egm-vmm
+/// Serve slices as PCI functions over vfio-user, for cloud-hypervisor, QEMU and egm-vmm
 ///
-/// A guest sees the slice as a 64-bit BAR. It stays through reboots and clients that come and go. SIGUSR1 asks guests and VMMs for
-/// their slices; SIGTERM does too, waits a little, and gives them back scrubbed.
+/// The slice is a 64-bit BAR of the guest. It stays through reboots and changes of clients. SIGUSR1 requests the slices from
+/// guests and VMMs; SIGTERM does too, gives them time to answer, and returns the slices scrubbed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, group = clap::ArgGroup::new("what").required(true).args(["config", "region"]))]
 pub(super) struct Args {

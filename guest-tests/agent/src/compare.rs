@@ -1,11 +1,11 @@
 //! `egm-guest compare A B`: two runs side by side.
 
-use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use egm_guest::findings::Comparison;
+use egm_report::show::{COLUMNS, Screen};
 
 use crate::output::{self, Output};
 use crate::validate::read_run;
@@ -60,7 +60,7 @@ fn compare(options: &Options) -> Result<(String, String), String> {
             .map(|text| text + "\n")
             .map_err(|error| format!("cannot write the comparison: {error}"))?
     } else {
-        let columns = output::terminal(&io::stdout()).unwrap_or(output::COLUMNS);
+        let columns = Screen::of_stdout().columns().unwrap_or(COLUMNS);
         format!(
             "{}\n{}",
             comparison.to_text(columns),

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use egm_report::show::{Screen, hanging};
 use serde::Serialize;
 
 use crate::error::LabError;
@@ -69,8 +70,12 @@ impl Verdict {
 pub(crate) fn run(arguments: &FaultsArguments) -> Result<ExitCode, LabError> {
     let rows = chosen(arguments)?;
     if arguments.list {
-        rows.iter()
-            .for_each(|row| println!("{:<34} {}\n    {}: {}", row.fault, row.finder, row.place, row.what));
+        let screen = Screen::of_stdout();
+        for row in &rows {
+            let (finder, what) = (row.finder.to_string(), format!("{}: {}", row.place, row.what));
+            println!("{:<34} {}", row.fault, hanging(&finder, 35, screen));
+            println!("    {}", hanging(&what, 4, screen));
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let report = Path::new(REPORT);

@@ -2,11 +2,11 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use clap::Args;
+use egm_report::show::{Screen, hanging};
 
 use crate::cache::Cache;
 use crate::capability::{Host, Where};
@@ -106,9 +106,11 @@ pub(crate) fn run_named(names: &[String], report: &Path) -> Result<Vec<ScenarioR
 /// Runs scenarios and shows the results; exit code 1 when a check failed.
 pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
     if arguments.list {
+        let screen = Screen::of_stdout();
         for scenario in scenarios::ALL {
-            let long = if scenario.long { " (long)" } else { "" };
-            println!("{:<11} {}{long}", scenario.name, scenario.summary);
+            let summary = format!("{}{}", scenario.summary, if scenario.long { " (long)" } else { "" });
+            let name = format!("{:<11} ", scenario.name);
+            println!("{name}{}", hanging(&summary, name.len(), screen));
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -128,7 +130,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
     if arguments.json {
         println!("{json}");
     } else {
-        print!("{}", table(&results, colour()));
+        print!("{}", table(&results, Screen::of_stdout()));
     }
     Ok(conclude(&results, &arguments.report, arguments.json))
 }
@@ -138,7 +140,7 @@ pub(crate) fn demo() -> Result<ExitCode, LabError> {
     let report = PathBuf::from(REPORT);
     let arguments = RunArguments::plain(&report);
     let results = run_each(&arguments, &scenarios::select(&["demo".into()], false)?)?;
-    print!("{}", table(&results, colour()));
+    print!("{}", table(&results, Screen::of_stdout()));
     let nodes = results.iter().flat_map(|result| &result.cases).find(|case| case.name == "numa");
     println!("\nthe guest's memory nodes: {}\n", nodes.map_or("not reported", |case| &case.reason));
     Ok(conclude(&results, &report, false))
@@ -286,10 +288,6 @@ fn keep(results: &[ScenarioResult], report: &Path) -> Result<String, LabError> {
     let path = report.join(l1::RESULTS);
     fs::write(&path, &json).map_err(LabError::file("write", path))?;
     Ok(json)
-}
-
-fn colour() -> bool {
-    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// Prints the closing line, after the ends of the logs of failed scenarios; with `json` on standard error.

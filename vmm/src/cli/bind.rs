@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use egm_address::PciAddress;
 use egm_report::program::Outcome;
-use egm_report::show::{Colour, Side, Table, print};
+use egm_report::show::{Screen, Side, Table, print};
 use egm_vfio::bind::{BindError, Binder, Change};
 use egm_vfio::topology::GroupError;
 
@@ -76,7 +76,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         table.row(None, vec![function.to_string(), name(before), name(now)]);
     }
     let mut out = String::new();
-    table.write(&mut out, Colour::of_stdout());
+    table.write(&mut out, Screen::of_stdout());
     print(out);
     Ok(ExitCode::SUCCESS)
 }

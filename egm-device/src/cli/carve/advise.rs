@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use Side::{Left, Right};
 use egm_address::{ByteSize, Printable, SizeError};
 use egm_report::program::{Outcome, print_json};
-use egm_report::show::{Colour, Side, Style, Table, print, size};
+use egm_report::show::{Screen, Side, Style, Table, print, size};
 use serde_json::{Map, Value, json};
 
 use crate::carve::advise::{How, Part, Setting, Split, Undo, Wish, advise, undo};
@@ -59,13 +59,13 @@ fn part(text: &str) -> Result<Part, String> {
 
 pub(super) fn run(args: &Args) -> Outcome {
     let recorded = args.host.survey()?;
-    let colour = Colour::of_stdout();
+    let screen = Screen::of_stdout();
     let Some(hypervisor) = args.hypervisor else {
         let undo = undo(&recorded.host, &recorded.regions);
         if args.json {
             print_json(&undo)
         } else {
-            print(undo_text(&undo, colour))
+            print(undo_text(&undo, screen))
         }
         return Ok(ExitCode::SUCCESS);
     };
@@ -74,7 +74,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     if args.json {
         print_json(&split)
     } else {
-        print(text(&split, &recorded.host, &again(args), colour))
+        print(text(&split, &recorded.host, &again(args), screen))
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -97,7 +97,7 @@ fn again(args: &Args) -> String {
 struct Steps {
     out: String,
     number: u32,
-    colour: Colour,
+    screen: Screen,
 }
 
 impl Steps {
@@ -106,7 +106,7 @@ impl Steps {
         let _ = writeln!(
             self.out,
             "\n{}",
-            self.colour.paint(Style::Strong, &format!("{}. {title}", self.number))
+            self.screen.paint(Style::Strong, &format!("{}. {title}", self.number))
         );
         for line in lines.iter().flat_map(|lines| lines.lines()) {
             let _ = writeln!(self.out, "     {}", Printable(line));
@@ -114,20 +114,20 @@ impl Steps {
     }
 }
 
-fn text(split: &Split, now: &HostFacts, again: &str, colour: Colour) -> String {
+fn text(split: &Split, now: &HostFacts, again: &str, screen: Screen) -> String {
     let mut out = String::new();
     for how in &split.ways {
-        out += &colour.paint(Style::Strong, summary(*how));
+        out += &screen.paint(Style::Strong, summary(*how));
         out.push('\n');
     }
     if split.ways.contains(&How::Mem) && now.arch == "aarch64" {
         out +=
-            &colour.paint(Style::Yellow, "On Arm /dev/mem maps hidden memory without caches: for tests only");
+            &screen.paint(Style::Yellow, "On Arm /dev/mem maps hidden memory without caches: for tests only");
         out.push('\n');
     }
     out.push('\n');
-    node_table(split, now).write(&mut out, colour);
-    let mut steps = Steps { out, number: 0, colour };
+    node_table(split, now).write(&mut out, screen);
+    let mut steps = Steps { out, number: 0, screen };
     if !split.settings.is_empty() {
         steps.step(
             "Set in the firmware (setup form, or Redfish PATCH to Bios/Settings)",
@@ -188,7 +188,7 @@ fn settings(settings: &[Setting]) -> Vec<String> {
         form.row(None, vec![setting.form.clone(), value]);
     }
     let mut table = String::new();
-    form.write(&mut table, Colour::Off);
+    form.write(&mut table, Screen::FILE);
     let attributes: Map<String, Value> =
         settings.iter().map(|s| (s.attribute.clone(), s.value.clone())).collect();
     vec![table, json!({ "Attributes": attributes }).to_string()]
@@ -216,12 +216,12 @@ fn host_file(regions: &[ReservedSpan]) -> String {
     serde_json::to_string_pretty(&file).unwrap_or_default()
 }
 
-fn undo_text(undo: &Undo, colour: Colour) -> String {
+fn undo_text(undo: &Undo, screen: Screen) -> String {
     if undo.is_empty() {
         return "This host is not split: nothing to take back.\n".to_owned();
     }
-    let out = colour.paint(Style::Strong, "Taking the host back: its kernel gets all memory again") + "\n";
-    let mut steps = Steps { out, number: 0, colour };
+    let out = screen.paint(Style::Strong, "Taking the host back: its kernel gets all memory again") + "\n";
+    let mut steps = Steps { out, number: 0, screen };
     steps.step("Stop every guest; \"egm-device ledger show\" must show no slice", &[]);
     if !undo.commands.is_empty() {
         steps.step("Run", &undo.commands);

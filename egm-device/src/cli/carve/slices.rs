@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use egm_address::{ByteSize, Hpa, InRegion, Offset, Span, SpanSet};
 use egm_report::program::{Outcome, print_json};
 use egm_report::show::print;
-use egm_report::show::{Colour, Side, Table, exact, size};
+use egm_report::show::{Screen, Side, Table, exact, size};
 use egm_report::{Blame, Report};
 use serde::Serialize;
 
@@ -144,7 +144,7 @@ pub(super) fn plan(args: &Plan) -> Outcome {
         print_json(&slices);
     } else {
         let mut out = String::new();
-        table(&slices).write(&mut out, Colour::of_stdout());
+        table(&slices).write(&mut out, Screen::of_stdout());
         print(out);
     }
     Ok(ExitCode::SUCCESS)

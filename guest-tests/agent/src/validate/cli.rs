@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Args;
 use egm_address::ByteSize;
 use egm_guest::findings::{RUN_VERSION, Run, Verdict};
+use egm_report::show::{Screen, hanging};
 
 use super::process::{self, Given};
 use super::progress::Progress;
@@ -56,22 +57,12 @@ fn is_argument(key: &str) -> bool {
 
 /// Text after the options in the help of `validate`.
 fn help() -> String {
-    let rows: String = ARGUMENTS
-        .iter()
-        .map(|(name, meaning)| {
-            format!(
-                "  {name:<16} {meaning}
-"
-            )
-        })
-        .collect();
+    let rows = ARGUMENTS.iter().map(|(name, meaning)| format!("  {name:<16} {meaning}\n"));
     format!(
-        "Arguments (--arg KEY=VALUE):
-{rows}
-\
-         Outcomes: passed; failed; skipped (this machine cannot decide it); error (the validation broke).
-\
-         Exit codes: 0 nothing failed, 1 something failed or was required and skipped, 2 the command line is wrong."
+        "Arguments (--arg KEY=VALUE), with defaults after a colon:\n\n{}\n\
+         Outcomes: passed; failed; skipped (this machine cannot decide it); error (the validation broke).\n\n\
+         Exit codes: 0 nothing failed; 1 something failed, or was required and skipped; 2 the command line is wrong.",
+        rows.collect::<String>()
     )
 }
 
@@ -156,7 +147,12 @@ fn known(args: &[String]) -> Result<(), String> {
 }
 
 fn list(chosen: &[&Validation]) -> String {
-    chosen.iter().map(|validation| format!("{:<28} {}\n", validation.name, validation.claim)).collect()
+    let screen = Screen::of_stdout();
+    let mut text = String::new();
+    for validation in chosen {
+        text.push_str(&format!("{:<28} {}\n", validation.name, hanging(validation.claim, 29, screen)));
+    }
+    text
 }
 
 /// The document of a run that begins now, as it is given, with what it has found.

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use egm_guest::findings::{Comparison, MAX_RUN, Run, Verdict, visible};
+use egm_report::show::Screen;
 
 use super::{select, show};
 use crate::finding::Finding;
@@ -96,7 +97,8 @@ impl Report<'_> {
         } else if form.junit {
             egm_guest::findings::junit(&run)
         } else {
-            show::table(&run, comparison.as_ref(), show::Screen::of_output(out.is_some()))
+            let screen = if out.is_some() { Screen::FILE } else { Screen::of_stdout() };
+            show::table(&run, comparison.as_ref(), screen)
         };
         let written = match out {
             Some(file) => file.write(&text),
