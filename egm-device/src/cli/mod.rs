@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use egm_report::program::log::Log;
-use egm_report::program::{Outcome, end, end_on_panic, forbid_core_dumps, generate};
+use egm_report::program::{Outcome, end, end_on_panic, forbid_core_dumps, generate, help};
 
 /// Splits host memory into regions and slices for virtual machines, and records their owners
 #[derive(Debug, Parser)]
@@ -55,7 +55,7 @@ enum Command {
 pub fn main() -> ExitCode {
     forbid_core_dumps();
     end_on_panic(|| ());
-    let cli = Cli::parse();
+    let cli: Cli = help::parse();
     cli.log.start();
     let outcome: Outcome = match &cli.command {
         Command::Regions(args) => regions::run(args),

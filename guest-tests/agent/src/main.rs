@@ -41,6 +41,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use egm_address::PciAddress;
 use egm_report::program;
 use egm_report::program::generate::{self, Completions, Man};
+use egm_report::show::{Screen, hanging};
 
 use crate::error::Broken;
 
@@ -143,7 +144,7 @@ fn main() -> ExitCode {
     if std::process::id() == 1 {
         init::main();
     }
-    match Cli::parse().command {
+    match program::help::parse::<Cli>().command {
         Command::List { json } => memory::list(json),
         Command::Test { functions, overwrite: _ } => memory::test(&functions),
         Command::Validate(options) => validate::main(&options),
@@ -155,7 +156,11 @@ fn main() -> ExitCode {
         Command::Part { name, words } => validate::part_in_this_process(&name, &words),
         Command::Checks => {
             let note = |check: &checks::Check| if check.by_name_only { " (only by name)" } else { "" };
-            let line = |check: &checks::Check| format!("{:<14} {}{}\n", check.name, check.claim, note(check));
+            let screen = Screen::of_stdout();
+            let line = |check: &checks::Check| {
+                let claim = format!("{}{}", check.claim, note(check));
+                format!("{:<14} {}\n", check.name, hanging(&claim, 15, screen))
+            };
             output::printed(&checks::ALL.iter().map(line).collect::<String>())
         }
         Command::Completions(args) => generate::completions(&args, Cli::command()),

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use egm_report::program::generate::{self, Completions, Man};
 use egm_report::program::log::Log;
-use egm_report::program::{Outcome, end, end_on_panic, forbid_core_dumps};
+use egm_report::program::{Outcome, end, end_on_panic, forbid_core_dumps, help};
 
 use crate::console;
 
@@ -69,7 +69,7 @@ enum RunAlone {
 impl Cli {
     /// The command line of this process. Ends the process with a message where it is wrong, and after `--help`.
     fn of_process() -> Self {
-        Self::run_of(std::env::args_os()).unwrap_or_else(Self::parse)
+        Self::run_of(std::env::args_os()).unwrap_or_else(help::parse)
     }
 
     /// Parses `line` if it is a valid one of `run`. Messages come from the whole description alone.

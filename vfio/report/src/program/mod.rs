@@ -1,6 +1,7 @@
 //! The frame of a program: its ends, and the commands that describe its command line.
 
 pub mod generate;
+pub mod help;
 pub mod log;
 
 use std::panic;
