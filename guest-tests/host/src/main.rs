@@ -94,7 +94,11 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use egm_address::Printable;
+use egm_report::program::generate::{self, Completions, Man};
+use egm_report::program::{self, help};
+use egm_report::show::{Screen, hanging};
 
 use crate::bench::BenchArguments;
 use crate::cache::Cache;
@@ -111,7 +115,7 @@ use crate::skips::SkipsArguments;
 
 /// Boots virtual machines and judges the reports of their guests.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100)]
+#[command(name = "egm-lab", version)]
 struct Arguments {
     #[command(subcommand)]
     command: Verb,
@@ -165,6 +169,8 @@ enum Verb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    Completions(Completions),
+    Man(Man),
     /// Writes a guest's initial root: the agent, the kernel's modules and the plan.
     Initramfs {
         /// What `egm-vmm plan --json` printed.
@@ -199,15 +205,18 @@ enum Which {
 }
 
 fn main() -> ExitCode {
-    match run(Arguments::parse().command) {
+    let Arguments { command } = help::parse();
+    match run(command) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error}");
+            let mut text = format!("error: {error}");
             let mut source = error.source();
             while let Some(cause) = source {
-                eprintln!("  caused by: {cause}");
+                text.push_str(&format!("\n  caused by: {cause}"));
                 source = cause.source();
             }
+            let screen = Screen::of_stderr();
+            text.lines().for_each(|line| eprintln!("{}", screen.message(&Printable(line).to_string())));
             ExitCode::from(error.exit_code())
         }
     }
@@ -245,6 +254,8 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
             let error = Emulator::of(&Cache::open()?)?.command().args(arguments).exec();
             Err(LabError::file("run", "QEMU")(error))
         }
+        Verb::Completions(arguments) => Ok(generate::completions(&arguments, Arguments::command())),
+        Verb::Man(arguments) => Ok(program::end(generate::man(&arguments, Arguments::command()))),
         Verb::Initramfs { plan, agent, out } => {
             let plan =
                 plan.map(|path| std::fs::read(&path).map_err(LabError::file("read", path))).transpose()?;
@@ -266,7 +277,7 @@ fn check(json: bool) -> Result<ExitCode, LabError> {
     } else {
         for finding in &host.findings {
             let mark = if finding.present { "yes" } else { "no" };
-            println!("{:<14} {mark:<4} {}", finding.name, finding.detail);
+            println!("{:<14} {mark:<4} {}", finding.name, hanging(&finding.detail, 20, Screen::of_stdout()));
         }
         println!(
             "{:<14} {}",

@@ -1,5 +1,6 @@
 //! The frame of a program: its ends, and the commands that describe its command line.
 
+mod bash;
 pub mod generate;
 pub mod help;
 pub mod log;
