@@ -17,7 +17,7 @@ use crate::ledger::record::{Doubt, Use};
 use crate::ledger::{Held, Ledger, LedgerError, Repair, States};
 use crate::region::Region;
 
-/// Shows and repairs the record of owners
+/// Show and repair the record of owners
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
@@ -26,12 +26,11 @@ pub(super) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Shows the state and the owner of every byte of every region
+    /// Show the state and the owner of every byte of every region
     Show(Common),
-    /// Moves an unreadable record aside, removes grants of owners that have ended, and reviews quarantined memory
+    /// Move an unreadable record aside, remove grants of ended owners, and review quarantined memory
     ///
-    /// Nothing is lost: bytes of unknown state are scrubbed before the next grant, and bad pages are recorded in a file of
-    /// their own.
+    /// Bytes of unknown state are scrubbed before the next grant. Bad pages stay recorded, in a file of their own.
     Repair(Common),
     Unretire(unretire::Args),
 }

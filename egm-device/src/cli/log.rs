@@ -19,41 +19,41 @@ use crate::audit::{FILES, MAX_LINE, Paths, time};
 /// Columns of a terminal.
 const WIDTH: usize = 80;
 
-/// Shows the audit log: grants, returns, refusals, scrubs and bad pages
+/// Show the audit log: grants, returns, refusals, scrubs and bad pages
 ///
-/// Each line of the log is a JSON object with the keys time, event, owner, uid, pid, program (comm, exe) and, as the event
-/// has them, region, span (offset, size), bytes, duration_ms, reason. Lines that could not be written are counted in the
-/// next one (lost), and so are lines beyond the allowance of one user: 256 KiB at once and 512 bytes a second for refusals,
-/// as much for grants, and for quarantines (suppressed).
+/// Each line of the log is a JSON object with the keys time, event, owner, uid, pid, program (comm, exe) and, if the event
+/// has them, region, span (offset, size), bytes, duration_ms and reason. The next line counts those that could not be
+/// written (lost) and those beyond the allowance of one user (suppressed): 256 KiB at once and 512 bytes per second, for
+/// refusals, grants and quarantines separately.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(super) struct Args {
     /// Wait for more lines, until Ctrl-C
     #[arg(long)]
     follow: bool,
-    /// Show lines since a time in UTC (2026-11-23, 2026-11-23T08:47), or for an age (90s, 15min, 2h, 7d)
+    /// Show lines since a time in UTC (2026-11-23, 2026-11-23T08:47) or since an age (90s, 15min, 2h, 7d)
     #[arg(long, value_name = "TIME", value_parser = since)]
     since: Option<String>,
-    /// Show this event only: grant, return, refusal, scrub, retire, unretire, claim-refused, quarantine, release,
-    /// mismatch; may be repeated
+    /// Show this event only; may be repeated
     #[arg(long, value_name = "EVENT", value_parser = EVENTS)]
     event: Vec<String>,
-    /// Read the file of findings: retire, unretire, quarantine, release and mismatch, which grants do not rotate out
+    /// Read the file of findings (retire, unretire, quarantine, release, mismatch), which has a longer history
     #[arg(long)]
     findings: bool,
     /// Show this region only
     #[arg(long, value_name = "REGION")]
     region: Option<String>,
-    /// Print the lines as they are, one JSON object each
+    /// Print the lines unchanged, one JSON object each
     #[arg(long)]
     json: bool,
-    /// Read the log of a host below this folder
+    /// Folder below which the files of the host are
     #[arg(long, value_name = "FOLDER", default_value = "/", hide_default_value = true)]
     root: PathBuf,
 }
 
 const HELP: &str = "\
 Examples:
+
   egm-device log --since 2h --event refusal
   egm-device log --follow --region egm4
   egm-device log --json --since 2026-11-23 | jq .bytes";

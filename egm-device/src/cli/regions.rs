@@ -12,7 +12,7 @@ use crate::host::Host;
 use crate::region::usage::{Socket, Usage, Usages, sockets};
 use crate::region::{DaxFiles, Region, RegionKind, Survey};
 
-/// Shows which memory of this host guests can get, per socket and per region
+/// Show which memory of this host guests can get, per socket and per region
 #[derive(Debug, clap::Args)]
 #[command(after_help = COLUMNS)]
 pub(super) struct Args {
@@ -30,13 +30,13 @@ const COLUMNS: &str = "\
 Columns:
 
   visible    memory of the kernel's allocator, hugetlb pools included
-  aside      device-DAX: the kernel knows each page and gives none away
-  invisible  memory that the kernel does not know: EGM, and what mem= and memmap= hide
-  free       pages of a hugetlb pool that nobody uses
-  granted    what somebody has; \"egm-device ledger show\" says who
-  dirty      what is scrubbed before anybody gets it
-  retired    bad memory, which nobody gets
-  kind       the word for it in \"region\" of a configuration";
+  aside      device-DAX: the kernel has a struct page for each page, and uses none
+  invisible  memory without struct pages: EGM, and what mem= and memmap= hide
+  free       unused pages of a hugetlb pool
+  granted    memory of owners, which \"egm-device ledger show\" lists
+  dirty      memory that is scrubbed before the next grant
+  retired    bad memory, which is never granted
+  kind       name of the kind for \"region\" of a configuration";
 
 /// Output of `--json`; [`Survey`] can be read back from it.
 #[derive(Debug, serde::Serialize)]

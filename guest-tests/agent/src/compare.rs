@@ -13,18 +13,18 @@ use crate::validate::read_run;
 /// Which runs, and how.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// A run, written with `egm-guest validate --json`; the one that the other is measured against.
+    /// Run to compare with, from "egm-guest validate --json".
     first: PathBuf,
-    /// Another run, or the same one with --rename.
+    /// Other run, or the same one with --rename.
     second: PathBuf,
-    /// Takes only those series of the second run that have OLD in their name, and calls them NEW: `node 1=node 0` holds
-    /// memory of node 1 against that of node 0.
+    /// Select the series of the second run with OLD in their name and rename it to NEW: "node 1=node 0" compares memory of
+    /// node 1 with that of node 0.
     #[arg(long, value_name = "OLD=NEW")]
     rename: Option<String>,
-    /// JSON instead of a table.
+    /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// Writes a page with plots of the second run, the first beside it.
+    /// Write a page with plots of both runs.
     #[arg(long, value_name = "FILE", conflicts_with = "rename")]
     html: Option<PathBuf>,
 }

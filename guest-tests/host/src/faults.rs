@@ -26,15 +26,15 @@ const REPORT: &str = "target/fault-logs";
 /// Which planted faults are run.
 #[derive(Debug, Args)]
 pub(crate) struct FaultsArguments {
-    /// Faults; all of the table when none is named.
+    /// Faults to plant [default: all of guest-tests/faults.json].
     faults: Vec<String>,
-    /// Those of unit tests only, for which nothing is built but the tests themselves.
+    /// Plant only faults of unit tests, which need no other build than the tests.
     #[arg(long)]
     unit: bool,
-    /// Lists the faults and what finds each.
+    /// List the faults and what finds each.
     #[arg(long)]
     list: bool,
-    /// Prints the verdicts as JSON.
+    /// Print the verdicts as JSON.
     #[arg(long)]
     json: bool,
 }

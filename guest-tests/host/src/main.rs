@@ -113,7 +113,7 @@ use crate::scenario::GraceKernel;
 use crate::session::RunArguments;
 use crate::skips::SkipsArguments;
 
-/// Boots virtual machines and judges the reports of their guests.
+/// Boot virtual machines and judge the reports of their guests.
 #[derive(Debug, Parser)]
 #[command(name = "egm-lab", version)]
 struct Arguments {
@@ -123,63 +123,65 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Reports what this host can run; exit code 3 when it cannot run a guest at all.
+    /// Print what this host can run; exit code 3 if it cannot run any guest.
     Check {
-        /// As JSON.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Gets a kernel into the cache and prints where it is.
+    /// Fetch or build a kernel into the cache and print its path.
     Kernel {
-        /// Which.
+        /// Kernel to get.
         which: Which,
-        /// Looks for a newer one even when the cache has one of the last 30 days.
+        /// Look for a newer one even if the cached one is younger than 30 days.
         #[arg(long)]
         refresh: bool,
     },
-    /// Runs scenarios; the last line counts their passed, failed and skipped checks.
+    /// Run scenarios; the last line counts their passed, failed and skipped checks.
     Run(RunArguments),
-    /// Boots a configuration of your own in the emulated PC, where /dev/kvm does not run stock kernels; Ctrl-C ends all.
+    /// Boot your own configuration in the emulated PC; Ctrl-C ends it.
     RunConfig(RunConfigArguments),
-    /// Prints the skips of a test log; exit code 1 when guest-tests/skips.json does not allow one of them.
+    /// Print the skips of a test log; exit code 1 if guest-tests/skips.json does not allow one.
     Skips(SkipsArguments),
-    /// Plants faults in our programs, one at a time; exit code 1 when the test or scenario of one stays green.
+    /// Plant faults in the programs, one at a time; exit code 1 if no test finds one.
     Faults(FaultsArguments),
-    /// Runs the mutation tests of the pure cores; exit code 1 when a mutant survives that guest-tests/mutants.json does
-    /// not list, or less than 95 % of a whole core's viable mutants are caught.
+    /// Run mutation tests of the pure cores
+    ///
+    /// Exit code 1: a mutant survived that guest-tests/mutants.json does not list, or less than 95 % of a core's viable
+    /// mutants were caught.
     Mutants(MutantsArguments),
-    /// Measures start, memory, prefault and a guest's boot, beside QEMU in the same run.
+    /// Measure start, memory, prefault and a guest's boot, together with QEMU.
     Bench(BenchArguments),
-    /// Boots configs/demo.json and prints the report of its guest.
+    /// Boot configs/demo.json and print the report of its guest.
     Demo,
-    /// Whether the slice that `egm-device carve grant` passes is zero; exit code 1 when it is not.
+    /// Check that the slice of "egm-device carve grant" is zero; exit code 1 if it is not.
     #[command(hide = true)]
     Zeros,
-    /// The emulated Grace host (arm64): a shell or a command in it.
+    /// Run a shell or a command in the emulated Grace host (arm64).
     Grace(GraceArguments),
-    /// Owner of a slice that `egm-device carve grant` provides: see `slice_owners.rs`.
+    /// Own the slice of "egm-device carve grant": see `slice_owners.rs`.
     #[command(hide = true)]
     SliceOwner {
-        /// Word that it writes.
+        /// Word to write.
         mark: u64,
     },
-    /// Runs Debian's newest QEMU for x86_64, from the cache.
+    /// Run Debian's newest QEMU for x86_64, from the cache.
     Qemu {
-        /// Its arguments.
+        /// Arguments for QEMU.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
     Completions(Completions),
     Man(Man),
-    /// Writes a guest's initial root: the agent, the kernel's modules and the plan.
+    /// Write an initial RAM disk for a guest: the agent, the kernel's modules and the plan.
     Initramfs {
-        /// What `egm-vmm plan --json` printed.
+        /// Output of "egm-vmm plan --json".
         #[arg(long)]
         plan: Option<PathBuf>,
-        /// The agent.
+        /// Program egm-guest.
         #[arg(long)]
         agent: PathBuf,
-        /// Where to write it.
+        /// File to write.
         #[arg(long)]
         out: PathBuf,
     },
@@ -187,20 +189,20 @@ enum Verb {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Which {
-    /// The emulated host's: Debian's stable kernel and the modules that the lab needs.
+    /// Emulated host: Debian's stable kernel, and modules for the lab.
     L1,
-    /// A kernel for the emulated host, built from Debian's newest linux-source, with iommufd, VFIO cdev and rdma_rxe.
+    /// Emulated host: built from Debian's newest linux-source, with iommufd, VFIO cdev and rdma_rxe.
     Built,
-    /// The guest's: Debian's stable cloud kernel and the modules that a virtio guest needs.
+    /// Guest: Debian's stable cloud kernel, and modules for virtio.
     Guest,
-    /// The emulated Grace host's (arm64), built from the same source: KVM, SMMUv3, nvgrace-gpu, the double of nvgrace-egm.
+    /// Emulated Grace host (arm64): built from the same source, with KVM, SMMUv3, nvgrace-gpu and an nvgrace-egm double.
     Grace,
-    /// The same with pages of 64 KiB.
+    /// The kernel "grace" with pages of 64 KiB.
     #[value(name = "grace-64k")]
     Grace64k,
-    /// Its guest's: Debian's newest for arm64.
+    /// Guest of the Grace host: Debian's newest kernel for arm64.
     Arm64,
-    /// Debian's stable one for arm64.
+    /// Guest of the Grace host: Debian's stable kernel for arm64.
     Arm64Stable,
 }
 

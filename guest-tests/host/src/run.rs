@@ -37,7 +37,7 @@ pub(crate) const INIT: &str = " as init process";
 pub(crate) enum Vmm {
     /// egm-vmm.
     Egm,
-    /// QEMU without acceleration: what the agent says on a machine that is not ours. Exit codes are QEMU's.
+    /// QEMU without acceleration, with its own exit codes.
     Qemu,
 }
 

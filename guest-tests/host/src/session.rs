@@ -37,36 +37,36 @@ const REPORT: &str = ".lab";
 /// What is run, where, and what is shown.
 #[derive(Debug, Args)]
 pub(crate) struct RunArguments {
-    /// Scenarios; all that are not long when none is named.
+    /// Scenarios to run [default: all that are not long].
     scenarios: Vec<String>,
-    /// Lists the scenarios and what they show.
+    /// List the scenarios and their claims.
     #[arg(long)]
     list: bool,
-    /// The long ones too.
+    /// Run the long ones as well.
     #[arg(long)]
     full: bool,
-    /// Runs every Nth of the chosen scenarios, from the Ith on; all shards together run each scenario once.
+    /// Run every Nth of the chosen scenarios, starting with the Ith.
     #[arg(long, value_name = "I/N")]
     shard: Option<Shard>,
-    /// Plants this fault in the host's programs, which must be built with them: see scripts/test --faults.
+    /// Plant this fault in the host's programs, which must be built for it: see scripts/test --faults.
     #[arg(long, value_name = "NAME")]
     fault: Option<String>,
-    /// Where; by default here when this machine's KVM runs stock kernels, else in the lab.
+    /// Where to run [default: kvm if this machine's KVM runs stock kernels, else lab].
     #[arg(long = "where", value_name = "PLACE")]
     place: Option<Where>,
     /// Monitor that runs the guest.
     #[arg(long, default_value = "egm")]
     vmm: Vmm,
-    /// A monitor that you provide, by name and program: cloud-hypervisor=PATH, for the scenario peer-cloud-hypervisor.
+    /// Monitor that you provide for the scenario peer-NAME: cloud-hypervisor=PATH.
     #[arg(long = "peer", value_name = "NAME=PATH")]
     peers: Vec<PeerProgram>,
-    /// Writes the results as JUnit XML as well.
+    /// Write the results as JUnit XML as well.
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
-    /// Prints the results as JSON instead of a table.
+    /// Print the results as JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// Where logs and results go.
+    /// Folder for logs and results.
     #[arg(long, value_name = "DIR", default_value = REPORT)]
     report: PathBuf,
     /// A directory with the programs, the kernel and configs/, instead of those of the checkout.

@@ -119,11 +119,11 @@ fn is_like(text: &str, pattern: &str) -> bool {
 /// A log and what it is of.
 #[derive(Debug, Args)]
 pub(crate) struct SkipsArguments {
-    /// What the log is of.
+    /// Kind of the log.
     kind: Kind,
-    /// The output of `cargo nextest run`, of `cargo test -- --show-output`, or lines `NAME: skipped: REASON`.
+    /// Output of "cargo nextest run" or "cargo test -- --show-output", or lines "NAME: skipped: REASON".
     log: PathBuf,
-    /// Options of scripts/test, with which it skips steps.
+    /// Options of scripts/test that make it skip steps.
     #[arg(last = true)]
     options: Vec<String>,
 }

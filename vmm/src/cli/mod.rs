@@ -18,7 +18,7 @@ use egm_report::program::{Outcome, end, end_on_panic, forbid_core_dumps, help};
 
 use crate::console;
 
-/// Runs Linux virtual machines with Extended GPU Memory as NUMA nodes
+/// Run Linux virtual machines with Extended GPU Memory as NUMA nodes
 #[derive(Debug, Parser)]
 #[command(name = "egm-vmm", version, after_help = HELP)]
 struct Cli {
@@ -29,13 +29,18 @@ struct Cli {
 }
 
 const HELP: &str = "\
-One JSON file describes a machine. See where everything will be, then start it:
+One JSON file describes a machine. Print its plan, then start it:
 
   egm-vmm plan configs/smoke.json
   egm-vmm run configs/smoke.json
 
-Exit codes: 0 the guest powered off, or a signal ended it; 1 the guest failed; 2 the configuration is wrong;
-3 the host lacks something; 4 a bug in egm-vmm";
+Exit codes:
+
+  0  the guest powered off, or a signal ended it
+  1  the guest failed
+  2  the configuration or the command line is wrong
+  3  the host lacks something
+  4  a bug in egm-vmm";
 
 #[derive(Debug, Subcommand)]
 enum Command {

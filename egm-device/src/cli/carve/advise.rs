@@ -13,21 +13,21 @@ use crate::carve::advise::{How, Part, Setting, Split, Undo, Wish, advise, undo};
 use crate::host::Host;
 use crate::region::{HostFacts, HostFile, ReservedSpan};
 
-/// Prints the kernel's words and the files that split this host's memory between its kernel and its guests
+/// Print the kernel parameters and files that split this host's memory between its kernel and guests
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub(super) struct Args {
-    /// Memory that the hypervisor keeps, for instance 64GiB
+    /// Memory that the host's kernel keeps, such as 64GiB
     #[arg(long, value_name = "SIZE", required_unless_present = "undo")]
     hypervisor: Option<ByteSize>,
-    /// Let each node keep that much, instead of all nodes together
+    /// Apply that size to each node, instead of all nodes together
     #[arg(long)]
     per_node: bool,
-    /// By which way: mem, memmap, hugetlb, dax or firmware; the default depends on the host. Several take each node's
-    /// memory from the lowest address up, the last one the rest: memmap=1GiB,dax=1GiB,mem
+    /// Method: mem, memmap, hugetlb, dax or firmware [default: by the host]. Several methods share each node's memory from
+    /// the lowest address up, and the last one gets the rest: memmap=1GiB,dax=1GiB,mem
     #[arg(long, value_name = "WAY[=SIZE]", value_delimiter = ',', value_parser = part)]
     how: Vec<Part>,
-    /// Print how to undo the split instead
+    /// Print how to undo the split
     #[arg(long, conflicts_with_all = ["hypervisor", "per_node", "how"])]
     undo: bool,
     #[command(flatten)]
@@ -38,14 +38,14 @@ pub(super) struct Args {
 }
 
 const EXAMPLE: &str = "\
-Ask, keep the answer, change what it says, reboot, and look whether it took:
+Print the advice, keep it, apply it, reboot, and verify the result:
 
   egm-device carve advise --hypervisor 64GiB
   egm-device carve advise --hypervisor 64GiB --json > split.json
   egm-device carve verify split.json
 
-Nothing is changed by this command. For another host, record it there, and name the file with
---recorded: egm-device regions --json > host.json";
+This command changes nothing. For another host, record it there with \"egm-device regions --json > host.json\", and \
+name the file with --recorded.";
 
 /// `memmap=1GiB`, or `mem` alone.
 fn part(text: &str) -> Result<Part, String> {

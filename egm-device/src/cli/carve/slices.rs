@@ -24,7 +24,7 @@ struct Which {
     /// Name of the region
     #[arg(value_name = "REGION")]
     word: Option<String>,
-    /// The same, as "carve grant" wants it
+    /// Name of the region, as an option
     #[arg(long, value_name = "REGION")]
     region: Option<String>,
 }
@@ -41,13 +41,13 @@ impl Which {
 struct Wanted {
     #[command(flatten)]
     region: Which,
-    /// Bytes, retired pages inside included: 4GiB
+    /// Size including retired pages inside, such as 4GiB
     #[arg(long)]
     size: ByteSize,
-    /// Alignment of its address; the least is the region's page size
+    /// Alignment of the address [default: the region's page size]
     #[arg(long, default_value = "0", hide_default_value = true)]
     align: ByteSize,
-    /// Offset in the region that it must have
+    /// Required offset in the region
     #[arg(long, value_name = "OFFSET")]
     at: Option<ByteSize>,
 }
@@ -59,12 +59,12 @@ impl Wanted {
     }
 }
 
-/// Shows where slices would go, and takes none
+/// Show where slices would be placed, without taking them
 #[derive(Debug, clap::Args)]
 pub(super) struct Plan {
     #[command(flatten)]
     wanted: Wanted,
-    /// How many slices of that size
+    /// Number of slices of that size
     #[arg(long, default_value_t = 1)]
     count: u32,
     /// Plan as if no slice were granted yet
@@ -74,7 +74,7 @@ pub(super) struct Plan {
     common: Common,
 }
 
-/// Scrubs the memory of an owner that has ended; refused while the owner runs
+/// Scrub the memory of an owner that has ended; refused while the owner runs
 #[derive(Debug, clap::Args)]
 pub(super) struct Return {
     #[command(flatten)]
@@ -82,19 +82,19 @@ pub(super) struct Return {
     /// Offset of the slice in the region
     #[arg(long, value_name = "OFFSET")]
     at: ByteSize,
-    /// Bytes
+    /// Size of the slice
     #[arg(long)]
     size: ByteSize,
     #[command(flatten)]
     common: Common,
 }
 
-/// Scrubs free dirty memory, so that later grants need not wait
+/// Scrub free dirty memory, so that later grants need not wait
 #[derive(Debug, clap::Args)]
 pub(super) struct Scrub {
     #[command(flatten)]
     region: Which,
-    /// Bytes a second at most, on processors that have nothing else to do: 1GiB
+    /// Limit in bytes per second, such as 1GiB [default: none]
     #[arg(long, value_name = "BYTES")]
     rate: Option<ByteSize>,
     #[command(flatten)]

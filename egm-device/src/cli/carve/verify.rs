@@ -11,13 +11,13 @@ use crate::carve::advise::Split;
 use crate::carve::verify::{Check, verify};
 use crate::host::{Host, load};
 
-/// Looks after the reboot whether the split that "carve advise --json" wrote took
+/// Verify after the reboot that the split of "carve advise --json" is in effect
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit codes: 0 it took; 2 the file is wrong; 3 it did not take"
+    after_help = "Exit codes:\n\n  0  the split is in effect\n  2  the file is wrong\n  3  the split is not in effect"
 )]
 pub(super) struct Args {
-    /// What "carve advise --json" wrote
+    /// Output of "carve advise --json"
     #[arg(value_name = "FILE")]
     split: PathBuf,
     #[command(flatten)]

@@ -28,10 +28,10 @@ pub(crate) use live::{Probe, probe_in_this_process};
 /// What a person asks for.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// JSON instead of lines.
+    /// Print JSON instead of lines.
     #[arg(long)]
     json: bool,
-    /// Looks at the files of a recorded machine below this folder; libraries and limits are then unknown.
+    /// Folder with the files of a recorded machine to examine; libraries and limits are then unknown.
     #[arg(long, value_name = "FOLDER")]
     root: Option<PathBuf>,
 }

@@ -19,10 +19,10 @@ use crate::show::{Screen, printable_lines};
 #[derive(Debug, Clone, Copy, clap::Args)]
 #[command(next_help_heading = "Messages on standard error")]
 pub struct Log {
-    /// Lines of text, or a JSON object a message
+    /// Format of messages: text or json (one object per message)
     #[arg(long, global = true, value_name = "FORMAT", default_value = "text", hide_possible_values = true)]
     log_format: Format,
-    /// Least severe messages that are printed: error, warn, info or debug
+    /// Least severity of messages to print: error, warn, info or debug
     #[arg(long, global = true, value_name = "LEVEL", default_value = "info", hide_possible_values = true)]
     log_level: Severity,
 }
