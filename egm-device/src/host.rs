@@ -16,7 +16,7 @@ use crate::region::{HostFacts, HostFile, Region, Survey};
 pub struct Host {
     #[command(flatten)]
     local: LocalHost,
-    /// Take another host, as "egm-device regions --json" recorded it
+    /// Host that "egm-device regions --json" recorded, instead of this one
     #[arg(long, value_name = "FILE", conflicts_with_all = ["root", "host_files"])]
     recorded: Option<PathBuf>,
 }
@@ -24,11 +24,10 @@ pub struct Host {
 /// The host to read, with its ledger
 #[derive(Debug, clap::Args)]
 pub(crate) struct LocalHost {
-    /// Folder of host files (*.json), which name memory that was hidden from the kernel; the default is
-    /// /etc/egm-device/host
+    /// Folder of host files (*.json), which name memory hidden from the kernel [default: /etc/egm-device/host]
     #[arg(long, value_name = "FOLDER")]
     host_files: Option<PathBuf>,
-    /// Read a copy of a host's /proc and /sys in this folder instead; devices of such a host are never opened
+    /// Folder with a copy of a host's /proc and /sys, to read instead of this host; no device is opened
     #[arg(long, value_name = "FOLDER", default_value = "/", hide_default_value = true)]
     root: PathBuf,
 }

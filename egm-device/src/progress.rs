@@ -1,9 +1,8 @@
 //! Progress while slices are scrubbed: one line each. Nothing where no terminal shows it.
 
-use std::io::{self, IsTerminal, Write};
 use std::sync::Mutex;
 
-use egm_report::progress::Bar;
+use egm_report::progress::{Bar, Counts, ProgressBar, bar};
 
 use crate::ledger::Progress;
 
@@ -15,26 +14,33 @@ pub(crate) fn with_bar<T>(id: &str, long: impl FnOnce(&(dyn Fn(Progress) + Sync)
 
 /// One bar for each slice that is scrubbed, one line while the kernel opens a region.
 #[derive(Debug, Default)]
-pub struct Bars(Mutex<Option<(String, Bar)>>);
+pub struct Bars(Mutex<Option<Line>>);
+
+/// The line that is shown.
+#[derive(Debug)]
+enum Line {
+    Opening(ProgressBar),
+    Scrubbing { id: String, bar: Bar },
+}
 
 impl Bars {
     /// Reports a step for slice `id`. From any thread.
     pub fn report(&self, id: &str, step: Progress) {
-        let Ok(mut current) = self.0.try_lock() else { return };
-        match step {
-            Progress::Opening(since) => {
-                if io::stderr().is_terminal() {
-                    let seconds = since.as_secs();
-                    let _ = write!(io::stderr(), "\r{id}: the kernel opens the region, {seconds} s\x1b[K");
-                }
+        let Ok(mut line) = self.0.try_lock() else { return };
+        match (step, &*line) {
+            (Progress::Opening(_), Some(Line::Opening(bar))) => bar.tick(),
+            (Progress::Opening(_), _) => {
+                let bar = bar(format!("{id}: the kernel opens the region"), Counts::Time);
+                bar.tick();
+                *line = Some(Line::Opening(bar));
             }
-            Progress::Scrubbing { done, of } => {
-                if current.as_ref().is_none_or(|(shown, _)| shown != id) {
-                    *current = Some((id.to_owned(), Bar::new(format!("{id} scrubbed"))));
-                }
-                if let Some((_, bar)) = &*current {
-                    bar.told(done, of);
-                }
+            (Progress::Scrubbing { done, of }, Some(Line::Scrubbing { id: shown, bar })) if shown == id => {
+                bar.told(done, of);
+            }
+            (Progress::Scrubbing { done, of }, _) => {
+                let bar = Bar::new(format!("{id} scrubbed"));
+                bar.told(done, of);
+                *line = Some(Line::Scrubbing { id: id.to_owned(), bar });
             }
         }
     }

@@ -15,7 +15,7 @@ mod tests {
 
     use egm_vmm::config::{self, Architecture};
     use egm_vmm::facts::{self, Facts};
-    use egm_vmm::plan::{self, Colour, Plan};
+    use egm_vmm::plan::{self, Plan, Screen};
 
     /// Relative to this package, where tests run: paths in the plans do not depend on the checkout.
     const CONFIGS: &str = "../configs";
@@ -58,7 +58,7 @@ mod tests {
         let mut wrong = Vec::new();
         for (name, path) in configs() {
             let (plan, facts) = plan_and_host(&path);
-            let mut all = vec![("json", plan::json(&plan)), ("txt", plan::text(&plan, Colour::Off))];
+            let mut all = vec![("json", plan::json(&plan)), ("txt", plan::text(&plan, Screen::FILE))];
             if plan.passthrough.is_some() {
                 all.push(("xml", plan::nccl(&plan, &facts)));
             }

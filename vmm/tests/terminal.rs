@@ -81,7 +81,10 @@ fn a_person_sees_how_far_prefault_is_and_a_log_file_does_not() {
     let mut seen = [0; 4096];
     let length = rustix::io::read(&person, &mut seen).unwrap();
     let seen = String::from_utf8_lossy(&seen[..length]);
-    assert!(seen.contains("##] 14.875 MiB of 14.875 MiB, ") && seen.ends_with('\n'), "{seen:?}");
+    assert!(
+        seen.contains("memory present: 14.875 MiB of 14.875 MiB in ") && seen.ends_with('\n'),
+        "{seen:?}"
+    );
 
     let (_folder, child) = start(&payload, Stdio::null(), Stdio::piped());
     let output = child.wait_with_output().unwrap();

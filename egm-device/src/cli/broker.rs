@@ -25,19 +25,19 @@ pub(super) const SOCKET: &str = "/run/egm-broker.sock";
 /// The policy, unless another file is named.
 const POLICY: &str = "/etc/egm-device/policy.json";
 
-/// Grants slices to unprivileged users over a socket, by a policy
+/// Grant slices to unprivileged users over a socket, by a policy
 ///
-/// Runs until SIGTERM or Ctrl-C. A client has its slice until it closes the connection and ends, or reports that it has
-/// unmapped the slice; then the broker scrubs it. A device that opens once stays open in the broker until it ends.
+/// Runs until SIGTERM or Ctrl-C. A client owns its slice until it closes the connection and ends, or reports that it has
+/// unmapped the slice; then the broker scrubs it. A device that can be opened only once stays open until the broker ends.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Socket for clients; every user may connect, and the policy decides
+    /// Socket for clients; every user may connect, and the policy decides about grants
     #[arg(long, value_name = "PATH", default_value = SOCKET)]
     socket: PathBuf,
-    /// Policy [default: /etc/egm-device/policy.json; without that file only root gets slices]
+    /// Policy [default: /etc/egm-device/policy.json; without that file, only root gets slices]
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// Limit for scrubbing free memory while no request waits, in bytes per second; 0 for none
+    /// Limit for scrubbing free memory while no request waits, in bytes per second; 0 is no limit
     #[arg(long, value_name = "BYTES", default_value = "1GiB")]
     scrub_rate: ByteSize,
     #[command(flatten)]

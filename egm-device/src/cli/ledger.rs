@@ -7,7 +7,7 @@ use clap::Subcommand;
 use egm_address::Printable;
 use egm_report::program::{Outcome, print_json};
 use egm_report::show::print;
-use egm_report::show::{Colour, Side, Style, Table, size};
+use egm_report::show::{Screen, Side, Style, Table, first_of, size};
 use serde::Serialize;
 
 use crate::cli::access::{LedgerArgs, open};
@@ -17,7 +17,7 @@ use crate::ledger::record::{Doubt, GrantState};
 use crate::ledger::{HeldBytes, Ledger, LedgerError, Repair, States};
 use crate::region::Region;
 
-/// Shows and repairs the record of owners
+/// Show and repair the record of owners
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
@@ -26,12 +26,11 @@ pub(super) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Shows the state and the owner of every byte of every region
+    /// Show the state and the owner of every byte of every region
     Show(LedgerArgs),
-    /// Moves an unreadable record aside, removes grants of owners that have ended, and reviews quarantined memory
+    /// Move an unreadable record aside, remove grants of ended owners, and review quarantined memory
     ///
-    /// Nothing is lost: bytes of unknown state are scrubbed before the next grant, and bad pages are recorded in a file of
-    /// their own.
+    /// Bytes of unknown state are scrubbed before the next grant. Bad pages stay recorded, in a file of their own.
     Repair(LedgerArgs),
     Unretire(unretire::Args),
 }
@@ -66,7 +65,7 @@ fn show(args: &LedgerArgs) -> Outcome {
         });
         print_json(&lines.collect::<Vec<_>>());
     } else {
-        print(text(&states, Colour::of_stdout()));
+        print(text(&states, Screen::of_stdout()));
         for (region, _) in &states {
             print(files(&ledger, region)?);
         }
@@ -93,7 +92,7 @@ fn files(ledger: &Ledger, region: &Region) -> Result<String, LedgerError> {
     Ok(out)
 }
 
-fn text(all: &[(&Region, States)], colour: Colour) -> String {
+fn text(all: &[(&Region, States)], screen: Screen) -> String {
     let heads = ["region", "size", "granted", "scrubbing", "quarantined", "clean", "dirty", "retired"];
     let mut table = Table::new(&[Left, Right, Right, Right, Right, Right, Right, Right], &heads);
     let sides = [Left, Right, Right, Left, Right, Right, Left];
@@ -120,18 +119,18 @@ fn text(all: &[(&Region, States)], colour: Colour) -> String {
         }
     }
     let mut out = String::new();
-    table.write(&mut out, colour);
+    table.write(&mut out, screen);
     if !gpus.is_empty() {
         out.push_str(&format!("\n{}\n", gpus.join("\n")));
     }
     if all.iter().any(|(_, states)| !states.held.is_empty()) {
         out.push('\n');
-        slices.write(&mut out, colour);
+        slices.write(&mut out, screen);
     }
     if let Some(doubt) = all.iter().find_map(|(_, states)| states.doubt) {
         let note =
             format!("The record is not used: {doubt}. All that is free is scrubbed before it is granted.");
-        out.push_str(&format!("\n{}\n", colour.paint(Style::Yellow, &note)));
+        out.push_str(&format!("\n{}\n", screen.paint(Style::Yellow, &note)));
     }
     out
 }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use egm_report::program::Outcome;
-use egm_report::show::{print, size, written};
+use egm_report::show::{print, size, wrap, written};
 use egm_report::{Blame, Report};
 use rustix::fs::inotify;
 use serde::Deserialize;
@@ -19,41 +19,41 @@ use crate::audit::{FILES, MAX_LINE, Paths, time};
 /// Columns of a terminal.
 const WIDTH: usize = 80;
 
-/// Shows the audit log: grants, returns, refusals, scrubs and bad pages
+/// Show the audit log: grants, returns, refusals, scrubs and bad pages
 ///
-/// Each line of the log is a JSON object with the keys time, event, owner, uid, pid, program (comm, exe) and, as the event
-/// has them, region, span (offset, size), bytes, duration_ms, reason. Lines that could not be written are counted in the
-/// next one (lost), and so are lines beyond the allowance of one user: 256 KiB at once and 512 bytes a second for refusals,
-/// as much for grants, and for quarantines (suppressed).
+/// Each line of the log is a JSON object with the keys time, event, owner, uid, pid, program (comm, exe) and, if the event
+/// has them, region, span (offset, size), bytes, duration_ms and reason. The next line counts those that could not be
+/// written (lost) and those beyond the allowance of one user (suppressed): 256 KiB at once and 512 bytes per second, for
+/// refusals, grants and quarantines separately.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(super) struct Args {
     /// Wait for more lines, until Ctrl-C
     #[arg(long)]
     follow: bool,
-    /// Show lines since a time in UTC (2026-11-23, 2026-11-23T08:47), or for an age (90s, 15min, 2h, 7d)
+    /// Show lines since a time in UTC (2026-11-23, 2026-11-23T08:47) or since an age (90s, 15min, 2h, 7d)
     #[arg(long, value_name = "TIME", value_parser = since)]
     since: Option<String>,
-    /// Show this event only: grant, return, refusal, scrub, retire, unretire, claim-refused, quarantine, release,
-    /// mismatch; may be repeated
+    /// Show this event only; may be repeated
     #[arg(long, value_name = "EVENT", value_parser = EVENTS)]
     event: Vec<String>,
-    /// Read the file of findings: retire, unretire, quarantine, release and mismatch, which grants do not rotate out
+    /// Read the file of findings (retire, unretire, quarantine, release, mismatch), which has a longer history
     #[arg(long)]
     findings: bool,
     /// Show this region only
     #[arg(long, value_name = "REGION")]
     region: Option<String>,
-    /// Print the lines as they are, one JSON object each
+    /// Print the lines unchanged, one JSON object each
     #[arg(long)]
     json: bool,
-    /// Read the log of a host below this folder
+    /// Folder below which the files of the host are
     #[arg(long, value_name = "FOLDER", default_value = "/", hide_default_value = true)]
     root: PathBuf,
 }
 
 const HELP: &str = "\
 Examples:
+
   egm-device log --since 2h --event refusal
   egm-device log --follow --region egm4
   egm-device log --json --since 2026-11-23 | jq .bytes";
@@ -298,17 +298,4 @@ fn cut(text: &str, most: usize) -> String {
         Some(start) if text.len() > most => format!("{start}~"),
         _ => text.to_owned(),
     }
-}
-
-/// `text`, which is ASCII, in lines of `width` columns at most, broken between words where there are any.
-fn wrap(text: &str, width: usize) -> Vec<String> {
-    let (mut lines, mut rest) = (Vec::new(), text.trim());
-    while let Some(start) = rest.get(..width).filter(|_| rest.len() > width) {
-        let end = start.rfind(' ').filter(|end| *end > 0).unwrap_or(width);
-        let (line, left) = rest.split_at(end);
-        lines.push(line.to_owned());
-        rest = left.trim_start();
-    }
-    lines.push(rest.to_owned());
-    lines
 }

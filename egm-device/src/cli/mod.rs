@@ -16,9 +16,9 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use egm_report::program::log::Log;
-use egm_report::program::{Outcome, end, end_on_panic, forbid_core_dumps, generate};
+use egm_report::program::{Outcome, end, end_on_panic, forbid_core_dumps, generate, help};
 
-/// Splits host memory into regions and slices for virtual machines, and records their owners
+/// Split host memory into regions and slices for virtual machines, and record their owners
 #[derive(Debug, Parser)]
 #[command(name = "egm-device", version, after_help = HELP)]
 struct Cli {
@@ -29,15 +29,19 @@ struct Cli {
 }
 
 const HELP: &str = "\
-See what this host has, split it once, and give slices away all day:
+Show the memory of this host, split it once, then grant slices:
 
   egm-device regions
   egm-device carve advise --hypervisor 64GiB
   egm-device carve grant --region hidden --size 4GiB -- COMMAND
   egm-device ledger show
 
-Exit codes: 0 done; 2 the command line or a file is wrong; 3 the host lacks something or forbids it, such as a
-region, or memory that is not there or not free; 4 a bug in egm-device";
+Exit codes:
+
+  0  done
+  2  the command line or a file is wrong
+  3  the host lacks something or forbids it, such as a region or free memory
+  4  a bug in egm-device";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -55,7 +59,7 @@ enum Command {
 pub fn main() -> ExitCode {
     forbid_core_dumps();
     end_on_panic(|| ());
-    let cli = Cli::parse();
+    let cli: Cli = help::parse();
     cli.log.start();
     let outcome: Outcome = match &cli.command {
         Command::Regions(args) => regions::run(args),

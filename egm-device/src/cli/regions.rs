@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use egm_report::program::{Outcome, print_json};
-use egm_report::show::{Colour, Style, print};
+use egm_report::show::{Screen, Style, print};
 use egm_report::{Chain, Report};
 
 use crate::cli::html::html;
@@ -12,7 +12,7 @@ use crate::host::{Host, LocalHost};
 use crate::region::usage::{Socket, Usage, Usages, sockets};
 use crate::region::{DaxFiles, Region, RegionKind, Survey};
 
-/// Shows which memory of this host guests can get, per socket and per region
+/// Show which memory of this host guests can get, per socket and per region
 #[derive(Debug, clap::Args)]
 #[command(after_help = COLUMNS)]
 pub(super) struct Args {
@@ -30,13 +30,13 @@ const COLUMNS: &str = "\
 Columns:
 
   visible    memory of the kernel's allocator, hugetlb pools included
-  aside      device-DAX: the kernel knows each page and allocates none
-  invisible  memory without struct pages in the kernel: EGM, and what mem= and memmap= hide
+  aside      device-DAX: the kernel has a struct page for each page, and uses none
+  invisible  memory without struct pages: EGM, and what mem= and memmap= hide
   free       unused pages of a hugetlb pool
-  granted    memory that has an owner; see \"egm-device ledger show\"
-  dirty      memory that is scrubbed before its next grant
+  granted    memory of owners, which \"egm-device ledger show\" lists
+  dirty      memory that is scrubbed before the next grant
   retired    bad memory, which is never granted
-  kind       the word for it in \"region\" of a configuration";
+  kind       name of the kind for \"region\" of a configuration";
 
 /// Output of `--json`; [`Survey`] can be read back from it.
 #[derive(Debug, serde::Serialize)]
@@ -63,7 +63,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     } else if args.html {
         print(html(&survey, &sockets, &usages));
     } else {
-        print(text(&survey, &sockets, &usages, Colour::of_stdout()));
+        print(text(&survey, &sockets, &usages, Screen::of_stdout()));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -82,7 +82,7 @@ fn usages(host: &Host, survey: &mut Survey) -> Result<Usages, Box<dyn Report>> {
     Ok(usages)
 }
 
-fn text(survey: &Survey, sockets: &[Socket], usages: &Usages, colour: Colour) -> String {
+fn text(survey: &Survey, sockets: &[Socket], usages: &Usages, screen: Screen) -> String {
     let tables = [
         ("Sockets", Some(socket_table(sockets))),
         ("Regions", Some(region_table(survey, usages))),
@@ -92,8 +92,8 @@ fn text(survey: &Survey, sockets: &[Socket], usages: &Usages, colour: Colour) ->
     let mut out = String::new();
     for (title, table) in tables.iter().filter_map(|(title, table)| Some((title, table.as_ref()?))) {
         let before = if out.is_empty() { "" } else { "\n" };
-        out += &format!("{before}{}\n", colour.paint(Style::Strong, title));
-        table.write(&mut out, colour);
+        out += &format!("{before}{}\n", screen.paint(Style::Strong, title));
+        table.write(&mut out, screen);
     }
     let shared: Vec<String> = survey.regions.iter().filter_map(file_note).collect();
     if !shared.is_empty() {

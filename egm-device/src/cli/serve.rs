@@ -35,44 +35,44 @@ use crate::trust;
 /// Interval at which an EGM device's list of retired pages is read; there is no event when it grows.
 const LOOK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
-/// Serves slices as PCI functions over vfio-user, for cloud-hypervisor, QEMU and egm-vmm
+/// Serve slices as PCI functions over vfio-user, for cloud-hypervisor, QEMU and egm-vmm
 ///
-/// A guest sees the slice as a 64-bit BAR. It stays through reboots and clients that come and go. SIGUSR1 requests
-/// the slices from guests and VMMs; SIGTERM does so too, waits a few seconds, and returns them scrubbed.
+/// The slice is a 64-bit BAR of the guest. It stays through reboots and changes of clients. SIGUSR1 requests the slices from
+/// guests and VMMs; SIGTERM does too, gives them time to answer, and returns the slices scrubbed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, group = clap::ArgGroup::new("what").required(true).args(["config", "region"]))]
 pub(super) struct Args {
-    /// Devices, as JSON
+    /// File that describes the devices, as JSON
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Only the device of the file with this name
+    /// Serve only the device of this name from the file
     #[arg(long, value_name = "NAME", requires = "config")]
     slice: Option<String>,
-    /// One device: its region, by name or kind
+    /// Region of a single device, by name or kind
     #[arg(long, value_name = "REGION", requires = "size")]
     region: Option<String>,
-    /// Its bytes, such as 64GiB
+    /// Size of the slice, such as 64GiB
     #[arg(long, value_name = "SIZE", requires = "region")]
     size: Option<ByteSize>,
-    /// Socket for clients; without it systemd passes one
+    /// Socket for clients [default: the one that systemd passes]
     #[arg(long, value_name = "PATH", conflicts_with = "config")]
     socket: Option<PathBuf>,
-    /// Name of the device for operators, and of its socket for systemd
+    /// Name of the device, and of its socket in systemd
     #[arg(long, value_name = "NAME", default_value = "slice", conflicts_with = "config")]
     name: String,
     /// Proximity domain of the slice in the guest
     #[arg(long, value_name = "NODE", conflicts_with = "config")]
     pxm: Option<u32>,
-    /// Scrub at every reset
+    /// Scrub the slice at every reset of the function
     #[arg(long, conflicts_with = "config")]
     scrub_on_reset: bool,
-    /// No MSI-X: QEMU up to 11.1 at least aborts when a vfio-user function that has it is unplugged
+    /// Leave MSI-X out: QEMU (11.1 and older) aborts when a vfio-user function with MSI-X is unplugged
     #[arg(long, conflicts_with = "config")]
     no_msix: bool,
-    /// Let unprivileged users connect although all slices of the region are one file, which they can map
+    /// Accept unprivileged clients even if all slices of the region are one file, which they can map as a whole
     #[arg(long, conflicts_with = "config")]
     whole_device: bool,
-    /// PCI vendor and device id, if you have a vendor id of your own
+    /// PCI vendor and device id to use
     #[arg(long, value_name = "ID", conflicts_with = "config")]
     id: Option<Id>,
     /// Trust domain of the guest: owners of one domain share a region that a GPU reaches
@@ -84,7 +84,7 @@ pub(super) struct Args {
     /// Get slices from the broker at this socket (required unless you are root)
     #[arg(long, value_name = "SOCKET")]
     broker: Option<PathBuf>,
-    /// Seconds that a guest has to answer a request for its slice
+    /// Seconds that a guest has to release its slice on request
     #[arg(long = "patience", value_name = "SECONDS", default_value_t = 5)]
     timeout: u64,
     #[command(flatten)]
@@ -94,13 +94,21 @@ pub(super) struct Args {
 const EXAMPLES: &str = "\
 Examples: one slice for one guest; those of a file, from the broker; cloud-hypervisor and QEMU as clients
 
-  egm-device serve --region egm0 --size 64GiB --pxm 1 --socket /run/egm-serve/vm1.sock
-  egm-device serve --config configs/serve/grace.json --broker /run/egm-broker.sock
-  cloud-hypervisor … --memory size=4G,shared=on --user-device socket=/run/egm-serve/vm1.sock
-  qemu-system-x86_64 … -device '{\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"/run/egm-serve/vm1.sock\"}}'
+  egm-device serve --region egm0 --size 64GiB --pxm 1 \\
+    --socket /run/egm-serve/vm1.sock
+  egm-device serve --config configs/serve/grace.json \\
+    --broker /run/egm-broker.sock
+  cloud-hypervisor … --memory size=4G,shared=on \\
+    --user-device socket=/run/egm-serve/vm1.sock
+  qemu-system-x86_64 … -device '{\"driver\": \"vfio-user-pci\", \"socket\":
+    {\"type\": \"unix\", \"path\": \"/run/egm-serve/vm1.sock\"}}'
 
-Exit codes: 0 ended by a signal, the slices returned; 2 the command line or a file is wrong; 3 the host lacks something
-or forbids it, such as a region, or memory that is not there or not free; 4 a bug in egm-device";
+Exit codes:
+
+  0  ended by a signal, after the slices were returned
+  2  the command line or a file is wrong
+  3  the host lacks something or forbids it, such as a region or free memory
+  4  a bug in egm-device";
 
 /// A failure that stops a server.
 #[derive(Debug, thiserror::Error)]

@@ -10,12 +10,12 @@ use crate::cli::access::{LedgerArgs, find, open};
 use crate::ledger::{UnretireError, Unretired};
 use crate::owner::Owner;
 
-/// Puts retired bytes of a region back into use, if reading them works
+/// Put retired bytes of a region back into use if they can be read
 ///
-/// Bytes that the kernel or the device itself lists as retired are refused. The next owner gets the bytes scrubbed. Without
-/// --yes the bytes are checked and nothing is changed.
+/// Refuses bytes that the kernel or the device itself lists as retired. The bytes are scrubbed before the next grant.
+/// Without --yes the bytes are checked and nothing changes.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  egm-device ledger unretire egm4 0x40000000 64KiB --yes")]
+#[command(after_help = "Example:\n\n  egm-device ledger unretire egm4 0x40000000 64KiB --yes")]
 pub(super) struct Args {
     /// Name of the region
     #[arg(value_name = "REGION")]

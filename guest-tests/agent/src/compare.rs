@@ -1,11 +1,11 @@
 //! `egm-guest compare A B`: two runs side by side.
 
-use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use egm_guest::findings::Comparison;
+use egm_report::show::{COLUMNS, Screen};
 
 use crate::output::{self, Output};
 use crate::validate::read_run;
@@ -13,18 +13,18 @@ use crate::validate::read_run;
 /// Which runs, and how.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// A run, written with `egm-guest validate --json`; the one that the other is measured against.
+    /// Run to compare with, from "egm-guest validate --json".
     first: PathBuf,
-    /// Another run, or the same one with --rename.
+    /// Other run, or the same one with --rename.
     second: PathBuf,
-    /// Takes only those series of the second run that have OLD in their name, and calls them NEW: `node 1=node 0` holds
-    /// memory of node 1 against that of node 0.
+    /// Select the series of the second run with OLD in their name and rename it to NEW: "node 1=node 0" compares memory of
+    /// node 1 with that of node 0.
     #[arg(long, value_name = "OLD=NEW")]
     rename: Option<String>,
-    /// JSON instead of a table.
+    /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// Writes a page with plots of the second run, the first beside it.
+    /// Write a page with plots of both runs.
     #[arg(long, value_name = "FILE", conflicts_with = "rename")]
     html: Option<PathBuf>,
 }
@@ -60,7 +60,7 @@ fn compare(options: &Options) -> Result<(String, String), String> {
             .map(|text| text + "\n")
             .map_err(|error| format!("cannot write the comparison: {error}"))?
     } else {
-        let columns = output::terminal(&io::stdout()).unwrap_or(output::COLUMNS);
+        let columns = Screen::of_stdout().columns().unwrap_or(COLUMNS);
         format!(
             "{}\n{}",
             comparison.to_text(columns),

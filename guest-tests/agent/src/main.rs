@@ -41,13 +41,14 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use egm_address::PciAddress;
 use egm_report::program;
 use egm_report::program::generate::{self, Completions, Man};
+use egm_report::show::{Screen, hanging};
 
 use crate::error::Broken;
 
 /// Where the initramfs has the plan.
 const PLAN: &str = "/egm/plan.json";
 
-/// Checks and measures, inside a guest, the memory and devices that its plan promises.
+/// Check and measure, inside a guest, the memory and devices of its plan.
 #[derive(Debug, Parser)]
 #[command(name = "egm-guest", version)]
 struct Cli {
@@ -57,53 +58,53 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Lists EGM memory that this machine has as a PCI function.
+    /// List EGM memory that this machine has as a PCI function.
     List {
-        /// JSON instead of a table.
+        /// Print JSON instead of a table.
         #[arg(long)]
         json: bool,
     },
-    /// Overwrites that memory, reads it back, and reports the speed.
+    /// Overwrite EGM memory of PCI functions, read it back, and print the speed.
     Test {
-        /// PCI functions; all without one.
+        /// PCI functions [default: all that "list" prints].
         functions: Vec<PciAddress>,
         /// Confirm that the contents of the memory may be lost.
         #[arg(long, required = true)]
         overwrite: bool,
     },
-    /// Validates and measures memory, CUDA and RDMA of this machine; needs no plan.
+    /// Validate and measure memory, CUDA and RDMA of this machine, without a plan.
     Validate(validate::Options),
-    /// Shows a run of validate that was written with --json: as a table, JUnit XML or a page.
+    /// Show a run of "validate --json" as a table, JUnit XML or a page.
     Report(validate::Again),
-    /// Puts two runs of validate side by side, with ratios.
+    /// Compare two runs of "validate --json", with ratios.
     Compare(compare::Options),
-    /// Lists what this machine has and lacks for GPUDirect and EGM, with remedies.
+    /// List what this machine has and lacks for GPUDirect and EGM, with remedies.
     Doctor(doctor::Options),
-    /// Asks a vendor's library, in this process.
+    /// Query a vendor's library, in this process.
     #[command(hide = true)]
     Probe {
-        /// Which.
+        /// Library to query.
         probe: doctor::Probe,
     },
-    /// Runs one validation in this process and prints its verdict.
+    /// Run one validation in this process and print its verdict.
     #[command(hide = true)]
     Validation(validate::Given),
-    /// Runs a process that a validation needs beside itself.
+    /// Run a helper process of a validation.
     #[command(hide = true)]
     Part {
         /// Its name.
         name: String,
-        /// What it is told.
+        /// Its arguments.
         #[arg(allow_hyphen_values = true)]
         words: Vec<String>,
     },
-    /// Lists the checks and the claim of each.
+    /// List the checks and the claim of each.
     Checks,
-    /// Runs checks, all without a name, and prints a table.
+    /// Run checks of the plan and print a table.
     Run {
-        /// Names of checks, each of which must pass; `all` for every one that is not run by name only, and may skip.
+        /// Checks, each of which must pass; "all" runs those that need no name and lets them skip [default: all].
         names: Vec<String>,
-        /// One JSON line a check instead of a table.
+        /// Print one JSON line per check instead of a table.
         #[arg(long)]
         json: bool,
         #[command(flatten)]
@@ -111,7 +112,7 @@ enum Command {
     },
     Completions(Completions),
     Man(Man),
-    /// Runs one check in this process and prints its line.
+    /// Run one check in this process and print its line.
     #[command(hide = true)]
     Check {
         /// Its name.
@@ -124,10 +125,10 @@ enum Command {
 /// What checks are given.
 #[derive(Debug, Clone, Args)]
 struct With {
-    /// What `egm-vmm plan --json` printed for this guest.
+    /// Output of "egm-vmm plan --json" for this guest.
     #[arg(long, default_value = PLAN)]
     plan: PathBuf,
-    /// An argument of a check, as `egm.arg.KEY=VALUE` on the kernel command line.
+    /// Argument of a check, like egm.arg.KEY=VALUE on the kernel command line.
     #[arg(long = "arg", value_name = "KEY=VALUE")]
     args: Vec<String>,
 }
@@ -143,7 +144,7 @@ fn main() -> ExitCode {
     if std::process::id() == 1 {
         init::main();
     }
-    match Cli::parse().command {
+    match program::help::parse::<Cli>().command {
         Command::List { json } => memory::list(json),
         Command::Test { functions, overwrite: _ } => memory::test(&functions),
         Command::Validate(options) => validate::main(&options),
@@ -155,7 +156,11 @@ fn main() -> ExitCode {
         Command::Part { name, words } => validate::part_in_this_process(&name, &words),
         Command::Checks => {
             let note = |check: &checks::Check| if check.by_name_only { " (only by name)" } else { "" };
-            let line = |check: &checks::Check| format!("{:<14} {}{}\n", check.name, check.claim, note(check));
+            let screen = Screen::of_stdout();
+            let line = |check: &checks::Check| {
+                let claim = format!("{}{}", check.claim, note(check));
+                format!("{:<14} {}\n", check.name, hanging(&claim, 15, screen))
+            };
             output::printed(&checks::ALL.iter().map(line).collect::<String>())
         }
         Command::Completions(args) => generate::completions(&args, Cli::command()),

@@ -1,17 +1,14 @@
-//! Output of this program to its caller: standard output and standard error, files, and the width of a terminal.
+//! Output of this program to its caller: standard output and standard error, and files.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, IsTerminal, Write};
-use std::os::fd::AsFd;
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use egm_report::show::Screen;
+
 /// Exit code for a command line that is not understood.
 pub(crate) const USAGE: u8 = 2;
-/// Columns of what is no terminal, or one that reports none.
-pub(crate) const COLUMNS: usize = 80;
-/// The fewest and the most columns that a terminal plausibly has.
-const BELIEVED: std::ops::RangeInclusive<usize> = 40..=400;
 
 /// Prints on standard output. A reader that has gone (`| head`) is no error: no other one is left to notify.
 ///
@@ -34,7 +31,8 @@ pub(crate) fn printed(text: &str) -> ExitCode {
 
 /// Reports what is wrong (it may quote a stranger's file) on standard error; a failure to do so keeps `code`.
 pub(crate) fn complain(wrong: &str, code: ExitCode) -> ExitCode {
-    let _ = writeln!(io::stderr(), "error: {}", egm_guest::findings::visible(wrong));
+    let line = format!("error: {}", egm_guest::findings::visible(wrong));
+    let _ = writeln!(io::stderr(), "{}", Screen::of_stderr().message(&line));
     code
 }
 
@@ -76,12 +74,6 @@ impl Output {
 
 fn wrong(path: &Path, error: &io::Error) -> String {
     format!("cannot write {}: {error}", path.display())
-}
-
-/// Columns of a terminal; `None` for what is none, where lines are as long as they are.
-pub(crate) fn terminal<S: AsFd + IsTerminal>(stream: &S) -> Option<usize> {
-    let size = || rustix::termios::tcgetwinsize(stream).ok().map(|size| usize::from(size.ws_col));
-    stream.is_terminal().then(|| size().filter(|columns| BELIEVED.contains(columns)).unwrap_or(COLUMNS))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use egm_guest::findings::{Check, Line, MAX_LINE, Outcome, SUMMARY};
+use egm_report::show::{Screen, hanging};
 
 use crate::With;
 use crate::checks::{self, Decide, Selected};
@@ -90,7 +91,9 @@ fn print_row(check: &Check) {
     let value = check.value.map_or_else(String::new, |value| {
         format!("{value:.2} {}", check.unit.as_deref().unwrap_or_default())
     });
-    println!("{:<14} {:<7} {:>18}  {}", check.name, check.outcome, value, check.reason);
+    let row = format!("{:<14} {:<7} {value:>18}  ", check.name, check.outcome);
+    let reason = hanging(&check.reason, row.chars().count(), Screen::of_stdout());
+    println!("{}", (row + &reason).trim_end());
 }
 
 fn no_such_check(name: &str) -> Finding {

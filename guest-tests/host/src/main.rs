@@ -25,7 +25,11 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use egm_address::Printable;
+use egm_report::program::generate::{self, Completions, Man};
+use egm_report::program::{self, help};
+use egm_report::show::{Screen, hanging};
 
 use crate::bench::BenchArguments;
 use crate::commands::grace::GraceArguments;
@@ -44,9 +48,9 @@ use crate::skips::SkipsArguments;
 use crate::slices::grant;
 use crate::slices::owners;
 
-/// Boots virtual machines and judges the reports of their guests.
+/// Boot virtual machines and judge the reports of their guests.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100)]
+#[command(name = "egm-lab", version)]
 struct Arguments {
     #[command(subcommand)]
     command: Verb,
@@ -54,58 +58,62 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Report what this host can run; exit code 3 when it cannot run a guest at all.
+    /// Print what this host can run; exit code 3 if it cannot run any guest.
     Check {
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Get a kernel into the cache, and print its path.
+    /// Fetch or build a kernel into the cache and print its path.
     Kernel {
         /// Kernel to get.
         which: Which,
-        /// Look for a newer one even when the cache has one of the last 30 days.
+        /// Look for a newer one even if the cached one is younger than 30 days.
         #[arg(long)]
         refresh: bool,
     },
     /// Run scenarios; the last line counts their passed, failed and skipped checks.
     Run(RunArguments),
-    /// Boot a configuration of your own in the emulated PC, where /dev/kvm runs no stock kernels; Ctrl-C ends it.
+    /// Boot your own configuration in the emulated PC; Ctrl-C ends it.
     RunConfig(RunConfigArguments),
-    /// Print the skips of a test log; exit code 1 when guest-tests/skips.json does not allow one of them.
+    /// Print the skips of a test log; exit code 1 if guest-tests/skips.json does not allow one.
     Skips(SkipsArguments),
-    /// Plant faults in our programs, one at a time; exit code 1 when the test or scenario of one stays green.
+    /// Plant faults in the programs, one at a time; exit code 1 if no test finds one.
     Faults(FaultsArguments),
-    /// Run the mutation tests of the pure cores; exit code 1 when a mutant survives that guest-tests/mutants.json does
-    /// not list, or less than 95 % of a whole core's viable mutants are caught.
+    /// Run mutation tests of the pure cores
+    ///
+    /// Exit code 1: a mutant survived that guest-tests/mutants.json does not list, or less than 95 % of a core's viable
+    /// mutants were caught.
     Mutants(MutantsArguments),
-    /// Measure start, memory, prefault and a guest's boot, and QEMU's in the same run.
+    /// Measure start, memory, prefault and a guest's boot, together with QEMU.
     Bench(BenchArguments),
-    /// Boot configs/demo.json, and print the report of its guest.
+    /// Boot configs/demo.json and print the report of its guest.
     Demo,
-    /// Whether the slice that `egm-device carve grant` passes is zero; exit code 1 when it is not.
+    /// Check that the slice of "egm-device carve grant" is zero; exit code 1 if it is not.
     #[command(hide = true)]
     Zeros,
-    /// The emulated Grace host (arm64): a shell or a command in it.
+    /// Run a shell or a command in the emulated Grace host (arm64).
     Grace(GraceArguments),
-    /// Owner of a slice that `egm-device carve grant` provides: see `slices/owners.rs`.
+    /// Own the slice of "egm-device carve grant": see `slices/owners.rs`.
     #[command(hide = true)]
     SliceOwner {
-        /// Word that it writes.
+        /// Word to write.
         mark: u64,
     },
     /// Run Debian's newest QEMU for x86_64, from the cache.
     Qemu {
-        /// Its arguments.
+        /// Arguments for QEMU.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
-    /// Write a guest's initial root: the agent, the kernel's modules and the plan.
+    Completions(Completions),
+    Man(Man),
+    /// Write an initial RAM disk for a guest: the agent, the kernel's modules and the plan.
     Initramfs {
-        /// Output of `egm-vmm plan --json`.
+        /// Output of "egm-vmm plan --json".
         #[arg(long)]
         plan: Option<PathBuf>,
-        /// Path of the agent.
+        /// Program egm-guest.
         #[arg(long)]
         agent: PathBuf,
         /// File to write.
@@ -116,33 +124,36 @@ enum Verb {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Which {
-    /// The emulated host's: Debian's stable kernel and the modules that the lab needs.
+    /// Emulated host: Debian's stable kernel, and modules for the lab.
     L1,
-    /// A kernel for the emulated host, built from Debian's newest linux-source, with iommufd, VFIO cdev and rdma_rxe.
+    /// Emulated host: built from Debian's newest linux-source, with iommufd, VFIO cdev and rdma_rxe.
     Built,
-    /// The guest's: Debian's stable cloud kernel and the modules that a virtio guest needs.
+    /// Guest: Debian's stable cloud kernel, and modules for virtio.
     Guest,
-    /// The emulated Grace host's (arm64), built from the same source: KVM, SMMUv3, nvgrace-gpu, the double of nvgrace-egm.
+    /// Emulated Grace host (arm64): built from the same source, with KVM, SMMUv3, nvgrace-gpu and an nvgrace-egm double.
     Grace,
-    /// The same with pages of 64 KiB.
+    /// The kernel "grace" with pages of 64 KiB.
     #[value(name = "grace-64k")]
     Grace64k,
-    /// Its guest's: Debian's newest for arm64.
+    /// Guest of the Grace host: Debian's newest kernel for arm64.
     Arm64,
-    /// Debian's stable one for arm64.
+    /// Guest of the Grace host: Debian's stable kernel for arm64.
     Arm64Stable,
 }
 
 fn main() -> ExitCode {
-    match run(Arguments::parse().command) {
+    let Arguments { command } = help::parse();
+    match run(command) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error}");
+            let mut text = format!("error: {error}");
             let mut source = error.source();
             while let Some(cause) = source {
-                eprintln!("  caused by: {cause}");
+                text.push_str(&format!("\n  caused by: {cause}"));
                 source = cause.source();
             }
+            let screen = Screen::of_stderr();
+            text.lines().for_each(|line| eprintln!("{}", screen.message(&Printable(line).to_string())));
             ExitCode::from(error.exit_code())
         }
     }
@@ -180,6 +191,8 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
             let error = Emulator::of(&Cache::open()?)?.command().args(arguments).exec();
             Err(LabError::file("run", "QEMU")(error))
         }
+        Verb::Completions(arguments) => Ok(generate::completions(&arguments, Arguments::command())),
+        Verb::Man(arguments) => Ok(program::end(generate::man(&arguments, Arguments::command()))),
         Verb::Initramfs { plan, agent, out } => {
             let plan =
                 plan.map(|path| std::fs::read(&path).map_err(LabError::file("read", path))).transpose()?;
@@ -201,7 +214,7 @@ fn check(json: bool) -> Result<ExitCode, LabError> {
     } else {
         for finding in &host.findings {
             let mark = if finding.present { "yes" } else { "no" };
-            println!("{:<14} {mark:<4} {}", finding.name, finding.detail);
+            println!("{:<14} {mark:<4} {}", finding.name, hanging(&finding.detail, 20, Screen::of_stdout()));
         }
         println!(
             "{:<14} {}",

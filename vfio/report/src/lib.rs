@@ -26,6 +26,7 @@
 
 #[cfg(feature = "program")]
 pub mod program;
+#[cfg(feature = "program")]
 pub mod progress;
 pub mod rate;
 mod report;

@@ -1,71 +1,114 @@
-//! Progress of long work: one line, redrawn. Nothing where no terminal shows it.
+//! Progress of long work: one line on standard error, in one style for all programs. Nothing where no terminal shows it.
 
-use std::io::{self, IsTerminal, Write};
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::fmt;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::rate::Rate;
+use indicatif::{ProgressDrawTarget, ProgressState, ProgressStyle};
 
-/// Often enough to look alive, seldom enough to cost nothing.
-const REDRAW: Duration = Duration::from_millis(100);
-const CELLS: u32 = 30;
+use crate::show::size;
 
-/// A progress bar on standard error.
+pub use indicatif::ProgressBar;
+
+/// What a bar counts.
+#[derive(Debug, Clone, Copy)]
+pub enum Counts {
+    /// Bytes, with their speed and the time left.
+    Bytes,
+    /// So many steps.
+    Steps(u64),
+    /// Nothing but the time.
+    Time,
+}
+
+impl Counts {
+    const fn template(self) -> &'static str {
+        match self {
+            Self::Bytes => "{msg} [{bar:30}] {done} of {total}, {speed}, {eta} left",
+            Self::Steps(_) => "{msg} [{bar:30}] {pos} of {len}, {elapsed}",
+            Self::Time => "{msg}, {elapsed}",
+        }
+    }
+
+    fn style(self) -> Option<ProgressStyle> {
+        let style = ProgressStyle::with_template(self.template()).ok()?;
+        let style = style.with_key("done", write_done).with_key("total", write_total);
+        Some(style.with_key("speed", write_speed).progress_chars("##."))
+    }
+}
+
+/// A line about `what`, which is drawn when it changes.
+#[must_use]
+pub fn bar(what: impl Into<String>, counts: Counts) -> ProgressBar {
+    let length = match counts {
+        Counts::Bytes => Some(0),
+        Counts::Steps(total) => Some(total),
+        Counts::Time => None,
+    };
+    let bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::stderr());
+    if let Some(style) = counts.style() {
+        bar.set_style(style);
+    }
+    bar.with_message(what.into())
+}
+
+fn write_done(state: &ProgressState, out: &mut dyn fmt::Write) {
+    let _ = write!(out, "{}", size(state.pos())); // a String takes everything
+}
+
+fn write_total(state: &ProgressState, out: &mut dyn fmt::Write) {
+    let _ = write!(out, "{}", size(state.len().unwrap_or(0)));
+}
+
+fn write_speed(state: &ProgressState, out: &mut dyn fmt::Write) {
+    let _ = write!(out, "{:.1} GiB/s", state.per_sec() / GIB);
+}
+
+const GIB: f64 = 1_073_741_824.0;
+
+/// A bar of bytes that leaves a line with the result.
 #[derive(Debug)]
 pub struct Bar {
     what: String,
-    start: Instant,
     /// `None` when standard error is no terminal.
-    shown: Option<Mutex<Shown>>,
-}
-
-/// The progress, and when it was drawn last.
-#[derive(Debug, Default)]
-struct Shown {
-    rate: Option<Rate>,
-    drawn: Duration,
+    shown: Option<ProgressBar>,
+    done: AtomicU64,
+    total: AtomicU64,
 }
 
 impl Bar {
     /// A bar of `what`.
     #[must_use]
     pub fn new(what: impl Into<String>) -> Self {
-        let shown = io::stderr().is_terminal().then(Mutex::default);
-        Self { what: what.into(), start: Instant::now(), shown }
+        let what = what.into();
+        let shown = bar(what.clone(), Counts::Bytes);
+        let shown = (!shown.is_hidden()).then_some(shown);
+        Self { what, shown, done: AtomicU64::new(0), total: AtomicU64::new(0) }
     }
 
-    /// `done` of `total` bytes are present. From any thread. If another thread draws, this one only returns,
-    /// except at the end, which is always drawn.
+    /// `done` of `total` bytes are present. From any thread, and without a lock unless the line is due to be drawn. Threads
+    /// report out of order: an older report is ignored.
     pub fn told(&self, done: u64, total: u64) {
         let Some(shown) = &self.shown else { return };
-        let locked = if done < total { shown.try_lock().ok() } else { shown.lock().ok() };
-        let Some(mut shown) = locked else { return };
-        let (now, last) = (self.start.elapsed(), shown.drawn);
-        let rate = shown.rate.get_or_insert_with(|| Rate::new(total));
-        let is_news = done > rate.done();
-        rate.tell(done, now);
-        if is_news && (done >= total || now.saturating_sub(last) >= REDRAW) {
-            let text = line(&self.what, rate);
-            shown.drawn = now;
-            let _ = write!(io::stderr(), "\r{text}\x1b[K"); // ANSI: erase to the end of the line
+        if self.total.swap(total, Ordering::Relaxed) != total {
+            shown.set_length(total);
+        }
+        if done > self.done.fetch_max(done, Ordering::Relaxed) {
+            shown.set_position(done);
         }
     }
 }
 
-/// Whatever is printed next, an error perhaps, begins on a line of its own.
 impl Drop for Bar {
     fn drop(&mut self) {
-        let shown = self.shown.as_mut().and_then(|shown| shown.get_mut().ok());
-        if shown.is_some_and(|shown| shown.drawn > Duration::ZERO) {
-            let _ = writeln!(io::stderr());
-        }
+        let (done, total) = (*self.done.get_mut(), *self.total.get_mut());
+        let Some(shown) = self.shown.as_ref().filter(|_| done > 0) else { return };
+        let seconds = shown.elapsed().as_secs_f64();
+        shown.finish_and_clear();
+        let (what, done, total) = (&self.what, size(done), size(total));
+        // Standard error may be closed: then the line is lost, and nothing else.
+        let _ = writeln!(io::stderr(), "{what}: {done} of {total} in {seconds:.1} s");
     }
-}
-
-fn line(what: &str, rate: &Rate) -> String {
-    let filled = rate.cells(CELLS);
-    let bar: String = (0..CELLS).map(|cell| if cell < filled { '#' } else { '.' }).collect();
-    format!("{what} [{bar}] {rate}")
 }
 
 #[cfg(test)]
@@ -73,13 +116,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_how_much_how_fast_and_how_long_still() {
-        let mut rate = Rate::new(64 << 30);
-        rate.tell(0, Duration::ZERO);
-        rate.tell(16 << 30, Duration::from_secs(4));
-        assert_eq!(
-            line("memory present", &rate),
-            "memory present [########......................] 16 GiB of 64 GiB, 4.0 GiB/s, 12 s left"
-        );
+    fn every_style_is_valid() {
+        for counts in [Counts::Bytes, Counts::Steps(3), Counts::Time] {
+            assert!(counts.style().is_some(), "{counts:?}");
+        }
     }
 }

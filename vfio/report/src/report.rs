@@ -4,6 +4,8 @@ use std::error::Error;
 use std::fmt::{self, Write};
 use std::process::ExitCode;
 
+use crate::show::Screen;
+
 /// The party that must act; the discriminant is the process's exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -53,6 +55,12 @@ impl Chain<'_> {
     #[must_use]
     pub fn one_line(&self) -> String {
         self.to_string().lines().map(str::trim).collect::<Vec<_>>().join("; ")
+    }
+
+    /// The lines as `screen` shows them, with colour where it has any.
+    #[must_use]
+    pub fn on(&self, screen: Screen) -> String {
+        self.to_string().lines().map(|line| screen.message(line)).collect::<Vec<_>>().join("\n")
     }
 }
 
@@ -135,6 +143,13 @@ mod tests {
                 "        mv it",
             ]
         );
+        let source = std::io::Error::other("none");
+        let coloured = Chain(&Stranger { name: "it".to_owned(), source }).on(Screen::coloured(80));
+        for label in
+            ["\u{1b}[1;31merror:\u{1b}[0m cannot", "\n  \u{1b}[2mcaused by:\u{1b}[0m none", "\n        mv it"]
+        {
+            assert!(coloured.contains(label), "{coloured:?}");
+        }
         let source = std::io::Error::other("é".repeat(9999));
         let shown = Chain(&Stranger { name: "a\n".repeat(9999), source }).to_string();
         let longest = shown.split('\n').map(|line| line.chars().count()).max();

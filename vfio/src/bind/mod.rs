@@ -74,7 +74,9 @@ pub enum BindError {
         source: io::Error,
     },
     /// The driver did not accept it.
-    #[error("host function {function} has {now} after it was offered to {driver}: the kernel's log says why")]
+    #[error(
+        "host function {function} has {now} after it was offered to {driver}: the kernel's log has the reason"
+    )]
     Refused {
         /// The function.
         function: PciAddress,

@@ -74,7 +74,7 @@ impl Cdev {
     /// The regions, by number.
     pub(super) fn regions(&self) -> io::Result<Vec<Placed>> {
         let device = self.device()?;
-        // The crate leaves out a region whose query fails, and the numbers of all later regions shift.
+        // The crate leaves out a region if its query fails, and the numbers of all later regions shift.
         if self.config != Some(device.get_region_offset(CONFIG)) {
             return Err(incomplete());
         }
@@ -168,7 +168,7 @@ fn path(root: &Path, address: PciAddress) -> Result<PathBuf, OpenError> {
 const NO_CDEV: &str =
     "the kernel has no character devices of VFIO (CONFIG_VFIO_DEVICE_CDEV); set \"backend\": \"legacy\"";
 
-/// Error for a function whose file could not be opened. The crate does not name the file.
+/// Error for a function with a file that could not be opened. The crate does not name the file.
 fn not_opened(root: &Path, address: PciAddress, error: VfioError) -> OpenError {
     let path = match path(root, address) {
         Ok(path) => path,

@@ -5,45 +5,48 @@ use std::process::ExitCode;
 
 use egm_address::PciAddress;
 use egm_report::program::Outcome;
-use egm_report::show::{Colour, Side, Table, print};
+use egm_report::show::{Screen, Side, Table, print};
 use egm_vfio::bind::{BindError, Binder, Change};
 use egm_vfio::topology::GroupError;
 
 use crate::error::{Blame, Report};
 
-/// Gives host functions to a VFIO driver, or back to the driver that they had
+/// Bind host functions to a VFIO driver, or back to the driver that they had
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub(super) struct Args {
-    /// Host functions: "0000:41:00.0", or "41:00.0" in segment 0
+    /// Host functions, such as 0000:41:00.0, or 41:00.0 in segment 0
     #[arg(value_name = "FUNCTION", required = true)]
     functions: Vec<PciAddress>,
-    /// The driver that gets them; without it each gets the VFIO driver that this kernel has for it, most vfio-pci
+    /// Driver to bind to [default: the kernel's VFIO driver for each function, usually vfio-pci]
     #[arg(long, value_name = "NAME")]
     driver: Option<String>,
-    /// Take the other members of their IOMMU groups too
+    /// Bind the other functions of their IOMMU groups too
     #[arg(long)]
     group: bool,
-    /// Give them back to the drivers that they had before
+    /// Bind them to the drivers that they had before
     #[arg(long, conflicts_with_all = ["driver", "group"])]
     undo: bool,
-    /// Write into a copy of a host's /sys in this folder instead, where nothing acts on it
+    /// Folder with a copy of a host's /sys to write into instead, without effect on hardware
     #[arg(long, value_name = "FOLDER", default_value = "/")]
     root: PathBuf,
 }
 
 const EXAMPLE: &str = "\
-Examples: a GPU for a guest; a NIC with the plain driver and not the one made for it; both back to the host
+Examples: a GPU for a guest; a NIC with vfio-pci and not its own VFIO driver; both back to the host
 
   egm-vmm bind 0000:41:00.0
   egm-vmm bind 0000:42:00.0 --driver vfio-pci
   egm-vmm bind 0000:41:00.0 0000:42:00.0 --undo
 
-Needs root. The driver's module is loaded (modprobe). Running it again changes nothing. Functions with a mounted disk or
-the default route behind them are refused. What each had is written to /run/egm-vmm/bind until --undo or a reboot.
+Needs root. Loads the driver's module (modprobe). A second run changes nothing. Refuses a function that has a mounted \
+disk or the default route. Records the previous drivers in /run/egm-vmm/bind until --undo or a reboot.
 
-Exit codes: 0 all of them have the driver, or what they had; 2 a bridge, or a mistake of the command line; 3 the host
-lacks something";
+Exit codes:
+
+  0  all functions have the driver
+  2  a function is a bridge, or the command line is wrong
+  3  the host lacks something";
 
 /// A [`BindError`] as the command line ends with it.
 #[derive(Debug, thiserror::Error)]
@@ -76,7 +79,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         table.row(None, vec![function.to_string(), name(before), name(now)]);
     }
     let mut out = String::new();
-    table.write(&mut out, Colour::of_stdout());
+    table.write(&mut out, Screen::of_stdout());
     print(out);
     Ok(ExitCode::SUCCESS)
 }

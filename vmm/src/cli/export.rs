@@ -9,28 +9,28 @@ use egm_report::program::{Outcome, print_json};
 use egm_report::show::print;
 use serde::Serialize;
 
-/// Writes a machine of egm-vmm for another monitor
+/// Write a machine of egm-vmm for another monitor
 ///
-/// Nothing is started. Notes on standard error list what that monitor cannot express, and what to do before the start.
+/// Starts nothing. Notes on standard error list what the monitor cannot express and what must be done before the start.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// Which monitor
+    /// Monitor to write for
     #[arg(value_name = "MONITOR")]
     monitor: Monitor,
     /// Configuration of the machine, as for "egm-vmm run"
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Write for NVIDIA's builds of QEMU and libvirt, by which a GPU's driver finds its EGM
+    /// Use options of NVIDIA's builds of QEMU and libvirt, through which a GPU's driver finds its EGM
     #[arg(long)]
     nvidia: bool,
-    /// UEFI image of Arm guests; the default is Debian's
+    /// UEFI image for Arm guests [default: Debian's]
     #[arg(long, value_name = "FILE")]
     firmware: Option<String>,
-    /// Folder of the sockets at which "egm-device serve" shows slices that are devices
+    /// Folder with the sockets of "egm-device serve"
     #[arg(long, value_name = "FOLDER", default_value = "/run/egm-serve")]
     sockets: PathBuf,
-    /// Print JSON: the words of the command, or the XML, and the notes
+    /// Print JSON: the arguments of the command or the XML, and the notes
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -38,12 +38,13 @@ pub(super) struct Args {
 }
 
 const EXAMPLES: &str = "\
-Examples: QEMU's command line for this host; a domain for another one, which recorded itself there
+Examples: QEMU's command line for this host; a libvirt domain for a recorded host
 
   egm-vmm export qemu --config vm.json > vm.sh
-  egm-vmm export libvirt --config configs/gh200.json --recorded host.json > domain.xml
+  egm-vmm export libvirt --config configs/gh200.json \\
+    --recorded host.json > domain.xml
 
-A command line is text that a shell reads back as the same words: sh vm.sh";
+A command line is quoted for a shell: start it with \"sh vm.sh\".";
 
 /// Output of `--json`.
 #[derive(Debug, Serialize)]

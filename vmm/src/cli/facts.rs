@@ -9,23 +9,23 @@ use egm_report::show::print;
 use crate::facts::{self, Scope};
 use crate::reserve::Servers;
 
-/// Records this host as JSON: processors, memory, devices
+/// Record this host as JSON: processors, memory, devices
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub(super) struct Args {
-    /// Read a copy of a host's /proc and /sys in this folder instead
+    /// Folder with a copy of a host's /proc and /sys, to read instead of this host
     #[arg(long, value_name = "FOLDER")]
     root: Option<PathBuf>,
-    /// Which machine this is; the default names the host
+    /// Description of the machine [default: the name of the host]
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
-    /// Connect the vfio-user server at this socket, and record its BARs; a server that serves one client ends by it
+    /// vfio-user server to connect to, whose BARs are recorded; a server for one client ends afterwards
     #[arg(long = "server", value_name = "SOCKET", conflicts_with = "root")]
     servers: Vec<PathBuf>,
 }
 
 const EXAMPLE: &str = "\
-Of a host that egm-vmm does not run on, such as an Arm one, from a copy of its files:
+Example: a host on which egm-vmm cannot run, from a copy of its files
 
   egm-vmm facts --root COPY > facts.json";
 

@@ -14,11 +14,11 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use egm_report::program::generate::{self, Completions, Man};
 use egm_report::program::log::Log;
-use egm_report::program::{Outcome, end, end_on_panic, forbid_core_dumps};
+use egm_report::program::{Outcome, end, end_on_panic, forbid_core_dumps, help};
 
 use crate::console;
 
-/// Runs Linux virtual machines with Extended GPU Memory as NUMA nodes
+/// Run Linux virtual machines with Extended GPU Memory as NUMA nodes
 #[derive(Debug, Parser)]
 #[command(name = "egm-vmm", version, after_help = HELP)]
 struct Cli {
@@ -29,13 +29,18 @@ struct Cli {
 }
 
 const HELP: &str = "\
-One JSON file describes a machine. See where everything will be, then start it:
+One JSON file describes a machine. Print its plan, then start it:
 
   egm-vmm plan configs/smoke.json
   egm-vmm run configs/smoke.json
 
-Exit codes: 0 the guest powered off, or a signal ended it; 1 the guest failed; 2 the configuration is wrong;
-3 the host lacks something; 4 a bug in egm-vmm";
+Exit codes:
+
+  0  the guest powered off, or a signal ended it
+  1  the guest failed
+  2  the configuration or the command line is wrong
+  3  the host lacks something
+  4  a bug in egm-vmm";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -69,7 +74,7 @@ enum RunAlone {
 impl Cli {
     /// The command line of this process. Ends the process with a message where it is wrong, and after `--help`.
     fn of_process() -> Self {
-        Self::run_of(std::env::args_os()).unwrap_or_else(Self::parse)
+        Self::run_of(std::env::args_os()).unwrap_or_else(help::parse)
     }
 
     /// Parses `line` if it is a valid one of `run`. Messages come from the whole description alone.

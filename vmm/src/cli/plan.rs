@@ -9,7 +9,7 @@ use egm_report::show::print;
 
 use crate::config::{self, Overrides};
 use crate::facts::{self, Scope};
-use crate::plan::{self, Colour};
+use crate::plan::{self, Screen};
 
 /// Shows where everything of a virtual machine will be: memory map, PCI tree, NUMA nodes
 #[derive(Debug, clap::Args)]
@@ -61,7 +61,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     } else if args.nccl {
         plan::nccl(&plan, &facts)
     } else {
-        plan::text(&plan, Colour::of_stdout())
+        plan::text(&plan, Screen::of_stdout())
     });
     Ok(ExitCode::SUCCESS)
 }

@@ -18,27 +18,27 @@ use crate::machine::{self, ExitReason};
 use crate::reserve::Broker;
 use crate::user::User;
 
-/// Starts the virtual machine of a configuration file and waits for its end
+/// Start the virtual machine of a configuration file and wait for its end
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub(super) struct Args {
-    /// The configuration; "egm-vmm schema" describes every key
+    /// Configuration of the machine; "egm-vmm schema" describes every key
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Kernel in place of the file's "boot"."kernel"
+    /// Kernel, instead of "boot"."kernel" of the configuration
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
-    /// Initial RAM disk in place of the file's "boot"."initramfs"
+    /// Initial RAM disk, instead of "boot"."initramfs" of the configuration
     #[arg(long, value_name = "FILE")]
     initramfs: Option<PathBuf>,
-    /// Text added to the file's "boot"."cmdline"
+    /// Text to add to "boot"."cmdline" of the configuration
     #[arg(long, value_name = "TEXT")]
     append: Option<String>,
     /// Become this user before the guest runs, by name or number (root only)
     ///
-    /// Root takes, opens and maps the machine's memory and opens the files that FILE names: write FILE yourself. Then every
-    /// descriptor of a region is closed and all privileges are dropped; a second process of root's returns the slices.
-    /// Not with --broker: the machine would keep root's connection to it. An unprivileged user needs only --broker.
+    /// Root opens and maps the machine's memory and opens the files that FILE names, so FILE must be trusted. Then all
+    /// descriptors of regions are closed and all privileges are dropped; a second process of root returns the slices.
+    /// Excludes --broker, because the machine would keep root's connection to it. An unprivileged user needs only --broker.
     #[arg(long, value_name = "NAME", conflicts_with = if egm_address::fault!("user-with-broker") { "class" } else { "broker" })]
     user: Option<String>,
     /// Descriptor of the process that returns the slices; it starts this one
@@ -50,7 +50,7 @@ pub(super) struct Args {
     /// Get EGM slices from the broker at this socket (required unless you are root)
     #[arg(long, value_name = "SOCKET")]
     broker: Option<PathBuf>,
-    /// VM class, for the broker's policy
+    /// VM class that the broker's policy applies to
     #[arg(long, value_name = "CLASS", requires = "broker")]
     class: Option<String>,
     /// Wait until the broker has enough free memory
@@ -79,7 +79,11 @@ Example: a machine of 1 GiB, of which 256 MiB are an EGM slice, with the console
 
   cat > vm.json <<'JSON'
   {
-    \"boot\": { \"kernel\": \"/vmlinuz\", \"initramfs\": \"/initrd.img\", \"cmdline\": \"console=ttyS0 break\" },
+    \"boot\": {
+      \"kernel\": \"/vmlinuz\",
+      \"initramfs\": \"/initrd.img\",
+      \"cmdline\": \"console=ttyS0 break\"
+    },
     \"memory\": { \"size\": \"768MiB\" },
     \"egm\": [{ \"region\": \"local\", \"size\": \"256MiB\", \"node\": 1 }]
   }
@@ -87,15 +91,20 @@ Example: a machine of 1 GiB, of which 256 MiB are an EGM slice, with the console
   egm-vmm plan vm.json
   egm-vmm run vm.json
 
-Debian's initramfs gives a shell for the word \"break\"; /sys/devices/system/node has the slice as node1.
+Debian's initramfs starts a shell for the word \"break\"; /sys/devices/system/node shows the slice as node1.
 
-On a terminal every key goes to the guest, Ctrl-C too. SIGTERM, SIGINT and SIGHUP end the machine with its disks
-flushed: kill PID, from elsewhere. Storage that does not answer is waited for 30 s, or until a second signal.
-SIGPWR presses the guest's power button: kill -PWR PID asks it to shut down, and what runs in it decides. Until the guest
-runs SIGPWR does nothing, and the others end the program at once.
+On a terminal every key goes to the guest, Ctrl-C too. SIGTERM, SIGINT and SIGHUP end the machine after its disks are \
+flushed: from another terminal, kill PID. Unresponsive storage delays the end by at most 30 s, or until a second signal. \
+SIGPWR presses the guest's power button (kill -PWR PID); software in the guest decides whether to shut down. Before the \
+guest runs, SIGPWR has no effect, and the other signals end the program at once.
 
-Exit codes: 0 the guest powered off or a signal ended it; 1 the guest failed: panic, reset, triple fault;
-2 the configuration is wrong; 3 the host lacks something; 4 a bug in egm-vmm";
+Exit codes:
+
+  0  the guest powered off, or a signal ended it
+  1  the guest failed: panic, reset, triple fault
+  2  the configuration or the command line is wrong
+  3  the host lacks something
+  4  a bug in egm-vmm";
 
 /// The guest did not end as it should.
 #[derive(Debug, thiserror::Error)]

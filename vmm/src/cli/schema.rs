@@ -6,7 +6,7 @@ use egm_report::show::print;
 
 use crate::config;
 
-/// Prints the JSON Schema of configuration files
+/// Print the JSON Schema of configuration files
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {}
 

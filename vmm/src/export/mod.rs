@@ -31,11 +31,11 @@ use egm_report::{Blame, Report};
 /// The monitors that a machine can be written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Monitor {
-    /// Its command line
+    /// Command line of cloud-hypervisor
     CloudHypervisor,
-    /// Its command line
+    /// Command line of QEMU
     Qemu,
-    /// XML of a domain that QEMU runs
+    /// XML of a libvirt domain that QEMU runs
     Libvirt,
 }
 

@@ -32,7 +32,7 @@ pub use functions::*;
 pub use map::intx::{IntxLines, RootPin};
 pub use map::place::plug;
 pub use nccl::nccl;
-pub use render::{Colour, html, json, text};
+pub use render::{Screen, html, json, text};
 pub use rules::{AssignedRule, NoPlace, PlaceRule};
 pub use types::*;
 

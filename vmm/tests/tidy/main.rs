@@ -97,7 +97,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("egm-device", &["egm-address", "egm-report", "egm-vfio-wire"]),
     ("egm-fixtures", &["egm-vfio-wire"]),
     ("egm-guest", &["egm-address", "egm-memory", "egm-report", "egm-vendor"]),
-    ("egm-lab", &["egm-address", "egm-fixtures", "egm-guest"]),
+    ("egm-lab", &["egm-address", "egm-fixtures", "egm-guest", "egm-report"]),
     ("egm-memory", &["egm-address"]),
     ("egm-report", &["egm-address"]),
     ("egm-vendor", &["egm-address", "egm-memory"]),

@@ -6,28 +6,28 @@ use std::process::ExitCode;
 use Side::{Left, Right};
 use egm_address::{ByteSize, Printable, SizeError};
 use egm_report::program::{Outcome, print_json};
-use egm_report::show::{Colour, Side, Style, Table, print, size};
+use egm_report::show::{Screen, Side, Style, Table, print, size};
 use serde_json::{Map, Value, json};
 
 use crate::carve::advise::{Setting, Split, SplitMethod, SplitPart, SplitRequest, Undo, advise, undo};
 use crate::host::Host;
 use crate::region::{HostFacts, HostFile, ReservedSpan};
 
-/// Prints the kernel's words and the files that split this host's memory between its kernel and its guests
+/// Print the kernel parameters and files that split this host's memory between its kernel and guests
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub(super) struct Args {
-    /// Memory that the hypervisor keeps, for instance 64GiB
+    /// Memory that the host's kernel keeps, such as 64GiB
     #[arg(long, value_name = "SIZE", required_unless_present = "undo")]
     hypervisor: Option<ByteSize>,
-    /// Let each node keep that much, instead of all nodes together
+    /// Apply that size to each node, instead of all nodes together
     #[arg(long)]
     per_node: bool,
-    /// By which way: mem, memmap, hugetlb, dax or firmware; the default depends on the host. Several take each node's
-    /// memory from the lowest address up, the last one the rest: memmap=1GiB,dax=1GiB,mem
+    /// Method: mem, memmap, hugetlb, dax or firmware [default: by the host]. Several methods share each node's memory from
+    /// the lowest address up, and the last one gets the rest: memmap=1GiB,dax=1GiB,mem
     #[arg(long, value_name = "WAY[=SIZE]", value_delimiter = ',', value_parser = part)]
     how: Vec<SplitPart>,
-    /// Print how to undo the split instead
+    /// Print how to undo the split
     #[arg(long, conflicts_with_all = ["hypervisor", "per_node", "how"])]
     undo: bool,
     #[command(flatten)]
@@ -38,14 +38,14 @@ pub(super) struct Args {
 }
 
 const EXAMPLE: &str = "\
-Print a split, save it, apply it, reboot, and check the result:
+Print the advice, keep it, apply it, reboot, and verify the result:
 
   egm-device carve advise --hypervisor 64GiB
   egm-device carve advise --hypervisor 64GiB --json > split.json
   egm-device carve verify split.json
 
-Nothing is changed by this command. For another host, record it there, and name the file with
---recorded: egm-device regions --json > host.json";
+This command changes nothing. For another host, record it there with \"egm-device regions --json > host.json\", and \
+name the file with --recorded.";
 
 /// `memmap=1GiB`, or `mem` alone.
 fn part(text: &str) -> Result<SplitPart, String> {
@@ -65,13 +65,13 @@ fn part(text: &str) -> Result<SplitPart, String> {
 
 pub(super) fn run(args: &Args) -> Outcome {
     let recorded = args.host.survey()?;
-    let colour = Colour::of_stdout();
+    let screen = Screen::of_stdout();
     let Some(hypervisor) = args.hypervisor else {
         let undo = undo(&recorded.host, &recorded.regions);
         if args.json {
             print_json(&undo)
         } else {
-            print(undo_text(&undo, colour))
+            print(undo_text(&undo, screen))
         }
         return Ok(ExitCode::SUCCESS);
     };
@@ -80,7 +80,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     if args.json {
         print_json(&split)
     } else {
-        print(text(&split, &recorded.host, &again(args), colour))
+        print(text(&split, &recorded.host, &again(args), screen))
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -103,7 +103,7 @@ fn again(args: &Args) -> String {
 struct Steps {
     out: String,
     number: u32,
-    colour: Colour,
+    screen: Screen,
 }
 
 impl Steps {
@@ -112,7 +112,7 @@ impl Steps {
         let _ = writeln!(
             self.out,
             "\n{}",
-            self.colour.paint(Style::Strong, &format!("{}. {title}", self.number))
+            self.screen.paint(Style::Strong, &format!("{}. {title}", self.number))
         );
         for line in lines.iter().flat_map(|lines| lines.lines()) {
             let _ = writeln!(self.out, "     {}", Printable(line));
@@ -120,20 +120,20 @@ impl Steps {
     }
 }
 
-fn text(split: &Split, now: &HostFacts, again: &str, colour: Colour) -> String {
+fn text(split: &Split, now: &HostFacts, again: &str, screen: Screen) -> String {
     let mut out = String::new();
     for how in &split.ways {
-        out += &colour.paint(Style::Strong, summary(*how));
+        out += &screen.paint(Style::Strong, summary(*how));
         out.push('\n');
     }
     if split.ways.contains(&SplitMethod::Mem) && now.arch == "aarch64" {
         out +=
-            &colour.paint(Style::Yellow, "On Arm /dev/mem maps hidden memory without caches: for tests only");
+            &screen.paint(Style::Yellow, "On Arm /dev/mem maps hidden memory without caches: for tests only");
         out.push('\n');
     }
     out.push('\n');
-    node_table(split, now).write(&mut out, colour);
-    let mut steps = Steps { out, number: 0, colour };
+    node_table(split, now).write(&mut out, screen);
+    let mut steps = Steps { out, number: 0, screen };
     if !split.settings.is_empty() {
         steps.step(
             "Set in the firmware (setup form, or Redfish PATCH to Bios/Settings)",
@@ -194,7 +194,7 @@ fn settings(settings: &[Setting]) -> Vec<String> {
         form.row(None, vec![setting.form.clone(), value]);
     }
     let mut table = String::new();
-    form.write(&mut table, Colour::Off);
+    form.write(&mut table, Screen::FILE);
     let attributes: Map<String, Value> =
         settings.iter().map(|s| (s.attribute.clone(), s.value.clone())).collect();
     vec![table, json!({ "Attributes": attributes }).to_string()]
@@ -222,12 +222,12 @@ fn host_file(regions: &[ReservedSpan]) -> String {
     serde_json::to_string_pretty(&file).unwrap_or_default()
 }
 
-fn undo_text(undo: &Undo, colour: Colour) -> String {
+fn undo_text(undo: &Undo, screen: Screen) -> String {
     if undo.is_empty() {
         return "This host is not split: nothing to take back.\n".to_owned();
     }
-    let out = colour.paint(Style::Strong, "Taking the host back: its kernel gets all memory again") + "\n";
-    let mut steps = Steps { out, number: 0, colour };
+    let out = screen.paint(Style::Strong, "Taking the host back: its kernel gets all memory again") + "\n";
+    let mut steps = Steps { out, number: 0, screen };
     steps.step("Stop every guest; \"egm-device ledger show\" must show no slice", &[]);
     if !undo.commands.is_empty() {
         steps.step("Run", &undo.commands);

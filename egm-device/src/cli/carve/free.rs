@@ -10,10 +10,10 @@ use serde_json::json;
 use crate::broker::Client;
 use crate::cli::broker::SOCKET;
 
-/// Shows how much memory the broker would grant this user now
+/// Show how much memory the broker would grant this user now
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The broker's socket
+    /// Socket of the broker
     #[arg(long, value_name = "SOCKET", default_value = SOCKET)]
     broker: PathBuf,
     /// Print JSON

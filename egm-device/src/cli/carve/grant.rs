@@ -24,29 +24,29 @@ use crate::owner::Owner;
 use crate::progress::with_bar;
 use crate::trust;
 
-/// Takes a slice, runs a command with it, and returns it scrubbed
+/// Take a slice, run a command with it, and return it scrubbed
 ///
-/// The command finds the memory's descriptor, the slice's place in it and its size, both in bytes, in EGM_SLICE_FD,
-/// EGM_SLICE_OFFSET and EGM_SLICE_SIZE. A broker takes its slice back when the command and all processes that
-/// inherited the memory from it have ended.
+/// The environment of the command has the memory's descriptor as EGM_SLICE_FD, and the slice's offset and size in bytes as
+/// EGM_SLICE_OFFSET and EGM_SLICE_SIZE. A broker takes its slice back when the command and all processes that inherited the
+/// memory have ended.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Region by name or kind; several are tried in this order
+    /// Region, by name or kind; several are tried in this order
     #[arg(long, value_name = "REGION", required = true)]
     region: Vec<String>,
-    /// Bytes, such as 64GiB
+    /// Size of the slice, such as 64GiB
     #[arg(long, value_name = "SIZE")]
     size: ByteSize,
-    /// Alignment of its host physical address; at least the region's page
+    /// Alignment of the host physical address [default: the region's page size]
     #[arg(long, value_name = "SIZE", default_value = "0", hide_default_value = true)]
     align: ByteSize,
-    /// Name of the owner, for operators
+    /// Name of the owner in lists and logs
     #[arg(long, value_name = "NAME", default_value = "carve-grant")]
     name: String,
     /// Get the slice from the broker at this socket (required unless you are root)
     #[arg(long, value_name = "SOCKET")]
     broker: Option<PathBuf>,
-    /// VM class, for the broker's policy
+    /// VM class that the broker's policy applies to
     #[arg(long, value_name = "CLASS", requires = "broker")]
     class: Option<String>,
     /// Wait until the broker has enough free memory
@@ -60,7 +60,7 @@ pub(super) struct Args {
     gpu: Vec<PciAddress>,
     #[command(flatten)]
     host: LocalHost,
-    /// The command and its arguments
+    /// Command to run, and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
 }

@@ -13,7 +13,7 @@ use rustix::io::{FdFlags, fcntl_setfd};
 
 use egm_report::program::Outcome;
 
-/// Keeps the descriptors that it inherits until its standard input ends
+/// Keep inherited descriptors until standard input ends
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {}
 

@@ -11,7 +11,7 @@ use clap::Subcommand;
 
 use egm_report::program::Outcome;
 
-/// Splits the host's memory and takes slices of it
+/// Split the host's memory and take slices of it
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]

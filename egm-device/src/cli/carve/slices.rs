@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use egm_address::{ByteSize, Hpa, InRegion, Offset, Span, SpanSet};
 use egm_report::program::{Outcome, print_json};
 use egm_report::show::print;
-use egm_report::show::{Colour, Side, Table, exact, size};
+use egm_report::show::{Screen, Side, Table, exact, size};
 use egm_report::{Blame, Report};
 use serde::Serialize;
 
@@ -25,7 +25,7 @@ struct RegionArg {
     /// Name of the region
     #[arg(value_name = "REGION")]
     word: Option<String>,
-    /// The same, as "carve grant" takes it
+    /// Name of the region, as an option
     #[arg(long, value_name = "REGION")]
     region: Option<String>,
 }
@@ -42,13 +42,13 @@ impl RegionArg {
 struct SliceArgs {
     #[command(flatten)]
     region: RegionArg,
-    /// Bytes, retired pages inside included: 4GiB
+    /// Size including retired pages inside, such as 4GiB
     #[arg(long)]
     size: ByteSize,
-    /// Alignment of its address; the least is the region's page size
+    /// Alignment of the address [default: the region's page size]
     #[arg(long, default_value = "0", hide_default_value = true)]
     align: ByteSize,
-    /// Offset in the region that it must have
+    /// Required offset in the region
     #[arg(long, value_name = "OFFSET")]
     at: Option<ByteSize>,
 }
@@ -60,7 +60,7 @@ impl SliceArgs {
     }
 }
 
-/// Shows where slices would go, and takes none
+/// Show where slices would be placed, without taking them
 #[derive(Debug, clap::Args)]
 pub(super) struct PlanArgs {
     #[command(flatten)]
@@ -78,7 +78,7 @@ pub(super) struct PlanArgs {
     json: bool,
 }
 
-/// Scrubs the memory of an owner that has ended; refused while the owner runs
+/// Scrub the memory of an owner that has ended; refused while the owner runs
 #[derive(Debug, clap::Args)]
 pub(super) struct ReturnArgs {
     #[command(flatten)]
@@ -93,12 +93,12 @@ pub(super) struct ReturnArgs {
     common: LedgerArgs,
 }
 
-/// Scrubs free dirty memory, so that later grants need not wait
+/// Scrub free dirty memory, so that later grants need not wait
 #[derive(Debug, clap::Args)]
 pub(super) struct ScrubArgs {
     #[command(flatten)]
     region: RegionArg,
-    /// Bytes a second at most, on processors that have nothing else to do: 1GiB
+    /// Limit in bytes per second, such as 1GiB [default: none]
     #[arg(long, value_name = "BYTES")]
     rate: Option<ByteSize>,
     #[command(flatten)]
@@ -147,7 +147,7 @@ pub(super) fn plan(args: &PlanArgs) -> Outcome {
         print_json(&slices);
     } else {
         let mut out = String::new();
-        table(&slices).write(&mut out, Colour::of_stdout());
+        table(&slices).write(&mut out, Screen::of_stdout());
         print(out);
     }
     Ok(ExitCode::SUCCESS)

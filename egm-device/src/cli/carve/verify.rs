@@ -5,15 +5,17 @@ use std::process::ExitCode;
 
 use egm_report::Blame;
 use egm_report::program::{Outcome, print_json};
-use egm_report::show::{Colour, Side, Style, Table, print};
+use egm_report::show::{Screen, Side, Style, Table, print};
 
 use crate::carve::advise::Split;
 use crate::carve::verify::{SplitCheck, verify};
 use crate::host::{Host, load};
 
-/// Looks after the reboot whether the split that "carve advise --json" wrote took
+/// Verify after the reboot that the split of "carve advise --json" is in effect
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit codes: 0 it took; 2 the file is wrong; 3 it did not take")]
+#[command(
+    after_help = "Exit codes:\n\n  0  the split is in effect\n  2  the file is wrong\n  3  the split is not in effect"
+)]
 pub(super) struct Args {
     /// Output of "carve advise --json"
     #[arg(value_name = "FILE")]
@@ -33,19 +35,19 @@ pub(super) fn run(args: &Args) -> Outcome {
     if args.json {
         print_json(&checks)
     } else {
-        print(text(&checks, Colour::of_stdout()))
+        print(text(&checks, Screen::of_stdout()))
     }
     Ok(if took { ExitCode::SUCCESS } else { Blame::Host.into() })
 }
 
-fn text(checks: &[SplitCheck], colour: Colour) -> String {
+fn text(checks: &[SplitCheck], screen: Screen) -> String {
     let mut table = Table::new(&[Side::Left; 3], &["", "must be", "is"]);
     for check in checks {
         let (style, sign) = if check.ok { (Style::Green, "ok") } else { (Style::Red, "no") };
         table.row(Some(style), vec![sign.to_owned(), check.what.clone(), check.found.clone()]);
     }
     let mut out = String::new();
-    table.write(&mut out, colour);
+    table.write(&mut out, screen);
     let wrong = checks.iter().filter(|check| !check.ok).count();
     let verdict = if wrong == 0 {
         "The split took.\n".to_owned()

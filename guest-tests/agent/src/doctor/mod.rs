@@ -10,12 +10,12 @@ mod path;
 mod rdma;
 mod system;
 
-use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use egm_guest::findings::{visible, wrapped};
+use egm_report::show::{Screen, Style};
 use serde::Serialize;
 
 use crate::output;
@@ -28,10 +28,10 @@ pub(crate) use live::{Probe, probe_in_this_process};
 /// What a person asks for.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// JSON instead of lines.
+    /// Print JSON instead of lines.
     #[arg(long)]
     json: bool,
-    /// Looks at the files of a recorded machine below this folder; libraries and limits are then unknown.
+    /// Folder with the files of a recorded machine to examine; libraries and limits are then unknown.
     #[arg(long, value_name = "FOLDER")]
     root: Option<PathBuf>,
 }
@@ -57,6 +57,15 @@ impl State {
             Self::Lacks => "lacks",
             Self::Unknown => "unknown",
             Self::NotApplicable => "-",
+        }
+    }
+
+    const fn style(self) -> Style {
+        match self {
+            Self::Ok => Style::Green,
+            Self::Lacks => Style::Yellow,
+            Self::Unknown => Style::Cyan,
+            Self::NotApplicable => Style::Faint,
         }
     }
 }
@@ -108,8 +117,8 @@ pub(crate) fn main(options: &Options) -> ExitCode {
     output::printed(&if options.json {
         serde_json::to_string_pretty(&lines).unwrap_or_default() + "\n"
     } else {
-        let columns = output::terminal(&io::stdout());
-        let text: String = lines.iter().map(|line| text(line, columns)).collect();
+        let screen = Screen::of_stdout();
+        let text: String = lines.iter().map(|line| text(line, screen)).collect();
         format!("{text}{}\n", sum(&lines))
     })
 }
@@ -127,8 +136,16 @@ fn examine(tree: &Tree, live: &Live) -> Vec<Line> {
 /// Column in which the observation begins.
 const SEEN: usize = 32;
 
-/// A line and its remedy; on a terminal with so many columns, in as many lines as it takes.
-fn text(line: &Line, columns: Option<usize>) -> String {
+/// A line and its remedy; on a terminal in as many lines as it takes, with the state in colour.
+fn text(line: &Line, screen: Screen) -> String {
+    let word = line.state.word();
+    let text = plain(line, screen.columns());
+    let rest = text.strip_prefix(word).unwrap_or_default();
+    format!("{}{rest}", screen.paint(line.state.style(), word))
+}
+
+/// The same without colour.
+fn plain(line: &Line, columns: Option<usize>) -> String {
     let (topic, seen, remedy) = (visible(&line.topic), visible(&line.seen), visible(&line.remedy));
     let mut text = format!("{:<8} {topic:<22} ", line.state.word());
     let fits = |text: &str, more: &str| {
@@ -297,8 +314,8 @@ mod tests {
             for line in examine(&tree, &Live::recorded(&tree)) {
                 proptest::prop_assert!(!line.seen.is_empty());
                 proptest::prop_assert!(!wants_remedy(&line) || !line.remedy.is_empty(), "{:?}", line);
-                for columns in [None, Some(40)] {
-                    proptest::prop_assert!(text(&line, columns).chars().all(|c| c == '\n' || !c.is_control()));
+                for screen in [Screen::FILE, Screen::plain(40)] {
+                    proptest::prop_assert!(text(&line, screen).chars().all(|c| c == '\n' || !c.is_control()));
                 }
             }
         }
@@ -314,16 +331,19 @@ mod tests {
         for line in
             [long, ok("EGM", "node 1, as the driver said when it was loaded some time ago, in its own words")]
         {
-            let shown = text(&line, Some(60));
+            let shown = text(&line, Screen::plain(60));
             assert!(shown.lines().all(|line| line.chars().count() <= 60), "{shown}");
-            assert!(shown.contains(&line.topic) && text(&line, None).lines().count() <= 2, "{shown}");
+            assert!(shown.contains(&line.topic) && text(&line, Screen::FILE).lines().count() <= 2, "{shown}");
         }
     }
 
     #[test]
     fn what_is_printed_obeys_nobody() {
         let hostile = lacks("topic", "\u{1b}[2Jname\n", "do\u{202e}this");
-        assert!(text(&hostile, None).chars().all(|c| c == '\n' || (!c.is_control() && c != '\u{202e}')));
+        assert!(
+            text(&hostile, Screen::FILE).chars().all(|c| c == '\n' || (!c.is_control() && c != '\u{202e}'))
+        );
+        assert!(text(&hostile, Screen::coloured(80)).starts_with("\u{1b}[33mlacks\u{1b}[0m    topic"));
         assert_eq!(sum(&[hostile]), "0 ok, 1 lacking, 0 unknown, 0 not applicable");
     }
 }

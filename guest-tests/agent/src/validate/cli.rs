@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Args;
 use egm_address::ByteSize;
 use egm_guest::findings::{RUN_VERSION, Run, Verdict};
+use egm_report::show::{Screen, hanging};
 
 use super::process::{self, Given};
 use super::progress::Progress;
@@ -27,13 +28,13 @@ const LEAST_ASKED: u64 = 64 << 10;
 /// refused, as a typing error would go unnoticed.
 const ARGUMENTS: [(&str, &str); 17] = [
     ("deadline", "seconds that each validation may take: 600"),
-    ("egm.functions", "folder of PCI functions with EGM devices: /sys/bus/pci/devices"),
-    ("memory.nodes", "NUMA nodes to try, for instance 0,2"),
+    ("egm.functions", "folder of PCI functions: /sys/bus/pci/devices"),
+    ("memory.nodes", "NUMA nodes to try, such as 0,2"),
     ("memory.rounds", "repetitions of each measurement: 5"),
     ("memory.threads", "threads that write and read"),
     ("nvshmem.library", "library, or its folder, in place of the loader's choice"),
     ("nvshmem.pes", "processing elements: one for each GPU"),
-    ("rdma.device", "RDMA device, for instance mlx5_0: the first with an active port"),
+    ("rdma.device", "RDMA device, such as mlx5_0: the first active one"),
     ("rdma.gid", "index in its GID table"),
     ("rdma.listen", "ADDRESS:PORT where rdma.pair waits for its peer"),
     ("rdma.node", "NUMA node of the memory that rdma.pair uses"),
@@ -41,8 +42,8 @@ const ARGUMENTS: [(&str, &str); 17] = [
     ("rdma.peer", "ADDRESS:PORT of the peer of rdma.pair"),
     ("rdma.requests", "requests that ib_write_bw sends"),
     ("rdma.rounds", "repetitions of each measurement: 3"),
-    ("rdma.rxe", "ADDRESS/PREFIX of the first network interface, on which rdma_rxe makes a device"),
-    ("turns", "Unix socket of another program that measures in turn with this one"),
+    ("rdma.rxe", "ADDRESS/PREFIX for the interface of an rdma_rxe device"),
+    ("turns", "Unix socket of a program that measures in turn"),
 ];
 
 /// Names of [`ARGUMENTS`].
@@ -56,22 +57,13 @@ fn is_argument(key: &str) -> bool {
 
 /// Text after the options in the help of `validate`.
 fn help() -> String {
-    let rows: String = ARGUMENTS
-        .iter()
-        .map(|(name, meaning)| {
-            format!(
-                "  {name:<16} {meaning}
-"
-            )
-        })
-        .collect();
+    let rows = ARGUMENTS.iter().map(|(name, meaning)| format!("  {name:<16} {meaning}\n"));
     format!(
-        "Arguments (--arg KEY=VALUE):
-{rows}
-\
-         Outcomes: passed; failed; skipped (this machine cannot decide it); error (the validation broke).
-\
-         Exit codes: 0 nothing failed, 1 something failed or was required and skipped, 2 the command line is wrong."
+        "Arguments (--arg KEY=VALUE), with defaults after a colon:\n\n{}\n\
+         Outcomes: passed; failed; skipped (this machine cannot decide it); error (the validation broke).\n\n\
+         Exit codes:\n\n  0  nothing failed\n  1  something failed, or was required and skipped\n  \
+         2  the command line is wrong",
+        rows.collect::<String>()
     )
 }
 
@@ -79,13 +71,13 @@ fn help() -> String {
 #[derive(Debug, Args)]
 #[command(after_help = help())]
 pub(crate) struct Options {
-    /// Groups, names or patterns (`*`, `?`) of validations, comma separated; `-WORD` takes away. All without one.
+    /// Groups, names or patterns (*, ?) of validations, comma separated; -WORD excludes [default: all].
     #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
     select: Vec<String>,
-    /// Validations that must pass, written as for `--select`: one that is skipped or did not run fails the run (exit 1).
+    /// Validations that must pass, written as for --select; the run fails (exit 1) if one is skipped or did not run.
     #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
     require: Vec<String>,
-    /// Every selected validation must pass. Exclude one with `--select -WORD`.
+    /// Require all selected validations to pass; exclude one with --select -WORD.
     #[arg(long)]
     strict: bool,
     /// List the validations and the claim of each.
@@ -94,10 +86,10 @@ pub(crate) struct Options {
     /// Largest buffer, at least 64KiB [default: a sixteenth of the free memory, 1MiB to 256MiB].
     #[arg(long, value_name = "BYTES", value_parser = size)]
     size: Option<ByteSize>,
-    /// Seed of another run, whose random choices are repeated.
+    /// Seed, to repeat the random choices of another run [default: random].
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// An argument of validations; `deadline` is the seconds that each may take.
+    /// Argument of validations, from the list below.
     #[arg(long = "arg", value_name = "KEY=VALUE")]
     args: Vec<String>,
     #[command(flatten)]
@@ -156,7 +148,12 @@ fn known(args: &[String]) -> Result<(), String> {
 }
 
 fn list(chosen: &[&Validation]) -> String {
-    chosen.iter().map(|validation| format!("{:<28} {}\n", validation.name, validation.claim)).collect()
+    let screen = Screen::of_stdout();
+    let mut text = String::new();
+    for validation in chosen {
+        text.push_str(&format!("{:<28} {}\n", validation.name, hanging(validation.claim, 29, screen)));
+    }
+    text
 }
 
 /// The document of a run that begins now, as it is given, with what it has found.
@@ -180,9 +177,9 @@ fn run(options: &Options, chosen: &[&'static Validation]) -> Run {
     let most = options.size.map_or_else(|| default_size(available()), ByteSize::get);
     let given = Given { name: String::new(), seed, most, args: options.args.clone() };
     let mut run = document(&given, Vec::new());
-    let mut progress = Progress::new(chosen.len());
+    let progress = Progress::new(chosen.len());
     for validation in chosen {
-        let verdict = process::run(validation, &given, &mut |since| progress.told(validation.name, since));
+        let verdict = process::run(validation, &given, &mut |_| progress.runs(validation.name));
         run.verdicts.push(verdict);
         progress.done();
     }

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use egm_guest::findings::{Comparison, MAX_RUN, Run, Verdict, visible};
+use egm_report::show::Screen;
 
 use super::{select, show};
 use crate::finding::Finding;
@@ -16,28 +17,28 @@ use crate::output::{self, Output};
 /// How, beside what, and where to.
 #[derive(Debug, Args)]
 pub(super) struct Form {
-    /// A run written before, with --json: its figures stand beside these.
+    /// Earlier run of "validate --json", to show its figures beside the new ones.
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
-    /// Fails the run when a figure is below this part of the baseline's: `0.95`.
+    /// Least ratio of a figure to the baseline's, such as 0.95; the run fails below it.
     #[arg(long, value_name = "RATIO", requires = "baseline", value_parser = ratio)]
     least: Option<f64>,
-    /// A table, bars and reasons. The default.
+    /// Print a table, bars and reasons (default).
     #[arg(long, group = "format")]
     table: bool,
-    /// One JSON document.
+    /// Print one JSON document.
     #[arg(long, group = "format")]
     json: bool,
-    /// JUnit XML.
+    /// Print JUnit XML.
     #[arg(long, group = "format")]
     junit: bool,
-    /// Only the largest size of each series, in four digits and without claims: a document to publish.
+    /// Keep only the largest size of each series, with four digits and without claims, for publication.
     #[arg(long)]
     brief: bool,
-    /// Writes there, not to standard output.
+    /// Write to this file instead of standard output.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Writes a page with plots, too.
+    /// Write a page with plots as well.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
@@ -96,7 +97,8 @@ impl Report<'_> {
         } else if form.junit {
             egm_guest::findings::junit(&run)
         } else {
-            show::table(&run, comparison.as_ref(), show::Screen::of_output(out.is_some()))
+            let screen = if out.is_some() { Screen::FILE } else { Screen::of_stdout() };
+            show::table(&run, comparison.as_ref(), screen)
         };
         let written = match out {
             Some(file) => file.write(&text),
@@ -115,9 +117,9 @@ impl Report<'_> {
 /// Which run is shown again, and how.
 #[derive(Debug, Args)]
 pub(crate) struct Again {
-    /// A run, written with `egm-guest validate --json`.
+    /// Output of "egm-guest validate --json".
     run: PathBuf,
-    /// Only these groups, names or patterns of validations, as `egm-guest validate` takes them.
+    /// Groups, names or patterns of validations to show, as for "validate" [default: all].
     #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
     select: Vec<String>,
     #[command(flatten)]

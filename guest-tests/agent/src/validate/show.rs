@@ -1,33 +1,12 @@
 //! A run as a person reads it in a terminal.
 
-use std::io::{self, IsTerminal};
-
 use egm_guest::findings::{Comparison, Outcome, Run, Verdict, visible, wrapped};
+use egm_report::show::{COLUMNS, Screen, Style};
 
 use super::required;
-use crate::output;
 
 /// Blanks before a reason that has lines of its own.
 const INDENT: usize = 4;
-
-/// Screen that shows a table.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Screen {
-    /// Whether words may be coloured.
-    colours: bool,
-    /// Columns of the terminal; what is none gets a line each, however long, which other programs can search.
-    terminal: Option<usize>,
-}
-
-impl Screen {
-    /// Standard output, or a file. Colours are for a terminal that supports them, unless `NO_COLOR` is set.
-    pub(super) fn of_output(to_file: bool) -> Self {
-        let terminal = if to_file { None } else { output::terminal(&io::stdout()) };
-        let minds = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
-        Self { colours: !minds && !is_dumb && !to_file && io::stdout().is_terminal(), terminal }
-    }
-}
 
 /// The table, bars of the figures, what is different from a run before, and the totals.
 pub(super) fn table(run: &Run, before: Option<&Comparison>, screen: Screen) -> String {
@@ -38,7 +17,7 @@ pub(super) fn table(run: &Run, before: Option<&Comparison>, screen: Screen) -> S
             text.push_str(&again(run, verdict));
         }
     }
-    let bars = egm_guest::findings::bars(run, before, screen.terminal.unwrap_or(output::COLUMNS));
+    let bars = egm_guest::findings::bars(run, before, screen.columns().unwrap_or(COLUMNS));
     if !bars.is_empty() {
         text.push('\n');
         text.push_str(&bars);
@@ -91,11 +70,10 @@ fn row(verdict: &Verdict, screen: Screen) -> String {
         format!("{value:.2} {}", visible(verdict.unit.as_deref().unwrap_or_default()))
     });
     let word = format!("{:<7}", verdict.outcome);
-    let outcome =
-        if screen.colours { format!("\x1b[{}m{word}\x1b[0m", colour(verdict.outcome)) } else { word.clone() };
+    let outcome = screen.paint(style(verdict.outcome), &word);
     let (name, reason) = (visible(&verdict.name), visible(&verdict.reason));
     let length = format!("{name:<28} {word} {value:>14}  {reason}").chars().count();
-    match screen.terminal {
+    match screen.columns() {
         Some(columns) if length > columns => {
             let row = format!("{name:<28} {outcome} {value:>14}");
             format!("{}\n{}", row.trim_end(), wrapped(&reason, INDENT, columns))
@@ -107,11 +85,11 @@ fn row(verdict: &Verdict, screen: Screen) -> String {
     }
 }
 
-const fn colour(outcome: Outcome) -> u8 {
+const fn style(outcome: Outcome) -> Style {
     match outcome {
-        Outcome::Passed => 32,
-        Outcome::Failed | Outcome::Error => 31,
-        Outcome::Skipped => 33,
+        Outcome::Passed => Style::Green,
+        Outcome::Failed | Outcome::Error => Style::Red,
+        Outcome::Skipped => Style::Yellow,
     }
 }
 
@@ -125,16 +103,14 @@ mod tests {
     use super::*;
     use crate::finding::Finding;
 
-    const FILE: Screen = Screen { colours: false, terminal: None };
-
     #[test]
     fn a_row_has_no_escapes_but_our_colours() {
         let verdict = Finding::error("a\u{1b}[2Jb").into_verdict("memory.pattern", "", 1);
         assert_eq!(
-            row(&verdict, FILE),
+            row(&verdict, Screen::FILE),
             "memory.pattern               error                   a\u{fffd}[2Jb\n"
         );
-        assert!(row(&verdict, Screen { colours: true, ..FILE }).contains("\u{1b}[31merror  \u{1b}[0m"));
+        assert!(row(&verdict, Screen::coloured(80)).contains("\u{1b}[31merror  \u{1b}[0m"));
     }
 
     #[test]
@@ -143,11 +119,11 @@ mod tests {
             "no huge page is set aside and free: say so to the kernel, for this one is long",
         );
         let verdict = verdict.into_verdict("memory.hugetlb", "", 1);
-        let text = row(&verdict, Screen { colours: false, terminal: Some(60) });
+        let text = row(&verdict, Screen::plain(60));
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "memory.hugetlb               skipped");
         assert!(lines.len() == 3 && lines.iter().all(|line| line.chars().count() <= 60), "{text}");
-        assert_eq!(row(&verdict, FILE).lines().count(), 1);
+        assert_eq!(row(&verdict, Screen::FILE).lines().count(), 1);
     }
 
     #[test]
@@ -162,7 +138,7 @@ mod tests {
             machine: egm_guest::findings::Machine::default(),
             verdicts: vec![Finding::failed("x").into_verdict("memory.pattern", "", 1)],
         };
-        let text = table(&run, None, FILE);
+        let text = table(&run, None, Screen::FILE);
         let again = "again: egm-guest validate --select memory.pattern --seed 3 --size 65536 --arg memory.rounds=2 \
                      --arg 'nvshmem.library=/a b/it'\\''s.so'\n";
         assert!(text.contains(again), "{text}");

@@ -51,12 +51,12 @@ const ELSEWHERE: [(PeerName, &str); 2] = [
 /// What is measured, and where the figures go.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
-    /// Sections; all when none is named.
+    /// Sections to run [default: all].
     sections: Vec<Section>,
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// Folder for logs and for the figures as JSON (bench.json).
+    /// Folder for logs and the figures as JSON (bench.json).
     #[arg(long, value_name = "DIR", default_value = ".lab/bench")]
     report: PathBuf,
     /// In the emulated host: the directory with the programs.
@@ -65,8 +65,8 @@ pub(crate) struct BenchArguments {
     /// There: QEMU's turn.
     #[arg(long, hide = true)]
     qemu: bool,
-    /// A monitor that you provide, measured in the sections start, memory and prefault: cloud-hypervisor=PATH,
-    /// firecracker=PATH, or egm-vmm=PATH for another build of egm-vmm.
+    /// Monitor that you provide, for the sections start, memory and prefault: cloud-hypervisor=PATH, firecracker=PATH, or
+    /// egm-vmm=PATH for another build of egm-vmm.
     #[arg(long = "peer", value_name = "NAME=PATH")]
     peers: Vec<PeerProgram>,
 }
@@ -81,24 +81,24 @@ impl BenchArguments {
 /// A part of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Section {
-    /// Process start until the guest's first byte.
+    /// Time from process start to the guest's first byte.
     Start,
-    /// Memory of the monitor without the guest's.
+    /// Memory of the monitor, without the guest's.
     Memory,
-    /// Time to make guest memory present.
+    /// Speed of making guest memory present.
     Prefault,
-    /// Time to zero memory for its next owner.
+    /// Speed of zeroing memory for the next owner.
     Scrub,
-    /// A stock kernel in the emulated host: time and VM exits until init.
+    /// Time and VM exits of a stock kernel until init, in the emulated host.
     Guest,
-    /// Memory mapped for a device, in the emulated host.
+    /// Speed of mapping memory for a device, in the emulated host.
     Dma,
-    /// Start with a function of the emulated host.
+    /// Start with an assigned function of the emulated host.
     #[value(name = "passed")]
     Assigned,
-    /// A slice as a PCI function: a register's round trip, its memory as a client maps it and as a guest does.
+    /// Slice as a PCI function: round trip of a register, and memory mapped by a client and by a guest.
     Served,
-    /// Cost of a register that the monitor answers, here and in the emulated host.
+    /// Cost of a register that the monitor emulates, here and in the emulated host.
     Exits,
 }
 

@@ -31,19 +31,19 @@ const INITRAMFS: &str = "guest.cpio";
 pub(crate) struct GraceArguments {
     #[command(subcommand)]
     verb: Verb,
-    /// Folder that it has as /share.
+    /// Folder that the host mounts as /share.
     #[arg(long, global = true, value_name = "DIR", default_value = FOLDER)]
     share: PathBuf,
-    /// Kernel, in place of the one that is built and cached.
+    /// Kernel, instead of the one that is built and cached.
     #[arg(long, global = true, value_name = "FILE", conflicts_with = "stock")]
     kernel: Option<PathBuf>,
-    /// Use a kernel with pages of 64 KiB, built and cached like the other.
+    /// Use a kernel with pages of 64 KiB, built and cached like the default.
     #[arg(long, global = true, conflicts_with_all = ["kernel", "stock"])]
     large_pages: bool,
-    /// Use Debian's kernel: nothing is built, but it has no nvgrace-gpu, no EGM and no iommufd.
+    /// Use Debian's kernel: no build, but no nvgrace-gpu, EGM and iommufd either.
     #[arg(long, global = true)]
     stock: bool,
-    /// Add GPUs that have NVIDIA's id, a copy engine and a reset, behind a virtio-iommu in place of the SMMUv3.
+    /// Add GPUs with NVIDIA's id, a copy engine and a reset, behind a virtio-iommu instead of the SMMUv3.
     #[arg(long, global = true)]
     outside: bool,
 }
@@ -60,11 +60,11 @@ impl GraceArguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Start a shell in it; Ctrl-D or exit ends the machine, and so does Ctrl-A X.
+    /// Start a shell; Ctrl-D, exit or Ctrl-A X ends the machine.
     Shell,
-    /// Run a command in it by its shell; the exit code is the command's.
+    /// Run a command by the host's shell; the exit code is the command's.
     Run {
-        /// The command's words.
+        /// Command and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<String>,
     },

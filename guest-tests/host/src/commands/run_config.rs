@@ -23,14 +23,14 @@ const FILES: &str = "host";
 /// A configuration and what its guest may write.
 #[derive(Debug, Args)]
 pub(crate) struct RunConfigArguments {
-    /// The configuration; its paths, relative ones too, are those of this machine, except below /bin, /dev, /egm, /etc, /host, /lib*,
-    /// /proc, /run, /sbin, /share, /sys and /var.
+    /// Configuration. Its paths are those of this machine, except below /bin, /dev, /egm, /etc, /host, /lib*, /proc, /run,
+    /// /sbin, /share, /sys and /var.
     config: PathBuf,
-    /// A disk of the configuration that its guest may write. Its whole folder is writable in the emulated host, all other files are
-    /// read-only.
+    /// Disk of the configuration that the guest may write. Its whole folder is writable in the emulated host; all other
+    /// files are read-only.
     #[arg(long = "disk", value_name = "FILE")]
     disks: Vec<PathBuf>,
-    /// The emulated host's own files.
+    /// Folder for files of the emulated host.
     #[arg(long, value_name = "DIR", default_value = ".lab/run-config")]
     share: PathBuf,
 }

@@ -2,11 +2,11 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use clap::Args;
+use egm_report::show::{Screen, hanging};
 
 use crate::engine::error::LabError;
 use crate::engine::logs;
@@ -36,27 +36,27 @@ const REPORT: &str = ".lab";
 /// What is run, where, and what is shown.
 #[derive(Debug, Args)]
 pub(crate) struct RunArguments {
-    /// Scenarios; all that are not long when none is named.
+    /// Scenarios to run [default: all that are not long].
     scenarios: Vec<String>,
     /// List the scenarios and their claims.
     #[arg(long)]
     list: bool,
-    /// Run the long ones too.
+    /// Run the long ones as well.
     #[arg(long)]
     full: bool,
-    /// Run every Nth of the chosen scenarios, from the Ith on; all shards together run each scenario once.
+    /// Run every Nth of the chosen scenarios, starting with the Ith.
     #[arg(long, value_name = "I/N")]
     shard: Option<Shard>,
-    /// Plant this fault in the host's programs, which must be built with them: see scripts/test --faults.
+    /// Plant this fault in the host's programs, which must be built for it: see scripts/test --faults.
     #[arg(long, value_name = "NAME")]
     fault: Option<String>,
-    /// Place to run guests; by default this machine, where its KVM runs stock kernels, else the lab.
+    /// Where to run [default: kvm if this machine's KVM runs stock kernels, else lab].
     #[arg(long = "where", value_name = "PLACE")]
     place: Option<Where>,
     /// Monitor that runs the guest.
     #[arg(long, default_value = "egm")]
     vmm: Vmm,
-    /// A monitor that you provide, by name and program: cloud-hypervisor=PATH, for the scenario peer-cloud-hypervisor.
+    /// Monitor that you provide for the scenario peer-NAME: cloud-hypervisor=PATH.
     #[arg(long = "peer", value_name = "NAME=PATH")]
     peers: Vec<PeerProgram>,
     /// Write the results as JUnit XML as well.
@@ -105,9 +105,11 @@ pub(crate) fn run_named(names: &[String], report: &Path) -> Result<Vec<ScenarioR
 /// Runs scenarios and shows the results; exit code 1 when a check failed.
 pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
     if arguments.list {
+        let screen = Screen::of_stdout();
         for scenario in scenarios::ALL {
-            let long = if scenario.long { " (long)" } else { "" };
-            println!("{:<11} {}{long}", scenario.name, scenario.summary);
+            let summary = format!("{}{}", scenario.summary, if scenario.long { " (long)" } else { "" });
+            let name = format!("{:<11} ", scenario.name);
+            println!("{name}{}", hanging(&summary, name.len(), screen));
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -127,7 +129,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
     if arguments.json {
         println!("{json}");
     } else {
-        print!("{}", table(&results, colour()));
+        print!("{}", table(&results, Screen::of_stdout()));
     }
     Ok(conclude(&results, &arguments.report, arguments.json))
 }
@@ -137,7 +139,7 @@ pub(crate) fn demo() -> Result<ExitCode, LabError> {
     let report = PathBuf::from(REPORT);
     let arguments = RunArguments::plain(&report);
     let results = run_each(&arguments, &scenarios::select(&["demo".into()], false)?)?;
-    print!("{}", table(&results, colour()));
+    print!("{}", table(&results, Screen::of_stdout()));
     let nodes = results.iter().flat_map(|result| &result.cases).find(|case| case.name == "numa");
     println!("\nthe guest's memory nodes: {}\n", nodes.map_or("not reported", |case| &case.reason));
     Ok(conclude(&results, &report, false))
@@ -285,10 +287,6 @@ fn keep(results: &[ScenarioResult], report: &Path) -> Result<String, LabError> {
     let path = report.join(l1::RESULTS);
     fs::write(&path, &json).map_err(LabError::file("write", path))?;
     Ok(json)
-}
-
-fn colour() -> bool {
-    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// Prints the closing line, after the ends of the logs of failed scenarios; with `json` on standard error.

@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use egm_report::progress::{Counts, ProgressBar, bar};
 
 /// Prefix of every plain line; the lab forwards only such lines from the emulated host's console.
 pub(crate) const PREFIX: &str = "egm-lab: ";
@@ -32,14 +32,7 @@ impl Stage {
         if !terminal {
             eprintln!("{PREFIX}{what}");
         }
-        let target = if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let bar = ProgressBar::with_draw_target(total, target);
-        let template =
-            if total.is_some() { "{msg} {bar:30} {percent}% {elapsed}" } else { "{msg} {elapsed}" };
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style);
-        }
-        bar.set_message(what.to_owned());
+        let bar = bar(what, total.map_or(Counts::Time, Counts::Steps));
         if terminal {
             bar.enable_steady_tick(Duration::from_millis(200));
         }

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use egm_guest::findings::{Case, Check, Outcome, Suite, junit_of, visible};
+use egm_report::show::{Screen, Style, hanging};
 use serde::{Deserialize, Serialize};
 
 /// Result of one scenario.
@@ -70,7 +71,7 @@ impl ScenarioResult {
 }
 
 /// The results as a table, reasons of skipped and failed cases included.
-pub(crate) fn table(results: &[ScenarioResult], colour: bool) -> String {
+pub(crate) fn table(results: &[ScenarioResult], screen: Screen) -> String {
     let cases = || results.iter().flat_map(|r| r.cases.iter().map(move |case| (r.scenario.as_str(), case)));
     let width = |of: fn(&(&str, &Check)) -> usize| cases().map(|row| of(&row)).max().unwrap_or(0);
     let scenario = width(|(scenario, _)| scenario.len());
@@ -78,17 +79,15 @@ pub(crate) fn table(results: &[ScenarioResult], colour: bool) -> String {
     let figure = width(|(_, case)| figure(case).chars().count());
     let mut text = String::new();
     for (of, case) in cases() {
-        let (before, after) = if colour { paint(case.outcome) } else { ("", "") };
-        let shown = printable(&case.name);
-        let row = format!(
-            "{of:<scenario$}  {shown:<name$}  {before}{:<7}{after}  {:>figure$}  {:>7} ms  {}",
-            case.outcome,
-            self::figure(case),
-            case.millis,
-            printable(&case.reason)
-        );
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "{}", row.trim_end());
+        let outcome = screen.paint(style(case.outcome), &format!("{:<7}", case.outcome));
+        let before = format!("{of:<scenario$}  {:<name$}  ", printable(&case.name));
+        let after = format!("  {:>figure$}  {:>7} ms  ", self::figure(case), case.millis);
+        let indent = before.chars().count() + 7 + after.chars().count();
+        let reason = hanging(&printable(&case.reason), indent, screen);
+        for line in format!("{before}{outcome}{after}{reason}").lines() {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "{}", line.trim_end());
+        }
     }
     text
 }
@@ -112,13 +111,12 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-const fn paint(outcome: Outcome) -> (&'static str, &'static str) {
-    let colour = match outcome {
-        Outcome::Passed => "\x1b[32m",
-        Outcome::Failed | Outcome::Error => "\x1b[31m",
-        Outcome::Skipped => "\x1b[33m",
-    };
-    (colour, "\x1b[0m")
+const fn style(outcome: Outcome) -> Style {
+    match outcome {
+        Outcome::Passed => Style::Green,
+        Outcome::Failed | Outcome::Error => Style::Red,
+        Outcome::Skipped => Style::Yellow,
+    }
 }
 
 /// The results as JUnit XML, a suite a scenario.
@@ -169,12 +167,12 @@ mod tests {
 
     #[test]
     fn columns_are_aligned_and_a_guest_cannot_paint_the_terminal() {
-        let text = table(&results(), false);
+        let text = table(&results(), Screen::FILE);
         let columns: Vec<_> = text.lines().map(|line| line.find(" ms").unwrap()).collect();
         assert!(columns.iter().all(|column| *column == columns[0]), "{text}");
         assert!(!text.contains('\x1b'));
         assert!(text.contains("no table"));
-        assert!(table(&results(), true).contains("\x1b[32mpassed"));
+        assert!(table(&results(), Screen::coloured(80)).contains("\x1b[32mpassed"));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use egm_report::show::{Screen, hanging};
 use serde::Serialize;
 
 use crate::commands::session;
@@ -25,12 +26,12 @@ const REPORT: &str = "target/fault-logs";
 /// Which planted faults are run.
 #[derive(Debug, Args)]
 pub(crate) struct FaultsArguments {
-    /// Faults; all of the table when none is named.
+    /// Faults to plant [default: all of guest-tests/faults.json].
     faults: Vec<String>,
-    /// Run those of unit tests only, for which nothing is built but the tests themselves.
+    /// Plant only faults of unit tests, which need no other build than the tests.
     #[arg(long)]
     unit: bool,
-    /// List the faults, and the check that finds each.
+    /// List the faults and what finds each.
     #[arg(long)]
     list: bool,
     /// Print the verdicts as JSON.
@@ -69,8 +70,12 @@ impl Verdict {
 pub(crate) fn run(arguments: &FaultsArguments) -> Result<ExitCode, LabError> {
     let rows = chosen(arguments)?;
     if arguments.list {
-        rows.iter()
-            .for_each(|row| println!("{:<34} {}\n    {}: {}", row.fault, row.finder, row.place, row.what));
+        let screen = Screen::of_stdout();
+        for row in &rows {
+            let (finder, what) = (row.finder.to_string(), format!("{}: {}", row.place, row.what));
+            println!("{:<34} {}", row.fault, hanging(&finder, 35, screen));
+            println!("    {}", hanging(&what, 4, screen));
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let report = Path::new(REPORT);

@@ -16,9 +16,9 @@ pub(crate) const L1_MEMORY_MIB: u64 = 9472;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Where {
-    /// On this machine's /dev/kvm.
+    /// This machine's /dev/kvm.
     Kvm,
-    /// In an emulated host with a /dev/kvm of its own.
+    /// Emulated host with a /dev/kvm of its own.
     Lab,
 }
 

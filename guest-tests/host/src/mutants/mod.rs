@@ -21,10 +21,10 @@ const OUT: &str = "target/mutants";
 /// Cores and the part of their mutants.
 #[derive(Debug, Args)]
 pub(crate) struct MutantsArguments {
-    /// Core to run, by its name in guest-tests/mutants.json; all by default. May be repeated.
+    /// Core to run, by its name in guest-tests/mutants.json; may be repeated [default: all].
     #[arg(long = "core", value_name = "NAME")]
     cores: Vec<String>,
-    /// Part K of N of each core's mutants; "today" for K takes the number of the day.
+    /// Part K of N of each core's mutants; "today" as K is the number of the day [default: all].
     #[arg(long, value_name = "K/N", value_parser = sample)]
     sample: Option<Shard>,
 }

@@ -38,7 +38,7 @@ pub(crate) const INIT: &str = " as init process";
 pub(crate) enum Vmm {
     /// egm-vmm.
     Egm,
-    /// QEMU without acceleration: shows what the agent reports on a machine that is not ours. Exit codes are QEMU's.
+    /// QEMU without acceleration, with its own exit codes.
     Qemu,
 }
 

@@ -121,9 +121,9 @@ fn is_like(text: &str, pattern: &str) -> bool {
 pub(crate) struct SkipsArguments {
     /// Kind of the log.
     kind: Kind,
-    /// The output of `cargo nextest run`, of `cargo test -- --show-output`, or lines `NAME: skipped: REASON`.
+    /// Output of "cargo nextest run" or "cargo test -- --show-output", or lines "NAME: skipped: REASON".
     log: PathBuf,
-    /// Options of scripts/test, with which it skips steps.
+    /// Options of scripts/test that make it skip steps.
     #[arg(last = true)]
     options: Vec<String>,
 }

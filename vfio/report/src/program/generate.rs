@@ -8,24 +8,24 @@ use std::process::ExitCode;
 use clap::Command;
 use clap_complete::Shell;
 
-use crate::program::Outcome;
+use crate::program::{Outcome, bash, help};
 use crate::show::print;
 use crate::{Blame, Report};
 
-/// Prints the completion script of a shell
+/// Print a completion script for a shell
 #[derive(Debug, clap::Args)]
 pub struct Completions {
-    /// For which shell
+    /// Shell that reads the script
     shell: Shell,
 }
 
-/// Prints a manual page (roff)
+/// Print the manual page (roff) of this program or of a subcommand
 #[derive(Debug, clap::Args)]
 pub struct Man {
-    /// Of this subcommand, for instance "carve advise"; the default is the program
+    /// Subcommand of the page, such as "carve advise" [default: this program]
     #[arg(value_name = "COMMAND")]
     command: Vec<String>,
-    /// Write the pages of all commands into this folder instead, which is made if it is not there
+    /// Write the pages of this program and all subcommands into FOLDER, which is created if missing
     #[arg(long, value_name = "FOLDER", conflicts_with = "command")]
     into: Option<PathBuf>,
 }
@@ -46,6 +46,10 @@ impl Report for ManError {
 
 /// Runs `args` for `program`.
 pub fn completions(args: &Completions, mut program: Command) -> ExitCode {
+    if args.shell == Shell::Bash {
+        print(bash::script(&mut program));
+        return ExitCode::SUCCESS;
+    }
     let mut text = Vec::new();
     let name = program.get_name().to_owned();
     clap_complete::generate(args.shell, &mut program, name, &mut text);
@@ -66,10 +70,10 @@ pub fn man(args: &Man, program: Command) -> Outcome {
     for name in args.command.iter().flat_map(|words| words.split_whitespace()) {
         match command.find_subcommand(name) {
             Some(found) => command = found.clone(),
-            None => program
-                .clone()
-                .error(clap::error::ErrorKind::InvalidSubcommand, format!("there is no command '{name}'"))
-                .exit(),
+            None => {
+                let reason = format!("there is no command '{name}'");
+                help::exit(&program.clone().error(clap::error::ErrorKind::InvalidSubcommand, reason))
+            }
         }
     }
     print(text(&page(command, &program)));

@@ -13,16 +13,16 @@ use tracing_subscriber::fmt::FmtContext;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::show::printable_lines;
+use crate::show::{Screen, printable_lines};
 
 /// How a program prints events.
 #[derive(Debug, Clone, Copy, clap::Args)]
 #[command(next_help_heading = "Messages on standard error")]
 pub struct Log {
-    /// Lines of text, or a JSON object a message
+    /// Format of messages: text or json (one object per message)
     #[arg(long, global = true, value_name = "FORMAT", default_value = "text", hide_possible_values = true)]
     log_format: Format,
-    /// Least severe messages that are printed: error, warn, info or debug
+    /// Least severity of messages to print: error, warn, info or debug
     #[arg(long, global = true, value_name = "LEVEL", default_value = "info", hide_possible_values = true)]
     log_level: Severity,
 }
@@ -72,7 +72,7 @@ impl Printer {
                 .with_max_level(self.level)
                 .log_internal_errors(false);
             match self.format {
-                Format::Text => events.event_format(Lines).into(),
+                Format::Text => events.event_format(Lines { screen: Screen::of_stderr() }).into(),
                 Format::Json => events.json().flatten_event(true).with_current_span(false).into(),
             }
         })
@@ -113,7 +113,9 @@ impl Subscriber for Printer {
 }
 
 /// One line an event, after its severity in a word. Texts may quote hostile peers: they are made printable.
-struct Lines;
+struct Lines {
+    screen: Screen,
+}
 
 impl<S: Subscriber + for<'s> LookupSpan<'s>, N: for<'w> FormatFields<'w> + 'static> FormatEvent<S, N>
     for Lines
@@ -126,7 +128,8 @@ impl<S: Subscriber + for<'s> LookupSpan<'s>, N: for<'w> FormatFields<'w> + 'stat
     ) -> fmt::Result {
         let mut message = Message::default();
         event.record(&mut message);
-        writeln!(writer, "{}: {}", word(*event.metadata().level()), printable_lines(&message.0))
+        let label = self.screen.message(&format!("{}:", word(*event.metadata().level())));
+        writeln!(writer, "{label} {}", printable_lines(&message.0))
     }
 }
 
@@ -196,11 +199,14 @@ mod tests {
     fn an_event_is_a_line_with_its_severity_and_cannot_forge_another() {
         let kept = Kept::default();
         let events = tracing_subscriber::fmt().with_writer(kept.clone()).with_max_level(Level::DEBUG);
-        tracing::subscriber::with_default(events.event_format(Lines).finish(), || {
-            tracing::warn!("bad page at {:#x}", 4096);
-            tracing::info!(pages = 2, "two\nlines \u{1b}[2J");
-            tracing::debug!("seen");
-        });
+        tracing::subscriber::with_default(
+            events.event_format(Lines { screen: Screen::FILE }).finish(),
+            || {
+                tracing::warn!("bad page at {:#x}", 4096);
+                tracing::info!(pages = 2, "two\nlines \u{1b}[2J");
+                tracing::debug!("seen");
+            },
+        );
         let text = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[..2], ["warning: bad page at 0x1000", "note: two"]);

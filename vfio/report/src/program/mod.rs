@@ -1,6 +1,8 @@
 //! The frame of a program: its ends, and the commands that describe its command line.
 
+mod bash;
 pub mod generate;
+pub mod help;
 pub mod log;
 
 use std::panic;
@@ -8,7 +10,7 @@ use std::process::{self, ExitCode};
 
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
-use crate::show::{print, written};
+use crate::show::{Screen, print, written};
 use crate::{Blame, Chain, Report};
 
 /// Result of a subcommand.
@@ -38,7 +40,7 @@ pub fn end_on_panic(first: impl Fn() + Send + Sync + 'static) {
 pub fn end(outcome: Outcome) -> ExitCode {
     let outcome = outcome.and_then(|code| Ok(written().map(|()| code)?));
     outcome.unwrap_or_else(|error| {
-        eprintln!("{}", Chain(error.as_ref()));
+        eprintln!("{}", Chain(error.as_ref()).on(Screen::of_stderr()));
         error.blame().into()
     })
 }

@@ -1,128 +1,21 @@
-//! Output for people: columns that line up, colour where the reader is a terminal, sizes, text in a page.
+//! Output for people: columns that line up and fit the terminal, colour, sizes, text in a page.
 
 mod out;
 pub mod page;
+mod screen;
+mod table;
+mod wrap;
 
 pub use out::{Unwritten, print, printable_lines, written};
+#[cfg(feature = "program")]
+pub(crate) use screen::exported_columns;
+pub use screen::{COLUMNS, Screen, Style};
+pub use table::{Side, Table};
+pub use wrap::{hanging, wrap};
 
 use std::fmt::Write;
-use std::io::IsTerminal;
 
 use egm_address::{ByteSize, Printable};
-
-/// Whether escape sequences for colour are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Colour {
-    /// The reader is a terminal.
-    On,
-    /// The reader is a file or a program.
-    Off,
-}
-
-impl Colour {
-    /// The setting for standard output; `NO_COLOR` turns it off (no-color.org).
-    #[must_use]
-    pub fn of_stdout() -> Self {
-        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        if wanted && std::io::stdout().is_terminal() { Self::On } else { Self::Off }
-    }
-
-    /// `text`, printable, in `style`.
-    #[must_use]
-    pub fn paint(self, style: Style, text: &str) -> String {
-        let text = Printable(text);
-        match self {
-            Self::On => format!("\x1b[{}m{text}\x1b[0m", style as u8),
-            Self::Off => text.to_string(),
-        }
-    }
-}
-
-/// Emphasis of text; the discriminant is ANSI X3.64's select graphic rendition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Style {
-    /// A heading.
-    Strong = 1,
-    /// Less important text.
-    Faint = 2,
-    /// An error.
-    Red = 31,
-    /// Memory that can be granted.
-    Green = 32,
-    /// A warning.
-    Yellow = 33,
-    /// The kernel's memory.
-    Blue = 34,
-    /// Devices' memory.
-    Cyan = 36,
-}
-
-/// Alignment of a cell in its column.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// Text.
-    Left,
-    /// Numbers.
-    Right,
-}
-
-/// Rows with columns as wide as their widest cell.
-#[derive(Debug)]
-pub struct Table<'a> {
-    sides: &'a [Side],
-    rows: Vec<(Option<Style>, Vec<String>)>,
-}
-
-impl<'a> Table<'a> {
-    /// A table without rows; a column for each of `sides`.
-    #[must_use]
-    pub fn new(sides: &'a [Side], heads: &[&str]) -> Self {
-        Self { sides, rows: vec![(Some(Style::Faint), heads.iter().map(|&head| head.to_owned()).collect())] }
-    }
-
-    /// Adds a row; its cells become printable.
-    pub fn row(&mut self, style: Option<Style>, cells: Vec<String>) {
-        self.rows.push((style, cells.iter().map(|cell| Printable(cell).to_string()).collect()));
-    }
-
-    /// The table as a section of a page; a row's style becomes its colour there.
-    #[must_use]
-    pub fn html(&self, title: &str) -> String {
-        let mut rows = self.rows.iter();
-        let heads: Vec<&str> =
-            rows.next().into_iter().flat_map(|(_, heads)| heads).map(String::as_str).collect();
-        let numeric = self.sides.iter().enumerate().filter(|(_, side)| **side == Side::Right);
-        let class = |style: Option<Style>| match style {
-            Some(Style::Green) => "egm",
-            Some(Style::Red) => "bad",
-            _ => "",
-        };
-        let rows: Vec<_> = rows.map(|(style, cells)| (class(*style).to_owned(), cells.clone())).collect();
-        page::table(title, &heads, &numeric.map(|(column, _)| column).collect::<Vec<_>>(), &rows)
-    }
-
-    /// Adds the table to `out`, indented by two columns, without spaces at line ends.
-    pub fn write(&self, out: &mut String, colour: Colour) {
-        let wide = |column: usize| {
-            let cells = self.rows.iter().filter_map(|(_, cells)| cells.get(column));
-            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..self.sides.len()).map(wide).collect();
-        for (style, cells) in &self.rows {
-            let mut line = String::new();
-            for ((cell, side), width) in cells.iter().zip(self.sides).zip(&widths) {
-                let pad = " ".repeat(width.saturating_sub(cell.chars().count()));
-                let (before, after) =
-                    if *side == Side::Left { ("", pad.as_str()) } else { (pad.as_str(), "") };
-                let _ = write!(line, "  {before}{cell}{after}"); // a String takes everything
-            }
-            let line = line.trim_end();
-            out.push_str(&style.map_or_else(|| line.to_owned(), |style| colour.paint(style, line)));
-            out.push('\n');
-        }
-    }
-}
 
 /// A number of bytes for a person: exact with at most three decimals (`2.25 GiB`, `511.625 MiB`), or rounded to two
 /// where that would need a long number (`~256.09 GiB`).

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use egm_address::PciAddress;
 use egm_device::trust::parse_name;
 use egm_report::program::Outcome;
-use egm_report::show::{Colour, print};
+use egm_report::show::{Screen, print};
 use egm_vfio::dma::Memlock;
 use egm_vfio::host::HostFunction;
 use egm_vfio::topology::is_vfio_driver;
@@ -87,7 +87,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         // Every map has string keys, so nothing of it can fail to be JSON.
         serde_json::to_string_pretty(&checked).unwrap_or_default() + "\n"
     } else {
-        text::text(&checked, Colour::of_stdout())
+        text::text(&checked, Screen::of_stdout())
     });
     Ok(if usable { ExitCode::SUCCESS } else { ExitCode::from(3) })
 }

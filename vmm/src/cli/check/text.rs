@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use egm_address::{PciAddress, Printable};
-use egm_report::show::{Colour, Side, Style, Table, size};
+use egm_report::show::{Screen, Side, Style, Table, size};
 
 use super::model::{Checked, Function};
 
 use Side::{Left, Right};
 
 /// The findings in tables, what is wrong last.
-pub(super) fn text(checked: &Checked, colour: Colour) -> String {
+pub(super) fn text(checked: &Checked, colour: Screen) -> String {
     let mut out = String::new();
     let heading = |out: &mut String, title: &str| {
         if !out.is_empty() {
@@ -83,7 +83,7 @@ fn functions(checked: &Checked) -> Table<'static> {
     table
 }
 
-fn matrix(checked: &Checked, colour: Colour, out: &mut String) {
+fn matrix(checked: &Checked, colour: Screen, out: &mut String) {
     let numbers: Vec<String> = (0..checked.functions.len()).map(|number| number.to_string()).collect();
     let heads: Vec<&str> = std::iter::once("from \\ to").chain(numbers.iter().map(String::as_str)).collect();
     let sides = vec![Left; heads.len()];
@@ -128,7 +128,7 @@ fn access(checked: &Checked) -> Table<'static> {
     table
 }
 
-fn verdict(checked: &Checked, colour: Colour, out: &mut String) {
+fn verdict(checked: &Checked, colour: Screen, out: &mut String) {
     for problem in &checked.problems {
         let _ = writeln!(out, "  {} {}", colour.paint(Style::Yellow, "lacks"), Printable(&problem.problem));
         let _ = writeln!(out, "        help: {}", Printable(&problem.help));

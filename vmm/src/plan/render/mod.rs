@@ -4,7 +4,7 @@ mod html;
 mod model;
 mod text;
 
-pub use egm_report::show::Colour;
+pub use egm_report::show::Screen;
 pub use html::html;
 pub use text::text;
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use egm_address::Printable;
-use egm_report::show::{Colour, Side, Style, Table, printable_lines, size};
+use egm_report::show::{Screen, Side, Style, Table, printable_lines, size};
 
 use crate::plan::render::model;
 use crate::plan::{FunctionPlan, FunctionRole, Plan};
@@ -11,7 +11,7 @@ use crate::plan::{FunctionPlan, FunctionRole, Plan};
 use Side::{Left, Right};
 
 /// The plan in words and tables.
-pub fn text(plan: &Plan, colour: Colour) -> String {
+pub fn text(plan: &Plan, colour: Screen) -> String {
     let mut out = String::new();
     let heading = |out: &mut String, title: &str| {
         out.push('\n');
@@ -73,7 +73,7 @@ fn backings(plan: &Plan) -> Table<'static> {
     table
 }
 
-fn pci(plan: &Plan, colour: Colour, out: &mut String) {
+fn pci(plan: &Plan, colour: Screen, out: &mut String) {
     for (address, words, tree) in model::trees(plan) {
         let _ = writeln!(out, "  {address} {}", Printable(&words));
         branches(plan, &tree, "  ", colour, out);
@@ -81,7 +81,7 @@ fn pci(plan: &Plan, colour: Colour, out: &mut String) {
 }
 
 /// Functions of one bus and those behind them, each line after `indent`.
-fn branches(plan: &Plan, tree: &[model::Branch<'_>], indent: &str, colour: Colour, out: &mut String) {
+fn branches(plan: &Plan, tree: &[model::Branch<'_>], indent: &str, colour: Screen, out: &mut String) {
     for (i, branch) in tree.iter().enumerate() {
         let last = i.saturating_add(1) == tree.len();
         let (first, below) = if last { ("└─", "   ") } else { ("├─", "│  ") };
@@ -95,7 +95,7 @@ fn branches(plan: &Plan, tree: &[model::Branch<'_>], indent: &str, colour: Colou
 fn pci_function(
     plan: &Plan,
     function: &FunctionPlan,
-    colour: Colour,
+    colour: Screen,
     indents: (&str, &str),
     out: &mut String,
 ) {
@@ -129,7 +129,7 @@ fn nodes(plan: &Plan) -> Table<'static> {
     table
 }
 
-fn distances(plan: &Plan, colour: Colour, out: &mut String) {
+fn distances(plan: &Plan, colour: Screen, out: &mut String) {
     let sides = vec![Right; plan.nodes.len().saturating_add(1)];
     let ids: Vec<String> = plan.nodes.iter().map(|node| node.id.to_string()).collect();
     let heads: Vec<&str> = std::iter::once("from \\ to").chain(ids.iter().map(String::as_str)).collect();

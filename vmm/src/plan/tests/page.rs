@@ -48,7 +48,7 @@ fn part(text: &str, heading: &str) -> Vec<String> {
 #[test]
 fn the_page_has_the_tables_of_the_text() {
     let plan = full();
-    let (page, text) = (html(&plan), text(&plan, Colour::Off));
+    let (page, text) = (html(&plan), text(&plan, Screen::FILE));
     for (heading, of_text) in [
         ("Memory map", "Guest physical memory"),
         ("Behind it", "Behind it"),
@@ -80,7 +80,7 @@ fn the_page_has_the_tables_of_the_text() {
 #[test]
 fn sections_of_nothing_are_left_out() {
     let plan = plan(&spec(vec![node(0, GIB, "0")]), &facts()).unwrap();
-    let (page, text) = (html(&plan), text(&plan, Colour::Off));
+    let (page, text) = (html(&plan), text(&plan, Screen::FILE));
     for heading in ["Host functions", "Memory access", "Pinning"] {
         assert!(!page.contains(&format!("<h2>{heading}</h2>")), "{heading}");
         assert!(!text.contains(&format!("\n{heading}\n")), "{heading}");
@@ -91,7 +91,7 @@ fn sections_of_nothing_are_left_out() {
 #[test]
 fn a_terminal_with_colours_shows_devices_in_another_colour_than_ports() {
     let plan = plan(&three_gpus().0, &three_gpus().1).unwrap();
-    let text = text(&plan, Colour::On);
+    let text = text(&plan, Screen::coloured(120));
     let line = |name: &str| text.lines().find(|line| line.contains(name)).unwrap();
     assert!(line("vfio0: ").contains("\u{1b}[") && !line("root port, slot 1").contains("\u{1b}["), "{text}");
 }
@@ -99,7 +99,7 @@ fn a_terminal_with_colours_shows_devices_in_another_colour_than_ports() {
 #[test]
 fn vcpus_in_a_row_with_the_same_host_cpus_are_one_line() {
     let mut plan = full();
-    let pinning = |plan: &Plan| part(&text(plan, Colour::Off), "Pinning").join(" ");
+    let pinning = |plan: &Plan| part(&text(plan, Screen::FILE), "Pinning").join(" ");
     assert_eq!(pinning(&plan), "vCPU host CPUs 0 4-7 1 8 2-3 4-7");
     plan.vcpus[1].host_cpus = None;
     assert_eq!(pinning(&plan), "vCPU host CPUs 0 4-7 2-3 4-7");
