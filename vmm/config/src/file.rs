@@ -14,6 +14,7 @@ use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::pages::PageSize;
 use super::schema::{BarPlaceText, BarsText, CliqueText, CpuListText, PciText, SizeText, name_alone_too};
+use super::slot::Slot;
 use super::spec::{Access, Architecture, BootTables, EgmForm, PciTopology, VfioBackend};
 
 /// A virtual machine for egm-vmm. Paths are relative to the file that names them.
@@ -41,9 +42,11 @@ pub(super) struct File {
     /// What is booted.
     pub(super) boot: Option<BootFile>,
     /// Slices of Extended GPU Memory that the machine owns.
-    pub(super) egm: Option<Vec<EgmFile>>,
+    #[schemars(with = "Option<Vec<EgmFile>>")]
+    pub(super) egm: Option<Vec<Slot<EgmFile>>>,
     /// PCI devices.
-    pub(super) devices: Option<Vec<DeviceFile>>,
+    #[schemars(with = "Option<Vec<DeviceFile>>")]
+    pub(super) devices: Option<Vec<Slot<DeviceFile>>>,
     /// Where the serial console goes. Default: "stdio".
     pub(super) console: Option<ConsoleFile>,
     /// PCI Express address windows and tree.
@@ -95,7 +98,8 @@ pub(super) struct MemoryFile {
     /// Touch every page before the guest starts. Default: false.
     pub(super) prefault: Option<bool>,
     /// NUMA nodes. Default: node 0 with all memory and all vCPUs.
-    pub(super) nodes: Option<Vec<NodeFile>>,
+    #[schemars(with = "Option<Vec<NodeFile>>")]
+    pub(super) nodes: Option<Vec<Slot<NodeFile>>>,
 }
 
 /// A NUMA node with processors, memory or both.
