@@ -87,11 +87,20 @@ impl Report for PolicyError {
                 "name a file that exists with --policy; without it and without {POLICY} only root may"
             )),
             Self::File { source, .. } => source.help(),
-            Self::Json(_) => Some(
-                r#"correct it there: {"rules": [{"name": …, "group": …, "regions": […], "quota": …}]}"#
-                    .to_owned(),
-            ),
+            Self::Json(error) => error.help.clone().or_else(|| {
+                let form =
+                    r#"correct it there: {"rules": [{"name": …, "group": …, "regions": […], "quota": …}]}"#;
+                Some(form.to_owned())
+            }),
             _ => None, // the message of each names the remedy
+        }
+    }
+
+    fn excerpt(&self) -> Option<String> {
+        match self {
+            Self::File { source, .. } => source.excerpt(),
+            Self::Json(error) => Some(error.excerpt.clone()),
+            _ => None,
         }
     }
 }
@@ -118,9 +127,14 @@ mod tests {
         std::fs::write(&path, "{\"rules\":\n[}").unwrap();
         let error = policy(Some(&path)).unwrap_err();
         let text = egm_report::Chain(&error).to_string();
-        for part in
-            ["policy.json does not hold", "line 2, column 2: policy is not JSON", "help: correct it there"]
-        {
+        let line = "  2 | [}\n    |  ^\n";
+        let parts = [
+            "policy.json does not hold\n",
+            line,
+            "line 2, column 2: policy is not JSON",
+            "no value begins here",
+        ];
+        for part in parts {
             assert!(text.contains(part), "{text}");
         }
         assert_eq!(error.blame(), Blame::Configuration);

@@ -7,6 +7,7 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use egm_address::ByteSize;
+use egm_report::json::{self, JsonError};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -48,8 +49,8 @@ pub enum PolicyError {
     File { path: PathBuf, source: Box<PolicyError> },
     #[error("policy is larger than {}: write fewer rules, of groups for instance", ByteSize::new(MAX_FILE))]
     TooLarge,
-    #[error("line {}, column {}: policy is not JSON as its schema says", .0.line(), .0.column())]
-    Json(#[source] serde_json::Error),
+    #[error("line {}, column {}: policy is not JSON as its schema says", .0.line, .0.column)]
+    Json(#[source] Box<JsonError>),
     #[error("{place}: unknown key {key:?}{}", did_you_mean(key, known))]
     UnknownKey { place: String, key: String, known: &'static [&'static str] },
     #[error("{count} rules: {MAX_RULES} at most; write rules of groups instead of users")]
@@ -114,7 +115,7 @@ struct RuleFile {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a name or a number")]
 enum NameOrNumber {
     Number(u32),
     Name(String),
@@ -187,8 +188,8 @@ pub fn parse(text: &str, names: &Names) -> Result<Policy, PolicyError> {
     if u64::try_from(text.len()).is_ok_and(|length| length > MAX_FILE) {
         return Err(PolicyError::TooLarge);
     }
-    refuse_unknown_keys(&serde_json::from_str(text).map_err(PolicyError::Json)?)?;
-    let file: PolicyFile = serde_json::from_str(text).map_err(PolicyError::Json)?;
+    refuse_unknown_keys(&json::from_slice(text.as_bytes()).map_err(PolicyError::Json)?)?;
+    let file: PolicyFile = json::from_slice(text.as_bytes()).map_err(PolicyError::Json)?;
     if file.rules.len() > MAX_RULES {
         return Err(PolicyError::TooManyRules { count: file.rules.len() });
     }

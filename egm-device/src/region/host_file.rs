@@ -4,7 +4,8 @@ use std::fs::Metadata;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use egm_address::{ByteSize, Hpa};
+use egm_address::{ByteSize, Hpa, Quoted};
+use egm_report::json::{self, JsonError, Unknown};
 use egm_report::{Blame, Report};
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -96,12 +97,12 @@ pub enum HostFileError {
         mode: u32,
     },
     /// It is not JSON, or has an unknown key or value.
-    #[error("{}:{}:{}: not a host file", path.display(), source.line(), source.column())]
+    #[error("{}:{}:{}: not a host file", path.display(), source.line, source.column)]
     Json {
         /// The file.
         path: PathBuf,
-        /// The parser's reason.
-        source: serde_json::Error,
+        /// What is wrong with its text.
+        source: Box<JsonError>,
     },
 }
 
@@ -131,7 +132,7 @@ impl HostFile {
             check(path, &file.metadata().map_err(error)?)?;
         }
         let bytes = read::all(file).map_err(error)?;
-        serde_json::from_slice(&bytes).map_err(|source| HostFileError::Json { path: path.to_owned(), source })
+        json::from_slice(&bytes).map_err(|source| HostFileError::Json { path: path.to_owned(), source })
     }
 }
 
@@ -154,19 +155,25 @@ impl Report for HostFileError {
             Self::NotRoots { path, .. } => {
                 Some(format!("read it, then: chown root {0} && chmod go-w {0}", path.display()))
             }
-            Self::Json { source, .. } => nearest(&source.to_string()).or_else(|| {
+            Self::Json { source, .. } => remedy(source).or_else(|| {
                 Some("correct it there: a host file is as \"egm-device carve advise\" shows one".to_owned())
             }),
         }
     }
+
+    fn excerpt(&self) -> Option<String> {
+        match self {
+            Self::Json { source, .. } => Some(source.excerpt.clone()),
+            _ => None,
+        }
+    }
 }
 
-/// The most similar known key, for serde's message ``unknown field `bse`, expected one of `name`, `base` …``.
-pub(crate) fn nearest(message: &str) -> Option<String> {
-    let mut keys = message.split('`').skip(1).step_by(2);
-    let wrong = keys.next().filter(|_| message.starts_with("unknown field"))?;
-    let right = keys.min_by_key(|key| strsim::damerau_levenshtein(wrong, key))?;
-    Some(format!("write \"{right}\" instead of \"{wrong}\""))
+/// The remedy for a mistake in a file of ours: for an unknown key, the most similar known one.
+pub(crate) fn remedy(error: &JsonError) -> Option<String> {
+    let Some(Unknown { name, known }) = &error.unknown else { return error.help.clone() };
+    let right = known.iter().min_by_key(|known| strsim::damerau_levenshtein(name, known))?;
+    Some(format!("write \"{right}\" instead of {}", Quoted(name)))
 }
 
 #[cfg(test)]
@@ -198,7 +205,7 @@ mod tests {
         let error =
             load("{\"regions\": [\n{\"name\": \"hidden\", \"bse\": \"0x1\", \"size\": 4096}]}").unwrap_err();
         let text = Chain(&error).to_string();
-        assert!(text.contains("a.json:2:24: not a host file"), "{text}");
+        assert!(text.contains("a.json:2:20: not a host file"), "{text}");
         assert!(text.ends_with("help: write \"base\" instead of \"bse\""), "{text}");
     }
 }

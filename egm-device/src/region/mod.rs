@@ -26,7 +26,7 @@ pub mod words;
 pub use discover::Survey;
 pub(crate) use facts::near_node;
 pub use facts::{HostFacts, Node, Pool};
-pub(crate) use host_file::nearest;
+pub(crate) use host_file::remedy;
 pub use host_file::{FsdaxFolder, HostFile, HostFileError, ReservedSpan};
 pub use refused::{Reason, Refused};
 pub use srat::Affinity;

@@ -6,13 +6,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use egm_address::{ByteSize, PciAddress};
+use egm_report::json::{self, JsonError};
 use egm_report::{Blame, Report};
 use serde::{Deserialize, Deserializer};
 
 use crate::bounded;
 use crate::device::config::Id;
 use crate::policy::is_word;
-use crate::region::nearest;
+use crate::region::remedy;
 
 /// Maximum size of the file in bytes; a device takes a few lines.
 const MAX_FILE: u64 = 1 << 20;
@@ -88,12 +89,12 @@ pub enum FileError {
         source: io::Error,
     },
     /// It is not JSON, or has an unknown key or value.
-    #[error("{}:{}:{}: not devices to serve", path.display(), source.line(), source.column())]
+    #[error("{}:{}:{}: not devices to serve", path.display(), source.line, source.column)]
     Json {
         /// The file.
         path: PathBuf,
-        /// The parser's reason.
-        source: serde_json::Error,
+        /// What is wrong with its text.
+        source: Box<JsonError>,
     },
     /// No device, or too many.
     #[error("{count} devices: a process serves 1 to {MAX_DEVICES}")]
@@ -136,7 +137,7 @@ impl Report for FileError {
     fn help(&self) -> Option<String> {
         match self {
             Self::Read { .. } => Some("name a file that exists and that you may read".to_owned()),
-            Self::Json { source, .. } => nearest(&source.to_string()).or_else(|| {
+            Self::Json { source, .. } => remedy(source).or_else(|| {
                 let help =
                     r#"correct it there: {"devices": [{"name": …, "region": …, "size": …, "socket": …}]}"#;
                 Some(help.to_owned())
@@ -145,6 +146,13 @@ impl Report for FileError {
                 let near = known.iter().min_by_key(|known| strsim::damerau_levenshtein(name, known))?;
                 Some(format!("write \"{near}\" instead of \"{name}\""))
             }
+            _ => None,
+        }
+    }
+
+    fn excerpt(&self) -> Option<String> {
+        match self {
+            Self::Json { source, .. } => Some(source.excerpt.clone()),
             _ => None,
         }
     }
@@ -158,7 +166,7 @@ pub fn load(path: &Path, slice: Option<&str>) -> Result<Vec<Offer>, FileError> {
     let read = |source| FileError::Read { path: path.to_owned(), source };
     let text = File::open(path).and_then(|file| bounded::read(file, MAX_FILE)).map_err(read)?;
     let json = |source| FileError::Json { path: path.to_owned(), source };
-    let mut devices = serde_json::from_slice::<Offers>(&text).map_err(json)?.devices;
+    let mut devices = json::from_slice::<Offers>(&text).map_err(json)?.devices;
     check(&devices)?;
     if let Some(name) = slice {
         let known = || devices.iter().map(|device| device.name.clone()).collect();
@@ -240,7 +248,7 @@ mod tests {
             (
                 "{\"devices\": [\n{\"name\": \"a\", \"regoin\": \"egm\"}]}",
                 None,
-                "serve.json:2:22: not devices to serve",
+                "serve.json:2:15: not devices to serve",
             ),
             (
                 "{\"devices\": [\n{\"name\": \"a\", \"regoin\": \"egm\"}]}",
