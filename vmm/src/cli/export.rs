@@ -18,7 +18,7 @@ pub(super) struct Args {
     /// Which monitor
     #[arg(value_name = "MONITOR")]
     monitor: Monitor,
-    /// Configuration of the machine, as for "egm-vmm run"
+    /// Configuration of the machine, as for "egm-vmm run"; "-" is standard input
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
     /// Write for NVIDIA's builds of QEMU and libvirt, by which a GPU's driver finds its EGM

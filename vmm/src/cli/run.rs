@@ -22,7 +22,7 @@ use crate::user::User;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub(super) struct Args {
-    /// The configuration; "egm-vmm schema" describes every key
+    /// The configuration ("-" is standard input); "egm-vmm schema" describes every key
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Kernel in place of the file's "boot"."kernel"
