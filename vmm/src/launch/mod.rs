@@ -23,7 +23,7 @@ use crate::error::Report;
 use crate::facts::{self, Facts, Scope};
 use crate::machine::{self, Machine};
 use crate::memory::Present;
-use crate::plan::Plan;
+use crate::plan::{self, Plan};
 use crate::resources::{self, Broker, Leases, Resources, Runs, Servers};
 
 type Outcome<T> = Result<T, Box<dyn Report>>;
@@ -51,6 +51,8 @@ impl Reserved {
         let servers = resources::connect_servers(&spec.devices)?;
         let scope = Scope::of(spec);
         if let Scope::Only { regions: true, .. } = scope {
+            // Another machine's files need not be here.
+            plan::check_architecture(spec.arch, facts::architecture_of_host()?)?;
             resources::check_boot(&spec.boot)?; // before minutes of scrubbing; the others open it once, a moment later
         }
         let look = || facts::of_host(&scope).map(|facts| Facts { servers: servers.facts(), ..facts });

@@ -66,6 +66,7 @@ mod wanted;
 pub use backing::{Allocation, BackingPlan, HostPages, MemoryKind, MemoryPlan};
 pub use bits::AddressBits;
 pub use error::PlanError;
+pub(crate) use host::check_architecture;
 pub use intx::{IntxLines, RootPin};
 pub use nccl::nccl;
 pub use no_place::NoPlace;
