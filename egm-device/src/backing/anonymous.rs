@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io;
 
+use egm_report::show::{counted, size};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::Backing;
@@ -90,7 +91,9 @@ pub enum AnonymousError {
     },
     /// The hugetlb pool has too few free pages.
     #[error(
-        "memory \"{id}\" needs {needed} hugetlb pages of {page:#x} bytes, the pool has {free} free: {missing} too few"
+        "memory \"{id}\" needs {} of {}, the pool has {free} free: {missing} too few",
+        counted(*needed, "hugetlb page"),
+        size(*page)
     )]
     Pool {
         /// Name of the memory.

@@ -13,7 +13,7 @@
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet, align_up};
-use egm_report::show::exact;
+use egm_report::show::{self, exact};
 
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
@@ -58,7 +58,7 @@ pub struct Short {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
     /// Not whole pages.
-    #[error("its pages have {}: ask for {}", exact(*page), exact(*instead))]
+    #[error("its pages have {}: ask for {}", show::size(*page), exact(*instead))]
     Size {
         /// Bytes in a page of the region.
         page: u64,
@@ -69,7 +69,7 @@ pub enum Cause {
     #[error("an alignment is a power of two: write one, as 2MiB")]
     Align,
     /// The region is smaller.
-    #[error("it has {} in all, {} too few: ask for less", exact(*size), exact(*short_by))]
+    #[error("it has {} in all, {} too few: ask for less", show::size(*size), show::size(*short_by))]
     Region {
         /// Bytes of the region.
         size: u64,
@@ -79,7 +79,7 @@ pub enum Cause {
     /// Other owners hold too much of it.
     #[error(
         "{} are granted, {} free, {} too few: ask for less, or wait until a slice is returned",
-        exact(*granted), exact(*free), exact(*short_by)
+        show::size(*granted), show::size(*free), show::size(*short_by)
     )]
     Granted {
         /// Bytes that other owners hold.
@@ -92,7 +92,7 @@ pub enum Cause {
     /// Enough is free, but not in one piece.
     #[error(
         "{} are free, but the largest aligned piece has {}, {} too few: ask for {}, or return a slice that splits them",
-        exact(*free), exact(*largest), exact(*short_by), exact(*largest)
+        show::size(*free), show::size(*largest), show::size(*short_by), exact(*largest)
     )]
     Fragmented {
         /// Free bytes of the region.
@@ -105,7 +105,7 @@ pub enum Cause {
     /// Every free place of that size is bad memory from end to end.
     #[error(
         "{} are free, {} of them retired, and no place has another byte: ask for a larger size",
-        exact(*free), exact(*retired)
+        show::size(*free), show::size(*retired)
     )]
     Retired {
         /// Free bytes of the region.
@@ -122,7 +122,7 @@ pub enum Cause {
         next: u64,
     },
     /// The wanted place runs over the region's end.
-    #[error("from offset {at:#x} on it has {} too few: ask for less, or for a lower offset", exact(*short_by))]
+    #[error("from offset {at:#x} on it has {} too few: ask for less, or for a lower offset", show::size(*short_by))]
     End {
         /// Offset asked for.
         at: u64,
@@ -131,7 +131,7 @@ pub enum Cause {
     },
     /// Other owners hold bytes of the wanted place.
     #[error(
-        "at offset {at:#x} {} are granted, from {first} on: choose another offset, or none", exact(*short_by)
+        "at offset {at:#x} {} are granted, from {first} on: choose another offset, or none", show::size(*short_by)
     )]
     Taken {
         /// Offset asked for.

@@ -77,7 +77,7 @@ pub enum Reason {
         size: u64,
     },
     /// `/proc/iomem` shows nothing.
-    #[error("/proc/iomem shows no addresses, so nothing tells that {0} is unused: run as root")]
+    #[error("/proc/iomem shows no addresses, so nothing tells that {0} is unused: read it as root")]
     IomemHidden(Span<Host>),
     /// The addresses are in use.
     #[error("{span} is in use, /proc/iomem says \"{line}\": name a span that the kernel does not use")]
