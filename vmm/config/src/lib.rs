@@ -15,6 +15,7 @@ pub mod distance;
 mod error;
 mod faults;
 mod file;
+mod forms;
 mod memory;
 mod numa;
 mod pages;
