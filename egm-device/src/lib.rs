@@ -32,6 +32,7 @@ mod prefault;
 pub mod progress;
 pub mod region;
 pub mod retired;
+mod schema;
 pub mod scrub;
 pub mod serve;
 mod stream;

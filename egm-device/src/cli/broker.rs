@@ -124,6 +124,9 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("policy.json");
+        std::fs::write(&path, b"\xff").unwrap();
+        let error = policy(Some(&path)).unwrap_err();
+        assert!(egm_report::Chain(&error).to_string().contains("not UTF-8 text: save the file as UTF-8"));
         std::fs::write(&path, "{\"rules\":\n[}").unwrap();
         let error = policy(Some(&path)).unwrap_err();
         let text = egm_report::Chain(&error).to_string();

@@ -18,7 +18,7 @@ mod rules;
 pub use accounts::Accounts;
 pub use decide::{Ask, Decision, Free, Refusal, Why};
 pub(crate) use file::is_word;
-pub use file::{Names, PolicyError, load, parse};
+pub use file::{Names, PolicyError, load, parse, schema};
 pub use queue::{Patience, Pick, Queue, Ticket, Waiter};
 pub use rules::{Charge, Left, Peer, Policy, Rule, RuleId, Supply, Tenant, Who};
 

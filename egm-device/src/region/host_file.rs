@@ -7,18 +7,30 @@ use std::path::{Path, PathBuf};
 use egm_address::{ByteSize, Hpa, Quoted};
 use egm_report::json::{self, JsonError, Unknown};
 use egm_report::{Blame, Report};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::region::read;
+use crate::schema::{self, AddressText, SizeText, SomeSizeText};
 use crate::trusted::{self, NotRoots};
 
 /// Folder of host files, below a host's root.
 const FOLDER: &str = "etc/egm-device/host";
 
-/// One host file, written by an operator.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The JSON Schema of a host file, as text that ends in a newline.
+#[must_use]
+pub fn schema() -> String {
+    schema::text::<HostFile>()
+}
+
+/// Memory of a host that an operator has kept from the kernel.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(title = "egm-device host file")]
 pub struct HostFile {
+    /// For editors: the schema of host files.
+    #[serde(rename = "$schema", default, skip_serializing_if = "Option::is_none")]
+    pub schema: Option<String>,
     /// The host that it is for.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub description: String,
@@ -31,7 +43,7 @@ pub struct HostFile {
 }
 
 /// A folder with the slices of a region as its files.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FsdaxFolder {
     /// The region's name.
@@ -41,21 +53,24 @@ pub struct FsdaxFolder {
 }
 
 /// Memory that `mem=` or `memmap=` keeps from the kernel.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReservedSpan {
     /// The region's name.
     pub name: String,
     /// Host physical address of its first byte.
+    #[schemars(with = "AddressText")]
     pub base: Hpa,
     /// Bytes.
     #[serde(serialize_with = "as_people_write")]
+    #[schemars(with = "SomeSizeText")]
     pub size: ByteSize,
     /// Its node; the default comes from ACPI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<u32>,
     /// Alignment of slices; the default is the largest of 2 MiB, 64 KiB and 4 KiB that fits.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<SizeText>")]
     pub page_size: Option<ByteSize>,
     /// Declares that all of it is RAM. Required only where the firmware's memory map cannot be read (Arm with ACPI): a
     /// wrong address would be scrubbed.

@@ -27,7 +27,7 @@ pub use discover::Survey;
 pub(crate) use facts::near_node;
 pub use facts::{HostFacts, Node, Pool};
 pub(crate) use host_file::remedy;
-pub use host_file::{FsdaxFolder, HostFile, HostFileError, ReservedSpan};
+pub use host_file::{FsdaxFolder, HostFile, HostFileError, ReservedSpan, schema as host_file_schema};
 pub use refused::{Reason, Refused};
 pub use srat::Affinity;
 

@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 use egm_address::{ByteSize, PciAddress};
 use egm_report::json::{self, JsonError};
 use egm_report::{Blame, Report};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 
 use crate::bounded;
 use crate::device::config::Id;
 use crate::policy::is_word;
 use crate::region::remedy;
+use crate::schema::{self, IdText, NameText, PciText, SizeText, SomeSizeText};
 
 /// Maximum size of the file in bytes; a device takes a few lines.
 const MAX_FILE: u64 = 1 << 20;
@@ -21,16 +23,19 @@ const MAX_FILE: u64 = 1 << 20;
 const MAX_DEVICES: usize = 256;
 
 /// A device to be served.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Offer {
     /// Name for operators: its slice's owner, and the name of a socket that systemd passes.
+    #[schemars(with = "NameText")]
     pub name: String,
     /// The region, by name or kind.
     pub region: String,
     /// Bytes of the slice, whole pages of the region.
+    #[schemars(with = "SomeSizeText")]
     pub size: ByteSize,
     /// Alignment of its host physical address; the least is the region's page.
+    #[schemars(with = "Option<SizeText>")]
     pub align: Option<ByteSize>,
     /// Socket for clients. Without it systemd has to pass one.
     pub socket: Option<PathBuf>,
@@ -48,11 +53,14 @@ pub struct Offer {
     pub whole_device: bool,
     /// PCI identity of the function.
     #[serde(default, deserialize_with = "id")]
+    #[schemars(with = "IdText")]
     pub id: Id,
     /// Trust domain of its guest, without a broker: owners of one domain share a region that a GPU reaches.
+    #[schemars(with = "Option<NameText>")]
     pub trust_domain: Option<String>,
     /// GPUs of its guest, without a broker: their regions are exclusive to the trust domain.
     #[serde(default)]
+    #[schemars(with = "Vec<PciText>")]
     pub gpus: Vec<PciAddress>,
 }
 
@@ -64,9 +72,16 @@ fn id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Id, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 
-/// The file.
-#[derive(Deserialize)]
+/// The JSON Schema of a file of devices, as text that ends in a newline.
+#[must_use]
+pub fn schema() -> String {
+    schema::text::<Offers>()
+}
+
+/// Slices that "egm-device serve" shows as PCI functions, each at a socket of its own.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(title = "egm-device serve")]
 struct Offers {
     /// For editors.
     #[serde(rename = "$schema")]
@@ -74,6 +89,8 @@ struct Offers {
     /// Description of the devices, for people.
     #[serde(rename = "description")]
     _description: Option<String>,
+    /// The devices, 1 to 256.
+    #[schemars(length(min = 1, max = 256))]
     devices: Vec<Offer>,
 }
 

@@ -15,7 +15,7 @@ mod slice;
 mod socket;
 
 pub(crate) use file::check;
-pub use file::{FileError, Offer, load};
+pub use file::{FileError, Offer, load, schema};
 pub use post::Post;
 pub use slice::{Held, SliceError};
 pub use socket::{Socket, SocketError, passed};
