@@ -3,9 +3,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use egm_report::json::{self, JsonError};
 use egm_report::{Blame, Report};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::bounded;
 use crate::ledger::{Ledger, Paths};
@@ -36,8 +37,7 @@ pub(crate) struct LocalHost {
 const MAX_RECORD: u64 = 64 << 20;
 
 /// Command that records a host. The other program's facts are of the same host, but for other questions.
-const RECORD: &str =
-    "egm-device regions --json > host.json (what \"egm-vmm facts\" writes is for \"egm-vmm plan\")";
+const RECORD: &str = "egm-device regions --json > host.json";
 
 /// The part of a recorded host that a plan needs.
 #[derive(Debug, Deserialize)]
@@ -143,8 +143,11 @@ impl Report for NoHost {
 pub(crate) enum RecordError {
     #[error("cannot read {}", path.display())]
     Read { path: PathBuf, made_by: &'static str, source: io::Error },
-    #[error("{}:{}:{}: not {what} as this program writes it", path.display(), source.line(), source.column())]
-    Json { path: PathBuf, what: &'static str, made_by: &'static str, source: serde_json::Error },
+    #[error("{}:{}:{}: not {what} as this program writes it", path.display(), source.line, source.column)]
+    Json { path: PathBuf, what: &'static str, made_by: &'static str, source: Box<JsonError> },
+    /// A record of the other program.
+    #[error("{} was recorded by \"egm-vmm facts\", which is for \"egm-vmm plan --facts\"", path.display())]
+    Facts { path: PathBuf, made_by: &'static str },
 }
 
 impl Report for RecordError {
@@ -156,8 +159,25 @@ impl Report for RecordError {
         match self {
             Self::Read { made_by, .. } => Some(format!("make it: {made_by}")),
             Self::Json { made_by, .. } => Some(format!("make it again: {made_by}")),
+            Self::Facts { made_by, .. } => Some(format!("record the host for this program too: {made_by}")),
         }
     }
+
+    fn excerpt(&self) -> Option<String> {
+        match self {
+            Self::Json { source, .. } => Some(source.excerpt.clone()),
+            _ => None,
+        }
+    }
+}
+
+/// What only facts of `egm-vmm` have.
+#[derive(Deserialize)]
+struct OfFacts {
+    #[serde(rename = "kvm")]
+    _kvm: IgnoredAny,
+    #[serde(rename = "functions")]
+    _functions: IgnoredAny,
 }
 
 /// Reads back what `made_by` wrote.
@@ -168,6 +188,8 @@ pub(crate) fn load<T: DeserializeOwned>(
 ) -> Result<T, RecordError> {
     let read = |source| RecordError::Read { path: path.to_owned(), made_by, source };
     let bytes = std::fs::File::open(path).and_then(|file| bounded::read(file, MAX_RECORD)).map_err(read)?;
-    let json = |source| RecordError::Json { path: path.to_owned(), what, made_by, source };
-    serde_json::from_slice(&bytes).map_err(json)
+    json::from_slice(&bytes).map_err(|source| match json::from_slice::<OfFacts>(&bytes) {
+        Ok(_) => RecordError::Facts { path: path.to_owned(), made_by },
+        Err(_) => RecordError::Json { path: path.to_owned(), what, made_by, source },
+    })
 }

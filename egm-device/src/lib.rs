@@ -33,6 +33,7 @@ mod prefault;
 pub mod progress;
 pub mod region;
 pub mod retired;
+mod schema;
 pub mod scrub;
 pub mod serve;
 mod stream;

@@ -42,7 +42,10 @@ fn a_record_of_the_other_program_is_refused_by_its_name() {
     let facts = folder.path().join("facts.json");
     fs::copy("../configs/facts/x86-server.json", &facts).unwrap();
     let facts = facts.to_str().unwrap();
-    let parts = ["not a host", "help: make it again: egm-device regions --json", "\"egm-vmm facts\""];
+    let parts = [
+        "facts.json was recorded by \"egm-vmm facts\", which is for \"egm-vmm plan --facts\"",
+        "help: record the host for this program too: egm-device regions --json > host.json",
+    ];
     refused(&["regions", "--recorded", facts], 2, &parts);
     refused(
         &["regions", "--recorded", "/none"],

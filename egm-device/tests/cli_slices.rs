@@ -159,13 +159,13 @@ fn a_plan_that_cannot_be_says_what_is_short_and_whose_fault_it_is() {
     let host = Host::new();
     let error = host.refuses(3, "carve plan hidden --size 96MiB --count 3");
     assert!(error.contains("cannot place 96MiB aligned to 2MiB in region hidden"), "{error}");
-    assert!(error.contains("192MiB are granted, 64MiB free, 32MiB too few"), "{error}");
+    assert!(error.contains("192 MiB are granted, 64 MiB free, 32 MiB too few"), "{error}");
     let error = host.refuses(3, "carve plan hidden --size 1GiB");
-    assert!(error.contains("it has 256MiB in all, 768MiB too few: ask for less"), "{error}");
+    assert!(error.contains("it has 256 MiB in all, 768 MiB too few: ask for less"), "{error}");
     let error = host.refuses(3, "carve plan hidden --size 2MiB --at 256MiB");
-    assert!(error.contains("from offset 0x10000000 on it has 2MiB too few: ask for less"), "{error}");
+    assert!(error.contains("from offset 0x10000000 on it has 2 MiB too few: ask for less"), "{error}");
     let error = host.refuses(2, "carve plan hidden --size 3KiB");
-    assert!(error.contains("its pages have 2MiB: ask for 2MiB"), "{error}");
+    assert!(error.contains("its pages have 2 MiB: ask for 2MiB"), "{error}");
     host.refuses(2, "carve plan hidden");
     let error = host.refuses(3, "carve plan other --size 2MiB");
     assert!(error.contains("cannot find region \"other\": this host has hidden, local"), "{error}");
@@ -222,7 +222,7 @@ fn what_cannot_be_granted_is_refused_with_the_reason() {
     host.says(grant);
     host.refuses(3, "carve grant --region other --size 4MiB -- true");
     let error = host.refuses(3, "carve grant --region local --size 1GiB -- true");
-    assert!(error.contains("it has 64MiB in all, 960MiB too few"), "{error}");
+    assert!(error.contains("it has 64 MiB in all, 960 MiB too few"), "{error}");
 }
 
 #[test]

@@ -141,6 +141,30 @@ fn another_user_and_a_broker_at_once() {
     said.refuses(CONFIGURATION, &["'--user <NAME>' cannot be used with '--broker <SOCKET>'"]);
 }
 
+/// The configuration on standard input, of a working directory with its files.
+#[test]
+fn a_configuration_on_standard_input() {
+    let machine = Machine::new().with("cpus", json!({ "count": 0 })).with("egn", json!([]));
+    let path = machine.folder.path().join("vm.json");
+    fs::write(&path, machine.config.to_string()).unwrap();
+    for command in ["run -", "plan -", "check -", "export qemu --config -"] {
+        let shell = format!("{PROGRAM} {command} < vm.json");
+        let said = said(&[], &["sh", "-c", &shell], machine.folder.path());
+        said.refuses(
+            CONFIGURATION,
+            &["<stdin>:1:", "cpus.count: 0 is outside", "\nerror: <stdin>:1:", "\"egn\""],
+        );
+    }
+    fs::write(&path, Machine::new().config.to_string()).unwrap();
+    let plan = Command::new("sh")
+        .args(["-c", &format!("{PROGRAM} plan - --json < vm.json")])
+        .current_dir(machine.folder.path())
+        .output()
+        .unwrap();
+    let plan: Value = serde_json::from_slice(&plan.stdout).unwrap();
+    assert_eq!((plan["name"].as_str(), plan["boot"]["kernel"].as_str()), (Some("stdin"), Some("kernel")));
+}
+
 #[test]
 fn a_configuration_that_is_not_there() {
     let said = said(&[], &[PROGRAM, "run", "none.json"], Path::new("/"));
@@ -273,7 +297,7 @@ fn a_hugepage_pool_that_is_too_small() {
     }
     let said = Machine::new().with("memory", json!({ "size": "1GiB", "page_size": "1G" })).run();
     let file = format!("{pool}/nr_hugepages");
-    said.refuses(HOST, &["needs 1 free huge pages of 1GiB", "has 0", "help: echo ", &file, "\"auto\""]);
+    said.refuses(HOST, &["needs 1 free huge page of 1GiB", "has 0", "help: echo ", &file, "\"auto\""]);
 }
 
 #[test]
@@ -376,6 +400,9 @@ fn a_file_that_is_no_disk() {
         let made = Command::new("mkfifo").arg(pipe.folder.path().join("pipe")).status().unwrap();
         assert!(made.success());
         refuses_with_kvm(&pipe, CONFIGURATION, &parts);
+        let image = disk("disk.qcow2", read_only).file("disk.qcow2", &[&b"QFI\xfb"[..], &[0; 1020]].concat());
+        let parts = ["device \"blk0\"", "qcow2 image", "help: convert it: qemu-img convert -O raw"];
+        refuses_with_kvm(&image, CONFIGURATION, &parts);
         let small = disk("small", read_only).zeros("small", 511);
         let parts = ["device \"blk0\"", "a disk of 511 B", "sector of 512 B", "help: make it larger"];
         refuses_with_kvm(&small, CONFIGURATION, &parts);
@@ -427,8 +454,15 @@ fn a_host_function_that_does_not_exist() {
 #[test]
 fn a_guest_of_another_architecture() {
     let other = if std::env::consts::ARCH == "aarch64" { "x86_64" } else { "aarch64" };
-    let said = Machine::new().with("arch", json!(other)).run();
-    said.refuses(HOST, &[&format!("is for {other}"), std::env::consts::ARCH, "help: run it on such a host"]);
+    // Whether its files are here does not matter, and nothing is taken for it.
+    let slice = json!([{ "region": "hugetlb", "size": "2MiB", "node": 1 }]);
+    for machine in [Machine::new(), Machine::new().booting("kernel", "none").with("egm", slice)] {
+        let said = machine.with("arch", json!(other)).run();
+        said.refuses(
+            HOST,
+            &[&format!("is for {other}"), std::env::consts::ARCH, "help: run it on such a host"],
+        );
+    }
 }
 
 #[test]
@@ -448,7 +482,17 @@ fn facts_that_are_not_there_or_of_another_program() {
     let plan = |facts| said(&[], &[PROGRAM, "plan", "vm.json", "--facts", facts], machine.folder.path());
     let help = "help: record them on their host: egm-vmm facts > facts.json";
     plan("none").refuses(CONFIGURATION, &["cannot read facts from none", "No such file", help]);
-    plan("other.json").refuses(CONFIGURATION, &["not facts of a host", help, "egm-device regions --json"]);
+    let other = "other.json was recorded by \"egm-device regions --json\", which is for --recorded";
+    plan("other.json").refuses(CONFIGURATION, &[other, help]);
+    let machine = machine.file("other.json", b"{\n  \"version\": \"2\"\n}");
+    let plan = [PROGRAM, "plan", "vm.json", "--facts", "other.json"];
+    let parts = [
+        "other.json:2:14: not facts of a host",
+        "  2 |   \"version\": \"2\"",
+        "found \"2\", expected a number",
+        help,
+    ];
+    said(&[], &plan, machine.folder.path()).refuses(CONFIGURATION, &parts);
 }
 
 /// Requested output that was not written must fail the command: a script relies on it.
@@ -518,7 +562,7 @@ fn memory_of_the_machine_itself_on_a_host_without() {
     let parts = [
         "slice 0 has no place",
         "KVM_CAP_GUEST_MEMFD_FLAGS, Linux 6.18",
-        "help: give \"region\" a list that ends in \"memfd\"",
+        "help: give \"region\" a list that ends in \"local\"",
     ];
     for facts in ["x86-server", "grace"] {
         let facts = fs::canonicalize(format!("../configs/facts/{facts}.json")).unwrap();

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
+use egm_report::show::{counted, size};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::Backing;
@@ -34,8 +35,9 @@ pub enum AnonymousError {
     #[error("cannot use the file of memory \"{id}\": it has {found:#x} bytes, and the slice has {size:#x}")]
     Size { id: String, found: u64, size: u64 },
     #[error(
-        "cannot make memory \"{id}\" of hugetlb pages of {page:#x} bytes: {needed} required, {free} free, \
-         {missing} missing"
+        "cannot make memory \"{id}\" of {} of {}: {free} free, {missing} missing",
+        counted(*needed, "hugetlb page"),
+        size(*page)
     )]
     Pool { id: String, needed: u64, free: u64, missing: u64, page: u64 },
 }

@@ -537,7 +537,7 @@ mod tests {
         let aligned = Request { align: 2 * PAGE, ..request(2) };
         assert!(matches!(source.grant("r", &aligned, &NEVER), Err(GrantFailure::Short)));
         let Err(GrantFailure::Failed(why)) = source.grant("r", &request(4), &NEVER) else { panic!() };
-        assert!(why.contains("4KiB too few"), "{why}");
+        assert!(why.contains("4 KiB too few"), "{why}");
     }
 
     #[test]

@@ -13,7 +13,7 @@
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet, align_up};
-use egm_report::show::exact;
+use egm_report::show::{self, exact};
 
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
@@ -58,34 +58,34 @@ pub struct PlacementError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum Cause {
-    #[error("its pages have {}: ask for {}", exact(*page), exact(*instead))]
+    #[error("its pages have {}: ask for {}", show::size(*page), exact(*instead))]
     Size { page: u64, instead: u64 },
     #[error("an alignment is a power of two: write one, as 2MiB")]
     Align,
-    #[error("it has {} in all, {} too few: ask for less", exact(*size), exact(*short_by))]
+    #[error("it has {} in all, {} too few: ask for less", show::size(*size), show::size(*short_by))]
     Region { size: u64, short_by: u64 },
     #[error(
         "{} are granted, {} free, {} too few: ask for less, or wait until a slice is returned",
-        exact(*granted), exact(*free), exact(*short_by)
+        show::size(*granted), show::size(*free), show::size(*short_by)
     )]
     Granted { granted: u64, free: u64, short_by: u64 },
     #[error(
         "{} are free, but the largest aligned piece has {}, {} too few: ask for {}, or return a slice that splits them",
-        exact(*free), exact(*largest), exact(*short_by), exact(*largest)
+        show::size(*free), show::size(*largest), show::size(*short_by), exact(*largest)
     )]
     Fragmented { free: u64, largest: u64, short_by: u64 },
     /// Every free place of that size is bad memory from end to end.
     #[error(
         "{} are free, {} of them retired, and no place has another byte: ask for a larger size",
-        exact(*free), exact(*retired)
+        show::size(*free), show::size(*retired)
     )]
     Retired { free: u64, retired: u64 },
     #[error("offset {at:#x} is not aligned: the next that is, is {next:#x}")]
     Unaligned { at: u64, next: u64 },
-    #[error("from offset {at:#x} on it has {} too few: ask for less, or for a lower offset", exact(*short_by))]
+    #[error("from offset {at:#x} on it has {} too few: ask for less, or for a lower offset", show::size(*short_by))]
     End { at: u64, short_by: u64 },
     #[error(
-        "at offset {at:#x} {} are granted, from {first} on: choose another offset, or none", exact(*short_by)
+        "at offset {at:#x} {} are granted, from {first} on: choose another offset, or none", show::size(*short_by)
     )]
     Taken { at: u64, first: Offset, short_by: u64 },
 }

@@ -88,17 +88,26 @@ impl Report for PolicyError {
                 "name a file that exists with --policy; without it and without {POLICY} only root may"
             )),
             Self::File { source, .. } => source.help(),
-            Self::Json(_) => Some(
-                r#"correct it there: {"rules": [{"name": …, "group": …, "regions": […], "quota": …}]}"#
-                    .to_owned(),
-            ),
+            Self::Json(error) => error.help.clone().or_else(|| {
+                let form =
+                    r#"correct it there: {"rules": [{"name": …, "group": …, "regions": […], "quota": …}]}"#;
+                Some(form.to_owned())
+            }),
             Self::NotRootOwned { path, .. } => {
                 Some(format!("read it, then: chown root {0} && chmod go-w {0}", path.display()))
             }
             Self::TooLarge | Self::TooManyRules { .. } => {
                 Some("write rules for groups instead of users".to_owned())
             }
-            Self::UnknownKey { .. } | Self::Rule { .. } => None, // the message names the remedy
+            Self::UnknownKey { .. } | Self::Rule { .. } | Self::NotText => None, // the message names the remedy
+        }
+    }
+
+    fn excerpt(&self) -> Option<String> {
+        match self {
+            Self::File { source, .. } => source.excerpt(),
+            Self::Json(error) => Some(error.excerpt.clone()),
+            _ => None,
         }
     }
 }
@@ -122,12 +131,20 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("policy.json");
+        std::fs::write(&path, b"\xff").unwrap();
+        let error = policy(Some(&path)).unwrap_err();
+        assert!(egm_report::Chain(&error).to_string().contains("not UTF-8 text: save the file as UTF-8"));
         std::fs::write(&path, "{\"rules\":\n[}").unwrap();
         let error = policy(Some(&path)).unwrap_err();
         let text = egm_report::Chain(&error).to_string();
-        for part in
-            ["cannot use policy", "line 2, column 2: not the JSON of a policy", "help: correct it there"]
-        {
+        let line = "  2 | [}\n    |  ^\n";
+        let parts = [
+            "cannot use policy",
+            line,
+            "line 2, column 2: policy is not JSON",
+            "no value begins here",
+        ];
+        for part in parts {
             assert!(text.contains(part), "{text}");
         }
         assert_eq!(error.blame(), Blame::Configuration);

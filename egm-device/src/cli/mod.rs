@@ -7,6 +7,7 @@ mod html;
 mod ledger;
 mod log;
 mod regions;
+mod schema;
 mod serve;
 mod signals;
 mod tables;
@@ -51,6 +52,7 @@ enum Command {
     Serve(serve::Args),
     Ledger(ledger::Args),
     Log(log::Args),
+    Schema(schema::Args),
     Completions(generate::Completions),
     Man(generate::Man),
 }
@@ -68,6 +70,7 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args),
         Command::Ledger(args) => ledger::run(args),
         Command::Log(args) => log::run(args),
+        Command::Schema(args) => Ok(schema::run(args)),
         Command::Completions(args) => Ok(generate::completions(args, Cli::command())),
         Command::Man(args) => generate::man(args, Cli::command()),
     };

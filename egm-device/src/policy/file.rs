@@ -7,10 +7,13 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use egm_address::ByteSize;
+use egm_report::json::{self, JsonError};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::rules::{Policy, Rule, RuleSubject};
+use crate::schema::{self, NameOrNumberText, NameText, SizeText};
 use crate::trusted::{self, NotRootOwned};
 
 /// Maximum size of a policy file in bytes, far above the page or two of a usual one.
@@ -47,8 +50,10 @@ pub enum PolicyError {
     File { path: PathBuf, source: Box<PolicyError> },
     #[error("it is larger than {}", ByteSize::new(MAX_FILE))]
     TooLarge,
-    #[error("line {}, column {}: not the JSON of a policy", .0.line(), .0.column())]
-    Json(#[source] serde_json::Error),
+    #[error("it is not UTF-8 text: save the file as UTF-8")]
+    NotText,
+    #[error("line {}, column {}: policy is not JSON as its schema says", .0.line, .0.column)]
+    Json(#[source] Box<JsonError>),
     #[error("{place}: unknown key {key:?}{}", did_you_mean(key, known))]
     UnknownKey { place: String, key: String, known: &'static [&'static str] },
     #[error("it has {count} rules, and {MAX_RULES} at most are read")]
@@ -65,9 +70,17 @@ fn did_you_mean(key: &str, known: &[&str]) -> String {
     }
 }
 
-/// The file. The comments here are its documentation.
-#[derive(Deserialize)]
+/// The JSON Schema of a policy file, as text that ends in a newline.
+#[must_use]
+pub fn schema() -> String {
+    schema::text::<PolicyFile>()
+}
+
+/// Users' shares of memory, for the broker. A request is decided by the first rule that fits it.
+// The comments here are the documentation of the file, and the descriptions of its schema.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(title = "egm-device policy")]
 struct PolicyFile {
     /// Location of the schema, for editors.
     #[serde(rename = "$schema")]
@@ -76,43 +89,56 @@ struct PolicyFile {
     #[serde(rename = "description")]
     _description: Option<String>,
     /// The first rule that fits a request decides; a request that none fits is refused, unless root makes it.
+    #[schemars(length(max = 1000))]
     rules: Vec<RuleFile>,
 }
 
-#[derive(Deserialize)]
+/// A rule names a user or a group, not both.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(extend("oneOf" = [{ "required": ["user"] }, { "required": ["group"] }]))]
 struct RuleFile {
     /// Name of the rule in refusals.
+    #[schemars(with = "NameText")]
     name: String,
     /// A user by name or number; this or `group`.
+    #[schemars(with = "Option<NameOrNumberText>")]
     user: Option<NameOrNumber>,
     /// A group by name or number, primary or supplementary.
+    #[schemars(with = "Option<NameOrNumberText>")]
     group: Option<NameOrNumber>,
     /// The VM class that these users may start; without it the rule is for requests that say no class.
+    #[schemars(with = "Option<NameText>")]
     class: Option<String>,
     /// Regions by name, or by kind: `egm`, `reserved`, `devdax`, `fsdax`, `hugetlb`, `memfd`, `guest-memfd`. Default: all.
+    #[schemars(with = "Option<Vec<NameText>>")]
     regions: Option<Vec<String>>,
     /// The most that all of them hold together. Default: no limit.
+    #[schemars(with = "Option<SizeText>")]
     quota: Option<ByteSize>,
     /// The most that each user of them holds. Default: no limit.
+    #[schemars(with = "Option<SizeText>")]
     quota_each: Option<ByteSize>,
     /// Bytes kept free for them in the rule's one region.
+    #[schemars(with = "Option<SizeText>")]
     reservation: Option<ByteSize>,
     /// Higher is served first. Default: 0.
     #[serde(default)]
     priority: i32,
     /// Share among waiting requests of the same priority, 1 to 65536. Default: 1.
+    #[schemars(range(min = 1, max = 65536))]
     weight: Option<NonZeroU32>,
     /// Permits slices of regions in which all slices are one file (`egm`, `reserved`, `devdax`): these users can then
     /// read and write every tenant's bytes, and with `reserved` all of the host's memory. Default: false.
     #[serde(default)]
     whole_device: bool,
     /// Owners of one trust domain share a region that a GPU reaches. Default: each owner is a domain of its own.
+    #[schemars(with = "Option<NameText>")]
     trust_domain: Option<String>,
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a name or a number")]
 enum NameOrNumber {
     Number(u32),
     Name(String),
@@ -172,9 +198,11 @@ pub fn load(path: &Path, names: &Names) -> Result<Policy, PolicyError> {
         uid,
         mode,
     })?;
-    let mut text = String::new();
-    file.take(MAX_FILE.saturating_add(1)).read_to_string(&mut text).map_err(read)?;
-    parse(&text, names).map_err(|error| PolicyError::File { path: path.to_owned(), source: Box::new(error) })
+    let mut bytes = Vec::new();
+    file.take(MAX_FILE.saturating_add(1)).read_to_end(&mut bytes).map_err(read)?;
+    let text = String::from_utf8(bytes).map_err(|_| PolicyError::NotText);
+    let policy = text.and_then(|text| parse(&text, names));
+    policy.map_err(|error| PolicyError::File { path: path.to_owned(), source: Box::new(error) })
 }
 
 /// The policy in `text`, with `names` of users and groups.
@@ -185,8 +213,8 @@ pub fn parse(text: &str, names: &Names) -> Result<Policy, PolicyError> {
     if u64::try_from(text.len()).is_ok_and(|length| length > MAX_FILE) {
         return Err(PolicyError::TooLarge);
     }
-    refuse_unknown_keys(&serde_json::from_str(text).map_err(PolicyError::Json)?)?;
-    let file: PolicyFile = serde_json::from_str(text).map_err(PolicyError::Json)?;
+    refuse_unknown_keys(&json::from_slice(text.as_bytes()).map_err(PolicyError::Json)?)?;
+    let file: PolicyFile = json::from_slice(text.as_bytes()).map_err(PolicyError::Json)?;
     if file.rules.len() > MAX_RULES {
         return Err(PolicyError::TooManyRules { count: file.rules.len() });
     }

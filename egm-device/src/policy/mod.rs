@@ -17,7 +17,7 @@ mod rules;
 
 pub use accounts::Accounts;
 pub use decide::{Decision, FreeMemory, Refusal, RefusalReason, RegionRequest};
-pub use file::{Names, PolicyError, load, parse};
+pub use file::{Names, PolicyError, load, parse, schema};
 pub(crate) use file::{is_kind, is_word};
 pub use queue::{Candidate, OvertakeLimits, PickedRequest, Queue, Ticket, Waiter};
 pub use rules::{Charge, OrphanedSlice, Peer, Policy, Rule, RuleId, RuleSubject, Supply, Tenant};

@@ -4,20 +4,33 @@ use std::fs::Metadata;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use egm_address::{ByteSize, Hpa};
+use egm_address::{ByteSize, Hpa, Quoted};
+use egm_report::json::{self, JsonError, Unknown};
 use egm_report::{Blame, Report};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::region::read;
+use crate::schema::{self, AddressText, SizeText, SomeSizeText};
 use crate::trusted::{self, NotRootOwned};
 
 /// Folder of host files, below a host's root.
 const FOLDER: &str = "etc/egm-device/host";
 
-/// One host file, written by an operator.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The JSON Schema of a host file, as text that ends in a newline.
+#[must_use]
+pub fn schema() -> String {
+    schema::text::<HostFile>()
+}
+
+/// Memory of a host that an operator has kept from the kernel.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(title = "egm-device host file")]
 pub struct HostFile {
+    /// For editors: the schema of host files.
+    #[serde(rename = "$schema", default, skip_serializing_if = "Option::is_none")]
+    pub schema: Option<String>,
     /// The host that it is for.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub description: String,
@@ -30,7 +43,7 @@ pub struct HostFile {
 }
 
 /// A folder with the slices of a region as its files.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FsdaxFolder {
     /// Name of the region.
@@ -40,21 +53,24 @@ pub struct FsdaxFolder {
 }
 
 /// Memory that `mem=` or `memmap=` keeps from the kernel.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReservedSpan {
     /// Name of the region.
     pub name: String,
     /// Host physical address of its first byte.
+    #[schemars(with = "AddressText")]
     pub base: Hpa,
     /// Size, a multiple of the page size.
     #[serde(serialize_with = "as_people_write")]
+    #[schemars(with = "SomeSizeText")]
     pub size: ByteSize,
     /// Its node; the default comes from ACPI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<u32>,
     /// Alignment of slices; the default is the largest of 2 MiB, 64 KiB and 4 KiB that fits.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<SizeText>")]
     pub page_size: Option<ByteSize>,
     /// Declares that all of it is RAM. Required only where the firmware's memory map cannot be read (Arm with ACPI): a
     /// wrong address would be scrubbed.
@@ -83,8 +99,8 @@ pub enum HostFileError {
     #[error("cannot trust {}: it belongs to user {uid} with mode {mode:#o}", path.display())]
     NotRootOwned { path: PathBuf, uid: u32, mode: u32 },
     /// It is not JSON, or has an unknown key or value.
-    #[error("{}:{}:{}: not a host file", path.display(), source.line(), source.column())]
-    Json { path: PathBuf, source: serde_json::Error },
+    #[error("{}:{}:{}: not a host file", path.display(), source.line, source.column)]
+    Json { path: PathBuf, source: Box<JsonError> },
 }
 
 impl HostFile {
@@ -110,7 +126,7 @@ impl HostFile {
             check(path, &file.metadata().map_err(error)?)?;
         }
         let bytes = read::all(file).map_err(error)?;
-        serde_json::from_slice(&bytes).map_err(|source| HostFileError::Json { path: path.to_owned(), source })
+        json::from_slice(&bytes).map_err(|source| HostFileError::Json { path: path.to_owned(), source })
     }
 }
 
@@ -133,19 +149,25 @@ impl Report for HostFileError {
             Self::NotRootOwned { path, .. } => {
                 Some(format!("read it, then: chown root {0} && chmod go-w {0}", path.display()))
             }
-            Self::Json { source, .. } => nearest(&source.to_string()).or_else(|| {
+            Self::Json { source, .. } => remedy(source).or_else(|| {
                 Some("correct it there: a host file is as \"egm-device carve advise\" shows one".to_owned())
             }),
         }
     }
+
+    fn excerpt(&self) -> Option<String> {
+        match self {
+            Self::Json { source, .. } => Some(source.excerpt.clone()),
+            _ => None,
+        }
+    }
 }
 
-/// The most similar known key, for serde's message ``unknown field `bse`, expected one of `name`, `base` …``.
-pub(crate) fn nearest(message: &str) -> Option<String> {
-    let mut keys = message.split('`').skip(1).step_by(2);
-    let wrong = keys.next().filter(|_| message.starts_with("unknown field"))?;
-    let right = keys.min_by_key(|key| strsim::damerau_levenshtein(wrong, key))?;
-    Some(format!("write \"{right}\" instead of \"{wrong}\""))
+/// The remedy for a mistake in a file of ours: for an unknown key, the most similar known one.
+pub(crate) fn remedy(error: &JsonError) -> Option<String> {
+    let Some(Unknown { name, known }) = &error.unknown else { return error.help.clone() };
+    let right = known.iter().min_by_key(|known| strsim::damerau_levenshtein(name, known))?;
+    Some(format!("write \"{right}\" instead of {}", Quoted(name)))
 }
 
 #[cfg(test)]
@@ -177,7 +199,7 @@ mod tests {
         let error =
             load("{\"regions\": [\n{\"name\": \"hidden\", \"bse\": \"0x1\", \"size\": 4096}]}").unwrap_err();
         let text = Chain(&error).to_string();
-        assert!(text.contains("a.json:2:24: not a host file"), "{text}");
+        assert!(text.contains("a.json:2:20: not a host file"), "{text}");
         assert!(text.ends_with("help: write \"base\" instead of \"bse\""), "{text}");
     }
 }

@@ -6,13 +6,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use egm_address::{ByteSize, PciAddress};
+use egm_report::json::{self, JsonError};
 use egm_report::{Blame, Report};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 
 use crate::bounded;
 use crate::device::config::Id;
 use crate::policy::is_word;
-use crate::region::nearest;
+use crate::region::remedy;
+use crate::schema::{self, IdText, NameText, PciText, SizeText, SomeSizeText};
 
 /// Maximum size of the file in bytes; a device takes a few lines.
 const MAX_FILE: u64 = 1 << 20;
@@ -20,16 +23,19 @@ const MAX_FILE: u64 = 1 << 20;
 const MAX_DEVICES: usize = 256;
 
 /// A device to be served.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceConfig {
     /// Name for operators: its slice's owner, and the name of a socket that systemd passes.
+    #[schemars(with = "NameText")]
     pub name: String,
     /// The region, by name or kind.
     pub region: String,
     /// Bytes of the slice, whole pages of the region.
+    #[schemars(with = "SomeSizeText")]
     pub size: ByteSize,
     /// Alignment of its host physical address; the least is the region's page.
+    #[schemars(with = "Option<SizeText>")]
     pub align: Option<ByteSize>,
     /// Socket for clients. Without it systemd has to pass one.
     pub socket: Option<PathBuf>,
@@ -47,11 +53,14 @@ pub struct DeviceConfig {
     pub whole_device: bool,
     /// PCI identity of the function.
     #[serde(default, deserialize_with = "id")]
+    #[schemars(with = "IdText")]
     pub id: Id,
     /// Trust domain of its guest, without a broker: owners of one domain share a region that a GPU reaches.
+    #[schemars(with = "Option<NameText>")]
     pub trust_domain: Option<String>,
     /// GPUs of its guest, without a broker: their regions are exclusive to the trust domain.
     #[serde(default)]
+    #[schemars(with = "Vec<PciText>")]
     pub gpus: Vec<PciAddress>,
 }
 
@@ -63,14 +72,25 @@ fn id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Id, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 
-#[derive(Deserialize)]
+/// The JSON Schema of a file of devices, as text that ends in a newline.
+#[must_use]
+pub fn schema() -> String {
+    schema::text::<DevicesFile>()
+}
+
+/// Slices that "egm-device serve" shows as PCI functions, each at a socket of its own.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(title = "egm-device serve")]
 struct DevicesFile {
+    /// Location of the schema, for editors.
     #[serde(rename = "$schema")]
     _schema: Option<String>,
     /// Description of the devices, for people.
     #[serde(rename = "description")]
     _description: Option<String>,
+    /// The devices, 1 to 256.
+    #[schemars(length(min = 1, max = 256))]
     devices: Vec<DeviceConfig>,
 }
 
@@ -81,8 +101,8 @@ pub enum FileError {
     #[error("cannot read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
     /// It is not JSON, or has an unknown key or value.
-    #[error("{}:{}:{}: not devices to serve", path.display(), source.line(), source.column())]
-    Json { path: PathBuf, source: serde_json::Error },
+    #[error("{}:{}:{}: not devices to serve", path.display(), source.line, source.column)]
+    Json { path: PathBuf, source: Box<JsonError> },
     #[error("cannot serve {count} devices: a process serves 1 to {MAX_DEVICES}")]
     Count { count: usize },
     #[error("cannot serve two devices with the {what} {value:?}: each has its own")]
@@ -105,7 +125,7 @@ impl Report for FileError {
     fn help(&self) -> Option<String> {
         match self {
             Self::Read { .. } => Some("name a file that exists and that you may read".to_owned()),
-            Self::Json { source, .. } => nearest(&source.to_string()).or_else(|| {
+            Self::Json { source, .. } => remedy(source).or_else(|| {
                 let help =
                     r#"correct it there: {"devices": [{"name": …, "region": …, "size": …, "socket": …}]}"#;
                 Some(help.to_owned())
@@ -117,6 +137,13 @@ impl Report for FileError {
             _ => None,
         }
     }
+
+    fn excerpt(&self) -> Option<String> {
+        match self {
+            Self::Json { source, .. } => Some(source.excerpt.clone()),
+            _ => None,
+        }
+    }
 }
 
 /// The devices of the file at `path`; only the one named `slice`, if given.
@@ -124,7 +151,7 @@ pub fn load(path: &Path, slice: Option<&str>) -> Result<Vec<DeviceConfig>, FileE
     let read = |source| FileError::Read { path: path.to_owned(), source };
     let text = File::open(path).and_then(|file| bounded::read(file, MAX_FILE)).map_err(read)?;
     let json = |source| FileError::Json { path: path.to_owned(), source };
-    let mut devices = serde_json::from_slice::<DevicesFile>(&text).map_err(json)?.devices;
+    let mut devices = json::from_slice::<DevicesFile>(&text).map_err(json)?.devices;
     check(&devices)?;
     if let Some(name) = slice {
         let known = || devices.iter().map(|device| device.name.clone()).collect();
@@ -202,7 +229,7 @@ mod tests {
             (
                 "{\"devices\": [\n{\"name\": \"a\", \"regoin\": \"egm\"}]}",
                 None,
-                "serve.json:2:22: not devices to serve",
+                "serve.json:2:15: not devices to serve",
             ),
             (
                 "{\"devices\": [\n{\"name\": \"a\", \"regoin\": \"egm\"}]}",

@@ -15,7 +15,7 @@ mod slice;
 mod socket;
 
 pub(crate) use file::check;
-pub use file::{DeviceConfig, FileError, load};
+pub use file::{DeviceConfig, FileError, load, schema};
 pub use server::DeviceServer;
 pub use slice::{ServedSlice, SliceError};
 pub use socket::{Socket, SocketError, passed};

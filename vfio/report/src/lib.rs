@@ -24,6 +24,9 @@
 //! assert_eq!(shown, "error: cannot reserve 2 pages of 2 MiB: the pool is empty\n  help: sysctl vm.nr_hugepages=2");
 //! ```
 
+mod excerpt;
+#[cfg(feature = "json")]
+pub mod json;
 #[cfg(feature = "program")]
 pub mod program;
 #[cfg(feature = "program")]
@@ -32,4 +35,5 @@ pub mod rate;
 mod report;
 pub mod show;
 
+pub use excerpt::excerpt;
 pub use report::{Blame, Chain, Report};

@@ -35,6 +35,16 @@ pub trait Report: Error {
     fn help(&self) -> Option<String> {
         None
     }
+
+    /// The line of a file that the error is about, with a mark under the place ([`excerpt`](crate::excerpt())).
+    fn excerpt(&self) -> Option<String> {
+        None
+    }
+
+    /// Further errors, independent of this one and found with it.
+    fn others(&self) -> Vec<&dyn Report> {
+        Vec::new()
+    }
 }
 
 impl<E: Report + 'static> From<E> for Box<dyn Report> {
@@ -43,7 +53,8 @@ impl<E: Report + 'static> From<E> for Box<dyn Report> {
     }
 }
 
-/// Shows an error, the chain of its sources and its help, each on a line.
+/// Shows an error, its place in a file, the chain of its sources and its help, each on lines of its own; then the others
+/// that were found with it.
 ///
 /// Some of this text is untrusted: parts of a configuration, file names, output of the guest. So each line has a length
 /// limit, and control characters, which a terminal would obey, are shown as Rust writes them.
@@ -90,22 +101,34 @@ impl Write for Line<'_, '_> {
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut line = |start: &str, text: &dyn fmt::Display| {
-            f.write_str(start)?;
-            write!(Line { to: &mut *f, left: MAX_LINE }, "{text}")
-        };
-        line("error: ", &self.0)?;
-        let mut source = self.0.source();
-        while let Some(error) = source {
-            line("\n  caused by: ", &error)?;
-            source = error.source();
-        }
-        let help = self.0.help();
-        for (number, text) in help.iter().flat_map(|help| help.split('\n')).enumerate() {
-            line(if number == 0 { "\n  help: " } else { "\n        " }, &text)?;
-        }
-        Ok(())
+        alone(self.0, f)?;
+        self.0.others().into_iter().try_for_each(|other| {
+            f.write_str("\n")?;
+            alone(other, f)
+        })
     }
+}
+
+/// Writes `error` without the others.
+fn alone(error: &dyn Report, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let mut line = |start: &str, text: &dyn fmt::Display| {
+        f.write_str(start)?;
+        write!(Line { to: &mut *f, left: MAX_LINE }, "{text}")
+    };
+    line("error: ", &error)?;
+    for text in error.excerpt().iter().flat_map(|excerpt| excerpt.split('\n')) {
+        line("\n", &text)?;
+    }
+    let mut source = error.source();
+    while let Some(error) = source {
+        line("\n  caused by: ", &error)?;
+        source = error.source();
+    }
+    let help = error.help();
+    for (number, text) in help.iter().flat_map(|help| help.split('\n')).enumerate() {
+        line(if number == 0 { "\n  help: " } else { "\n        " }, &text)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -154,5 +177,36 @@ mod tests {
         let shown = Chain(&Stranger { name: "a\n".repeat(9999), source }).to_string();
         let longest = shown.split('\n').map(|line| line.chars().count()).max();
         assert!(longest < Some(4000), "{longest:?}");
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{name}: unknown key")]
+    struct Misspelt {
+        name: &'static str,
+        others: Vec<Misspelt>,
+    }
+
+    impl Report for Misspelt {
+        fn blame(&self) -> Blame {
+            Blame::Configuration
+        }
+
+        fn excerpt(&self) -> Option<String> {
+            Some("  1 | {}\n    |  ^".to_owned())
+        }
+
+        fn others(&self) -> Vec<&dyn Report> {
+            self.others.iter().map(|other| other as &dyn Report).collect()
+        }
+    }
+
+    #[test]
+    fn every_error_of_a_file_is_shown_with_its_line() {
+        let both = Misspelt { name: "a", others: vec![Misspelt { name: "b", others: Vec::new() }] };
+        let line = "  1 | {}\n    |  ^";
+        assert_eq!(
+            Chain(&both).to_string(),
+            format!("error: a: unknown key\n{line}\nerror: b: unknown key\n{line}")
+        );
     }
 }

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::error::{Fault, Rule, no_control};
+use super::error::{Rule, no_control};
+use super::faults::Faults;
 use super::file::BootFile;
 use super::rules::{BootRule, MAX_CMDLINE, MAX_PATH};
 use super::spec::{Architecture, Boot, BootTables};
@@ -30,32 +31,46 @@ pub(super) fn path(path: PathBuf) -> Result<PathBuf, Rule> {
     }
 }
 
-/// `join` makes a path of a key relative to the file that wrote it.
+/// What is booted; `None` when it breaks a rule, which is noted. `join` makes a path of a key relative to the file that
+/// wrote it.
 pub(super) fn resolve(
     file: BootFile,
     overrides: &Overrides,
-    arch: Architecture,
+    arch: Option<Architecture>,
     join: impl Fn(&str, &Path) -> Result<PathBuf, Rule>,
-) -> Result<Boot, Fault> {
-    let chosen = |over: &Option<PathBuf>, written: Option<PathBuf>, key: &str| {
+    faults: &mut Faults,
+) -> Option<Boot> {
+    let mut chosen = |over: &Option<PathBuf>, written: Option<PathBuf>, key: &str| {
         let chosen = match (over, written) {
             (Some(over), _) => Some(path(over.clone())),
             (None, written) => written.map(|written| join(key, &written)),
         };
-        chosen.transpose().map_err(|rule| rule.at(key))
+        chosen.map(|path| faults.value(key, path))
     };
-    let kernel = chosen(&overrides.kernel, file.kernel, "boot.kernel")?;
-    let kernel = kernel.ok_or_else(|| Rule::from(BootRule::NoKernel).at("boot"))?;
-    let initramfs = chosen(&overrides.initramfs, file.initramfs, "boot.initramfs")?;
+    let kernel = chosen(&overrides.kernel, file.kernel, "boot.kernel");
+    let initramfs = chosen(&overrides.initramfs, file.initramfs, "boot.initramfs");
+    if kernel.is_none() {
+        faults.note(Rule::from(BootRule::NoKernel).at("boot"));
+    }
     let parts = [file.cmdline.as_deref(), overrides.append.as_deref()];
     let cmdline = parts.into_iter().flatten().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ");
-    if cmdline.len() > MAX_CMDLINE {
-        return Err(Rule::from(BootRule::Long { length: cmdline.len() }).at("boot.cmdline"));
-    }
-    no_control(&cmdline).map_err(|rule| rule.at("boot.cmdline"))?;
+    let cmdline = faults.value("boot.cmdline", words(cmdline));
     let tables = file.tables.unwrap_or_default();
-    if (arch, tables) == (Architecture::X86_64, BootTables::DeviceTree) {
-        return Err(Rule::from(BootRule::Tree).at("boot.tables"));
+    if (arch, tables) == (Some(Architecture::X86_64), BootTables::DeviceTree) {
+        faults.note(Rule::from(BootRule::Tree).at("boot.tables"));
     }
-    Ok(Boot { kernel, initramfs, cmdline, tables })
+    let initramfs = match initramfs {
+        Some(path) => Some(path?),
+        None => None,
+    };
+    Some(Boot { kernel: kernel??, initramfs, cmdline: cmdline?, tables })
+}
+
+/// `cmdline`, when a kernel reads all of it.
+fn words(cmdline: String) -> Result<String, Rule> {
+    if cmdline.len() > MAX_CMDLINE {
+        return Err(BootRule::Long { length: cmdline.len() }.into());
+    }
+    no_control(&cmdline)?;
+    Ok(cmdline)
 }

@@ -8,6 +8,7 @@ use std::collections::btree_map;
 use std::fmt::{self, Display};
 
 use egm_address::Quoted;
+use egm_report::json::wanted_in_json;
 use serde::de::value::StrDeserializer;
 use serde::de::{
     self, Deserialize, DeserializeSeed, Deserializer, EnumAccess, Expected, IntoDeserializer, MapAccess,
@@ -31,7 +32,7 @@ impl de::Error for Fault {
         Rule::Value { reason: message.to_string() }.here()
     }
     fn invalid_type(found: Unexpected<'_>, wanted: &dyn Expected) -> Self {
-        Rule::WrongType { found: in_json_words(found), wanted: wanted_in_json_words(wanted) }.here()
+        Rule::WrongType { found: in_json_words(found), wanted: wanted_in_json(&wanted.to_string()) }.here()
     }
     fn invalid_value(found: Unexpected<'_>, wanted: &dyn Expected) -> Self {
         Self::invalid_type(found, wanted)
@@ -62,23 +63,10 @@ fn in_json_words(found: Unexpected<'_>) -> String {
     }
 }
 
-fn wanted_in_json_words(wanted: &dyn Expected) -> String {
-    let text = wanted.to_string();
-    match text.as_str() {
-        "u8" => "a number from 0 to 255".to_owned(),
-        "u16" => "a number from 0 to 65535".to_owned(),
-        "u32" => "a number from 0 to 4294967295".to_owned(),
-        "a sequence" => "an array".to_owned(),
-        "a map" => "an object".to_owned(),
-        struct_like if struct_like.starts_with("struct ") => "an object".to_owned(),
-        _ => text,
-    }
-}
-
 impl Node {
     fn unexpected(&self, wanted: &dyn Expected) -> Fault {
         let found = match &self.value {
-            Value::Null => Unexpected::Unit,
+            Value::Null | Value::LeftOut => Unexpected::Unit,
             Value::Bool(value) => Unexpected::Bool(*value),
             Value::Number(number) => Unexpected::Float(number.as_f64().unwrap_or(f64::NAN)),
             Value::Text(text) => Unexpected::Str(text),
@@ -94,7 +82,7 @@ impl<'t> Deserializer<'t> for &'t Node {
 
     fn deserialize_any<V: Visitor<'t>>(self, visitor: V) -> Result<V::Value, Fault> {
         match &self.value {
-            Value::Null => visitor.visit_unit(),
+            Value::Null | Value::LeftOut => visitor.visit_unit(),
             Value::Bool(value) => visitor.visit_bool(*value),
             Value::Number(number) => match (number.as_u64(), number.as_i64()) {
                 (Some(value), _) => visitor.visit_u64(value),
@@ -113,6 +101,18 @@ impl<'t> Deserializer<'t> for &'t Node {
         match self.value {
             Value::Null => visitor.visit_none(),
             _ => visitor.visit_some(self),
+        }
+    }
+
+    /// The only such type is `Slot`, an entry of a list that may be left out.
+    fn deserialize_newtype_struct<V: Visitor<'t>>(
+        self,
+        _name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        match self.value {
+            Value::LeftOut => visitor.visit_none(),
+            _ => visitor.visit_newtype_struct(self),
         }
     }
 
@@ -151,7 +151,7 @@ impl<'t> Deserializer<'t> for &'t Node {
     forward_to_deserialize_any! {
         <W: Visitor<'t>>
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct
-        newtype_struct seq tuple tuple_struct map identifier ignored_any
+        seq tuple tuple_struct map identifier ignored_any
     }
 }
 

@@ -1,13 +1,16 @@
 //! Rules of PCI devices and the console.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use egm_address::Gpa;
 
 use super::error::{Fault, Rule, at_most, in_range, name};
+use super::faults::Faults;
 use super::file::{BarsFile, CliqueFile, ConsoleFile, DeviceFile};
 use super::rules::{DeviceRule, MAX_SOCKET, MAX_TAP};
+use super::slot::Slot;
 use super::spec::{BarPlace, BarPlaces, Clique, Console, Device, DeviceKind, EgmForm, EgmSlice, FixedBar};
 
 /// A PCI segment has 256 buses; the devices of one machine fit in one.
@@ -19,44 +22,54 @@ const MAX_QUEUE_PAIRS: u16 = 16;
 /// Four bits of NVIDIA's capability.
 const MAX_CLIQUE: u64 = 15;
 
-/// The devices of machine `machine`. `join` makes a path of a key relative to the file that wrote it.
+/// The devices of machine `machine`; `None` when one breaks a rule, which is noted. `join` makes a path of a key relative
+/// to the file that wrote it.
 pub(super) fn resolve(
-    files: Vec<DeviceFile>,
-    machine: &str,
+    files: Vec<Slot<DeviceFile>>,
+    machine: Option<&str>,
     join: impl Fn(&str, &Path) -> Result<PathBuf, Rule>,
-) -> Result<Vec<Device>, Fault> {
-    at_most(files.len(), MAX_DEVICES).map_err(|rule| rule.at("devices"))?;
-    let ids = ids(&files)?;
+    faults: &mut Faults,
+) -> Option<Vec<Device>> {
+    faults.value("devices", at_most(files.len(), MAX_DEVICES))?;
+    let ids = ids(&files, faults);
     let mut devices: Vec<Device> = Vec::with_capacity(files.len());
     let mut owners = BTreeMap::new();
-    for (index, (file, id)) in files.into_iter().zip(ids).enumerate() {
+    for (index, (Slot(file), id)) in files.into_iter().zip(ids).enumerate() {
+        let Some(file) = file else { continue };
         let here = format!("devices[{index}]");
         let (_, root_port) = file.common();
         let behind = matches!(file, DeviceFile::Vfio { .. } | DeviceFile::VfioUser { .. });
-        let seed = format!("{machine}/{id}");
-        let kind = kind(file, &seed, |key, path| join(&format!("{here}.{key}"), path))
-            .map_err(|fault| fault.inside(&here))?;
+        let seed = format!("{}/{id}", machine.unwrap_or_default());
+        let Some(kind) = kind(file, &seed, &here, &join, faults) else { continue };
         for (key, what) in exclusive(&kind) {
             let here = format!("{here}.{key}");
-            let Some(first) = owners.insert(what.clone(), here.clone()) else { continue };
+            let first = match owners.entry(what) {
+                Entry::Vacant(place) => {
+                    place.insert(here);
+                    continue;
+                }
+                Entry::Occupied(first) => first,
+            };
+            let (what, first) = (first.key().clone(), first.get().clone());
             let rule = match key {
                 "type" => DeviceRule::SecondVsock { first },
                 _ => DeviceRule::Shared { what, first },
             };
-            return Err(Rule::from(rule).at(here));
+            faults.note(Rule::from(rule).at(here));
         }
         devices.push(Device { id, root_port: root_port.unwrap_or(behind), kind });
     }
-    Ok(devices)
+    (!faults.are_in("devices")).then_some(devices)
 }
 
 /// The slices that are devices, after those of `devices`.
-pub(super) fn slices(egm: &[EgmSlice], mut devices: Vec<Device>) -> Result<Vec<Device>, Fault> {
+pub(super) fn slices(egm: &[EgmSlice], mut devices: Vec<Device>, faults: &mut Faults) -> Option<Vec<Device>> {
     for (index, slice) in (0..).zip(egm).filter(|(_, slice)| slice.form == EgmForm::Device) {
         let id = format!("egm{index}");
         if let Some(first) = devices.iter().position(|device| device.id == id) {
             let first = format!("devices[{first}]");
-            return Err(Rule::from(DeviceRule::DuplicateId { id, first }).at(format!("egm[{index}]")));
+            faults.note(Rule::from(DeviceRule::DuplicateId { id, first }).at(format!("egm[{index}]")));
+            return None;
         }
         devices.push(Device {
             id,
@@ -64,33 +77,36 @@ pub(super) fn slices(egm: &[EgmSlice], mut devices: Vec<Device>) -> Result<Vec<D
             kind: DeviceKind::Egm { slice: index, node: slice.node },
         });
     }
-    at_most(devices.len(), MAX_DEVICES).map_err(|rule| rule.at("devices"))?;
-    Ok(devices)
+    faults.value("devices", at_most(devices.len(), MAX_DEVICES))?;
+    Some(devices)
 }
 
 /// Ids as written, and for the rest the first free of `blk0`, `blk1`, …
-fn ids(files: &[DeviceFile]) -> Result<Vec<String>, Fault> {
-    let mut used = BTreeMap::new();
+fn ids(files: &[Slot<DeviceFile>], faults: &mut Faults) -> Vec<String> {
+    let written = |file: &Slot<DeviceFile>| Some(file.get()?.common().0?.to_owned());
+    let mut used: BTreeMap<String, usize> = BTreeMap::new();
     for (index, file) in files.iter().enumerate() {
-        let Some(id) = file.common().0 else { continue };
-        let key = || format!("devices[{index}].id");
-        let id = name(id).map_err(|rule| rule.at(key()))?;
-        if let Some(first) = used.insert(id.clone(), index) {
+        let Some(id) = written(file) else { continue };
+        let key = format!("devices[{index}].id");
+        let Some(id) = faults.value(&key, name(&id)) else { continue };
+        if let Some(first) = used.get(&id) {
             let first = format!("devices[{first}]");
-            return Err(Rule::from(DeviceRule::DuplicateId { id, first }).at(key()));
+            faults.note(Rule::from(DeviceRule::DuplicateId { id, first }).at(key));
+            continue;
         }
+        used.insert(id, index);
     }
     let mut used: BTreeSet<String> = used.into_keys().collect();
-    let mut given = |file: &DeviceFile| match file.common().0 {
-        Some(id) => id.to_owned(),
-        None => {
-            let free = (0_usize..).map(|n| format!("{}{n}", prefix(file))).find(|id| !used.contains(id));
-            let id = free.unwrap_or_default();
-            used.insert(id.clone());
-            id
-        }
+    let mut given = |file: &DeviceFile| {
+        let free = (0_usize..).map(|n| format!("{}{n}", prefix(file))).find(|id| !used.contains(id));
+        let id = free.unwrap_or_default();
+        used.insert(id.clone());
+        id
     };
-    Ok(files.iter().map(&mut given).collect())
+    files
+        .iter()
+        .map(|file| written(file).or_else(|| file.get().map(&mut given)).unwrap_or_default())
+        .collect()
 }
 
 fn prefix(file: &DeviceFile) -> &'static str {
@@ -104,41 +120,51 @@ fn prefix(file: &DeviceFile) -> &'static str {
     }
 }
 
-/// `mac_seed` decides the hardware address where none is written.
+/// The kind of the device `here`; `None` when it breaks a rule, which is noted. `mac_seed` decides the hardware address
+/// where none is written.
 fn kind(
     file: DeviceFile,
     mac_seed: &str,
+    here: &str,
     join: impl Fn(&str, &Path) -> Result<PathBuf, Rule>,
-) -> Result<DeviceKind, Fault> {
-    let socket = |path: PathBuf| join("socket", &path).and_then(socket).map_err(|rule| rule.at("socket"));
-    Ok(match file {
+    faults: &mut Faults,
+) -> Option<DeviceKind> {
+    let key = |name: &str| format!("{here}.{name}");
+    let socket = |path: PathBuf| join(&key("socket"), &path).and_then(socket);
+    Some(match file {
         DeviceFile::VirtioBlk { path, read_only, .. } => {
-            let path = join("path", &path).map_err(|rule| rule.at("path"))?;
+            let path = faults.value(key("path"), join(&key("path"), &path))?;
             DeviceKind::VirtioBlk { path, read_only: read_only.unwrap_or(false) }
         }
-        DeviceFile::VirtioNet { tap, mac, queue_pairs, vhost, .. } => DeviceKind::VirtioNet {
-            tap: interface(tap).map_err(|rule| rule.at("tap"))?,
-            mac: mac
-                .map_or_else(|| Ok(own_mac(mac_seed)), |mac| unicast(&mac))
-                .map_err(|rule| rule.at("mac"))?,
-            queue_pairs: queue_pairs
-                .map_or(Ok(1), |pairs| in_range(pairs, 1, MAX_QUEUE_PAIRS))
-                .map_err(|rule| rule.at("queue_pairs"))?,
-            vhost,
-        },
-        DeviceFile::VirtioVsock { cid, socket: path, .. } => DeviceKind::VirtioVsock {
-            cid: in_range(cid, CIDS.0, CIDS.1).map_err(|rule| rule.at("cid"))?,
-            socket: path.map(socket).transpose()?,
-        },
+        DeviceFile::VirtioNet { tap, mac, queue_pairs, vhost, .. } => {
+            let tap = faults.value(key("tap"), interface(tap));
+            let mac = mac.map_or_else(|| Ok(own_mac(mac_seed)), |mac| unicast(&mac));
+            let mac = faults.value(key("mac"), mac);
+            let queue_pairs = queue_pairs.map_or(Ok(1), |pairs| in_range(pairs, 1, MAX_QUEUE_PAIRS));
+            let queue_pairs = faults.value(key("queue_pairs"), queue_pairs);
+            DeviceKind::VirtioNet { tap: tap?, mac: mac?, queue_pairs: queue_pairs?, vhost }
+        }
+        DeviceFile::VirtioVsock { cid, socket: path, .. } => {
+            let cid = faults.value(key("cid"), in_range(cid, CIDS.0, CIDS.1));
+            let socket = faults.value(key("socket"), path.map(socket).transpose());
+            DeviceKind::VirtioVsock { cid: cid?, socket: socket? }
+        }
         DeviceFile::VirtioRng { .. } => DeviceKind::VirtioRng,
-        DeviceFile::Vfio { function, backend, clique: number, bars, p2p, .. } => DeviceKind::Vfio {
-            function,
-            backend: backend.unwrap_or_default(),
-            clique: number.map_or(Ok(Clique::Auto), clique).map_err(|rule| rule.at("clique"))?,
-            bars: bars.map_or(Ok(BarPlaces::Guest), places).map_err(|fault| fault.inside("bars"))?,
-            p2p: p2p.unwrap_or(true),
-        },
-        DeviceFile::VfioUser { socket: path, .. } => DeviceKind::VfioUser { socket: socket(path)? },
+        DeviceFile::Vfio { function, backend, clique: number, bars, p2p, .. } => {
+            let clique = faults.value(key("clique"), number.map_or(Ok(Clique::Auto), clique));
+            let bars = bars.map_or(Ok(BarPlaces::Guest), places).map_err(|fault| fault.inside(&key("bars")));
+            let bars = faults.keep(bars);
+            DeviceKind::Vfio {
+                function,
+                backend: backend.unwrap_or_default(),
+                clique: clique?,
+                bars: bars?,
+                p2p: p2p.unwrap_or(true),
+            }
+        }
+        DeviceFile::VfioUser { socket: path, .. } => {
+            DeviceKind::VfioUser { socket: faults.value(key("socket"), socket(path))? }
+        }
     })
 }
 
@@ -256,12 +282,14 @@ fn socket(path: PathBuf) -> Result<PathBuf, Rule> {
     if length > MAX_SOCKET { Err(DeviceRule::Socket { length }.into()) } else { Ok(path) }
 }
 
-/// The console, which shares no path with `devices`: guest output must not end on a disk.
+/// The console, which shares no path with `devices`: guest output must not end on a disk. `None` when it breaks a rule,
+/// which is noted.
 pub(super) fn console(
     file: Option<ConsoleFile>,
-    devices: &[Device],
+    devices: Option<&[Device]>,
     join: impl Fn(&str, &Path) -> Result<PathBuf, Rule>,
-) -> Result<Console, Fault> {
+    faults: &mut Faults,
+) -> Option<Console> {
     let key = "console.path";
     let join = |path: PathBuf| join(key, &path);
     let console = match file {
@@ -273,15 +301,15 @@ pub(super) fn console(
         }
         Some(ConsoleFile::Null) => Ok(Console::Null),
     };
-    let console = console.map_err(|rule| rule.at(key))?;
+    let console = faults.value(key, console)?;
     if let Console::File { path } | Console::Socket { path } = &console
-        && let Some(first) = devices.iter().enumerate().find_map(|(index, device)| {
+        && let Some(first) = devices.unwrap_or_default().iter().enumerate().find_map(|(index, device)| {
             let (key, other) = host_path(&device.kind)?;
             (other == path).then(|| format!("devices[{index}].{key}"))
         })
     {
         let what = path.display().to_string();
-        return Err(Rule::from(DeviceRule::Shared { what, first }).at(key));
+        faults.note(Rule::from(DeviceRule::Shared { what, first }).at(key));
     }
-    Ok(console)
+    Some(console)
 }

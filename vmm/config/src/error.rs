@@ -11,7 +11,7 @@ use super::rules::{BootRule, CpuRule, DeviceRule, MemoryRule, NumaRule};
 
 /// A rule that a configuration breaks, and where.
 ///
-/// `Display` is one line: place, key, rule. [`ConfigError::help`] is for the line below.
+/// `Display` is one line: place, key, rule. [`ConfigError::excerpt`] and [`ConfigError::help`] are for the lines below.
 #[derive(Debug)]
 pub struct ConfigError {
     /// Where the key was written, or the nearest one above it; `None` when the file could not be read.
@@ -20,6 +20,19 @@ pub struct ConfigError {
     pub key: String,
     /// The broken rule.
     pub rule: Box<Rule>,
+    /// The line at `place`, with a mark under it.
+    pub excerpt: Option<Box<str>>,
+}
+
+/// Every rule that a configuration breaks, in the order of its text: the file first, then those that it extends.
+///
+/// `Display` is the first of them; [`Report::others`] are the rest.
+#[derive(Debug)]
+pub struct ConfigErrors {
+    /// The first one.
+    pub first: ConfigError,
+    /// Those after it.
+    pub others: Vec<ConfigError>,
 }
 
 /// A position in a file.
@@ -66,6 +79,46 @@ impl Report for ConfigError {
     fn help(&self) -> Option<String> {
         self.rule.help()
     }
+
+    fn excerpt(&self) -> Option<String> {
+        self.excerpt.as_deref().map(str::to_owned)
+    }
+}
+
+impl From<ConfigError> for ConfigErrors {
+    fn from(first: ConfigError) -> Self {
+        Self { first, others: Vec::new() }
+    }
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.first)
+    }
+}
+
+impl std::error::Error for ConfigErrors {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.first)
+    }
+}
+
+impl Report for ConfigErrors {
+    fn blame(&self) -> Blame {
+        self.first.blame()
+    }
+
+    fn help(&self) -> Option<String> {
+        self.first.help()
+    }
+
+    fn excerpt(&self) -> Option<String> {
+        self.first.excerpt()
+    }
+
+    fn others(&self) -> Vec<&dyn Report> {
+        self.others.iter().map(|other| other as &dyn Report).collect()
+    }
 }
 
 /// Every rule. The messages explain the fields.
@@ -79,8 +132,10 @@ pub enum Rule {
     FileTooLarge { limit: u64 },
     #[error("not UTF-8 text")]
     NotText,
-    #[error("not JSON: {reason}")]
-    Syntax { reason: String },
+    #[error("{reason}")]
+    Syntax { reason: String, help: Option<String> },
+    #[error("{shown} mistakes are shown, and there may be more: correct these first")]
+    More { shown: usize },
     #[error("nested more than {limit} deep")]
     TooDeep { limit: usize },
     #[error("files extend each other in a circle: {}", chain(.0))]
@@ -156,6 +211,8 @@ impl Rule {
                 "name a configuration file that exists and that you may read; configs/ has some".to_owned(),
             ),
             Self::MissingType { known } => Some(format!("types here are: {}", known.join(", "))),
+            Self::Syntax { help, .. } => help.clone(),
+            Self::NotText => Some("save the file as UTF-8".to_owned()),
             _ => None,
         }
     }

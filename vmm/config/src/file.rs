@@ -3,18 +3,19 @@
 //! The doc comments here become the descriptions of the JSON Schema: they address the author of a file.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::PathBuf;
 
 use egm_address::{ByteSize, CpuSet, PciAddress};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
-use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::pages::PageSize;
-use super::schema::{BarPlaceText, BarsText, CliqueText, CpuListText, PciText, SizeText, name_alone_too};
-use super::spec::{Access, Architecture, BootTables, EgmForm, PciTopology, VfioBackend};
+use super::schema::{
+    BarPlacesText, BarsText, CliqueText, CmdlineText, CpuListText, DistancesText, MacText, NameText,
+    PathText, PciText, RegionText, SizeText, SocketText, SomeSizeText, TapText, name_alone_too,
+};
+use super::slot::Slot;
+use super::spec::{Access, Architecture, BootTables, EgmForm, MAX_VCPUS, PciTopology, VfioBackend};
 
 /// A virtual machine for egm-vmm. Paths are relative to the file that names them.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -31,6 +32,7 @@ pub(super) struct File {
     /// What hardware or use this configuration is for.
     pub(super) description: Option<String>,
     /// Name of the virtual machine: 1 to 64 of A-Z a-z 0-9 . _ -. Default: the file's name without ".json".
+    #[schemars(with = "Option<NameText>")]
     pub(super) name: Option<String>,
     /// Instruction set of the guest. Default: this machine's.
     pub(super) arch: Option<Architecture>,
@@ -41,9 +43,11 @@ pub(super) struct File {
     /// What is booted.
     pub(super) boot: Option<BootFile>,
     /// Slices of Extended GPU Memory that the machine owns.
-    pub(super) egm: Option<Vec<EgmFile>>,
+    #[schemars(with = "Option<Vec<EgmFile>>", length(max = 255))]
+    pub(super) egm: Option<Vec<Slot<EgmFile>>>,
     /// PCI devices.
-    pub(super) devices: Option<Vec<DeviceFile>>,
+    #[schemars(with = "Option<Vec<DeviceFile>>", length(max = 255))]
+    pub(super) devices: Option<Vec<Slot<DeviceFile>>>,
     /// Where the serial console goes. Default: "stdio".
     pub(super) console: Option<ConsoleFile>,
     /// PCI Express address windows and tree.
@@ -55,6 +59,7 @@ pub(super) struct File {
 #[serde(deny_unknown_fields)]
 pub(super) struct CpusFile {
     /// How many, 1 to 254. Default: the product of the topology.
+    #[schemars(range(min = 1, max = MAX_VCPUS))]
     pub(super) count: Option<u32>,
     /// Sockets, cores in each, threads in each core. Default: one socket, one thread a core.
     pub(super) topology: Option<TopologyFile>,
@@ -67,10 +72,13 @@ pub(super) struct CpusFile {
 #[serde(deny_unknown_fields)]
 pub(super) struct TopologyFile {
     /// Sockets. Default: 1.
+    #[schemars(range(min = 1, max = MAX_VCPUS))]
     pub(super) sockets: Option<u32>,
     /// Cores in a socket. Default: what the count leaves.
+    #[schemars(range(min = 1, max = MAX_VCPUS))]
     pub(super) cores: Option<u32>,
     /// Threads in a core. Default: 1.
+    #[schemars(range(min = 1, max = MAX_VCPUS))]
     pub(super) threads: Option<u32>,
 }
 
@@ -95,7 +103,8 @@ pub(super) struct MemoryFile {
     /// Touch every page before the guest starts. Default: false.
     pub(super) prefault: Option<bool>,
     /// NUMA nodes. Default: node 0 with all memory and all vCPUs.
-    pub(super) nodes: Option<Vec<NodeFile>>,
+    #[schemars(with = "Option<Vec<NodeFile>>", length(min = 1))]
+    pub(super) nodes: Option<Vec<Slot<NodeFile>>>,
 }
 
 /// A NUMA node with processors, memory or both.
@@ -103,6 +112,7 @@ pub(super) struct MemoryFile {
 #[serde(deny_unknown_fields)]
 pub(super) struct NodeFile {
     /// Node number, 0 to 255; node 0 exists and has vCPU 0.
+    #[schemars(range(max = 255))]
     pub(super) id: u32,
     /// Ordinary memory. Default: none, for processors alone or beside a slice.
     #[schemars(with = "Option<SizeText>")]
@@ -115,6 +125,7 @@ pub(super) struct NodeFile {
     pub(super) host_nodes: Option<CpuSet>,
     /// ACPI SLIT distance to other nodes by number: 11 to 254. Default: the other node's distance to this one,
     /// or 20.
+    #[schemars(with = "Option<DistancesText>")]
     pub(super) distances: Option<BTreeMap<String, u8>>,
     /// ACPI HMAT latency and bandwidth of this memory, by the node of the processors that use it.
     pub(super) access: Option<Vec<Access>>,
@@ -125,18 +136,21 @@ pub(super) struct NodeFile {
 #[serde(deny_unknown_fields)]
 pub(super) struct BootFile {
     /// Kernel. x86_64: a bzImage, or an ELF vmlinux with a 64-bit or PVH entry; aarch64: an uncompressed Image.
+    #[schemars(with = "Option<PathText>")]
     pub(super) kernel: Option<PathBuf>,
     /// Initial RAM disk. Default: none.
+    #[schemars(with = "Option<PathText>")]
     pub(super) initramfs: Option<PathBuf>,
     /// Kernel command line, at most 2047 bytes.
+    #[schemars(with = "Option<CmdlineText>")]
     pub(super) cmdline: Option<String>,
     /// How the kernel learns what machine it runs on; "device-tree" on aarch64 only. Default: "acpi".
     pub(super) tables: Option<BootTables>,
 }
 
 /// A word or a list of words.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a name, or a list of names")]
 pub(super) enum OneOrMore {
     /// One.
     One(String),
@@ -151,12 +165,14 @@ pub(super) struct EgmFile {
     /// The host's region by its name, or by its kind: "egm", "reserved", "devdax", "fsdax", "hugetlb"; a list is
     /// tried in its order. "guest-memfd" is memory of the machine's own VM, from Linux 6.18 on. "local", also called "memfd", is memory of
     /// the process itself, which every host has.
+    #[schemars(with = "RegionText")]
     pub(super) region: OneOrMore,
     /// Bytes: a multiple of its page size and of 2 MiB.
-    #[schemars(with = "SizeText")]
+    #[schemars(with = "SomeSizeText")]
     pub(super) size: ByteSize,
     /// Guest NUMA node of the slice: one of its own, or one of "memory"."nodes" without "size", which then has the
     /// distances and access; for a device, the nearest node.
+    #[schemars(range(max = 255))]
     pub(super) node: u32,
     /// "memory": RAM of a NUMA node. "device": a PCI function with the slice as its BAR. Default: "memory".
     #[serde(rename = "as")]
@@ -167,6 +183,7 @@ pub(super) struct EgmFile {
     #[schemars(with = "Option<CpuListText>")]
     pub(super) host_nodes: Option<CpuSet>,
     /// ACPI SLIT distance to other nodes by number: 11 to 254. Default: 20.
+    #[schemars(with = "Option<DistancesText>")]
     pub(super) distances: Option<BTreeMap<String, u8>>,
     /// ACPI HMAT latency and bandwidth of this memory, by the node of the processors that use it.
     pub(super) access: Option<Vec<Access>>,
@@ -180,39 +197,53 @@ pub(super) struct EgmFile {
 pub(super) enum DeviceFile {
     /// virtio block device.
     VirtioBlk {
+        #[schemars(with = "Option<NameText>")]
         id: Option<String>,
         root_port: Option<bool>,
         /// A raw file or block device.
+        #[schemars(with = "PathText")]
         path: PathBuf,
         /// Refuse writes. Default: false.
         read_only: Option<bool>,
     },
     /// virtio network device.
     VirtioNet {
+        #[schemars(with = "Option<NameText>")]
         id: Option<String>,
         root_port: Option<bool>,
         /// The host's tap interface.
+        #[schemars(with = "TapText")]
         tap: String,
-        /// The guest's hardware address, "52:54:00:12:34:56". Default: made from the names of machine and device.
+        /// The guest's hardware address, unicast. Default: made from the names of machine and device.
+        #[schemars(with = "Option<MacText>")]
         mac: Option<String>,
         /// Queue pairs, 1 to 16. Default: 1.
+        #[schemars(range(min = 1, max = 16))]
         queue_pairs: Option<u16>,
         /// Let the kernel's vhost-net move the packets. Default: when the host has it.
         vhost: Option<bool>,
     },
     /// virtio socket device.
     VirtioVsock {
+        #[schemars(with = "Option<NameText>")]
         id: Option<String>,
         root_port: Option<bool>,
         /// The guest's context id, 3 to 4294967294.
+        #[schemars(range(min = 3, max = 4_294_967_294_u32))]
         cid: u32,
         /// Unix socket of the userspace form. Default: the kernel's vhost-vsock.
+        #[schemars(with = "Option<SocketText>")]
         socket: Option<PathBuf>,
     },
     /// virtio entropy device.
-    VirtioRng { id: Option<String>, root_port: Option<bool> },
+    VirtioRng {
+        #[schemars(with = "Option<NameText>")]
+        id: Option<String>,
+        root_port: Option<bool>,
+    },
     /// A PCI function of the host.
     Vfio {
+        #[schemars(with = "Option<NameText>")]
         id: Option<String>,
         root_port: Option<bool>,
         /// Which: "0009:01:00.0".
@@ -233,9 +264,11 @@ pub(super) enum DeviceFile {
     },
     /// A device that another process serves.
     VfioUser {
+        #[schemars(with = "Option<NameText>")]
         id: Option<String>,
         root_port: Option<bool>,
         /// The server's Unix socket.
+        #[schemars(with = "SocketText")]
         socket: PathBuf,
     },
 }
@@ -257,7 +290,7 @@ pub(super) enum BarsFile {
     /// "guest" or "host".
     All(#[schemars(with = "BarsText")] String),
     /// "host" or an address, by register number.
-    Each(#[schemars(with = "BTreeMap<String, BarPlaceText>")] BTreeMap<String, String>),
+    Each(#[schemars(with = "BarPlacesText")] BTreeMap<String, String>),
 }
 
 /// Where the serial console goes; a name alone stands for an object with that "type".
@@ -270,6 +303,7 @@ pub(super) enum ConsoleFile {
     /// Output is appended to a file; no input.
     File {
         /// The file, made with mode 0600 when missing; a pipe needs a reader, links and devices are refused.
+        #[schemars(with = "PathText")]
         path: PathBuf,
     },
     /// A pseudo-terminal; its name is printed.
@@ -277,6 +311,7 @@ pub(super) enum ConsoleFile {
     /// A Unix stream socket for one client at a time.
     Socket {
         /// The socket, made at start with mode 0600 and removed at the end.
+        #[schemars(with = "SocketText")]
         path: PathBuf,
     },
     /// Discarded.
@@ -288,7 +323,7 @@ pub(super) enum ConsoleFile {
 #[serde(deny_unknown_fields)]
 pub(super) struct PcieFile {
     /// Size of the window for 64-bit BARs. Default: what the devices need.
-    #[schemars(with = "Option<SizeText>")]
+    #[schemars(with = "Option<SomeSizeText>")]
     pub(super) window64: Option<ByteSize>,
     /// "mirror": host functions that share a PCI Express switch share one in the guest, which NCCL and drivers judge
     /// paths by. "flat": each has a root port of its own. Default: "mirror".
@@ -302,12 +337,13 @@ pub(super) struct PcieFile {
 #[serde(deny_unknown_fields)]
 pub(super) struct SpareFile {
     /// How many, 1 to 30.
+    #[schemars(range(min = 1, max = 30))]
     pub(super) ports: Option<u64>,
     /// Addresses of each for 64-bit prefetchable BARs, a power of two of at least 1 MiB. Default: 1 GiB.
-    #[schemars(with = "Option<SizeText>")]
+    #[schemars(with = "Option<SomeSizeText>")]
     pub(super) window64: Option<ByteSize>,
     /// Addresses of each for other BARs, a power of two of at least 1 MiB. Default: 16 MiB.
-    #[schemars(with = "Option<SizeText>")]
+    #[schemars(with = "Option<SomeSizeText>")]
     pub(super) window32: Option<ByteSize>,
 }
 
@@ -321,62 +357,5 @@ impl DeviceFile {
         | Self::Vfio { id, root_port, .. }
         | Self::VfioUser { id, root_port, .. }) = self;
         (id.as_deref(), *root_port)
-    }
-}
-
-impl<'de> Deserialize<'de> for AffinityFile {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OneOrEach;
-        impl<'de> Visitor<'de> for OneOrEach {
-            type Value = AffinityFile;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a CPU list such as \"0-3,8\", or an array of them")
-            }
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<AffinityFile, E> {
-                text.parse().map(AffinityFile::All).map_err(E::custom)
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, lists: A) -> Result<AffinityFile, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(lists)).map(AffinityFile::Each)
-            }
-        }
-        deserializer.deserialize_any(OneOrEach)
-    }
-}
-
-impl<'de> Deserialize<'de> for CliqueFile {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct NameOrNumber;
-        impl Visitor<'_> for NameOrNumber {
-            type Value = CliqueFile;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("\"auto\", \"off\" or a number from 0 to 15")
-            }
-            fn visit_str<E>(self, text: &str) -> Result<CliqueFile, E> {
-                Ok(CliqueFile::Name(text.to_owned()))
-            }
-            fn visit_u64<E>(self, number: u64) -> Result<CliqueFile, E> {
-                Ok(CliqueFile::Number(number))
-            }
-        }
-        deserializer.deserialize_any(NameOrNumber)
-    }
-}
-
-impl<'de> Deserialize<'de> for BarsFile {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct AllOrEach;
-        impl<'de> Visitor<'de> for AllOrEach {
-            type Value = BarsFile;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("\"guest\", \"host\", or an object such as { \"2\": \"host\" }")
-            }
-            fn visit_str<E>(self, text: &str) -> Result<BarsFile, E> {
-                Ok(BarsFile::All(text.to_owned()))
-            }
-            fn visit_map<A: MapAccess<'de>>(self, places: A) -> Result<BarsFile, A::Error> {
-                BTreeMap::deserialize(MapAccessDeserializer::new(places)).map(BarsFile::Each)
-            }
-        }
-        deserializer.deserialize_any(AllOrEach)
     }
 }

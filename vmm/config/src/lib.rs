@@ -1,7 +1,7 @@
 //! From a JSON file to a checked specification.
 //!
 //! ```text
-//!  vm.json ──source──► text with places ──tree, decode──► file ──cpus, memory, numa, devices, boot──► Spec
+//!  vm.json ──source──► text with places ──tree, shape──► file ──cpus, memory, numa, devices, boot──► Spec
 //! ```
 //! [`load`] reads the file and those that it extends, and nothing else. `egm-vmm plan` checks whether a host can
 //! provide the resources of a [`Spec`], and `egm-vmm export` writes it for another monitor.
@@ -13,13 +13,17 @@ mod decode;
 mod devices;
 pub mod distance;
 mod error;
+mod faults;
 mod file;
+mod forms;
 mod memory;
 mod numa;
 mod pages;
 mod resolve;
 mod rules;
 mod schema;
+mod shape;
+mod slot;
 mod source;
 mod spec;
 mod tree;
@@ -27,17 +31,18 @@ mod tree;
 use std::path::Path;
 
 pub use boot::Overrides;
-pub use error::{ConfigError, Place, Rule, nearest};
+pub use error::{ConfigError, ConfigErrors, Place, Rule, nearest};
 pub use memory::{GUEST_MEMFD, LOCAL};
 pub use pages::PageSize;
 pub use rules::{BootRule, CpuRule, DeviceRule, MemoryRule, NumaRule};
 pub use spec::*;
 
-/// The configuration in the file `path`, together with the files that it extends.
+/// The configuration in the file `path` (`-` is standard input), together with the files that it extends.
 ///
 /// # Errors
-/// The first rule that it breaks, and where. The files are read; nothing that they name is looked at.
-pub fn load(path: &Path) -> Result<Spec, ConfigError> {
+/// The rules that it breaks, and where; those that only follow from others are left out. The files are read; nothing that
+/// they name is looked at.
+pub fn load(path: &Path) -> Result<Spec, ConfigErrors> {
     load_with(path, &Overrides::default())
 }
 
@@ -45,8 +50,8 @@ pub fn load(path: &Path) -> Result<Spec, ConfigError> {
 ///
 /// # Errors
 /// As [`load`].
-pub fn load_with(path: &Path, overrides: &Overrides) -> Result<Spec, ConfigError> {
-    resolve::resolve(&source::Document::load(path)?, overrides)
+pub fn load_with(path: &Path, overrides: &Overrides) -> Result<Spec, ConfigErrors> {
+    resolve::resolve(source::Document::load(path)?, overrides)
 }
 
 /// The JSON Schema of a configuration file, as text that ends in a newline.

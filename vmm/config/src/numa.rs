@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::distance::{self, LOCAL};
-use super::error::{Fault, Rule, in_range};
+use super::error::{Rule, in_range};
+use super::faults::Faults;
 use super::file::{EgmFile, MemoryFile};
 use super::rules::NumaRule;
+use super::slot::Slot;
 use super::spec::{Access, EgmForm, EgmSlice, Memory};
 
 /// Largest distance; 255 means "unreachable".
@@ -24,19 +26,21 @@ struct Domain<'f> {
     access: &'f [Access],
 }
 
-/// Writes distances and access figures into `memory` and `egm`, which were made from the files in that order.
+/// Writes distances and access figures into `memory` and `egm`, which were made from the files in that order. What is
+/// wrong with them is noted.
 pub(super) fn link(
     (memory_file, memory): (&MemoryFile, &mut Memory),
-    (egm_files, egm): (&[EgmFile], &mut [EgmSlice]),
-) -> Result<(), Fault> {
+    (egm_files, egm): (&[&EgmFile], &mut [EgmSlice]),
+    faults: &mut Faults,
+) {
     let domains = domains(memory_file, memory, egm_files, egm);
-    let written = written_distances(&domains)?;
+    let written = written_distances(&domains, faults);
     for domain in &domains {
-        check_access(domain, &domains)?;
+        check_access(domain, &domains, faults);
     }
     for (index, slice) in egm.iter().enumerate() {
         if domains.iter().all(|domain| domain.id != slice.node) {
-            return Err(no_such_node(slice.node, &domains).at(format!("egm[{index}].node")));
+            faults.note(no_such_node(slice.node, &domains).at(format!("egm[{index}].node")));
         }
     }
     let row = |from: u32| {
@@ -53,20 +57,19 @@ pub(super) fn link(
     for slice in egm.iter_mut().filter(|slice| slice.form == EgmForm::Memory) {
         (slice.distances, slice.access) = (row(slice.node), access(slice.node));
     }
-    Ok(())
 }
 
 fn domains<'f>(
     memory_file: &'f MemoryFile,
     memory: &Memory,
-    egm_files: &'f [EgmFile],
+    egm_files: &[&'f EgmFile],
     egm: &[EgmSlice],
 ) -> Vec<Domain<'f>> {
     let Some(nodes) = &memory_file.nodes else {
         let only = Domain { key: "memory".to_owned(), id: 0, has_cpus: true, distances: None, access: &[] };
         return std::iter::once(only).chain(slices(memory, egm_files, egm)).collect();
     };
-    let ordinary = nodes.iter().enumerate().map(|(index, file)| Domain {
+    let ordinary = nodes.iter().filter_map(Slot::get).enumerate().map(|(index, file)| Domain {
         key: format!("memory.nodes[{index}]"),
         id: file.id,
         has_cpus: memory.nodes.iter().any(|node| node.id == file.id && !node.cpus.is_empty()),
@@ -77,7 +80,7 @@ fn domains<'f>(
 }
 
 /// Slices with nodes of their own; others are described with their nodes.
-fn slices<'f>(memory: &Memory, files: &'f [EgmFile], egm: &[EgmSlice]) -> impl Iterator<Item = Domain<'f>> {
+fn slices<'f>(memory: &Memory, files: &[&'f EgmFile], egm: &[EgmSlice]) -> impl Iterator<Item = Domain<'f>> {
     let own = |slice: &EgmSlice| {
         slice.form == EgmForm::Memory && memory.nodes.iter().all(|node| node.id != slice.node)
     };
@@ -97,41 +100,40 @@ fn no_such_node(node: impl ToString, domains: &[Domain<'_>]) -> Rule {
 }
 
 /// Distances by (from, to), those that are written.
-fn written_distances(domains: &[Domain<'_>]) -> Result<BTreeMap<(u32, u32), u8>, Fault> {
+fn written_distances(domains: &[Domain<'_>], faults: &mut Faults) -> BTreeMap<(u32, u32), u8> {
     let mut written = BTreeMap::new();
     for domain in domains {
         for (text, &distance) in domain.distances.into_iter().flatten() {
-            let key = || format!("{}.distances.{text}", domain.key);
+            let key = format!("{}.distances.{text}", domain.key);
             let id = text.parse::<u32>().ok().filter(|id| domains.iter().any(|other| other.id == *id));
-            let to = id.ok_or_else(|| no_such_node(text, domains).at(key()))?;
+            let Some(to) = id else {
+                faults.note(no_such_node(text, domains).at(key));
+                continue;
+            };
             if to == domain.id && distance != LOCAL {
-                return Err(Rule::from(NumaRule::ToItself { distance }).at(key()));
-            }
-            if to != domain.id {
-                in_range(distance, LOCAL + 1, MAX_DISTANCE).map_err(|rule| rule.at(key()))?;
+                faults.note(Rule::from(NumaRule::ToItself { distance }).at(key));
+            } else if to != domain.id {
+                faults.value(key, in_range(distance, LOCAL + 1, MAX_DISTANCE));
             }
             written.insert((domain.id, to), distance);
         }
     }
-    Ok(written)
+    written
 }
 
-fn check_access(domain: &Domain<'_>, domains: &[Domain<'_>]) -> Result<(), Fault> {
+fn check_access(domain: &Domain<'_>, domains: &[Domain<'_>], faults: &mut Faults) {
     for (index, access) in domain.access.iter().enumerate() {
         let key = |name: &str| format!("{}.access[{index}].{name}", domain.key);
         let node = access.from;
-        match domains.iter().find(|other| other.id == node) {
-            None => return Err(no_such_node(node, domains).at(key("from"))),
-            Some(looker) if !looker.has_cpus => {
-                return Err(Rule::from(NumaRule::NoProcessor { node }).at(key("from")));
-            }
-            Some(_) => {}
-        }
-        if domain.access.iter().take(index).any(|earlier| earlier.from == node) {
-            return Err(Rule::from(NumaRule::AccessTwice { node }).at(key("from")));
-        }
-        in_range(access.latency_ns, 1, MAX_ENTRY).map_err(|rule| rule.at(key("latency_ns")))?;
-        in_range(access.bandwidth_mbps, 1, MAX_BANDWIDTH).map_err(|rule| rule.at(key("bandwidth_mbps")))?;
+        let is_twice = domain.access.iter().take(index).any(|earlier| earlier.from == node);
+        let rule = match domains.iter().find(|other| other.id == node) {
+            None => Some(no_such_node(node, domains)),
+            Some(looker) if !looker.has_cpus => Some(NumaRule::NoProcessor { node }.into()),
+            Some(_) if is_twice => Some(NumaRule::AccessTwice { node }.into()),
+            Some(_) => None,
+        };
+        rule.into_iter().for_each(|rule| faults.note(rule.at(key("from"))));
+        faults.value(key("latency_ns"), in_range(access.latency_ns, 1, MAX_ENTRY));
+        faults.value(key("bandwidth_mbps"), in_range(access.bandwidth_mbps, 1, MAX_BANDWIDTH));
     }
-    Ok(())
 }

@@ -1,6 +1,7 @@
 //! Rules of each part of a configuration, as the messages state them.
 
 use egm_address::{ByteSize, Quoted};
+use egm_report::show::counted;
 
 use super::distance::LOCAL;
 
@@ -26,7 +27,9 @@ pub(super) const MAX_REGIONS: usize = 16;
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum BootRule {
-    #[error("no kernel is named: set \"boot\": {{ \"kernel\": \"FILE\" }} or pass --kernel FILE")]
+    #[error(
+        "no kernel is named: set \"boot\": {{ \"kernel\": \"FILE\" }} (egm-vmm run also takes --kernel FILE)"
+    )]
     NoKernel,
     #[error("the kernel command line has {length} bytes: Linux reads {MAX_CMDLINE} at most, shorten it")]
     Long { length: usize },
@@ -43,11 +46,19 @@ pub enum BootRule {
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum CpuRule {
     #[error(
-        "{sockets} sockets x {cores} cores x {threads} threads are {product} vCPUs, not {count}: change one of them"
+        "{} x {} x {} are {}, not {count}: change one of them",
+        counted((*sockets).into(), "socket"),
+        counted((*cores).into(), "core"),
+        counted((*threads).into(), "thread"),
+        counted(*product, "vCPU")
     )]
     Topology { count: u32, sockets: u32, cores: u32, threads: u32, product: u64 },
-    #[error("{lists} CPU lists for {count} vCPUs: write one list for all, or an array with one for each")]
-    Affinity { count: u32, lists: usize },
+    #[error(
+        "{} for {}: write one list for all, or an array with one for each",
+        counted(*lists, "CPU list"),
+        counted((*count).into(), "vCPU")
+    )]
+    Affinity { count: u32, lists: u64 },
 }
 
 /// Faults in devices and the console.

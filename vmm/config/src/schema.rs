@@ -1,106 +1,101 @@
-//! JSON Schema of texts that are parsed further.
+//! JSON Schema of texts that are parsed further, and of numbers and lists with limits.
+//!
+//! An editor knows the schema alone, so each form and range that a description names is stated here too. The rules over
+//! several keys are in the code only.
 
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-/// A number of bytes, `64GiB`.
-pub(super) enum SizeText {}
-/// A list of processor or node numbers, `0-3,8`.
-pub(super) enum CpuListText {}
-/// A PCI function, `0009:01:00.0`.
-pub(super) enum PciText {}
-/// `auto` or `off`.
-pub(super) enum CliqueText {}
-/// `guest` or `host`.
-pub(super) enum BarsText {}
-/// `host` or an address, `0x200000000000`.
-pub(super) enum BarPlaceText {}
+/// Declares types that exist for their schema.
+macro_rules! schemas {
+    ($($(#[$doc:meta])* $name:ident: $schema:tt)*) => {$(
+        $(#[$doc])*
+        pub(super) enum $name {}
 
-impl JsonSchema for SizeText {
-    fn inline_schema() -> bool {
-        true
-    }
-    fn schema_name() -> Cow<'static, str> {
-        "Size".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "anyOf": [
-            { "type": "string", "pattern": "^[0-9]+ *([KMGT](iB)?|B)?$", "examples": ["64GiB"] },
-            { "type": "integer", "minimum": 0 },
-        ] })
-    }
+        impl JsonSchema for $name {
+            fn inline_schema() -> bool {
+                true
+            }
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!($schema)
+            }
+        }
+    )*};
 }
 
-impl JsonSchema for CpuListText {
-    fn inline_schema() -> bool {
-        true
+schemas! {
+    /// A number of bytes, `64GiB`; 0 stands for none.
+    SizeText: { "anyOf": [
+        { "type": "string", "pattern": "^[0-9]+ *([KMGT](iB)?|B)?$", "examples": ["64GiB"] },
+        { "type": "integer", "minimum": 0, "maximum": 4503599627370496u64 },
+    ] }
+    /// A number of bytes that is not 0.
+    SomeSizeText: { "anyOf": [
+        { "type": "string", "pattern": "^0*[1-9][0-9]* *([KMGT](iB)?|B)?$", "examples": ["64GiB"] },
+        { "type": "integer", "minimum": 1, "maximum": 4503599627370496u64 },
+    ] }
+    /// A name: 1 to 64 of A-Z a-z 0-9 . _ -.
+    NameText: { "type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$" }
+    /// A region by name or kind, or a list of them.
+    RegionText: { "anyOf": [
+        { "type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$" },
+        {
+            "type": "array",
+            "items": { "type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$" },
+            "minItems": 1,
+            "maxItems": 16,
+            "uniqueItems": true,
+        },
+    ] }
+    /// A path, without control characters.
+    PathText: { "type": "string", "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", "maxLength": 4095 }
+    /// A path of a Unix socket.
+    SocketText: { "type": "string", "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]+$", "maxLength": 107 }
+    /// Words of a kernel command line.
+    CmdlineText: { "type": "string", "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]*$", "maxLength": 2047 }
+    /// A list of processor or node numbers, `0-3,8`.
+    CpuListText: {
+        "type": "string",
+        "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$",
+        "examples": ["0-3,8"],
     }
-    fn schema_name() -> Cow<'static, str> {
-        "CpuList".into()
+    /// Distances by the number of the other node; 10 is the node's own.
+    DistancesText: {
+        "type": "object",
+        "propertyNames": { "pattern": "^[0-9]+$" },
+        "additionalProperties": { "type": "integer", "minimum": 10, "maximum": 254 },
     }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "type": "string",
-            "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$",
-            "examples": ["0-3,8"],
-        })
+    /// A PCI function, `0009:01:00.0`.
+    PciText: {
+        "type": "string",
+        "pattern": "^([0-9a-fA-F]{1,4}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}\\.[0-7]$",
+        "examples": ["0009:01:00.0"],
     }
-}
-
-impl JsonSchema for PciText {
-    fn inline_schema() -> bool {
-        true
+    /// A network interface.
+    TapText: { "type": "string", "pattern": "^[^ /:\\u0000-\\u001f\\u007f-\\u009f]{1,15}$" }
+    /// A unicast hardware address.
+    MacText: {
+        "type": "string",
+        "pattern": "^[0-9a-fA-F][02468aceACE](:[0-9a-fA-F]{2}){5}$",
+        "examples": ["52:54:00:12:34:56"],
     }
-    fn schema_name() -> Cow<'static, str> {
-        "PciFunction".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "type": "string",
-            "pattern": "^([0-9a-fA-F]{1,4}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}\\.[0-7]$",
-            "examples": ["0009:01:00.0"],
-        })
-    }
-}
-
-impl JsonSchema for CliqueText {
-    fn inline_schema() -> bool {
-        true
-    }
-    fn schema_name() -> Cow<'static, str> {
-        "Clique".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "enum": ["auto", "off"] })
-    }
-}
-
-impl JsonSchema for BarsText {
-    fn inline_schema() -> bool {
-        true
-    }
-    fn schema_name() -> Cow<'static, str> {
-        "Bars".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "enum": ["guest", "host"] })
-    }
-}
-
-impl JsonSchema for BarPlaceText {
-    fn inline_schema() -> bool {
-        true
-    }
-    fn schema_name() -> Cow<'static, str> {
-        "BarPlace".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
+    /// `auto` or `off`.
+    CliqueText: { "type": "string", "enum": ["auto", "off"] }
+    /// `guest` or `host`.
+    BarsText: { "type": "string", "enum": ["guest", "host"] }
+    /// `host` or an address, `0x200000000000`, by register number.
+    BarPlacesText: {
+        "type": "object",
+        "propertyNames": { "pattern": "^[0-5]$" },
+        "additionalProperties": {
             "type": "string",
             "pattern": "^(host|0x[0-9a-fA-F]{1,16})$",
             "examples": ["host", "0x200000000000"],
-        })
+        },
     }
 }
 
@@ -115,3 +110,6 @@ pub(super) fn name_alone_too(schema: &mut Schema) {
     let names: Vec<serde_json::Value> = forms.iter().filter_map(alone).collect();
     forms.push(serde_json::json!({ "type": "string", "enum": names }));
 }
+
+#[cfg(test)]
+mod tests;

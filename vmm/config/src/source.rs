@@ -4,12 +4,14 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use egm_report::json::line_and_column;
 use rustix::fs::{Mode, OFlags};
 
 use super::boot;
 use super::decode::decode;
-use super::error::{ConfigError, Fault, Place, Rule};
-use super::tree::{Mark, Node, Value, line_and_column};
+use super::error::{ConfigError, ConfigErrors, Fault, Place, Rule};
+use super::faults::Faults;
+use super::tree::{Mark, Marked, Node, Value};
 
 /// Largest file; the largest of ours has a hundredth of it.
 const MAX_FILE: u64 = 1 << 20;
@@ -17,11 +19,17 @@ const MAX_FILE: u64 = 1 << 20;
 const MAX_FILES: usize = 8;
 /// The key that names the file below.
 const EXTENDS: &str = "extends";
+/// Standard input, on a command line.
+const STDIN: &str = "-";
+/// Standard input, in messages. It has no folder, so paths in it are relative to the working directory.
+const NAME_OF_STDIN: &str = "<stdin>";
 
 /// All files of a configuration, merged into one tree.
 pub(super) struct Document {
     sources: Vec<Source>,
     root: Node,
+    /// Keys that a file has twice.
+    twice: Vec<Marked>,
 }
 
 struct Source {
@@ -30,8 +38,13 @@ struct Source {
 }
 
 impl Document {
-    /// Reads `path` and the files that it extends.
+    /// Reads `path` and the files that it extends; `-` is standard input.
     pub(super) fn load(path: &Path) -> Result<Self, ConfigError> {
+        if path == Path::new(STDIN) {
+            let path = Path::new(NAME_OF_STDIN);
+            let error = |source| unplaced(Rule::Unreadable { path: path.to_owned(), source });
+            return Self::from_bytes(path, all(io::stdin().lock()).map_err(error)?);
+        }
         let bytes = read(path).map_err(unplaced)?;
         Self::from_bytes(path, bytes)
     }
@@ -39,14 +52,15 @@ impl Document {
     /// The same for a file with known content; the files that it extends are read from disk.
     pub(super) fn from_bytes(path: &Path, bytes: Vec<u8>) -> Result<Self, ConfigError> {
         let mut sources = Vec::new();
+        let mut twice = Vec::new();
         let mut layers = Vec::new();
         let mut next = Some((path.to_owned(), bytes));
         while let Some((path, bytes)) = next {
             let index = sources.len();
             let text = text(&path, bytes)?;
             sources.push(Source { path, text });
-            let mut layer = Node::parse(&sources[index].text, index)
-                .map_err(|(mark, rule)| error_at(&sources, mark, rule.here()))?;
+            let mut layer = Node::parse(&sources[index].text, index, &mut twice)
+                .map_err(|Marked { mark, rule }| error_at(&sources, mark, rule.here()))?;
             next = extended(&mut layer)
                 .map(|node| {
                     below(&sources, &node).map_err(|rule| error_at(&sources, node.mark, rule.at(EXTENDS)))
@@ -56,7 +70,7 @@ impl Document {
         }
         let root = layers.into_iter().rev().reduce(Node::overlaid);
         let root = root.ok_or_else(|| unplaced(Rule::NotText))?;
-        Ok(Self { sources, root })
+        Ok(Self { sources, root, twice })
     }
 
     pub(super) fn root(&self) -> &Node {
@@ -76,29 +90,50 @@ impl Document {
             .map_or_else(|| path.to_owned(), |folder| folder.join(path))
     }
 
-    /// The fault with the place where its key was written.
-    pub(super) fn error(&self, fault: Fault) -> ConfigError {
-        error_at(&self.sources, self.root.nearest(&fault.key).mark, fault)
+    /// All of `faults` and the keys that are written twice, in the order of the text.
+    ///
+    /// # Errors
+    /// Those, when there are any.
+    pub(super) fn refuse(self, faults: Faults) -> Result<(), ConfigErrors> {
+        let Self { sources, root, twice } = self;
+        let is_full = faults.is_full();
+        let place = |fault: Fault| (root.nearest(&fault.key).mark, fault);
+        let twice = twice.into_iter().map(|Marked { mark, rule }| (mark, rule.here()));
+        let mut all: Vec<(Mark, Fault)> = faults.into_vec().into_iter().map(place).chain(twice).collect();
+        all.sort_by_key(|(mark, _)| (mark.source, mark.offset));
+        let more = Rule::More { shown: all.len() };
+        let all = all.into_iter().map(|(mark, fault)| error_at(&sources, mark, fault));
+        let mut all = all.chain(is_full.then(|| unplaced(more)));
+        match all.next() {
+            None => Ok(()),
+            Some(first) => Err(ConfigErrors { first, others: all.collect() }),
+        }
     }
 }
 
-fn unplaced(rule: Rule) -> ConfigError {
-    ConfigError { place: None, key: String::new(), rule: Box::new(rule) }
+/// An error of a file as a whole.
+pub(super) fn unplaced(rule: Rule) -> ConfigError {
+    ConfigError { place: None, key: String::new(), rule: Box::new(rule), excerpt: None }
 }
 
 fn error_at(sources: &[Source], mark: Mark, fault: Fault) -> ConfigError {
-    let place = sources.get(mark.source).map(|source| {
-        let (line, column) = line_and_column(&source.text, mark.offset);
-        Place { file: source.path.clone(), line, column }
-    });
-    ConfigError { place, key: fault.key, rule: fault.rule }
+    let Fault { key, rule } = fault;
+    let Some(source) = sources.get(mark.source) else { return ConfigError { key, ..unplaced(*rule) } };
+    let (line, column) = line_and_column(source.text.as_bytes(), mark.offset);
+    let text = source.text.lines().nth(line.saturating_sub(1)).unwrap_or_default();
+    let excerpt = Some(egm_report::excerpt(text, line, column).into());
+    ConfigError { place: Some(Place { file: source.path.clone(), line, column }), key, rule, excerpt }
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Rule> {
     let error = |source| Rule::Unreadable { path: path.to_owned(), source };
+    all(open(path).map_err(error)?).map_err(error)
+}
+
+/// The bytes of `source`, one more than [`MAX_FILE`] at most.
+fn all(source: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let file = open(path).map_err(error)?;
-    file.take(MAX_FILE.saturating_add(1)).read_to_end(&mut bytes).map_err(error)?;
+    source.take(MAX_FILE.saturating_add(1)).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -123,7 +158,7 @@ fn text(path: &Path, bytes: Vec<u8>) -> Result<String, ConfigError> {
         Err(_) => Rule::NotText,
     };
     let place = Some(Place { file: path.to_owned(), line: 1, column: 1 });
-    Err(ConfigError { place, key: String::new(), rule: Box::new(rule) })
+    Err(ConfigError { place, ..unplaced(rule) })
 }
 
 /// Takes the `extends` key out of a file.

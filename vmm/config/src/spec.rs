@@ -120,10 +120,13 @@ pub struct Node {
 #[serde(deny_unknown_fields)]
 pub struct Access {
     /// Node of the processors that use the memory.
+    #[schemars(range(max = 255))]
     pub from: u32,
     /// Nanoseconds for a read or a write, 1 to 65534.
+    #[schemars(range(min = 1, max = 65534))]
     pub latency_ns: u32,
     /// Megabytes (10^6 bytes) a second for reads or writes, 1 to 65534000.
+    #[schemars(range(min = 1, max = 65_534_000))]
     pub bandwidth_mbps: u32,
 }
 

@@ -14,13 +14,13 @@ fn repository(name: &str) -> PathBuf {
 }
 
 /// The specification of `text`, read as the file `vm.json`.
-fn read(text: impl AsRef<[u8]>) -> Result<Spec, ConfigError> {
+fn read(text: impl AsRef<[u8]>) -> Result<Spec, ConfigErrors> {
     read_with(text, &Overrides::default())
 }
 
-fn read_with(text: impl AsRef<[u8]>, overrides: &Overrides) -> Result<Spec, ConfigError> {
+fn read_with(text: impl AsRef<[u8]>, overrides: &Overrides) -> Result<Spec, ConfigErrors> {
     let document = source::Document::from_bytes(Path::new("vm.json"), text.as_ref().to_vec())?;
-    resolve::resolve(&document, overrides)
+    resolve::resolve(document, overrides)
 }
 
 /// A small good machine with `members` added.
@@ -32,8 +32,13 @@ fn spec(text: &str) -> Spec {
     read(text).unwrap_or_else(|error| panic!("{}", shown(&error)))
 }
 
+/// Each of `errors`, without the line of the file.
+fn shown(errors: &ConfigErrors) -> String {
+    [&errors.first].into_iter().chain(&errors.others).map(one).collect::<Vec<_>>().join("\n")
+}
+
 /// `error` with its causes and its help.
-fn shown(error: &ConfigError) -> String {
+fn one(error: &ConfigError) -> String {
     let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
     let causes: String = causes.map(|cause| format!("\n  caused by: {cause}")).collect();
     let help = error.help().map_or_else(String::new, |help| format!("\n  help: {help}"));
@@ -195,14 +200,135 @@ fn an_unknown_name_is_answered_with_the_nearest_right_one() {
     ]);
 }
 
+/// Wrong values of several kinds, each found where it is, and nothing that only follows from them.
+#[test]
+fn all_mistakes_of_a_file_are_shown_at_once_with_their_lines() {
+    let text = r#"{
+  "cpus": { "count": 0 },
+  "memory": { "size": "1GB" },
+  "boot": { "kernel": "vmlinuz", "cmdlin": "quiet" },
+  "devices": [
+    { "type": "virtio-net", "tap": "tap0", "mac": "01:00:00:00:00:00" },
+    { "type": "virtio-vsock", "cid": 1 }
+  ]
+}
+"#;
+    let wanted = r#"error: vm.json:2:13: cpus.count: 0 is outside 1 to 254: write a number in that range
+  2 |   "cpus": { "count": 0 },
+    |             ^^^^^^^
+error: vm.json:3:15: memory.size: size "1GB" has unknown unit "GB": use KiB, MiB, GiB or TiB (powers of 1024), or no unit for bytes
+  3 |   "memory": { "size": "1GB" },
+    |               ^^^^^^
+error: vm.json:4:34: unknown key "cmdlin"
+  4 |   "boot": { "kernel": "vmlinuz", "cmdlin": "quiet" },
+    |                                  ^^^^^^^^
+  help: did you mean "cmdline"? keys here are: cmdline, initramfs, kernel, tables
+error: vm.json:6:44: devices[0].mac: 01:00:00:00:00:00 is a multicast address or all zero: make the first byte even, for instance 52
+  6 |     { "type": "virtio-net", "tap": "tap0", "mac": "01:00:00:00:00:00" },
+    |                                            ^^^^^
+error: vm.json:7:31: devices[1].cid: 1 is outside 3 to 4294967294: write a number in that range
+  7 |     { "type": "virtio-vsock", "cid": 1 }
+    |                               ^^^^^"#;
+    assert_eq!(Chain(&read(text).unwrap_err()).to_string(), wanted);
+}
+
+/// `text` has these mistakes, in this order; each is a place and the begin of its message.
+#[track_caller]
+fn mistakes(text: &str, wanted: &[&str]) {
+    let errors = read(text).expect_err(text);
+    let said: Vec<String> =
+        [&errors.first].into_iter().chain(&errors.others).map(ToString::to_string).collect();
+    let pairs = said.iter().zip(wanted);
+    let good = said.len() == wanted.len()
+        && pairs.into_iter().all(|(said, wanted)| said.starts_with(&format!("vm.json:{wanted}")));
+    assert!(good, "{text}\n  said:   {said:#?}\n  wanted: {wanted:#?}");
+}
+
+#[test]
+fn what_only_follows_from_a_mistake_is_not_shown() {
+    mistakes(
+        r#"{"memory":{"szie":"1G"},"boot":{"kernal":"k"}}"#,
+        &["1:12: unknown key", "1:33: unknown key"],
+    );
+    mistakes(r#"{"memroy":{"size":"1G"},"boot":{"kernel":"k"}}"#, &["1:2: unknown key"]);
+    let device = |device: &str| machine(&format!(r#","devices":[{device}]"#));
+    mistakes(&device(r#"{"type":"vfio","function":7}"#), &["1:75: devices[0].function: found 7"]);
+    mistakes(&device(r#"{"type":"vfoi","function":"01:00.0"}"#), &["1:61: devices[0].type: unknown name"]);
+    // A node is left out, and with it the sum of the nodes, and the processors in them.
+    let nodes = r#"{"size":"2G","nodes":[{"id":0,"size":"1G","cpus":0},{"id":1,"size":"1G"}]}"#;
+    mistakes(
+        &format!(r#"{{"boot":{{"kernel":"k"}},"memory":{nodes}}}"#),
+        &["1:75: memory.nodes[0].cpus: found 0, expected"],
+    );
+    // A wrong number of processors says nothing about those of the nodes.
+    let nodes = r#"{"nodes":[{"id":0,"size":"1G","cpus":"0-3"}]}"#;
+    mistakes(
+        &format!(r#"{{"boot":{{"kernel":"k"}},"cpus":{{"count":999}},"memory":{nodes}}}"#),
+        &["1:32: cpus.count: 999 is outside"],
+    );
+}
+
+#[test]
+fn entries_of_a_list_keep_their_numbers_beside_one_that_is_wrong() {
+    let list = r#"[{"type":"virtio-blk"},{"type":"virtio-rng","id":"a b"},{"type":"virtio-net","tap":"t","queue_pairs":0}]"#;
+    mistakes(
+        &machine(&format!(r#","devices":{list}"#)),
+        &[
+            "1:60: devices[0]: key \"path\" is missing",
+            "1:103: devices[1].id: ",
+            "1:146: devices[2].queue_pairs: 0 is",
+        ],
+    );
+    mistakes(
+        &machine(
+            r#","egm":[{"region":"a b","size":"1G","node":1},{"region":"egm4","size":"1M","node":999}]"#,
+        ),
+        &["1:57: egm[0].region: ", "1:111: egm[1].size: ", "1:123: egm[1].node: "],
+    );
+}
+
+#[test]
+fn twenty_mistakes_are_shown_at_most() {
+    let keys: Vec<String> = (0..99).map(|number| format!(r#""x{number}":1"#)).collect();
+    let errors = read(format!("{{{}}}", keys.join(","))).unwrap_err();
+    assert!(matches!(*errors.others.last().unwrap().rule, Rule::More { shown: 20 }), "{}", shown(&errors));
+    assert_eq!(errors.others.len(), 20);
+}
+
+#[test]
+fn mistakes_of_the_file_come_before_those_of_the_file_that_it_extends() {
+    let folder = folder(&[
+        ("top.json", r#"{"extends":"low.json","boot":{"kernel":"k"},"a":1,"a":2}"#),
+        ("low.json", r#"{"memory":{"size":"1G"},"b":1}"#),
+    ]);
+    let said = shown(&load(&folder.path().join("top.json")).unwrap_err());
+    let places =
+        ["top.json:1:45: unknown key", "top.json:1:51: key \"a\" is written twice", "low.json:1:25: unknown"];
+    let at: Vec<_> =
+        places.iter().map(|place| said.find(place).unwrap_or_else(|| panic!("{place}: {said}"))).collect();
+    assert!(at.is_sorted(), "{said}");
+}
+
 #[test]
 fn text_that_is_not_a_configuration_is_refused_at_its_place() {
     refused(&[
-        ("", "vm.json:1:1: not JSON: EOF while parsing a value"),
-        ("{\n  \"name\": \"a\",\n}", "vm.json:3:1: not JSON: trailing comma"),
-        ("{} x", "vm.json:1:4: not JSON: trailing characters"),
+        ("", "vm.json:1:1: not JSON: the file is empty"),
+        (
+            "{\n  \"name\": \"a\",\n}",
+            "vm.json:2:14: not JSON: a comma after the last entry\n  help: remove the comma",
+        ),
+        ("{} x", "vm.json:1:4: not JSON: more text after the end"),
+        (
+            "{\n  \"name\": \"a\" // mine\n}",
+            "vm.json:2:15: comments are not JSON\n  help: remove it, or write",
+        ),
+        ("/* mine */ {}", "vm.json:1:1: comments are not JSON"),
+        (
+            "\u{feff}{}",
+            "vm.json:1:1: the file begins with a byte order mark, which JSON does not allow\n  help: save",
+        ),
         ("7", "vm.json:1:1: found 7, expected an object"),
-        ("{\"name\":\"\\ud800\"}", "not JSON: unexpected end of hex escape"),
+        ("{\"name\":\"\\ud800\"}", "not JSON: an incomplete \\u escape in a text"),
         ("{\n \"name\": \"a\",\n \"name\": \"b\"}", "vm.json:3:2: key \"name\" is written twice: remove one"),
         ("{\"cpus\":{\"count\":1,\"co\\u0075nt\":2}}", "vm.json:1:20: key \"count\" is written twice"),
         ("{\"name\":1}", "name: found 1, expected a string"),
@@ -221,10 +347,12 @@ fn text_that_is_not_a_configuration_is_refused_at_its_place() {
         ),
         ("{\"devices\":[{\"type\":\"vfio\"}]}", "vm.json:1:13: devices[0]: key \"function\" is missing"),
     ]);
-    assert!(matches!(*read([0xff]).unwrap_err().rule, Rule::NotText));
-    assert!(matches!(*read("[".repeat(100) + &"]".repeat(100)).unwrap_err().rule, Rule::TooDeep { .. }));
-    assert!(matches!(*read("[".repeat(500_000)).unwrap_err().rule, Rule::Syntax { .. }));
-    assert!(matches!(*read(" ".repeat(1 << 20) + "{}").unwrap_err().rule, Rule::FileTooLarge { .. }));
+    let rule = |text: &[u8]| *read(text).unwrap_err().first.rule;
+    assert!(matches!(rule(&[0xff]), Rule::NotText));
+    let deep = "[".repeat(100) + &"]".repeat(100);
+    assert!(matches!(rule(deep.as_bytes()), Rule::TooDeep { .. }));
+    assert!(matches!(rule("[".repeat(500_000).as_bytes()), Rule::Syntax { .. }));
+    assert!(matches!(rule((" ".repeat(1 << 20) + "{}").as_bytes()), Rule::FileTooLarge { .. }));
 }
 
 /// Messages show text of a file; its author must not be able to fill a terminal, or to command it.
@@ -259,8 +387,11 @@ fn a_message_quotes_little_of_a_file_and_nothing_that_a_terminal_obeys() {
     let of_device = |device: &&str| machine(&format!(r#","devices":[{device}]"#));
     for place in places.iter().map(ToString::to_string).chain(devices.iter().map(of_device)) {
         for text in ["x ".repeat(450_000), "x".repeat(900_000), "\\u001b[2J".repeat(100)] {
-            let said = complaint(&place.replace('@', &text));
-            assert!(said.chars().count() < 600, "{place}: {said}");
+            let errors = read(place.replace('@', &text)).expect_err(&place);
+            for error in [&errors.first].into_iter().chain(&errors.others) {
+                assert!(one(error).chars().count() < 600, "{place}: {}", one(error));
+            }
+            let said = Chain(&errors).to_string();
             assert!(said.chars().all(|c| c == '\n' || !c.is_control()), "{place}: {said:?}");
         }
     }
@@ -290,7 +421,7 @@ fn a_machine_needs_a_name_memory_and_a_kernel() {
         ("{}", "vm.json:1:1: key \"memory\" is missing"),
         (
             r#"{"memory":{"size":"1G"}}"#,
-            "boot: no kernel is named: set \"boot\": { \"kernel\": \"FILE\" } or pass",
+            "boot: no kernel is named: set \"boot\": { \"kernel\": \"FILE\" } (egm-vmm run also takes --kernel",
         ),
         (r#"{"memory":{}}"#, "memory: key \"size\" is missing"),
         (&machine(r#","name":"a b""#), "name: \"a b\" is not a name: write 1 to 64 of A-Z a-z 0-9 . _ -"),
@@ -308,13 +439,13 @@ fn processors_keep_their_rules() {
         (&cpus(r#"{"topology":{"sockets":20,"cores":20}}"#), "cpus.topology: 400 is outside 1 to 254"),
         (
             &cpus(r#"{"count":4,"topology":{"sockets":2,"cores":3,"threads":1}}"#),
-            "cpus.topology: 2 sockets x 3 cores x 1 threads are 6 vCPUs, not 4: change one of them",
+            "cpus.topology: 2 sockets x 3 cores x 1 thread are 6 vCPUs, not 4: change one of them",
         ),
         (
             &cpus(r#"{"count":3,"topology":{"sockets":2}}"#),
-            "2 sockets x 1 cores x 1 threads are 2 vCPUs, not 3",
+            "2 sockets x 1 core x 1 thread are 2 vCPUs, not 3",
         ),
-        (&cpus(r#"{"count":2,"affinity":["0"]}"#), "cpus.affinity: 1 CPU lists for 2 vCPUs"),
+        (&cpus(r#"{"count":2,"affinity":["0"]}"#), "cpus.affinity: 1 CPU list for 2 vCPUs"),
         (&cpus(r#"{"affinity":""}"#), "cpus.affinity: the list is empty"),
         (&cpus(r#"{"affinity":["x"]}"#), "cpus.affinity[0]: \"x\" in CPU list"),
         (
@@ -802,7 +933,7 @@ fn an_error_points_into_the_file_that_wrote_the_value() {
         ("top.json", r#"{"extends":"low.json","boot":{"kernel":"k"}}"#),
         ("low.json", "{\n  \"memory\": {\n    \"size\": \"1001\"\n  }\n}"),
     ]);
-    let error = load(&folder.path().join("top.json")).unwrap_err();
+    let error = load(&folder.path().join("top.json")).unwrap_err().first;
     assert_eq!(error.key, "memory.size");
     assert_eq!(error.place, Some(Place { file: folder.path().join("low.json"), line: 3, column: 5 }));
 }
@@ -817,7 +948,7 @@ fn files_that_extend_each_other_for_ever_are_refused_with_their_chain() {
     let chain: Vec<_> =
         (0..9).map(|n| (format!("{n}.json"), format!(r#"{{"extends":"{}.json"}}"#, n + 1))).collect();
     let chain: Vec<_> = chain.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
-    let error = load(&self::folder(&chain).path().join("0.json")).unwrap_err();
+    let error = load(&self::folder(&chain).path().join("0.json")).unwrap_err().first;
     assert!(matches!(*error.rule, Rule::ExtendsDepth { limit: 8, .. }), "{error}");
 }
 
@@ -869,7 +1000,7 @@ fn the_largest_memory_and_file_are_themselves_allowed() {
     let small = machine("");
     let padded = |length: usize| small.clone() + &" ".repeat(length - small.len());
     assert!(read(padded(1 << 20)).is_ok());
-    assert!(matches!(*read(padded((1 << 20) + 1)).unwrap_err().rule, Rule::FileTooLarge { .. }));
+    assert!(matches!(*read(padded((1 << 20) + 1)).unwrap_err().first.rule, Rule::FileTooLarge { .. }));
 }
 
 /// Two slips, or one in three characters of a longer name.
@@ -960,7 +1091,7 @@ proptest! {
     #[test]
     fn a_slip_of_the_pen_is_a_machine_or_an_error_with_a_place(text in nearly_the_demo()) {
         if let Err(error) = read(text) {
-            prop_assert!(error.place.is_some(), "{}", error);
+            prop_assert!(error.first.place.is_some(), "{}", error);
         }
     }
 }
@@ -973,7 +1104,8 @@ fn a_message_repeats_neither_control_characters_nor_long_names() {
         Chain(&error).to_string()
     };
     let key = said(r#","memory\u001b[31m":1"#);
-    assert!(key.contains("unknown key \"memory\\u{1b}[31m\"\n  help: keys here are: arch"), "{key}");
+    assert!(key.contains("unknown key \"memory\\u{1b}[31m\"\n  1 | "), "{key}");
+    assert!(key.contains("\n  help: keys here are: arch") && !key.contains('\u{1b}'), "{key}");
     let size = said(r#","pcie":{"window64":"\u001b[31m"}"#);
     assert!(size.contains("size \"\\u{1b}[31m\" does not start") && !size.contains('\u{1b}'), "{size}");
     let name = said(&format!(r#","name":"{}""#, "é".repeat(9999)));

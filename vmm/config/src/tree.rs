@@ -5,8 +5,10 @@
 //! merges trees, and the typed form is read from the result.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 
+use egm_report::json::JsonError;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::Number;
@@ -42,18 +44,29 @@ pub(super) enum Value {
     Text(String),
     Array(Vec<Node>),
     Object(BTreeMap<String, Node>),
+    /// An entry of a list that is wrong, and left out so that the rest can be read.
+    LeftOut,
 }
 
+/// A broken rule, and where.
+#[derive(Debug)]
+pub(super) struct Marked {
+    pub(super) mark: Mark,
+    pub(super) rule: Rule,
+}
+
+/// Lists of which one entry can be left out: their typed form has room for it.
+const WITH_GAPS: [&str; 3] = ["devices", "egm", "memory.nodes"];
+
 impl Node {
-    /// Reads `text`, which is file number `source`.
-    pub(super) fn parse(text: &str, source: usize) -> Result<Self, (Mark, Rule)> {
+    /// Reads `text`, which is file number `source`. Keys that are written twice count as the first, and go to `twice`.
+    pub(super) fn parse(text: &str, source: usize, twice: &mut Vec<Marked>) -> Result<Self, Marked> {
         let raw: &RawValue = serde_json::from_str(text).map_err(|e| {
             // Skipping over a value finds the same mistakes as reading it, but reports them in less detail.
             let e = serde_json::from_str::<serde_json::Value>(text).err().unwrap_or(e);
-            let offset = offset_of(text, e.line(), e.column());
-            (Mark { source, offset }, syntax(&e))
+            syntax(text, &e, Mark { source, offset: 0 })
         })?;
-        Reader { text, source }.node(raw, MAX_DEPTH)
+        Reader { text, source, twice }.node(raw, MAX_DEPTH)
     }
 
     /// `over`, with the keys that it leaves out from `self`. Only objects are merged.
@@ -75,64 +88,107 @@ impl Node {
 
     /// The node that a key such as `memory.nodes[1].size` names, or the nearest one above it that was written.
     pub(super) fn nearest(&self, key: &str) -> &Self {
-        let (step, rest) = match key.strip_prefix('[').and_then(|k| k.split_once(']')) {
-            Some((index, rest)) => (Err(index.parse::<usize>()), rest),
+        let (step, rest) = first_step(key);
+        self.child(step).map_or(self, |node| node.nearest(rest))
+    }
+
+    /// Whether the key `key` was written.
+    pub(super) fn has(&self, key: &str) -> bool {
+        let (step, rest) = first_step(key);
+        key.is_empty() || self.child(step).is_some_and(|node| node.has(rest))
+    }
+
+    fn child(&self, step: Step<'_>) -> Option<&Self> {
+        match (&self.value, step) {
+            (Value::Array(items), Step::Index(index)) => items.get(index),
+            (Value::Object(members), Step::Key(name)) => members.get(name),
+            _ => None,
+        }
+    }
+
+    /// Leaves out the value of `key`: an object's member, an entry of [`WITH_GAPS`], or the whole list around another
+    /// entry. Returns the key of what is left out; `None` when there is no such value, or nothing around it.
+    pub(super) fn leave_out(&mut self, key: &str) -> Option<String> {
+        let (list, last) = match key.strip_suffix(']').and_then(|start| start.rsplit_once('[')) {
+            Some((list, index)) => (list, Step::Index(index.parse().ok()?)),
             None => {
-                let end = key.find(['.', '[']).unwrap_or(key.len());
-                let (name, rest) = key.split_at(end);
-                (Ok(name), rest)
+                key.rsplit_once('.').map_or(("", Step::Key(key)), |(object, name)| (object, Step::Key(name)))
             }
         };
-        let child = match (&self.value, step) {
-            (Value::Array(items), Err(Ok(index))) => items.get(index),
-            (Value::Object(members), Ok(name)) => members.get(name),
+        match last {
+            Step::Index(_) if !WITH_GAPS.contains(&list) => return self.leave_out(list),
+            Step::Index(index) => match &mut self.exactly(list)?.value {
+                Value::Array(items) => items.get_mut(index)?.value = Value::LeftOut,
+                _ => return None,
+            },
+            Step::Key(name) => match &mut self.exactly(list)?.value {
+                Value::Object(members) => drop(members.remove(name)?),
+                _ => return None,
+            },
+        }
+        Some(key.to_owned())
+    }
+
+    /// The node that `key` names.
+    fn exactly(&mut self, key: &str) -> Option<&mut Self> {
+        if key.is_empty() {
+            return Some(self);
+        }
+        let (step, rest) = first_step(key);
+        let child = match (&mut self.value, step) {
+            (Value::Array(items), Step::Index(index)) => items.get_mut(index),
+            (Value::Object(members), Step::Key(name)) => members.get_mut(name),
             _ => None,
         };
-        child.map_or(self, |node| node.nearest(rest.strip_prefix('.').unwrap_or(rest)))
+        child?.exactly(rest)
     }
 }
 
-/// serde_json's message without the position, which is printed before it.
-fn syntax(error: &serde_json::Error) -> Rule {
-    let text = error.to_string();
-    let end = text.rfind(" at line ").unwrap_or(text.len());
-    Rule::Syntax { reason: text.chars().take(end).collect() }
+/// One step of a key such as `memory.nodes[1].size`.
+#[derive(Debug, Clone, Copy)]
+enum Step<'k> {
+    Key(&'k str),
+    Index(usize),
 }
 
-/// Byte offset of a serde_json position: lines from 1, columns in bytes, of the byte read last.
-fn offset_of(text: &str, line: usize, column: usize) -> usize {
-    let start: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
-    start.saturating_add(column.saturating_sub(1)).min(text.len())
+/// The first step of `key`, and the rest.
+fn first_step(key: &str) -> (Step<'_>, &str) {
+    let index = key.strip_prefix('[').and_then(|rest| rest.split_once(']'));
+    let (step, rest) = match index.and_then(|(index, rest)| Some((index.parse().ok()?, rest))) {
+        Some((index, rest)) => (Step::Index(index), rest),
+        None => {
+            let (name, rest) = key.split_at(key.find(['.', '[']).unwrap_or(key.len()));
+            (Step::Key(name), rest)
+        }
+    };
+    (step, rest.strip_prefix('.').unwrap_or(rest))
 }
 
-/// Line and column, from 1, of the byte at `offset`; columns are counted in characters.
-pub(super) fn line_and_column(text: &str, offset: usize) -> (usize, usize) {
-    let mut end = offset.min(text.len());
-    while !text.is_char_boundary(end) {
-        end = end.saturating_sub(1);
-    }
-    let before = text.get(..end).unwrap_or_default();
-    let line = before.bytes().filter(|b| *b == b'\n').count();
-    let column = before.chars().rev().take_while(|c| *c != '\n').count();
-    (line.saturating_add(1), column.saturating_add(1))
+/// The mistake that serde_json found in `text`, which begins at `start`.
+fn syntax(text: &str, error: &serde_json::Error, start: Mark) -> Marked {
+    let JsonError { offset, reason, help, .. } = JsonError::new(text.as_bytes(), error);
+    let mark = Mark { offset: start.offset.saturating_add(offset), ..start };
+    Marked { mark, rule: Rule::Syntax { reason, help } }
 }
 
-struct Reader<'t> {
+struct Reader<'t, 'f> {
     text: &'t str,
     source: usize,
+    twice: &'f mut Vec<Marked>,
 }
 
-impl<'t> Reader<'t> {
+impl<'t> Reader<'t, '_> {
     /// Where `raw` lies: it borrows from the text, so its offset is a difference of addresses.
     fn mark(&self, raw: &RawValue) -> Mark {
         let offset = raw.get().as_ptr().addr().saturating_sub(self.text.as_ptr().addr());
         Mark { source: self.source, offset }
     }
 
-    fn node(&self, raw: &'t RawValue, depth: usize) -> Result<Node, (Mark, Rule)> {
+    fn node(&mut self, raw: &'t RawValue, depth: usize) -> Result<Node, Marked> {
         let mark = self.mark(raw);
-        let depth = depth.checked_sub(1).ok_or((mark, Rule::TooDeep { limit: MAX_DEPTH }))?;
-        let wrong = |e: serde_json::Error| (mark, syntax(&e));
+        let rule = Rule::TooDeep { limit: MAX_DEPTH };
+        let depth = depth.checked_sub(1).ok_or(Marked { mark, rule })?;
+        let wrong = |e: serde_json::Error| syntax(raw.get(), &e, mark);
         let value = match raw.get().as_bytes().first() {
             Some(b'{') => {
                 let Members(members) = serde_json::from_str(raw.get()).map_err(wrong)?;
@@ -151,17 +207,24 @@ impl<'t> Reader<'t> {
     }
 
     fn object(
-        &self,
+        &mut self,
         members: Vec<(&'t RawValue, &'t RawValue)>,
         depth: usize,
-    ) -> Result<BTreeMap<String, Node>, (Mark, Rule)> {
+    ) -> Result<BTreeMap<String, Node>, Marked> {
         let mut object = BTreeMap::new();
         for (raw_key, raw) in members {
             let mark = self.mark(raw_key);
-            let key: String = serde_json::from_str(raw_key.get()).map_err(|e| (mark, syntax(&e)))?;
+            let key: String =
+                serde_json::from_str(raw_key.get()).map_err(|e| syntax(raw_key.get(), &e, mark))?;
             let node = Node { mark, ..self.node(raw, depth)? };
-            if object.insert(key.clone(), node).is_some() {
-                return Err((mark, Rule::DuplicateKey { key }));
+            match object.entry(key) {
+                Entry::Vacant(place) => {
+                    place.insert(node);
+                }
+                Entry::Occupied(first) => {
+                    let rule = Rule::DuplicateKey { key: first.key().clone() };
+                    self.twice.push(Marked { mark, rule });
+                }
             }
         }
         Ok(object)

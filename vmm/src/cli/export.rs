@@ -18,7 +18,7 @@ pub(super) struct Args {
     /// Monitor to write for
     #[arg(value_name = "MONITOR")]
     monitor: Monitor,
-    /// Configuration of the machine, as for "egm-vmm run"
+    /// Configuration of the machine, as for "egm-vmm run"; "-" is standard input
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
     /// Use options of NVIDIA's builds of QEMU and libvirt, through which a GPU's driver finds its EGM

@@ -15,7 +15,7 @@ use crate::plan::{self, Screen};
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub(super) struct Args {
-    /// Configuration of the machine
+    /// Configuration of the machine; "-" is standard input
     #[arg(value_name = "FILE")]
     config: PathBuf,
     /// What the target host offers, as "egm-vmm facts" recorded it; the default is this host

@@ -22,7 +22,7 @@ use crate::user::User;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub(super) struct Args {
-    /// Configuration of the machine; "egm-vmm schema" describes every key
+    /// Configuration of the machine ("-" is standard input); "egm-vmm schema" describes every key
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Kernel, instead of "boot"."kernel" of the configuration

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf, absolute};
 
-use egm_config::{ConfigError, Console, DeviceKind, Spec};
+use egm_config::{ConfigErrors, Console, DeviceKind, Spec};
 
 use egm_report::{Blame, Report};
 
@@ -12,7 +12,7 @@ use egm_report::{Blame, Report};
 pub enum LoadError {
     /// It is not a configuration.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] ConfigErrors),
     /// It has a path that is relative to nowhere.
     #[error("cannot find the folder of {}", path.display())]
     Folder {
@@ -39,6 +39,20 @@ impl Report for LoadError {
             Self::Config(error) => error.help(),
             Self::Folder { .. } => Some("name it by its whole path".to_owned()),
             Self::Path { .. } => Some("rename the file, or its folder".to_owned()),
+        }
+    }
+
+    fn excerpt(&self) -> Option<String> {
+        match self {
+            Self::Config(errors) => errors.excerpt(),
+            _ => None,
+        }
+    }
+
+    fn others(&self) -> Vec<&dyn Report> {
+        match self {
+            Self::Config(errors) => errors.others(),
+            _ => Vec::new(),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use egm_address::PciAddress;
 use egm_device::ledger::LedgerError;
 use egm_device::region::HostFileError;
+use egm_report::json::JsonError;
 use egm_vfio::host::HostError;
 
 use crate::error::{Blame, Report};
@@ -61,12 +62,18 @@ pub enum FactsError {
         arch: String,
     },
     /// A file that does not hold facts.
-    #[error("{}:{}:{}: not facts of a host", path.display(), source.line(), source.column())]
+    #[error("{}:{}:{}: not facts of a host", path.display(), source.line, source.column)]
     Json {
         /// The file.
         path: PathBuf,
         /// Fault in the text.
-        source: serde_json::Error,
+        source: Box<JsonError>,
+    },
+    /// A host that the other program recorded.
+    #[error("{} was recorded by \"egm-device regions --json\", which is for --recorded", path.display())]
+    OtherRecord {
+        /// The file.
+        path: PathBuf,
     },
     /// An impossible depth in the PCI tree: each bridge has a bus number of its own, of 8 bits.
     #[error("{}: {function} is behind {bridges} bridges, and a segment has {MAX_BRIDGES} at most", path.display())]
@@ -91,9 +98,11 @@ pub enum FactsError {
 impl Report for FactsError {
     fn blame(&self) -> Blame {
         match self {
-            Self::Recorded { .. } | Self::Json { .. } | Self::Depth { .. } | Self::Version { .. } => {
-                Blame::Configuration
-            }
+            Self::Recorded { .. }
+            | Self::Json { .. }
+            | Self::OtherRecord { .. }
+            | Self::Depth { .. }
+            | Self::Version { .. } => Blame::Configuration,
             Self::HostFile(error) => error.blame(),
             _ => Blame::Host,
         }
@@ -101,16 +110,23 @@ impl Report for FactsError {
 
     fn help(&self) -> Option<String> {
         match self {
-            Self::Recorded { .. } | Self::Depth { .. } | Self::Version { .. } => {
+            Self::Recorded { .. }
+            | Self::Json { .. }
+            | Self::OtherRecord { .. }
+            | Self::Depth { .. }
+            | Self::Version { .. } => {
                 Some("record them on their host: egm-vmm facts > facts.json".to_owned())
             }
-            Self::Json { .. } => Some(
-                "record them on their host: egm-vmm facts > facts.json; \"egm-device regions --json\" writes another \
-                 kind of file"
-                    .to_owned(),
-            ),
             Self::HostFile(error) => error.help(),
             Self::Ledger(error) => error.help(),
+            _ => None,
+        }
+    }
+
+    fn excerpt(&self) -> Option<String> {
+        match self {
+            Self::Json { source, .. } => Some(source.excerpt.clone()),
+            Self::HostFile(error) => error.excerpt(),
             _ => None,
         }
     }

@@ -15,6 +15,7 @@ mod regions;
 mod types;
 
 pub use error::FactsError;
+pub(crate) use read::architecture_of_host;
 pub use read::{Scope, load, of_host, read};
 pub(crate) use regions::egm as egm_regions;
 pub use types::*;

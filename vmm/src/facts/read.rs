@@ -5,6 +5,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use egm_address::PciAddress;
+use egm_report::json;
 use egm_report::show::size;
 use egm_vfio::host::{self, HostFunction};
 use egm_vfio::kernel::region_sizes;
@@ -103,17 +104,21 @@ pub fn load(path: &Path) -> Result<Facts, FactsError> {
             _ => Err(io::Error::other(format!("it is larger than {}, which no facts are", size(MAX_FILE)))),
         })
         .map_err(|source| FactsError::Recorded { path: path.to_owned(), source })?;
-    let json = |source| FactsError::Json { path: path.to_owned(), source };
     // The version is looked at first: a file of another version need not have the same fields.
     #[derive(serde::Deserialize)]
     struct Version {
         version: u32,
     }
-    let Version { version } = serde_json::from_slice(&bytes).map_err(json)?;
+    let json = |source| FactsError::Json { path: path.to_owned(), source };
+    let Version { version } =
+        json::from_slice(&bytes).map_err(|source| match is_of_other_program(&bytes) {
+            true => FactsError::OtherRecord { path: path.to_owned() },
+            false => json(source),
+        })?;
     if version != FACTS_VERSION {
         return Err(FactsError::Version { path: path.to_owned(), version });
     }
-    let facts: Facts = serde_json::from_slice(&bytes).map_err(json)?;
+    let facts: Facts = json::from_slice(&bytes).map_err(json)?;
     let most = if egm_address::fault!("bridges-unbounded") { usize::MAX } else { MAX_BRIDGES };
     match facts.functions.iter().find(|function| function.place.bridges.len() > most) {
         None => Ok(facts),
@@ -121,6 +126,18 @@ pub fn load(path: &Path) -> Result<Facts, FactsError> {
             Err(FactsError::Depth { path: path.to_owned(), function: *address, bridges: place.bridges.len() })
         }
     }
+}
+
+/// Whether a record is one of `egm-device regions --json`, which no version is written in.
+fn is_of_other_program(record: &[u8]) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Other {
+        #[serde(rename = "host")]
+        _host: serde::de::IgnoredAny,
+        #[serde(rename = "regions")]
+        _regions: serde::de::IgnoredAny,
+    }
+    serde_json::from_slice::<Other>(record).is_ok()
 }
 
 fn gather(root: &Path, scope: &Scope, probed: Probed) -> Result<Facts, FactsError> {
@@ -164,6 +181,14 @@ fn gather(root: &Path, scope: &Scope, probed: Probed) -> Result<Facts, FactsErro
 }
 
 /// From the kernel (6.1 and later), otherwise that of this program, which runs there.
+/// The instruction set of the host that this runs on.
+///
+/// # Errors
+/// [`FactsError::Architecture`].
+pub(crate) fn architecture_of_host() -> Result<Architecture, FactsError> {
+    architecture(Path::new("/"))
+}
+
 fn architecture(root: &Path) -> Result<Architecture, FactsError> {
     let path = root.join("proc/sys/kernel/arch");
     match text(&path).as_deref().unwrap_or(std::env::consts::ARCH) {

@@ -25,7 +25,7 @@ use crate::error::Report;
 use crate::facts::{self, Facts, Scope};
 use crate::machine::{self, Machine};
 use crate::memory::Present;
-use crate::plan::Plan;
+use crate::plan::{self, Plan};
 use crate::reserve::{Broker, Servers};
 use crate::resources::{self, Resources};
 
@@ -54,6 +54,8 @@ impl Reserved {
         let servers = Servers::of(&spec.devices)?;
         let scope = Scope::of(spec);
         if let Scope::Only { regions: true, .. } = scope {
+            // Another machine's files need not be here.
+            plan::check_architecture(spec.arch, facts::architecture_of_host()?)?;
             resources::check_boot(&spec.boot)?; // before minutes of scrubbing; the others open it once, a moment later
         }
         let read_facts = || facts::of_host(&scope).map(|facts| Facts { servers: servers.facts(), ..facts });

@@ -72,7 +72,7 @@ impl Report for MemoryError {
                 page >> 10
             )),
             Self::HugeFiles(_) => Some("set \"memory\": { \"page_size\": \"4K\" }".to_owned()),
-            Self::GuestMemfd(_) => Some("give \"region\" a list that ends in \"memfd\"".to_owned()),
+            Self::GuestMemfd(_) => Some("give \"region\" a list that ends in \"local\"".to_owned()),
             Self::Mapping { .. } | Self::Prefault { .. } => {
                 Some("lower \"memory\".\"size\", or free memory on the host (free -h)".to_owned())
             }

@@ -2,10 +2,10 @@
 
 use egm_address::{ByteSize, CpuSet, Gpa, Guest, PciAddress, PlaceError, Span};
 use egm_device::trust::Conflict;
-use egm_report::show::{self, size};
+use egm_report::show::{self, counted, size};
 use egm_vfio::host::MISSING_REMEDY;
 
-use crate::config::{PageSize, nearest};
+use crate::config::PageSize;
 use crate::error::{Blame, Report};
 use crate::plan::{AddressBits, AssignedRule, NoPlace};
 
@@ -120,7 +120,7 @@ pub enum PlanError {
         state: &'static str,
     },
     /// A hugetlb pool that is too small.
-    #[error("{backing} needs {needed} free huge pages of {}, and {scope} has {free}", ByteSize::new(page_size.bytes()))]
+    #[error("{backing} needs {} of {}, and {scope} has {free}", counted(*needed, "free huge page"), ByteSize::new(page_size.bytes()))]
     HugePages {
         /// The backing.
         backing: String,
@@ -158,7 +158,7 @@ pub enum PlanError {
         cpus: CpuSet,
     },
     /// More vCPUs than KVM allows.
-    #[error("{count} vCPUs are {} more than the {max} that this host's KVM allows", count.saturating_sub(*max))]
+    #[error("{} more than the {max} that this host's KVM allows", excess(*count, *max))]
     Vcpus {
         /// Wanted.
         count: u32,
@@ -192,6 +192,8 @@ pub enum PlanError {
         region: String,
         /// The host's regions.
         known: Vec<String>,
+        /// Their kinds.
+        kinds: Vec<&'static str>,
     },
     /// Two trust domains would meet in a region that a GPU reaches.
     #[error(transparent)]
@@ -350,16 +352,7 @@ impl Report for PlanError {
                     .to_owned()
             }
             Self::VcpuNode { .. } => "name it in the \"cpus\" of a node".to_owned(),
-            Self::Region { region, known, .. } => {
-                let kinds =
-                    ["egm", "reserved", "devdax", "fsdax", "hugetlb", "guest-memfd", "memfd", "local"];
-                let names = known.iter().map(String::as_str).chain(kinds);
-                let meant = nearest(region, names).filter(|near| near != region);
-                let question = meant.map_or_else(String::new, |near| format!("did you mean \"{near}\"? "));
-                format!(
-                    "{question}\"egm-device regions\" shows what the host has, \"local\" is memory of egm-vmm itself"
-                )
-            }
+            Self::Region { region, known, kinds, .. } => NoPlace::unknown(region, known, kinds),
             Self::Exclusive(conflict) => return conflict.help(),
             Self::NoPlace { tried, .. } => NoPlace::remedy(tried),
             Self::Bus0 { .. } | Self::NodeBus(..) | Self::Buses { .. } => "remove devices".to_owned(),
@@ -393,6 +386,12 @@ impl Report for PlanError {
 
 fn list(names: &[String]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+/// `1 vCPU is 1`, `9 vCPUs are 8`.
+fn excess(count: u32, max: u32) -> String {
+    let verb = if count == 1 { "is" } else { "are" };
+    format!("{} {verb} {}", counted(count.into(), "vCPU"), count.saturating_sub(max))
 }
 
 fn own_node(slice: usize) -> String {

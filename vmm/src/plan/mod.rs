@@ -24,6 +24,7 @@ mod rules;
 pub(crate) mod tests;
 mod types;
 
+pub(crate) use demand::cpus::check_architecture;
 pub use demand::devices::VIRTIO_BAR_SIZE;
 pub(crate) use demand::pages::may_mount;
 pub(crate) use demand::regions::{huge_alignment, lost};

@@ -9,7 +9,7 @@ use egm_report::Report;
 use egm_report::show::first_of;
 use egm_vfio::variant::data_direct::PairingProblem;
 
-use crate::config::MAX_NODES;
+use crate::config::{GUEST_MEMFD, LOCAL, MAX_NODES, nearest};
 use crate::facts::HeldSpan;
 use crate::plan::{AddressBits, GPU_NODES};
 
@@ -246,10 +246,23 @@ impl NoPlace {
         match conflict.filter(|_| all(|why| matches!(why, Self::Exclusive(_)))) {
             Some(help) => help,
             None if all(|why| !matches!(why, Self::Short { .. })) => {
-                "give \"region\" a list that ends in \"memfd\"".to_owned()
+                format!("give \"region\" a list that ends in \"{LOCAL}\"")
             }
-            None => "lower the slice's \"size\", or give \"region\" a list that ends in \"memfd\"".to_owned(),
+            None => {
+                format!("lower the slice's \"size\", or give \"region\" a list that ends in \"{LOCAL}\"")
+            }
         }
+    }
+
+    /// Remedy for a region that the host does not have; it has those of `names`, and of `kinds`.
+    pub(super) fn unknown(region: &str, names: &[String], kinds: &[&str]) -> String {
+        let everywhere = ["hugetlb", GUEST_MEMFD, "memfd", LOCAL];
+        let names = names.iter().map(String::as_str).chain(kinds.iter().copied()).chain(everywhere);
+        let meant = nearest(region, names).filter(|near| *near != region);
+        let question = meant.map_or_else(String::new, |near| format!("did you mean \"{near}\"? "));
+        format!(
+            "{question}\"egm-device regions\" shows what the host has, \"{LOCAL}\" is memory of egm-vmm itself"
+        )
     }
 }
 
@@ -260,4 +273,18 @@ fn held_by(held: &[HeldSpan]) -> String {
         return String::new();
     }
     format!("; held by {}", first_of(owners.into_iter().map(str::to_owned)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_host_has_is_suggested() {
+        let remedy = |kinds: &[&str]| NoPlace::unknown("egm4", &["dax0.0".to_owned()], kinds);
+        assert!(remedy(&["devdax"]).starts_with("\"egm-device regions\" shows"), "{}", remedy(&["devdax"]));
+        assert!(remedy(&["devdax", "egm"]).starts_with("did you mean \"egm\"? "));
+        let local = NoPlace::unknown("locla", &[], &[]);
+        assert!(local.starts_with("did you mean \"local\"? "), "{local}");
+    }
 }

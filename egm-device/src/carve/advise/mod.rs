@@ -175,7 +175,7 @@ impl Report for AdviseError {
 
     fn help(&self) -> Option<String> {
         let text = match self {
-            Self::IomemHidden => "run it as root",
+            Self::IomemHidden => "run it as root, or record the other host as root",
             Self::AlreadySplit { .. } => {
                 "take the host back first (egm-device carve advise --undo), reboot, and ask again"
             }

@@ -56,6 +56,17 @@ pub fn escape(text: &str) -> String {
     out
 }
 
+/// A number of things whose plural ends in an s.
+///
+/// ```
+/// use egm_report::show::counted;
+/// assert_eq!([0, 1, 2].map(|slices| counted(slices, "slice")), ["0 slices", "1 slice", "2 slices"]);
+/// ```
+#[must_use]
+pub fn counted(number: u64, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 /// Exactly this many bytes, in a command line's notation: `64MiB`, and `4097B` where no unit divides them.
 #[must_use]
 pub fn exact(bytes: u64) -> String {

@@ -22,7 +22,7 @@ use crate::plan::{self, Plan};
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub(super) struct Args {
-    /// A configuration, or host functions [default: all GPUs, NICs, NVMe disks and functions bound to VFIO]
+    /// A configuration ("-" is standard input), or host functions [default: all GPUs, NICs, NVMe disks and functions bound to VFIO]
     #[arg(value_name = "CONFIG|FUNCTION")]
     what: Vec<String>,
     /// Trust domain of the machine: machines of one domain share a region that a GPU reaches
@@ -95,7 +95,10 @@ pub(super) fn run(args: &Args) -> Outcome {
 /// Whether a word that is no function is meant as a file.
 fn is_path(word: &str) -> bool {
     let path = Path::new(word);
-    path.exists() || path.components().count() > 1 || path.extension().is_some_and(|end| end == "json")
+    word == "-"
+        || path.exists()
+        || path.components().count() > 1
+        || path.extension().is_some_and(|end| end == "json")
 }
 
 fn read(args: &Args, scope: &Scope) -> Result<Facts, facts::FactsError> {

@@ -3,16 +3,24 @@
 use egm_address::CpuSet;
 
 use crate::arch::{Layout, layout_of};
-use crate::config::Spec;
+use crate::config::{Architecture, Spec};
 use crate::facts::Facts;
 use crate::plan::{PlanError, VcpuPlan};
 
+/// Whether guests with the instruction set `wanted` run on a `host`.
+///
+/// # Errors
+/// [`PlanError::Architecture`].
+pub(crate) fn check_architecture(wanted: Architecture, host: Architecture) -> Result<(), PlanError> {
+    if wanted == host {
+        return Ok(());
+    }
+    Err(PlanError::Architecture { wanted: layout_of(wanted).name, host: layout_of(host).name })
+}
+
 /// Whether the host is of the guest's kind and runs that many vCPUs.
 pub(super) fn check_host(spec: &Spec, facts: &Facts) -> Result<(), PlanError> {
-    if spec.arch != facts.arch {
-        let (wanted, host) = (layout_of(spec.arch).name, layout_of(facts.arch).name);
-        return Err(PlanError::Architecture { wanted, host });
-    }
+    check_architecture(spec.arch, facts.arch)?;
     match facts.kvm.present() {
         Some(kvm) if spec.cpus.count > kvm.max_vcpus => {
             Err(PlanError::Vcpus { count: spec.cpus.count, max: kvm.max_vcpus })

@@ -62,7 +62,8 @@ fn one(index: usize, slice: &EgmSlice, spec: &Spec, hosts: &mut [HostRegion]) ->
     Err(match tried.as_slice() {
         [(region, NoPlace::Unknown)] => {
             let known = hosts.iter().map(|host| host.region.name.clone()).collect();
-            PlanError::Region { slice: index, region: region.clone(), known }
+            let kinds = hosts.iter().map(|host| host.region.kind.word()).collect();
+            PlanError::Region { slice: index, region: region.clone(), known, kinds }
         }
         _ => PlanError::NoPlace { slice: index, tried },
     })

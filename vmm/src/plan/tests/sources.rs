@@ -80,12 +80,12 @@ fn a_region_without_room_names_its_holders_and_a_smaller_slice_is_one_remedy() {
     facts.regions[1].held = vec![HeldSpan { span: whole, owner: "vm9".to_owned(), trust: Trust::Unrecorded }];
     let error = plan(&machine(&["egm4"]), &facts).unwrap_err().to_string();
     assert!(error.ends_with("; held by vm9"), "{error}");
-    let size = "lower the slice's \"size\", or give \"region\" a list that ends in \"memfd\"";
+    let size = "lower the slice's \"size\", or give \"region\" a list that ends in \"local\"";
     assert_eq!(help(&machine(&["egm4"]), &facts), size);
     assert_eq!(help(&machine(&["egm4", "fsdax"]), &facts), size);
     assert_eq!(
         help(&machine(&["fsdax", "guest-memfd"]), &facts),
-        "give \"region\" a list that ends in \"memfd\"",
+        "give \"region\" a list that ends in \"local\"",
         "no size helps"
     );
     facts.regions[1].held.clear();

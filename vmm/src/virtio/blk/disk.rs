@@ -2,7 +2,7 @@
 
 use std::fs::{File, FileType};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::sync::Arc;
 
 use egm_report::show;
@@ -11,6 +11,8 @@ use crate::error::{Blame, Report};
 
 /// Bytes of a sector, the unit of the protocol whatever the disk's own (virtio 1.3 §5.2.5.2).
 pub const SECTOR: u64 = 512;
+/// First bytes of an image in QEMU's own format (qcow2 and its predecessors).
+const QCOW: [u8; 4] = *b"QFI\xfb";
 
 /// Why a file cannot be a disk. The caller that opened it adds its path.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +26,9 @@ pub enum DiskError {
         /// Its size.
         bytes: u64,
     },
+    /// An image that holds a disk in another format. A guest would see the format, and overwrite it.
+    #[error("the file is a qcow2 image, and a disk is raw")]
+    Qcow,
     /// The size is unknown.
     #[error("cannot find the size of the disk")]
     Size(#[source] io::Error),
@@ -32,7 +37,7 @@ pub enum DiskError {
 impl Report for DiskError {
     fn blame(&self) -> Blame {
         match self {
-            Self::Kind | Self::TooSmall { .. } => Blame::Configuration,
+            Self::Kind | Self::TooSmall { .. } | Self::Qcow => Blame::Configuration,
             Self::Size(_) => Blame::Host,
         }
     }
@@ -41,6 +46,7 @@ impl Report for DiskError {
         match self {
             Self::TooSmall { .. } => Some("make it larger, for instance: truncate -s 1G FILE".into()),
             Self::Kind => Some("set \"path\" to a raw disk image or a block device".into()),
+            Self::Qcow => Some("convert it: qemu-img convert -O raw IMAGE disk.raw".into()),
             Self::Size(_) => None,
         }
     }
@@ -65,8 +71,11 @@ impl Disk {
             return Err(DiskError::Kind);
         }
         let bytes = file.seek(SeekFrom::End(0)).map_err(DiskError::Size)?; // a block device's metadata has no size
+        let mut start = [0; QCOW.len()];
         match bytes / SECTOR {
             0 => Err(DiskError::TooSmall { bytes }),
+            // A disk that cannot be read at all is the guest's to report.
+            _ if file.read_exact_at(&mut start, 0).is_ok() && start == QCOW => Err(DiskError::Qcow),
             sectors => Ok(Self { file: Arc::new(file), sectors, read_only }),
         }
     }
@@ -140,6 +149,18 @@ mod tests {
             assert!(matches!(error, DiskError::TooSmall { bytes: b } if b == bytes));
             assert_eq!(error.blame(), Blame::Configuration);
         }
+    }
+
+    #[test]
+    fn an_image_of_qemus_own_format_is_refused_with_the_command_that_converts_it() {
+        let image = file(1 << 20);
+        image.write_all_at(b"QFI\xfb\0\0\0\x03", 0).unwrap();
+        let error = Disk::new(image, false).unwrap_err();
+        assert!(matches!(error, DiskError::Qcow));
+        assert!(error.help().is_some_and(|help| help.contains("qemu-img convert -O raw")));
+        let raw = file(1 << 20);
+        raw.write_all_at(b"QFI\xfa", 0).unwrap();
+        assert!(Disk::new(raw, false).is_ok());
     }
 
     #[test]

@@ -1,0 +1,91 @@
+//! The line of a text that an error is about, with a mark under the place.
+
+/// Columns of a terminal that an excerpt fits in.
+const WIDTH: usize = 80;
+
+/// Two lines: `line`, which is number `number` of its text, and a mark under its column `column` (from 1, in
+/// characters).
+///
+/// A long line is cut around the mark. Characters that a terminal obeys are replaced, each by one column.
+#[must_use]
+pub fn excerpt(line: &str, number: usize, column: usize) -> String {
+    let number = number.to_string();
+    // "  NUMBER | " before the text, and a column for a mark behind it.
+    let room = WIDTH.saturating_sub(number.len().saturating_add("   | ".len()).saturating_add(1));
+    let line: Vec<char> = line.trim_end().chars().map(plain).collect();
+    let at = column.saturating_sub(1).min(line.len());
+    let first = at.saturating_sub(room / 3).min(line.len().saturating_sub(room));
+    let last = first.saturating_add(room).min(line.len());
+    let mut shown = line.get(first..last).unwrap_or_default().to_vec();
+    if first > 0 {
+        shown.first_mut().into_iter().for_each(|character| *character = '…');
+    }
+    if last < line.len() {
+        shown.last_mut().into_iter().for_each(|character| *character = '…');
+    }
+    let before = at.saturating_sub(first);
+    let mark = "^".repeat(token(shown.get(before..).unwrap_or_default()));
+    let text: String = shown.into_iter().collect();
+    let (margin, before) = (" ".repeat(number.len()), " ".repeat(before));
+    format!("  {number} | {text}\n  {margin} | {before}{mark}")
+}
+
+/// Characters of the key, number or word that `text` begins with; 1 for anything else.
+fn token(text: &[char]) -> usize {
+    let is_word = |c: &char| c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | '+');
+    match text.first() {
+        Some('"') => {
+            let end = text.iter().skip(1).position(|c| *c == '"');
+            end.map_or(text.len(), |end| end.saturating_add(2))
+        }
+        Some(first) if is_word(first) => text.iter().take_while(|c| is_word(c)).count(),
+        _ => 1,
+    }
+}
+
+fn plain(character: char) -> char {
+    match character {
+        '\t' => ' ',
+        '"' | '\'' | '\\' => character,
+        _ if character.escape_debug().len() == 1 => character,
+        _ => '\u{fffd}',
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_mark_is_under_the_token_at_the_column() {
+        assert_eq!(
+            excerpt(r#"  "memroy": { "size": 1 }"#, 3, 3),
+            concat!("  3 |   \"memroy\": { \"size\": 1 }\n", "    |   ^^^^^^^^")
+        );
+        assert_eq!(excerpt("{ \"a\": 1.5e3, }", 12, 8), "  12 | { \"a\": 1.5e3, }\n     |        ^^^^^");
+        assert_eq!(excerpt("", 1, 1), "  1 | \n    | ^");
+        assert_eq!(excerpt("{\t\u{1b}}", 1, 9), "  1 | { \u{fffd}}\n    |     ^");
+    }
+
+    #[test]
+    fn a_long_line_is_cut_on_both_sides_of_the_mark() {
+        let line = format!("{}\"key\"{}", "a".repeat(500), "b".repeat(500));
+        let shown = excerpt(&line, 1, 501);
+        let [text, mark] = shown.lines().collect::<Vec<_>>()[..] else { panic!("{shown}") };
+        assert!(text.starts_with("  1 | …aaa") && text.ends_with("bbb…"), "{shown}");
+        let before = text.chars().take_while(|c| *c != '"').count();
+        assert_eq!(mark, format!("    |{}^^^^^", " ".repeat(before - 5)), "{shown}");
+    }
+
+    proptest! {
+        #[test]
+        fn an_excerpt_of_any_line_fits_a_terminal(line in ".{0,300}", number in 1_usize..100_000, column in 0_usize..400) {
+            let shown = excerpt(&line, number, column);
+            prop_assert_eq!(shown.lines().count(), 2);
+            prop_assert!(shown.lines().all(|line| line.chars().count() <= WIDTH), "{}", shown);
+            prop_assert!(shown.ends_with('^') && shown.chars().all(|c| c == '\n' || !c.is_control()));
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! The typed form of a tree, and every fault of its shape.
+//!
+//! serde ends at the first fault. So what is wrong is left out of a copy of the tree, and the rest is read again.
+
+use std::borrow::Cow;
+
+use serde::de::DeserializeOwned;
+
+use super::decode::decode;
+use super::faults::{self, Faults};
+use super::tree::Node;
+
+/// The `T` in `root`, without what is wrong; its faults are noted. `None` when nothing remains.
+pub(super) fn shape<T: DeserializeOwned>(root: &Node, faults: &mut Faults) -> Option<T> {
+    let mut rest = Cow::Borrowed(root);
+    while !faults.is_full() {
+        let fault = match decode(&rest) {
+            Ok(value) => return Some(value),
+            Err(fault) => fault,
+        };
+        let key = fault.key.clone();
+        let meant = faults::meant(&fault).filter(|meant| !rest.has(meant));
+        faults.note(fault);
+        faults.doubt(rest.to_mut().leave_out(&key)?);
+        meant.into_iter().for_each(|meant| faults.doubt(meant));
+    }
+    None
+}
