@@ -24,6 +24,12 @@ pub enum DiskError {
         /// Its size.
         bytes: u64,
     },
+    /// An image of another format.
+    #[error("a disk is a raw image, and the file begins as a {format} image does")]
+    Format {
+        /// The format.
+        format: &'static str,
+    },
     /// The size is unknown.
     #[error("cannot find the size of the disk")]
     Size(#[source] io::Error),
@@ -32,7 +38,7 @@ pub enum DiskError {
 impl Report for DiskError {
     fn blame(&self) -> Blame {
         match self {
-            Self::Kind | Self::TooSmall { .. } => Blame::Configuration,
+            Self::Kind | Self::TooSmall { .. } | Self::Format { .. } => Blame::Configuration,
             Self::Size(_) => Blame::Host,
         }
     }
@@ -41,6 +47,9 @@ impl Report for DiskError {
         match self {
             Self::TooSmall { .. } => Some("make it larger, for instance: truncate -s 1G FILE".into()),
             Self::Kind => Some("set \"path\" to a raw disk image or a block device".into()),
+            Self::Format { .. } => {
+                Some("convert it, and set \"path\" to the result: qemu-img convert -O raw FILE DISK".into())
+            }
             Self::Size(_) => None,
         }
     }
@@ -56,7 +65,7 @@ pub struct Disk {
 
 impl Disk {
     /// Takes over `file`, opened for reading, and for writing unless `read_only`. Bytes after the last whole sector
-    /// are not part of the disk.
+    /// are not part of the disk. Nothing is read: storage that hangs would hold up the launch.
     ///
     /// # Errors
     /// [`DiskError`] when the file is not a disk.
@@ -89,6 +98,23 @@ impl Disk {
     /// Whether writes are refused.
     pub fn read_only(&self) -> bool {
         self.read_only
+    }
+}
+
+/// Bytes from the start of a file by which [`check_format`] knows its format.
+pub(crate) const FORMAT_HEAD: usize = 8;
+
+/// Refuses a file that begins with `head`, as images of other formats than raw do: a guest would see that format's tables,
+/// and overwrite them.
+///
+/// # Errors
+/// [`DiskError::Format`].
+pub(crate) fn check_format(head: &[u8]) -> Result<(), DiskError> {
+    match head {
+        [b'Q', b'F', b'I', 0xfb, ..] => Err(DiskError::Format { format: "qcow2" }),
+        [b'K', b'D', b'M', b'V', ..] => Err(DiskError::Format { format: "VMDK" }),
+        _ if head.starts_with(b"vhdxfile") => Err(DiskError::Format { format: "VHDX" }),
+        _ => Ok(()),
     }
 }
 
@@ -139,6 +165,20 @@ mod tests {
             let error = Disk::new(file(bytes), false).unwrap_err();
             assert!(matches!(error, DiskError::TooSmall { bytes: b } if b == bytes));
             assert_eq!(error.blame(), Blame::Configuration);
+        }
+    }
+
+    #[test]
+    fn an_image_of_another_format_is_refused() {
+        for (head, expected) in
+            [(&b"QFI\xfb\0\0\0\x03"[..], "qcow2"), (b"KDMV", "VMDK"), (b"vhdxfile", "VHDX")]
+        {
+            let error = check_format(head).unwrap_err();
+            assert!(matches!(error, DiskError::Format { format } if format == expected), "{error}");
+            assert_eq!(error.blame(), Blame::Configuration);
+        }
+        for head in [&b""[..], b"QFI", &[0; FORMAT_HEAD]] {
+            check_format(head).unwrap();
         }
     }
 
