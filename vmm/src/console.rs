@@ -2,7 +2,7 @@
 
 mod relay;
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -259,9 +259,17 @@ fn file(path: &Path) -> Result<File, ConsoleError> {
         .custom_flags(flags)
         .open(path);
     let file = file.map_err(failed)?;
-    let kind = file.metadata().map_err(failed)?.file_type();
+    check_kind(path, file.metadata().map_err(failed)?.file_type())?;
+    Ok(file)
+}
+
+/// Refuses a file at `path` of a `kind` that output is not appended to.
+///
+/// # Errors
+/// [`ConsoleError::NotAFile`].
+pub(crate) fn check_kind(path: &Path, kind: FileType) -> Result<(), ConsoleError> {
     if kind.is_file() || kind.is_fifo() {
-        return Ok(file);
+        return Ok(());
     }
     let found = if kind.is_char_device() { "a character device" } else { "no file" };
     Err(ConsoleError::NotAFile { path: path.to_owned(), found })

@@ -175,6 +175,40 @@ impl Report for BootError {
     }
 }
 
+/// Bytes of the initramfs in `file`.
+///
+/// # Errors
+/// [`BootError`] for an empty file, and one that cannot be read.
+pub fn initramfs_size(file: &mut File) -> Result<u64, BootError> {
+    Initramfs::new(file).map(|initramfs| initramfs.size)
+}
+
+/// Bytes from the start of a file by which [`archive_format`] knows its format.
+pub const ARCHIVE_HEAD: u64 = 6;
+
+/// The format of an initramfs that begins with `head`; `None` if Linux unpacks no such file (lib/decompress.c,
+/// init/initramfs.c).
+pub fn archive_format(head: &[u8]) -> Option<&'static str> {
+    ARCHIVES.iter().find(|archive| head.starts_with(archive.magic)).map(|archive| archive.format)
+}
+
+/// A format of an initramfs.
+struct Archive {
+    magic: &'static [u8],
+    format: &'static str,
+}
+
+const ARCHIVES: [Archive; 8] = [
+    Archive { magic: b"07070", format: "cpio" },
+    Archive { magic: &[0x1f, 0x8b], format: "gzip" },
+    Archive { magic: &[0x28, 0xb5, 0x2f, 0xfd], format: "zstd" },
+    Archive { magic: &[0xfd, b'7', b'z', b'X', b'Z', 0], format: "xz" },
+    Archive { magic: &[0x02, 0x21, 0x4c, 0x18], format: "lz4" },
+    Archive { magic: &[0x5d, 0, 0], format: "lzma" },
+    Archive { magic: &[0x89, b'L', b'Z', b'O'], format: "lzo" },
+    Archive { magic: b"BZh", format: "bzip2" },
+];
+
 /// Where an initramfs may lie, and where it begins if it fits.
 pub(super) struct Place {
     pub(super) from: u64,
@@ -217,5 +251,19 @@ impl<'a> Initramfs<'a> {
             _ => BootError::Memory { at },
         })?;
         Ok(span)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn archives_are_known_by_their_first_bytes() {
+        assert_eq!(archive_format(b"070701"), Some("cpio"));
+        assert_eq!(archive_format(&[0x28, 0xb5, 0x2f, 0xfd, 4, 0]), Some("zstd"));
+        assert_eq!([archive_format(b""), archive_format(b"#!/bin")], [None, None]);
+        let longest = ARCHIVES.iter().map(|archive| archive.magic.len()).max();
+        assert_eq!(longest.and_then(|bytes| u64::try_from(bytes).ok()), Some(ARCHIVE_HEAD));
     }
 }

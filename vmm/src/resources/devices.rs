@@ -173,8 +173,8 @@ impl Report for DeviceError {
     }
 }
 
-const VHOST_NET: &str = "/dev/vhost-net";
-const VHOST_VSOCK: &str = "/dev/vhost-vsock";
+pub(super) const VHOST_NET: &str = "/dev/vhost-net";
+pub(super) const VHOST_VSOCK: &str = "/dev/vhost-vsock";
 
 /// Opens what each device of `plan` needs, in the plan's order.
 pub(super) fn open(
@@ -212,20 +212,22 @@ fn open_one(device: &Device, spaces: &AddressSpaces, slices: &Slices<'_>) -> Res
     }
 }
 
+/// Opens a file or block device as a disk.
+pub(super) fn open_disk(path: &Path, write: bool) -> Result<File, DeviceError> {
+    let unfit = |source| DeviceError::Disk { path: path.to_owned(), source };
+    let (file, kind) = super::open_at_once(path, write).map_err(|source| match source.raw_os_error() {
+        // Errors of open(2) for a socket, and for a directory opened for writing.
+        Some(libc::ENXIO | libc::EISDIR) => unfit(DiskError::Kind),
+        _ => DeviceError::DiskFile { path: path.to_owned(), source },
+    })?;
+    if Disk::can_be(kind) { Ok(file) } else { Err(unfit(DiskError::Kind)) }
+}
+
 /// The lock is the kernel's and goes with the descriptor: no stale lock file after a crash.
 fn disk(path: &Path, read_only: bool) -> Result<Disk, DeviceError> {
     let error = |source| DeviceError::DiskFile { path: path.to_owned(), source };
-    let unfit = |source| DeviceError::Disk { path: path.to_owned(), source };
-    let (file, kind) =
-        super::open_at_once(path, !read_only).map_err(|source| match source.raw_os_error() {
-            // Errors of open(2) for a socket, and for a directory opened for writing.
-            Some(libc::ENXIO | libc::EISDIR) => unfit(DiskError::Kind),
-            _ => error(source),
-        })?;
-    // Before locking: a lock on what is no disk may affect others.
-    if !Disk::can_be(kind) {
-        return Err(unfit(DiskError::Kind));
-    }
+    // The kind is checked before locking: a lock on what is no disk may affect others.
+    let file = open_disk(path, !read_only)?;
     let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
     match locked {
         Ok(()) => {}
@@ -233,7 +235,7 @@ fn disk(path: &Path, read_only: bool) -> Result<Disk, DeviceError> {
         Err(TryLockError::WouldBlock) => return Err(DeviceError::DiskInUse { path: path.to_owned() }),
         Err(TryLockError::Error(source)) => return Err(error(source)),
     }
-    Disk::new(file, read_only).map_err(unfit)
+    Disk::new(file, read_only).map_err(|source| DeviceError::Disk { path: path.to_owned(), source })
 }
 
 fn net_backend(queue_pairs: u16, vhost: Option<bool>) -> Result<Backend, DeviceError> {

@@ -5,6 +5,8 @@
 
 mod assigned;
 mod devices;
+pub(crate) mod inspect;
+mod proc_tables;
 mod reset;
 mod slices;
 
@@ -18,6 +20,7 @@ use self::assigned::AroundPrefault;
 pub use self::assigned::{AddressSpaces, AssignedError};
 use self::devices::DeviceFailure;
 pub use self::devices::{DeviceError, OpenDevice, OpenedDevice};
+pub(crate) use self::proc_tables::ProcTables;
 pub(crate) use self::reset::left_behind;
 use self::slices::Slices;
 pub use self::slices::{OpenSlice, SliceError};

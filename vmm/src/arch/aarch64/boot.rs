@@ -67,17 +67,36 @@ pub fn load(
     Ok(Entry { address: kernel.start(), tree: at })
 }
 
-/// Loads the kernel, and returns the memory that it uses.
-fn load_kernel(plan: &Plan, memory: &GuestMemoryMmap, file: &mut File) -> Result<Span<Guest>, BootError> {
-    let has = file.seek(SeekFrom::End(0)).map_err(BootError::ReadKernel)?;
+/// The format of the kernel in `file`, judged by its header.
+///
+/// # Errors
+/// [`BootError`], for a file that nothing here starts.
+pub fn kernel_format(file: &mut File) -> Result<&'static str, BootError> {
+    inspect(file).map(|_| "arm64 Image")
+}
+
+/// A kernel that is not loaded yet.
+struct Unloaded {
+    header: Header,
+    /// Bytes of the file.
+    size: u64,
+}
+
+fn inspect(file: &mut File) -> Result<Unloaded, BootError> {
+    let size = file.seek(SeekFrom::End(0)).map_err(BootError::ReadKernel)?;
     let needs = u64::try_from(image::SIZE).unwrap_or(u64::MAX);
-    if has < needs {
-        return Err(BootError::Truncated { has, needs });
+    if size < needs {
+        return Err(BootError::Truncated { has: size, needs });
     }
     let mut header = [0; image::SIZE];
     file.seek(SeekFrom::Start(0)).map_err(BootError::ReadKernel)?;
     file.read_exact(&mut header).map_err(BootError::ReadKernel)?;
-    let Header { text_offset, size } = image::parse(&header)?;
+    Ok(Unloaded { header: image::parse(&header)?, size })
+}
+
+/// Loads the kernel, and returns the memory that it uses.
+fn load_kernel(plan: &Plan, memory: &GuestMemoryMmap, file: &mut File) -> Result<Span<Guest>, BootError> {
+    let Unloaded { header: Header { text_offset, size }, size: has } = inspect(file)?;
     let needed = text_offset.saturating_add(size.max(has));
     let room = rooms::kernel(plan, needed);
     let has = room.map_or(0, |room| room.size());

@@ -11,14 +11,13 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::boot_layout::{COMMAND_LINE, KERNEL, START_INFO, ZERO_PAGE};
 use super::boot_tables;
+use super::image::{self, Format};
 use crate::arch::boot::{BootError, BootFiles, Initramfs, Place};
 use crate::firmware::{Image, RESET_VALUE};
 use crate::plan::Plan;
 
 /// Longest command line that x86 Linux takes, terminating NUL included.
 const COMMAND_LINE_SIZE: usize = 2048;
-/// An ELF header; a shorter file is no kernel of either kind.
-const SMALLEST_KERNEL: u64 = 64;
 
 /// Start address and state of the first vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,46 +80,40 @@ fn low_ram(plan: &Plan) -> Option<Span<Guest>> {
     plan.memory.iter().map(|m| m.span).find(|span| span.contains(KERNEL))
 }
 
-fn load_kernel(memory: &GuestMemoryMmap, file: &mut File, end: Gpa) -> Result<KernelLoaderResult, BootError> {
-    let mut magic = [0; 4];
-    let size = file.seek(SeekFrom::End(0)).map_err(BootError::ReadKernel)?;
-    if size < SMALLEST_KERNEL {
-        return Err(BootError::Truncated { has: size, needs: SMALLEST_KERNEL });
-    }
-    file.seek(SeekFrom::Start(0)).map_err(BootError::ReadKernel)?;
-    file.read_exact(&mut magic).map_err(BootError::ReadKernel)?;
-    if magic == *b"\x7fELF" {
-        return Elf::load(memory, None, file, Some(GuestAddress(KERNEL.get()))).map_err(BootError::Load);
-    }
-    let at = GuestAddress(KERNEL.get());
-    let kernel = match BzImage::load(memory, Some(at), file, Some(at)) {
-        Ok(kernel) => kernel,
-        Err(linux_loader::loader::Error::Bzimage(linux_loader::loader::bzimage::Error::InvalidBzImage)) => {
-            return Err(BootError::NotAKernel { magic });
-        }
-        // The loader read a header that is good, and had no room for the rest.
-        Err(_) if KERNEL.get().saturating_add(size) > end.get() => {
-            return Err(BootError::TooLarge { needed: KERNEL.get().saturating_add(size), has: end.get() });
-        }
-        Err(error) => return Err(BootError::Load(error)),
-    };
-    let needs = kernel.setup_header.map_or(0, bzimage_size);
-    if size < needs {
-        return Err(BootError::Truncated { has: size, needs });
-    }
-    let version = kernel.setup_header.map_or(0, |h| h.version);
-    match kernel.setup_header {
-        Some(header) if version >= 0x20c && header.xloadflags & 1 != 0 => Ok(kernel),
-        _ => Err(BootError::Not64Bit { version }),
-    }
+/// The format of the kernel in `file`, judged by its header.
+///
+/// # Errors
+/// [`BootError`], for a file that nothing here starts.
+pub fn kernel_format(file: &mut File) -> Result<Format, BootError> {
+    inspect(file).map(|kernel| kernel.format)
 }
 
-/// Bytes of a bzImage (Linux boot.rst, `setup_sects`, `syssize`); signatures may follow. The loader reads as much as
-/// there is: without this check half a kernel would start.
-fn bzimage_size(header: bootparam::setup_header) -> u64 {
-    let sectors = if header.setup_sects == 0 { 4 } else { u64::from(header.setup_sects) };
-    let setup = sectors.saturating_add(1).saturating_mul(512);
-    setup.saturating_add(u64::from(header.syssize).saturating_mul(16))
+/// A kernel that is not loaded yet.
+struct Unloaded {
+    format: Format,
+    /// Bytes of the file.
+    size: u64,
+}
+
+fn inspect(file: &mut File) -> Result<Unloaded, BootError> {
+    let mut head = Vec::new();
+    let size = file.seek(SeekFrom::End(0)).map_err(BootError::ReadKernel)?;
+    file.seek(SeekFrom::Start(0)).map_err(BootError::ReadKernel)?;
+    Read::by_ref(file).take(image::SIZE).read_to_end(&mut head).map_err(BootError::ReadKernel)?;
+    Ok(Unloaded { format: image::check(&head, size)?, size })
+}
+
+fn load_kernel(memory: &GuestMemoryMmap, file: &mut File, end: Gpa) -> Result<KernelLoaderResult, BootError> {
+    let Unloaded { format, size } = inspect(file)?;
+    let at = GuestAddress(KERNEL.get());
+    if format == Format::Elf {
+        return Elf::load(memory, None, file, Some(at)).map_err(BootError::Load);
+    }
+    BzImage::load(memory, Some(at), file, Some(at)).map_err(|error| match KERNEL.get().saturating_add(size) {
+        // The header is good, so there was no room for the rest.
+        needed if needed > end.get() => BootError::TooLarge { needed, has: end.get() },
+        _ => BootError::Load(error),
+    })
 }
 
 /// One past the last byte that the kernel uses before it knows the memory map.

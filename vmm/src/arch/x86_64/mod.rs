@@ -8,6 +8,7 @@ mod boot_layout;
 mod boot_tables;
 #[cfg(target_arch = "x86_64")]
 pub mod cpuid;
+pub mod image;
 #[cfg(target_arch = "x86_64")]
 pub mod interrupts;
 pub mod layout;

@@ -1,104 +1,134 @@
-//! `egm-vmm check`: whether host functions can be given to a guest, and how they reach each other.
+//! `egm-vmm check`: whether a host can run a machine, whether its functions can be given to a guest, and how they reach each
+//! other.
 
+mod machine;
+mod memory;
 mod model;
+mod names;
+mod peers;
+mod row;
 mod text;
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use egm_address::PciAddress;
 use egm_device::trust::parse_name;
 use egm_report::program::Outcome;
 use egm_report::show::{Screen, print};
-use egm_vfio::dma::Memlock;
 use egm_vfio::host::HostFunction;
 use egm_vfio::topology::is_vfio_driver;
 
+use self::machine::Machine;
+use self::model::{Checked, NotOne};
 use crate::config::{self, DeviceKind, Overrides};
+use crate::error::Report;
 use crate::facts::{self, Facts, Scope};
-use crate::plan::{self, Plan};
+use crate::plan;
 
-/// Shows what stands in the way of assigning host functions, and which of them reach each other
+/// Check that a host can run a machine, or assign its functions to one
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub(super) struct Args {
-    /// A configuration ("-" is standard input), or host functions [default: all GPUs, NICs, NVMe disks and functions bound to VFIO]
+    /// A configuration ("-" is standard input), or host functions [default: all]
     #[arg(value_name = "CONFIG|FUNCTION")]
     what: Vec<String>,
-    /// Trust domain of the machine: machines of one domain share a region that a GPU reaches
+    /// Trust domain of the machine, as for "egm-vmm run"
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     trust_domain: Option<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Read a copy of a host's /proc and /sys in this folder instead
+    /// Read a copy of a host's /proc and /sys in FOLDER
     #[arg(long, value_name = "FOLDER", conflicts_with = "facts")]
     root: Option<PathBuf>,
-    /// What the host offers, as "egm-vmm facts" recorded it
+    /// Read what "egm-vmm facts" recorded of a host
     #[arg(long, value_name = "FILE")]
     facts: Option<PathBuf>,
 }
 
 const EXAMPLE: &str = "\
-Examples: everything that could be passed; two functions; what a machine needs
+Before a machine starts, check all that its configuration needs: kernel, disks,
+taps, sockets, KVM, memory, slices and functions. Files are only read, and
+nothing is locked, connected, made or changed:
+
+  egm-vmm check vm.json
+
+Before a configuration is written, check which host functions can be assigned,
+and how they reach each other: all GPUs, NICs, NVMe disks and functions that are
+bound to VFIO, or these two:
 
   egm-vmm check
   egm-vmm check 0000:41:00.0 0000:42:00.0
+
+With --facts or --root another host is judged, without files and sockets, which
+only that host could show:
+
   egm-vmm check configs/hgx-h200.json --facts configs/facts/hgx-h200.json
 
-As root it also sees the ACS and ATS settings of switches. Exit codes: 0 all of them can be given to a guest now; 3 the
-host lacks something, which the last lines name with its remedy.";
+Root also sees the ACS and ATS settings of switches.
+
+Exit codes: 0 nothing stands in the way; 2 the configuration is wrong, or names
+a file that cannot be used; 3 the host lacks something. The last lines name what
+stands in the way, each with its remedy.";
 
 pub(super) fn run(args: &Args) -> Outcome {
-    let addresses: Vec<PciAddress> = args.what.iter().filter_map(|text| text.parse().ok()).collect();
     let checked = match args.what.as_slice() {
-        [file] if addresses.is_empty() && is_path(file) => {
-            let overrides = Overrides { trust_domain: args.trust_domain.clone(), ..Overrides::default() };
-            let spec = config::load_with(Path::new(file), &overrides)?;
-            let facts = read(args, &Scope::of(&spec))?;
-            let plan = plan::plan(&spec, &facts)?;
-            let function = |kind: &DeviceKind| match kind {
-                DeviceKind::Vfio { function, .. } => Some(*function),
-                _ => None,
-            };
-            let wanted: Vec<PciAddress> =
-                spec.devices.iter().filter_map(|device| function(&device.kind)).collect();
-            judge(args, &facts, &wanted, Some(&plan))
-        }
+        [file] if is_configuration(file) => of_machine(args, Path::new(file))?,
         [] => {
             let facts = read(args, &Scope::All)?;
             let wanted: Vec<PciAddress> =
                 facts.functions.iter().filter(|f| is_interesting(f)).map(|f| f.address).collect();
-            judge(args, &facts, &wanted, None)
+            Checked::of_functions(&facts.functions, &wanted)
         }
         texts => {
             // The first that is no function is an error with the form of one.
             let wanted = texts.iter().map(|text| text.parse()).collect::<Result<Vec<PciAddress>, _>>();
-            let wanted = wanted.map_err(model::NotOne)?;
+            let wanted = wanted.map_err(NotOne)?;
             let facts = read(
                 args,
                 &Scope::Only { functions: wanted.clone(), regions: false, huge_files: false, assigns: true },
             )?;
-            judge(args, &facts, &wanted, None)
+            Checked::of_functions(&facts.functions, &wanted)
         }
     };
-    let usable = checked.problems.is_empty();
     print(if args.json {
         // Every map has string keys, so nothing of it can fail to be JSON.
         serde_json::to_string_pretty(&checked).unwrap_or_default() + "\n"
     } else {
         text::text(&checked, Screen::of_stdout())
     });
-    Ok(if usable { ExitCode::SUCCESS } else { ExitCode::from(3) })
+    Ok(row::exit_code(&checked.rows))
 }
 
-/// Whether a word that is no function is meant as a file.
-fn is_path(word: &str) -> bool {
+/// All that the machine of the configuration `file` needs.
+fn of_machine(args: &Args, file: &Path) -> Result<Checked, Box<dyn Report>> {
+    let overrides = Overrides { trust_domain: args.trust_domain.clone(), ..Overrides::default() };
+    let spec = config::load_with(file, &overrides)?;
+    let facts = read(args, &Scope::of(&spec))?;
+    let planned = plan::plan(&spec, &facts);
+    let is_here = args.facts.is_none() && args.root.is_none();
+    let machine = Machine { spec: &spec, facts: &facts, plan: planned.as_ref(), is_here };
+    let function = |kind: &DeviceKind| match kind {
+        DeviceKind::Vfio { function, .. } => Some(*function),
+        _ => None,
+    };
+    let wanted: Vec<PciAddress> = spec.devices.iter().filter_map(|device| function(&device.kind)).collect();
+    let mut checked = Checked::of_functions(&facts.functions, &wanted);
+    checked.rows.splice(..0, machine.rows());
+    let passthrough = planned.as_ref().ok().and_then(|plan| plan.passthrough.as_ref());
+    checked.pinned = passthrough.map(|passthrough| passthrough.pinned);
+    checked.machine = Some(spec.name.clone());
+    Ok(checked)
+}
+
+/// Whether a word alone names a configuration, and not a function.
+fn is_configuration(word: &str) -> bool {
     let path = Path::new(word);
-    word == "-"
+    let is_path = word == "-"
         || path.exists()
         || path.components().count() > 1
-        || path.extension().is_some_and(|end| end == "json")
+        || path.extension().is_some_and(|end| end == "json");
+    word.parse::<PciAddress>().is_err() && is_path
 }
 
 fn read(args: &Args, scope: &Scope) -> Result<Facts, facts::FactsError> {
@@ -107,13 +137,6 @@ fn read(args: &Args, scope: &Scope) -> Result<Facts, facts::FactsError> {
         (None, Some(root)) => facts::read(root, scope),
         (None, None) => facts::of_host(scope),
     }
-}
-
-/// The memlock limit counts where this process would be the machine.
-fn judge(args: &Args, facts: &Facts, wanted: &[PciAddress], plan: Option<&Plan>) -> model::Checked {
-    let here = args.facts.is_none() && args.root.is_none();
-    let passthrough = plan.and_then(|plan| plan.passthrough.as_ref());
-    model::Checked::new(&facts.functions, wanted, passthrough, here.then(Memlock::of_process))
 }
 
 /// Whether an operator may want to assign it.

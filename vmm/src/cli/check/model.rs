@@ -1,13 +1,13 @@
 //! Findings of `egm-vmm check`: the JSON form, from which the text is made.
 
 use egm_address::{PciAddress, PciAddressError};
-use egm_vfio::dma::Memlock;
 use egm_vfio::host::HostFunction;
-use egm_vfio::topology::{self, Express, Link};
+use egm_vfio::topology::{self, Express, Link, Reason};
 use serde::Serialize;
 
+use super::names;
+use super::row::Row;
 use crate::error::{Blame, Report};
-use crate::plan::PassthroughPlan;
 
 /// An argument that is neither a function nor, alone, a file.
 #[derive(Debug, thiserror::Error)]
@@ -25,23 +25,29 @@ impl Report for NotOne {
 }
 
 /// All findings.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct Checked {
+    /// Name of the machine, if a configuration is checked.
+    pub(super) machine: Option<String>,
+    /// The items that a machine needs, then the functions.
+    pub(super) rows: Vec<Row>,
+    /// Host functions that exist, by address.
     pub(super) functions: Vec<Function>,
     /// Each ordered pair of different functions.
     pub(super) peers: Vec<Peer>,
     pub(super) advice: Vec<String>,
     /// Bytes that the machine of a configuration pins.
     pub(super) pinned: Option<u64>,
-    /// Bytes that this process may pin; `None` without a limit, or of another host.
-    pub(super) memlock: Option<u64>,
-    pub(super) problems: Vec<Problem>,
 }
 
 /// One host function.
 #[derive(Debug, Serialize)]
 pub(super) struct Function {
+    /// Short name: `GPU0`.
+    pub(super) name: String,
     pub(super) address: PciAddress,
+    /// Vendor's name, if it is a usual one.
+    pub(super) vendor: Option<&'static str>,
     /// `10de:2335`.
     pub(super) ids: String,
     pub(super) class: &'static str,
@@ -69,52 +75,68 @@ pub(super) struct Peer {
     /// `D`, `R`, `C` or `-`.
     pub(super) route: char,
     pub(super) reasons: Vec<String>,
-}
-
-/// Something that the host lacks.
-#[derive(Debug, Serialize)]
-pub(super) struct Problem {
-    pub(super) problem: String,
-    pub(super) help: String,
+    /// The same, for the text.
+    #[serde(skip)]
+    pub(super) causes: Vec<Reason>,
 }
 
 impl Checked {
-    pub(super) fn new(
-        functions: &[HostFunction],
-        wanted: &[PciAddress],
-        passthrough: Option<&PassthroughPlan>,
-        memlock: Option<Memlock>,
-    ) -> Self {
+    /// The functions at `wanted` among all `functions` of a host.
+    pub(super) fn of_functions(functions: &[HostFunction], wanted: &[PciAddress]) -> Self {
+        let mut wanted = wanted.to_vec();
+        wanted.sort_unstable();
+        wanted.dedup();
         let passed: Vec<&HostFunction> =
             wanted.iter().filter_map(|address| topology::find(functions, *address)).collect();
+        let names = names::names(&passed);
+        let described = passed.iter().zip(&names);
+        let described: Vec<Function> =
+            described.map(|(function, name)| Function::new(functions, function, name)).collect();
         let pairs = passed.iter().flat_map(|from| passed.iter().map(move |to| (*from, *to)));
         let pairs = pairs.filter(|(from, to)| from.address != to.address);
-        let mut problems: Vec<Problem> = wanted
-            .iter()
-            .filter_map(|address| topology::usable(functions, *address).err())
-            .map(|error| Problem { problem: error.to_string(), help: error.help() })
-            .collect();
-        let pinned = passthrough.map(|plan| plan.pinned);
-        let too_small = pinned.zip(memlock).and_then(|(pinned, memlock)| memlock.check(pinned).err());
-        problems.extend(
-            too_small.map(|error| Problem {
-                problem: error.to_string(),
-                help: error.remedy().unwrap_or_default(),
-            }),
-        );
         Self {
-            functions: passed.iter().map(|function| Function::new(functions, function)).collect(),
+            rows: wanted.iter().map(|address| judge(functions, *address, &described)).collect(),
             peers: pairs.map(|(from, to)| Peer::new(functions, from, to)).collect(),
             advice: topology::advice(functions, &passed).iter().map(ToString::to_string).collect(),
-            pinned,
-            memlock: memlock.and_then(|memlock| memlock.limit),
-            problems,
+            functions: described,
+            ..Self::default()
         }
+    }
+
+    /// The short name of the function at `address`; its address where it has none.
+    pub(super) fn name(&self, address: PciAddress) -> String {
+        name(&self.functions, address)
+    }
+
+    /// The rows of the machine.
+    pub(super) fn items(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(|row| row.function.is_none())
+    }
+
+    /// The rows of host functions.
+    pub(super) fn judged(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(|row| row.function.is_some())
     }
 }
 
+fn name(functions: &[Function], address: PciAddress) -> String {
+    let position = functions.binary_search_by_key(&address, |function| function.address);
+    let known = position.ok().and_then(|position| functions.get(position));
+    known.map_or_else(|| address.to_string(), |function| function.name.clone())
+}
+
+/// Whether the function at `address` can be assigned to a guest now.
+fn judge(all: &[HostFunction], address: PciAddress, described: &[Function]) -> Row {
+    let subject = name(described, address);
+    let row = match topology::usable(all, address) {
+        Ok(()) => Row::ok(subject, format!("{address} can be assigned")),
+        Err(error) => Row::lacking(subject, error.to_string(), Some(error.help())),
+    };
+    row.of_function(address)
+}
+
 impl Function {
-    fn new(all: &[HostFunction], function: &HostFunction) -> Self {
+    fn new(all: &[HostFunction], function: &HostFunction, name: &str) -> Self {
         let others = topology::members(all, function).filter(|other| !topology::is_bridge(other));
         let other = |other: &HostFunction| {
             format!("{} {}", other.address, other.driver.as_deref().unwrap_or("no driver"))
@@ -124,7 +146,9 @@ impl Function {
             Some(format!("{} {}", bridge.address, acs?))
         };
         Self {
+            name: name.to_owned(),
             address: function.address,
+            vendor: names::vendor(function.vendor),
             ids: format!("{:04x}:{:04x}", function.vendor, function.device),
             class: topology::class_name(function.class),
             driver: function.driver.clone(),
@@ -149,6 +173,15 @@ impl Peer {
             relation: found.relation.to_string(),
             route: found.route.letter(),
             reasons: found.reasons.iter().map(ToString::to_string).collect(),
+            causes: found.reasons,
+        }
+    }
+
+    /// Relation and route; the root complex is the only route between root ports, and not named.
+    pub(super) fn way(&self) -> String {
+        match self.route {
+            'C' => self.relation.clone(),
+            route => format!("{} {route}", self.relation),
         }
     }
 }

@@ -1,144 +1,212 @@
 //! The findings for a terminal.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use egm_address::{PciAddress, Printable};
-use egm_report::show::{Screen, Side, Style, Table, size};
+use egm_address::Printable;
+use egm_report::show::{Screen, Side, Style, Table, size, wrap};
 
 use super::model::{Checked, Function};
+use super::peers;
+use super::row::{Row, State};
 
 use Side::{Left, Right};
 
-/// The findings in tables, what is wrong last.
-pub(super) fn text(checked: &Checked, colour: Screen) -> String {
+/// The findings in tables, the verdict last.
+pub(super) fn text(checked: &Checked, screen: Screen) -> String {
     let mut out = String::new();
-    let heading = |out: &mut String, title: &str| {
-        if !out.is_empty() {
-            out.push('\n');
-        }
-        let _ = writeln!(out, "{}", colour.paint(Style::Strong, title));
-    };
-    heading(&mut out, "Host functions");
-    functions(checked).write(&mut out, colour);
-    let shared: Vec<&Function> = checked.functions.iter().filter(|f| !f.others.is_empty()).collect();
-    if !shared.is_empty() {
-        heading(&mut out, "Also in their IOMMU groups");
-        for function in shared {
-            let others = function.others.join(", ");
-            let _ = writeln!(out, "  {} with {}", function.address, Printable(&others));
-        }
+    if checked.machine.is_some() {
+        heading(&mut out, screen, "Preflight");
+        items(checked).write(&mut out, screen);
+    }
+    if !checked.functions.is_empty() {
+        heading(&mut out, screen, "Host functions");
+        functions(checked).write(&mut out, screen);
+        out.push('\n');
+        resources(checked).write(&mut out, screen);
+    }
+    if checked.functions.iter().any(|function| !function.others.is_empty()) {
+        heading(&mut out, screen, "Also in their IOMMU groups");
+        groups(checked).write(&mut out, screen);
     }
     if !checked.peers.is_empty() {
-        heading(&mut out, "Peer to peer, row writes to column");
-        matrix(checked, colour, &mut out);
-        for line in LEGEND {
-            let _ = writeln!(out, "  {}", colour.paint(Style::Faint, line));
-        }
-        heading(&mut out, "Why");
-        reasons(checked, &mut out);
+        heading(&mut out, screen, "Peer to peer, row writes to column");
+        peers::matrix(checked, screen, &mut out);
+        heading(&mut out, screen, "Why");
+        peers::reasons(checked).write(&mut out, screen);
     }
     if checked.functions.iter().any(|function| !function.acs.is_empty() || function.ats == Some(true)) {
-        heading(&mut out, "Access control (ACS) above them, and address translation (ATS)");
-        access(checked).write(&mut out, colour);
+        heading(&mut out, screen, "Access control (ACS) above them, and address translation (ATS)");
+        access(checked).write(&mut out, screen);
     }
     if !checked.advice.is_empty() {
-        heading(&mut out, "Advice");
-        checked.advice.iter().for_each(|line| out.push_str(&format!("  {}\n", Printable(line))));
+        heading(&mut out, screen, "Advice");
+        advice(checked).write(&mut out, screen);
     }
-    if let Some(pinned) = checked.pinned {
-        heading(&mut out, "Memory");
-        let limit = checked.memlock.map(|limit| format!("; this user may lock {}", size(limit)));
-        let _ = writeln!(out, "  the machine pins {}{}", size(pinned), limit.unwrap_or_default());
-    }
-    heading(&mut out, "Verdict");
-    verdict(checked, colour, &mut out);
+    heading(&mut out, screen, "Verdict");
+    verdict(checked, screen, &mut out);
     out
 }
 
-const LEGEND: [&str; 2] = [
-    "PIX one switch, PXB several, PHB a host bridge, NODE two of one NUMA node, SYS between nodes",
-    "D stays in the switch, R by the root port that both are behind, C through the root complex, - does not arrive",
-];
+fn heading(out: &mut String, screen: Screen, title: &str) {
+    if !out.is_empty() {
+        out.push('\n');
+    }
+    let _ = writeln!(out, "{}", screen.paint(Style::Strong, title)); // a String takes everything
+}
+
+/// The items of a machine. The remedies for those that stand in the way are part of the verdict.
+fn items(checked: &Checked) -> Table<'static> {
+    let mut table = Table::new(&[Left, Left, Left], &["item", "state", "found"]);
+    for row in checked.items() {
+        let style = match row.state {
+            State::Ok => None,
+            State::Note => Some(Style::Yellow),
+            State::Cannot => Some(Style::Red),
+            State::NotJudged => Some(Style::Faint),
+        };
+        let found = match (row.state, &row.help) {
+            (State::Note, Some(help)) => format!("{}; help: {help}", row.found),
+            _ => row.found.clone(),
+        };
+        table.row(style, vec![row.subject.clone(), row.state.word().to_owned(), found]);
+    }
+    table
+}
+
+fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_owned())
+}
 
 fn functions(checked: &Checked) -> Table<'static> {
-    let heads = ["function", "ids", "class", "driver", "group", "node", "link", "resets", "BARs"];
-    let mut table = Table::new(&[Left, Left, Left, Left, Right, Right, Left, Left, Left], &heads);
-    let number = |number: Option<u32>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
-    let list = |parts: Vec<String>| if parts.is_empty() { "-".to_owned() } else { parts.join(" ") };
+    let heads = ["name", "function", "ids", "class", "group", "node", "state"];
+    let mut table = Table::new(&[Left, Left, Left, Left, Right, Right, Left], &heads);
     for function in &checked.functions {
+        let usable =
+            checked.judged().any(|row| row.function == Some(function.address) && row.state == State::Ok);
+        let vendor = function.vendor.map_or_else(String::new, |vendor| format!("{vendor} "));
         let row = vec![
+            function.name.clone(),
             function.address.to_string(),
-            function.ids.clone(),
-            function.class.to_owned(),
-            function.driver.clone().unwrap_or_else(|| "-".to_owned()),
-            number(function.group),
-            number(function.node),
-            function.link.clone().unwrap_or_else(|| "-".to_owned()),
-            list(function.resets.clone()),
-            list(function.bars.iter().map(|bytes| size(*bytes).replace(' ', "")).collect()),
+            format!("{vendor}{}", function.ids),
+            function.class.trim_end_matches(" controller").to_owned(),
+            or_dash(function.group.map(|group| group.to_string())),
+            or_dash(function.node.map(|node| node.to_string())),
+            if usable { "ready" } else { "not ready" }.to_owned(),
+        ];
+        table.row((!usable).then_some(Style::Red), row);
+    }
+    table
+}
+
+fn resources(checked: &Checked) -> Table<'static> {
+    let mut table = Table::new(&[Left; 5], &["name", "driver", "link", "resets", "BARs"]);
+    for function in &checked.functions {
+        let bars: Vec<String> = function.bars.iter().map(|bytes| size(*bytes).replace(' ', "")).collect();
+        let list = |parts: &[String]| or_dash(Some(parts.join(" ")).filter(|text| !text.is_empty()));
+        let row = vec![
+            function.name.clone(),
+            or_dash(function.driver.clone()),
+            or_dash(function.link.clone()),
+            list(&function.resets),
+            list(&bars),
         ];
         table.row(None, row);
     }
     table
 }
 
-fn matrix(checked: &Checked, colour: Screen, out: &mut String) {
-    let numbers: Vec<String> = (0..checked.functions.len()).map(|number| number.to_string()).collect();
-    let heads: Vec<&str> = std::iter::once("from \\ to").chain(numbers.iter().map(String::as_str)).collect();
-    let sides = vec![Left; heads.len()];
-    let mut table = Table::new(&sides, &heads);
-    for (number, from) in numbers.iter().zip(&checked.functions) {
-        let cell = |to: &Function| {
-            let pair = checked.peers.iter().find(|peer| (peer.from, peer.to) == (from.address, to.address));
-            pair.map_or_else(|| "X".to_owned(), |peer| format!("{} {}", peer.relation, peer.route))
-        };
-        let name = format!("{number} {}", from.address);
-        table.row(None, std::iter::once(name).chain(checked.functions.iter().map(cell)).collect());
-    }
-    table.write(out, colour);
-}
-
-/// Each reason once, with an example and how many pairs it holds for.
-fn reasons(checked: &Checked, out: &mut String) {
-    let mut seen: BTreeMap<&str, (PciAddress, PciAddress, usize)> = BTreeMap::new();
-    for peer in &checked.peers {
-        for reason in &peer.reasons {
-            let entry = seen.entry(reason).or_insert((peer.from, peer.to, 0));
-            entry.2 = entry.2.saturating_add(1);
-        }
-    }
-    for (reason, (from, to, count)) in seen {
-        let more = if count > 1 { format!(" and {} more", count.saturating_sub(1)) } else { String::new() };
-        let _ = writeln!(out, "  {from} to {to}{more}: {}", Printable(reason));
-    }
-}
-
-fn access(checked: &Checked) -> Table<'static> {
-    let mut table = Table::new(&[Left, Left, Left], &["function", "ATS", "ACS on"]);
-    for function in &checked.functions {
-        let ats = match function.ats {
-            Some(true) => "yes",
-            Some(false) => "no",
-            None => "unknown",
-        };
-        let acs = if function.acs.is_empty() { "-".to_owned() } else { function.acs.join("; ") };
-        table.row(None, vec![function.address.to_string(), ats.to_owned(), acs]);
+fn groups(checked: &Checked) -> Table<'static> {
+    let mut table = Table::new(&[Left, Left], &["name", "others"]);
+    for function in checked.functions.iter().filter(|function| !function.others.is_empty()) {
+        table.row(None, vec![function.name.clone(), function.others.join(", ")]);
     }
     table
 }
 
-fn verdict(checked: &Checked, colour: Screen, out: &mut String) {
-    for problem in &checked.problems {
-        let _ = writeln!(out, "  {} {}", colour.paint(Style::Yellow, "lacks"), Printable(&problem.problem));
-        let _ = writeln!(out, "        help: {}", Printable(&problem.help));
+/// Bridges in one row of the table of access control.
+const BRIDGES: usize = 2;
+
+fn access(checked: &Checked) -> Table<'static> {
+    let mut table = Table::new(&[Left, Left, Left], &["name", "ATS", "ACS on"]);
+    for function in &checked.functions {
+        let mut rows = function.acs.chunks(BRIDGES).map(|bridges| bridges.join("; "));
+        table.row(None, vec![function.name.clone(), ats(function).to_owned(), or_dash(rows.next())]);
+        for row in rows {
+            table.row(None, vec![String::new(), String::new(), row]);
+        }
     }
-    if checked.problems.is_empty() {
-        let what = if checked.functions.is_empty() {
-            "no function to judge"
-        } else {
-            "all of them can be given to a guest"
+    table
+}
+
+const fn ats(function: &Function) -> &'static str {
+    match function.ats {
+        Some(true) => "yes",
+        Some(false) => "no",
+        None => "unknown",
+    }
+}
+
+fn advice(checked: &Checked) -> Table<'static> {
+    let mut table = Table::new(&[Left], &["settings with which devices reach each other by a shorter way"]);
+    for line in &checked.advice {
+        table.row(None, vec![line.clone()]);
+    }
+    table
+}
+
+/// The result with its counts, then what stands in the way.
+fn verdict(checked: &Checked, screen: Screen, out: &mut String) {
+    let cannot: Vec<&Row> = checked.rows.iter().filter(|row| row.state == State::Cannot).collect();
+    let style = if cannot.is_empty() { Style::Green } else { Style::Red };
+    for line in summary(checked) {
+        let _ = writeln!(out, "  {}", screen.paint(style, &line));
+    }
+    for row in cannot {
+        let label = screen.paint(Style::Red, State::Cannot.word());
+        labelled(&format!("{}: {}", row.subject, row.found), &label, screen, out);
+        for line in row.help.iter().flat_map(|help| help.lines()) {
+            labelled(&format!("help: {line}"), BESIDE, screen, out);
+        }
+    }
+}
+
+/// As wide as the label "cannot".
+const BESIDE: &str = "      ";
+
+/// Adds `text` after `label`, broken between words where the screen has too few columns.
+fn labelled(text: &str, label: &str, screen: Screen, out: &mut String) {
+    let room = screen.columns().map_or(usize::MAX, |columns| columns.saturating_sub(BESIDE.len() + 3));
+    for (number, line) in wrap(text, room).into_iter().enumerate() {
+        let label = if number == 0 { label } else { BESIDE };
+        let _ = writeln!(out, "  {label} {}", Printable(line));
+    }
+}
+
+/// `machine demo is ready: 7 ok, 1 note`, and `16 functions: 14 ready, 2 not`.
+fn summary(checked: &Checked) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(name) = &checked.machine {
+        let is_any = |state| checked.rows.iter().any(|row| row.state == state);
+        let result = match (is_any(State::Cannot), is_any(State::NotJudged)) {
+            (true, _) => "cannot start",
+            (false, true) => "is ready as far as judged",
+            (false, false) => "is ready",
         };
-        let _ = writeln!(out, "  {} {what}", colour.paint(Style::Green, "ok"));
+        let mut counts = Vec::new();
+        for state in State::ALL {
+            let count = checked.items().filter(|row| row.state == state).count();
+            counts.extend((count > 0).then(|| format!("{count} {}", state.word())));
+        }
+        lines.push(format!("machine {name} {result}: {}", counts.join(", ")));
     }
+    let all = checked.judged().count();
+    let ready = checked.judged().filter(|row| row.state == State::Ok).count();
+    let functions = if all == 1 { "1 function".to_owned() } else { format!("{all} functions") };
+    match all.saturating_sub(ready) {
+        0 if all == 0 && checked.machine.is_none() => lines.push("no functions to judge".to_owned()),
+        0 if all == 0 => {}
+        0 => lines.push(format!("{functions}: {ready} ready")),
+        not => lines.push(format!("{functions}: {ready} ready, {not} not")),
+    }
+    lines
 }

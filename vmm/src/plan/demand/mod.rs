@@ -9,7 +9,7 @@
 //! | `backings` | memory of the host behind the guest's; `pages`: its pages, and why not larger ones |
 
 pub(super) mod backings;
-mod cpus;
+pub(super) mod cpus;
 mod data_direct;
 pub(super) mod devices;
 mod near;

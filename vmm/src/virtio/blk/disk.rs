@@ -6,13 +6,16 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::sync::Arc;
 
 use egm_report::show;
+use libc::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC};
+use rustix::fs::{FsWord, fstatfs};
 
 use crate::error::{Blame, Report};
 
 /// Bytes of a sector, the unit of the protocol whatever the disk's own (virtio 1.3 §5.2.5.2).
 pub const SECTOR: u64 = 512;
-/// First bytes of an image in QEMU's own format (qcow2 and its predecessors).
-const QCOW: [u8; 4] = *b"QFI\xfb";
+/// File systems whose reads wait for no other machine and no other process, unlike those of NFS and FUSE.
+const LOCAL_FILE_SYSTEMS: [FsWord; 5] =
+    [BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC];
 
 /// Why a file cannot be a disk. The caller that opened it adds its path.
 #[derive(Debug, thiserror::Error)]
@@ -26,9 +29,12 @@ pub enum DiskError {
         /// Its size.
         bytes: u64,
     },
-    /// An image that holds a disk in another format. A guest would see the format, and overwrite it.
-    #[error("the file is a qcow2 image, and a disk is raw")]
-    Qcow,
+    /// An image of another format.
+    #[error("a disk is a raw image, and the file begins as a {format} image does")]
+    Format {
+        /// The format.
+        format: &'static str,
+    },
     /// The size is unknown.
     #[error("cannot find the size of the disk")]
     Size(#[source] io::Error),
@@ -37,7 +43,7 @@ pub enum DiskError {
 impl Report for DiskError {
     fn blame(&self) -> Blame {
         match self {
-            Self::Kind | Self::TooSmall { .. } | Self::Qcow => Blame::Configuration,
+            Self::Kind | Self::TooSmall { .. } | Self::Format { .. } => Blame::Configuration,
             Self::Size(_) => Blame::Host,
         }
     }
@@ -46,7 +52,9 @@ impl Report for DiskError {
         match self {
             Self::TooSmall { .. } => Some("make it larger, for instance: truncate -s 1G FILE".into()),
             Self::Kind => Some("set \"path\" to a raw disk image or a block device".into()),
-            Self::Qcow => Some("convert it: qemu-img convert -O raw IMAGE disk.raw".into()),
+            Self::Format { .. } => {
+                Some("convert it, and set \"path\" to the result: qemu-img convert -O raw FILE DISK".into())
+            }
             Self::Size(_) => None,
         }
     }
@@ -62,7 +70,8 @@ pub struct Disk {
 
 impl Disk {
     /// Takes over `file`, opened for reading, and for writing unless `read_only`. Bytes after the last whole sector
-    /// are not part of the disk.
+    /// are not part of the disk. Its format is read on local file systems only: elsewhere a read that hangs would hold up
+    /// the launch.
     ///
     /// # Errors
     /// [`DiskError`] when the file is not a disk.
@@ -71,13 +80,16 @@ impl Disk {
             return Err(DiskError::Kind);
         }
         let bytes = file.seek(SeekFrom::End(0)).map_err(DiskError::Size)?; // a block device's metadata has no size
-        let mut start = [0; QCOW.len()];
-        match bytes / SECTOR {
-            0 => Err(DiskError::TooSmall { bytes }),
-            // A disk that cannot be read at all is the guest's to report.
-            _ if file.read_exact_at(&mut start, 0).is_ok() && start == QCOW => Err(DiskError::Qcow),
-            sectors => Ok(Self { file: Arc::new(file), sectors, read_only }),
+        let sectors = bytes / SECTOR;
+        if sectors == 0 {
+            return Err(DiskError::TooSmall { bytes });
         }
+        let mut head = [0; FORMAT_HEAD];
+        // A disk that cannot be read at all is the guest's to report.
+        if is_local(&file) && file.read_exact_at(&mut head, 0).is_ok() {
+            check_format(&head)?;
+        }
+        Ok(Self { file: Arc::new(file), sectors, read_only })
     }
 
     /// Whether a file of this type has sectors.
@@ -98,6 +110,28 @@ impl Disk {
     /// Whether writes are refused.
     pub fn read_only(&self) -> bool {
         self.read_only
+    }
+}
+
+/// Whether a read of `file` waits for no other machine or process.
+fn is_local(file: &File) -> bool {
+    fstatfs(file).is_ok_and(|system| LOCAL_FILE_SYSTEMS.contains(&system.f_type))
+}
+
+/// Bytes from the start of a file by which [`check_format`] knows its format.
+pub(crate) const FORMAT_HEAD: usize = 8;
+
+/// Refuses a file that begins with `head`, as images of other formats than raw do: a guest would see that format's tables,
+/// and overwrite them.
+///
+/// # Errors
+/// [`DiskError::Format`].
+pub(crate) fn check_format(head: &[u8]) -> Result<(), DiskError> {
+    match head {
+        [b'Q', b'F', b'I', 0xfb, ..] => Err(DiskError::Format { format: "qcow2" }),
+        [b'K', b'D', b'M', b'V', ..] => Err(DiskError::Format { format: "VMDK" }),
+        _ if head.starts_with(b"vhdxfile") => Err(DiskError::Format { format: "VHDX" }),
+        _ => Ok(()),
     }
 }
 
@@ -152,15 +186,17 @@ mod tests {
     }
 
     #[test]
-    fn an_image_of_qemus_own_format_is_refused_with_the_command_that_converts_it() {
-        let image = file(1 << 20);
-        image.write_all_at(b"QFI\xfb\0\0\0\x03", 0).unwrap();
-        let error = Disk::new(image, false).unwrap_err();
-        assert!(matches!(error, DiskError::Qcow));
-        assert!(error.help().is_some_and(|help| help.contains("qemu-img convert -O raw")));
-        let raw = file(1 << 20);
-        raw.write_all_at(b"QFI\xfa", 0).unwrap();
-        assert!(Disk::new(raw, false).is_ok());
+    fn an_image_of_another_format_is_refused() {
+        for (head, expected) in
+            [(&b"QFI\xfb\0\0\0\x03"[..], "qcow2"), (b"KDMV", "VMDK"), (b"vhdxfile", "VHDX")]
+        {
+            let error = check_format(head).unwrap_err();
+            assert!(matches!(error, DiskError::Format { format } if format == expected), "{error}");
+            assert_eq!(error.blame(), Blame::Configuration);
+        }
+        for head in [&b""[..], b"QFI", &[0; FORMAT_HEAD]] {
+            check_format(head).unwrap();
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 
+use rustix::fs::Access;
 use rustix::net::AddressFamily;
 use rustix::net::SocketType;
 use vmm_sys_util::ioctl::ioctl_with_mut_ref;
@@ -133,14 +134,8 @@ impl Report for TapError {
 /// # Errors
 /// [`TapError`] names the fault of the tap and how to make a right one.
 pub fn open(name: &str, queue_pairs: u16) -> Result<Vec<File>, TapError> {
-    let owned = || name.to_owned();
-    if name.is_empty() || name.len() > MAX_NAME || name.contains(['\0', '/']) {
-        return Err(TapError::Name { name: owned() });
-    }
     // With CAP_NET_ADMIN, TUNSETIFF makes what does not exist: a misspelt name would become an interface.
-    if !exists(name) {
-        return Err(TapError::Missing { name: owned(), queue_pairs });
-    }
+    find(name, queue_pairs)?;
     if queue_pairs > 1 {
         return (0..queue_pairs).map(|_| queue(name, true)).collect::<Result<_, _>>().map_err(|error| {
             match error {
@@ -157,6 +152,60 @@ pub fn open(name: &str, queue_pairs: u16) -> Result<Vec<File>, TapError> {
         other => other,
     };
     file.map(|file| vec![file])
+}
+
+/// Refuses a name that no interface can have, or has.
+fn find(name: &str, queue_pairs: u16) -> Result<(), TapError> {
+    let name = name.to_owned();
+    if name.is_empty() || name.len() > MAX_NAME || name.contains(['\0', '/']) {
+        return Err(TapError::Name { name });
+    }
+    if exists(&name) { Ok(()) } else { Err(TapError::Missing { name, queue_pairs }) }
+}
+
+/// Checks that [`open`] would open the tap `name`, as far as the kernel's files show it; attaches to nothing.
+///
+/// # Errors
+/// [`TapError`], as [`open`].
+pub(crate) fn inspect(name: &str, queue_pairs: u16) -> Result<(), TapError> {
+    find(name, queue_pairs)?;
+    rustix::fs::access(TUN, Access::READ_OK | Access::WRITE_OK)
+        .map_err(|error| TapError::Device { name: name.to_owned(), source: error.into() })?;
+    let read =
+        |file: &str| std::fs::read_to_string(format!("/sys/class/net/{name}/{file}")).unwrap_or_default();
+    let tap = Attributes { flags: read("tun_flags"), owner: read("owner"), carrier: read("carrier") };
+    tap.check(name, queue_pairs, rustix::process::geteuid().as_raw())
+}
+
+/// Files of a tap in sysfs; empty where it has none.
+struct Attributes {
+    /// `IFF_*` in hexadecimal; other interfaces have no such file.
+    flags: String,
+    /// User id, or -1.
+    owner: String,
+    /// 1 while a process has it open.
+    carrier: String,
+}
+
+impl Attributes {
+    fn check(&self, name: &str, queue_pairs: u16, uid: u32) -> Result<(), TapError> {
+        let name = name.to_owned();
+        let flags = self.flags.trim().trim_start_matches("0x");
+        let flags = libc::c_int::from_str_radix(flags, 16).unwrap_or(0);
+        let is_multi_queue = flags & libc::IFF_MULTI_QUEUE != 0;
+        let other_owner = self.owner.trim().parse().is_ok_and(|owner: u32| owner != uid);
+        if flags & libc::IFF_TAP == 0 {
+            Err(TapError::NotTap { name })
+        } else if queue_pairs > 1 && !is_multi_queue {
+            Err(TapError::SingleQueue { name, queue_pairs })
+        } else if other_owner && uid != 0 {
+            Err(TapError::Owner { name })
+        } else if !is_multi_queue && self.carrier.trim() == "1" {
+            Err(TapError::Busy { name })
+        } else {
+            Ok(())
+        }
+    }
 }
 
 fn exists(name: &str) -> bool {
@@ -267,6 +316,25 @@ mod tests {
         assert!(text.contains("help: ip tuntap add egm-no-such0 mode tap user "), "{text}");
         assert!(text.contains(" multi_queue "), "{text}");
         assert!(!exists("egm-no-such0"));
+    }
+
+    #[test]
+    fn a_tap_is_judged_by_its_files_without_attaching_to_it() {
+        let judged = |flags: &str, owner: &str, carrier: &str, queue_pairs| {
+            let tap = Attributes { flags: flags.into(), owner: owner.into(), carrier: carrier.into() };
+            tap.check("t0", queue_pairs, 1000)
+        };
+        let (single, multi) = ("0x5802\n", "0x5902\n");
+        judged(single, "-1\n", "0\n", 1).unwrap();
+        judged(single, "1000\n", "", 1).unwrap();
+        judged(multi, "1000\n", "1\n", 4).unwrap();
+        assert!(matches!(judged("", "", "1\n", 1), Err(TapError::NotTap { .. })));
+        assert!(matches!(judged("0x5801\n", "-1\n", "0\n", 1), Err(TapError::NotTap { .. })));
+        assert!(matches!(judged(single, "-1\n", "0\n", 2), Err(TapError::SingleQueue { .. })));
+        assert!(matches!(judged(single, "0\n", "0\n", 1), Err(TapError::Owner { .. })));
+        assert!(matches!(judged(single, "1000\n", "1\n", 1), Err(TapError::Busy { .. })));
+        assert!(matches!(inspect("sixteen-bytes-xx", 1), Err(TapError::Name { .. })));
+        assert!(matches!(inspect("egm-no-such0", 1), Err(TapError::Missing { .. })));
     }
 
     #[test]

@@ -69,6 +69,15 @@ impl Report for SocketError {
     }
 }
 
+/// Refuses a path that leaves no room for `_<port>`.
+///
+/// # Errors
+/// [`SocketError::TooLong`].
+pub(crate) fn check_length(path: &Path) -> Result<(), SocketError> {
+    let fits = path.as_os_str().len() <= MAX_PATH - SUFFIX;
+    if fits { Ok(()) } else { Err(SocketError::TooLong { path: path.to_owned() }) }
+}
+
 /// The sockets of one device.
 pub struct HostSockets(Listener);
 
@@ -79,9 +88,7 @@ impl HostSockets {
     /// [`SocketError`].
     pub fn bind(path: &Path) -> Result<Self, SocketError> {
         let path_buf = || path.to_owned();
-        if path.as_os_str().len() > MAX_PATH - SUFFIX {
-            return Err(SocketError::TooLong { path: path_buf() });
-        }
+        check_length(path)?;
         Listener::bind(path).map(Self).map_err(|source| match source.kind() {
             io::ErrorKind::AddrInUse => SocketError::InUse { path: path_buf() },
             _ => SocketError::Bind { path: path_buf(), source },

@@ -35,6 +35,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 pub use self::host::HostSockets;
 pub use self::host::SocketError;
+pub(crate) use self::host::check_length;
 use self::muxer::Muxer;
 use super::ActivateError;
 use super::Activation;
