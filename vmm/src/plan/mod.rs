@@ -24,6 +24,8 @@
 //!         │   served    vfio-user servers: what is known of them, memory shared with them
 //!         │   cliques   which GPUs the guest's driver sees as peers
 //!         │   nodes     NUMA nodes, distances
+//!         │   host_memory   whether the host has the memory, and free
+//!         │   unbound   memory of any host node, in a machine with functions of known ones
 //!         └─► host      does the host have what was planned
 //! ```
 
@@ -37,6 +39,7 @@ mod error;
 mod fixed;
 mod functions;
 mod host;
+mod host_memory;
 mod intx;
 mod memory;
 mod nccl;
@@ -60,6 +63,7 @@ pub(crate) mod tests;
 mod tree;
 mod trust;
 mod types;
+mod unbound;
 mod units;
 mod wanted;
 
@@ -99,7 +103,8 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     let alone = data_direct::decide(facts, &mut wanted)?;
     let mut space = space::Space::new(spec, facts, layout)?;
     let (mut backings, memory, coarse) = memory::plan(spec, &sources, &mut space)?;
-    host::check_backings(&backings, facts)?;
+    host::check_nodes(&backings, facts)?;
+    let not_free = host_memory::check(&backings, facts)?;
     let small = pages::decide(spec, facts, &mut backings);
     served::check_memory(spec, facts, &backings)?;
     let (mut nodes, mut distances) = (nodes::plan(spec, &memory), nodes::distances(spec));
@@ -114,6 +119,8 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     let own = layout.lines.iter().map(|&(owner, gsi)| LinePlan { gsi, owner: owner.to_owned() });
     let lines = own.chain(intx::lines(&pci, layout.intx)).collect();
     let lost = sources.into_iter().filter_map(|source| source.lost);
+    let many = nodes::too_many(spec.arch, &nodes);
+    let unbound = unbound::note(facts, &wanted, &backings);
     Ok(Plan {
         version: PLAN_VERSION,
         name: spec.name.clone(),
@@ -138,6 +145,9 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
             .chain(alone)
             .chain(decided.notes)
             .chain(served::notes(spec, facts))
+            .chain(many)
+            .chain(not_free)
+            .chain(unbound)
             .collect(),
         lines,
         ports: layout

@@ -15,6 +15,7 @@ mod arm;
 mod data_direct;
 mod functions;
 mod limits;
+mod notes;
 mod page;
 mod pages;
 mod passed;
