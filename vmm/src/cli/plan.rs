@@ -1,5 +1,6 @@
 //! `egm-vmm plan`: every address of a machine, before and without starting it.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -9,7 +10,7 @@ use egm_report::show::print;
 
 use crate::config::{self, Overrides};
 use crate::facts::{self, Scope};
-use crate::plan::{self, Colour};
+use crate::plan::{self, Colour, View};
 
 /// Shows where everything of a virtual machine will be: memory map, PCI tree, NUMA nodes
 #[derive(Debug, clap::Args)]
@@ -30,6 +31,9 @@ pub(super) struct Args {
     /// Print a page for a browser
     #[arg(long)]
     html: bool,
+    /// Print a row for each NUMA node; the default is one row for equal nodes
+    #[arg(long, conflicts_with_all = ["json", "nccl"])]
+    wide: bool,
     /// Print NCCL's topology file for the guest, which NCCL_TOPO_FILE names there
     #[arg(long, conflicts_with_all = ["json", "html"])]
     nccl: bool,
@@ -54,14 +58,21 @@ pub(super) fn run(args: &Args) -> Outcome {
     };
     let facts = facts?;
     let plan = plan::plan(&spec, &facts)?;
+    let view = View { facts: &facts, colour: Colour::of_stdout(), columns: columns(), wide: args.wide };
     print(if args.json {
         plan::json(&plan)
     } else if args.html {
-        plan::html(&plan)
+        plan::html(&plan, &view)
     } else if args.nccl {
         plan::nccl(&plan, &facts)
     } else {
-        plan::text(&plan, Colour::of_stdout())
+        plan::text(&plan, &view)
     });
     Ok(ExitCode::SUCCESS)
+}
+
+/// Columns of the terminal, if standard output is one.
+fn columns() -> Option<usize> {
+    let exported = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    std::io::stdout().is_terminal().then(|| exported.unwrap_or(View::COLUMNS))
 }

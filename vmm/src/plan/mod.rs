@@ -79,7 +79,7 @@ pub use passed_rule::{PassedRule, PlaceRule};
 pub use pci::VIRTIO_BAR_SIZE;
 pub use plug::plug;
 pub(crate) use regions::lost;
-pub use render::{Colour, html, json, text};
+pub use render::{Colour, View, html, json, text};
 pub use types::*;
 pub(crate) use units::huge_alignment;
 

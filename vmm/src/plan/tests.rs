@@ -19,6 +19,7 @@ mod notes;
 mod page;
 mod pages;
 mod passed;
+mod rows;
 mod served;
 mod slices;
 mod sources;
@@ -472,7 +473,7 @@ fn memory_of_the_machine_itself_has_no_region_and_is_taken_from_the_hosts_ordina
     let made = plan(&spec, &facts).unwrap();
     let egm = &made.backings[1];
     assert_eq!((egm.guest_memfd, &egm.region, egm.page_size, egm.hpa), (true, &None, PageSize::Size4K, None));
-    assert!(text(&made, Colour::Off).contains("guest_memfd of the machine itself, 4 KiB pages"));
+    assert!(text(&made, &View::of(&facts)).contains("guest_memfd of the machine itself, 4 KiB pages"));
     assert_eq!((made.backings[0].guest_memfd, made.notes.len()), (false, 0));
     facts.memory.total = ByteSize::new(GIB + MIB);
     assert!(matches!(plan(&spec, &facts), Err(PlanError::HostMemory { .. })));

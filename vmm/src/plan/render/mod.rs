@@ -1,14 +1,41 @@
-//! A plan for a person: as text for a terminal, or as a page for a browser. Both say the same.
+//! A plan for a person: as text for a terminal, or as a page for a browser. Both have the same content.
 
 mod html;
 mod model;
+mod names;
+mod nodes;
 mod text;
+mod wrap;
 
 pub use egm_report::show::Colour;
 pub use html::html;
 pub use text::text;
 
+use crate::facts::Facts;
 use crate::plan::Plan;
+
+/// How a plan is shown to a person.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    /// The host of the plan, for vendors and ids of its functions.
+    pub facts: &'a Facts,
+    /// Colours of text; a page has its own.
+    pub colour: Colour,
+    /// Columns of a terminal, beyond which text is broken; `None` for a file, whose lines can be searched.
+    pub columns: Option<usize>,
+    /// Whether each node has a row of its own, equal ones too.
+    pub wide: bool,
+}
+
+impl<'a> View<'a> {
+    /// Columns of a terminal that reports none.
+    pub const COLUMNS: usize = 80;
+
+    /// Short, for a file.
+    pub const fn of(facts: &'a Facts) -> Self {
+        Self { facts, colour: Colour::Off, columns: None, wide: false }
+    }
+}
 
 /// The plan for a program: JSON that ends in a newline.
 pub fn json(plan: &Plan) -> String {
