@@ -40,7 +40,7 @@ pub(super) struct Args {
 }
 
 const EXAMPLE: &str = "\
-Examples: this host; a Grace machine, from any host; the same as a page with the map drawn; how NCCL should see GPUs and NICs
+Examples: this host; a Grace machine, from any host; the same as a page; how NCCL should see GPUs and NICs
 
   egm-vmm plan configs/smoke.json
   egm-vmm plan configs/grace-1gpu-egm.json --facts configs/facts/grace.json

@@ -1,4 +1,6 @@
 //! A plan for a browser: one page, without scripts, fonts or anything else from elsewhere.
+//!
+//! The page never has the kernel's command line, which may have secrets of the guest.
 
 use std::fmt::Write;
 
@@ -6,53 +8,33 @@ use egm_report::show::page::{self, table};
 use egm_report::show::{escape, size};
 
 use crate::plan::render::nodes::{ACCESS, Distances, NODES, Row};
-use crate::plan::render::{View, model, nodes};
+use crate::plan::render::{View, model, nodes, sockets};
 use crate::plan::{FunctionPlan, Plan};
+
+/// Style of this page alone, after that of every page.
+const STYLE: &str = include_str!("page.css");
 
 /// The plan as a whole page.
 pub fn html(plan: &Plan, view: &View<'_>) -> String {
-    let colours = [("ram", "RAM"), ("egm", "EGM"), ("pci", "PCI"), ("system", "system"), ("free", "free")];
     let notes: String =
         plan.notes.iter().map(|note| format!("<p class=\"note\">{}</p>\n", escape(note))).collect();
     let main = format!(
-        "{notes}<div class=\"columns\">\n\
-         <section class=\"wide\">\n<h2>Guest physical memory</h2>\n{}\n<div class=\"scroll\">\n{}</div>\n\
-         <p class=\"note\">Height grows with the logarithm of the size.</p>\n</section>\n\
-         <div>\n{}{}{}{}{}{}{}</div>\n</div>\n{}{}",
-        page::legend(&colours),
-        map(plan),
-        pci(plan, view),
-        pairs("Host functions", &["what", "how"], model::passthrough(plan)),
+        "{notes}{}<div class=\"columns\">\n<div>\n{}{}</div>\n<div>\n{}{}{}{}{}{}</div>\n</div>\n{}",
+        sockets::html(plan),
+        memory(plan),
+        backings(plan),
         rows("NUMA nodes", &NODES, &[2], &nodes::nodes(plan, view.wide)),
         distances(&Distances::of(plan, view.wide)),
         access(plan, view),
+        pairs("Host functions", &["what", "how"], model::passthrough(plan)),
         pairs("Pinning", &["vCPU", "host CPUs"], model::pinning(plan)),
         pairs("Lines and ports", &["owner", "has"], model::lines_and_ports(plan)),
-        memory(plan),
-        backings(plan),
+        pci(plan, view),
     );
     let title = format!("{}: plan", plan.name);
-    page::page(&title, &plan.name, &plan.description, &model::summary(plan), &main)
-}
-
-/// The guest's address space as a drawing. Unused space is a thin broken band.
-fn map(plan: &Plan) -> String {
-    let blocks = model::blocks(plan);
-    let end = blocks.last().map_or_else(String::new, |block| model::address(plan, block.span.end()));
-    let band = |block: model::Block| page::Band {
-        class: block.tone.class(),
-        start: model::address(plan, block.span.start()),
-        size: block.span.size(),
-        hint: format!("{}: {}", block.span, block.what),
-        what: block.what,
-        detail: block.detail,
-    };
-    let bands: Vec<page::Band> = blocks.into_iter().map(band).collect();
-    let title = format!(
-        "Guest physical address space of {}, lowest address first; the table below says the same",
-        plan.name
-    );
-    page::map("map-title", &title, &bands, &end)
+    let page = page::page(&title, &plan.name, &plan.description, &model::summary(plan), &main);
+    // The first one ends the style of every page: all text before it is escaped.
+    page.replacen("</style>", &format!("{STYLE}</style>"), 1)
 }
 
 fn pairs(title: &str, heads: &[&str], rows: Vec<(String, String)>) -> String {

@@ -4,6 +4,7 @@ mod html;
 mod model;
 mod names;
 mod nodes;
+mod sockets;
 mod text;
 mod wrap;
 

@@ -75,7 +75,6 @@ fn the_page_has_the_tables_of_the_text() {
     for class in ["ram", "pci", "system", "free"] {
         assert!(page.contains(&format!("<tr class=\"address {class}\">")), "{class}");
     }
-    assert!(plan.memory.iter().all(|piece| page.contains(&format!("{}: ", piece.span))), "the drawing");
 }
 
 #[test]
@@ -122,4 +121,27 @@ fn a_distance_is_as_dark_as_it_is_far() {
     cells.sort_unstable();
     assert!(cells.windows(2).all(|pair| pair[0].1 <= pair[1].1), "{cells:?}");
     assert_eq!((cells[0], cells[cells.len() - 1]), ((10, 0), (farthest, 100)));
+}
+
+#[test]
+fn memory_of_sockets_is_drawn_to_one_scale_and_the_map_once() {
+    let spec = config::load(Path::new("../configs/gb200-nvl4-egm.json")).unwrap();
+    let facts = facts::load(Path::new("../configs/facts/grace.json")).unwrap();
+    let page = html(&plan(&spec, &facts).unwrap(), &View::of(&facts));
+    // 256 GiB and about 16 GiB of 272 GiB, which are 280 pixels.
+    let bar = "<i class=\"egm\" style=\"height: 263px\"></i><i class=\"ram\" style=\"height: 16px\"></i>";
+    assert_eq!(page.matches(bar).count(), 2, "{page}");
+    for socket in ["<figcaption>Socket 0: ", "<figcaption>Socket 1: "] {
+        assert_eq!(page.matches(socket).count(), 1, "{socket}");
+    }
+    assert_eq!(page.matches("0x0004840000000</td><td>0x0008840000000").count(), 1, "a slice in the map");
+    assert!(!page.contains("<svg"));
+}
+
+#[test]
+fn a_page_lacks_the_kernels_command_line() {
+    let (mut spec, facts) = (spec(vec![node(0, GIB, "0")]), facts());
+    spec.boot.cmdline = "console=ttyS0 password=secret".to_owned();
+    let plan = plan(&spec, &facts).unwrap();
+    assert!(!html(&plan, &View::of(&facts)).contains("secret"));
 }
