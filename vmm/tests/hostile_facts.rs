@@ -10,7 +10,7 @@ use std::process::Command;
 use egm_vmm::config;
 use egm_vmm::error::{Blame, Report};
 use egm_vmm::facts;
-use egm_vmm::plan::{self, Screen};
+use egm_vmm::plan::{self, View};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
@@ -264,8 +264,10 @@ fn changed_facts_give_a_plan_or_a_refusal_and_never_an_internal_error() {
             };
             match plan::plan(&spec, &facts) {
                 Ok(plan) => {
-                    prop_assert!(is_plain(&plan::text(&plan, Screen::FILE)));
-                    prop_assert!(!plan::html(&plan).is_empty() && !plan::nccl(&plan, &facts).is_empty());
+                    let view = View::of(&facts);
+                    prop_assert!(is_plain(&plan::text(&plan, &view)));
+                    prop_assert!(!plan::html(&plan, &view).is_empty());
+                    prop_assert!(!plan::nccl(&plan, &facts).is_empty());
                 }
                 Err(error) => prop_assert!(blamed(error.blame()), "{}", error),
             }

@@ -15,7 +15,7 @@ mod tests {
 
     use egm_vmm::config::{self, Architecture};
     use egm_vmm::facts::{self, Facts};
-    use egm_vmm::plan::{self, Plan, Screen};
+    use egm_vmm::plan::{self, Plan, Screen, View};
 
     /// Relative to this package, where tests run: paths in the plans do not depend on the checkout.
     const CONFIGS: &str = "../configs";
@@ -58,7 +58,7 @@ mod tests {
         let mut wrong = Vec::new();
         for (name, path) in configs() {
             let (plan, facts) = plan_and_host(&path);
-            let mut all = vec![("json", plan::json(&plan)), ("txt", plan::text(&plan, Screen::FILE))];
+            let mut all = vec![("json", plan::json(&plan)), ("txt", plan::text(&plan, &View::of(&facts)))];
             if plan.passthrough.is_some() {
                 all.push(("xml", plan::nccl(&plan, &facts)));
             }
@@ -72,6 +72,20 @@ mod tests {
             }
         }
         assert!(wrong.is_empty(), "missing or different: {}; see the top of this file", wrong.join(", "));
+    }
+
+    #[test]
+    fn on_a_terminal_texts_have_80_columns_but_for_the_memory_map() {
+        let mut long = Vec::new();
+        for (name, path) in configs() {
+            let (plan, facts) = plan_and_host(&path);
+            let text = plan::text(&plan, &View { screen: Screen::plain(80), ..View::of(&facts) });
+            let (before, map) = text.split_once("\nGuest physical memory\n").unwrap();
+            let (_, after) = map.split_once("\n\n").unwrap();
+            let lines = before.lines().chain(after.lines());
+            long.extend(lines.filter(|line| line.chars().count() > 80).map(|line| format!("{name}: {line}")));
+        }
+        assert!(long.is_empty(), "{}", long.join("\n"));
     }
 
     #[test]
@@ -93,14 +107,14 @@ mod tests {
 
     #[test]
     fn a_page_has_everything_in_itself_and_escapes_what_files_say() {
-        let mut plan = plan_of(&Path::new(CONFIGS).join("demo.json"));
+        let (mut plan, facts) = plan_and_host(&Path::new(CONFIGS).join("demo.json"));
         plan.description = "<script>alert('x')</script>".to_owned();
-        let page = plan::html(&plan);
+        let page = plan::html(&plan, &View::of(&facts));
         assert!(page.contains("&lt;script&gt;") && !page.contains("<script"));
         for outside in ["http://", "https://", "src=", "@import", "url("] {
             assert!(!page.contains(outside), "{outside}");
         }
-        for plain in ["EGM, node 2", "virtio-net egmtap0", "<title id=\"map-title\">"] {
+        for plain in ["EGM, node 2", "virtio-net egmtap0", "<h2>Memory map</h2>"] {
             assert!(page.contains(plain), "{plain}");
         }
     }

@@ -9,7 +9,7 @@ use egm_report::show::print;
 
 use crate::config::{self, Overrides};
 use crate::facts::{self, Scope};
-use crate::plan::{self, Screen};
+use crate::plan::{self, Screen, View};
 
 /// Shows where everything of a virtual machine will be: memory map, PCI tree, NUMA nodes
 #[derive(Debug, clap::Args)]
@@ -30,13 +30,16 @@ pub(super) struct Args {
     /// Print a page for a browser
     #[arg(long)]
     html: bool,
+    /// Print a row for each NUMA node; the default is one row for equal nodes
+    #[arg(long, conflicts_with_all = ["json", "nccl"])]
+    wide: bool,
     /// Print NCCL's topology file for the guest, which NCCL_TOPO_FILE names there
     #[arg(long, conflicts_with_all = ["json", "html"])]
     nccl: bool,
 }
 
 const EXAMPLE: &str = "\
-Examples: this host; a Grace machine, from any host; the same as a page with the map drawn; how NCCL should see GPUs and NICs
+Examples: this host; a Grace machine, from any host; the same as a page; how NCCL should see GPUs and NICs
 
   egm-vmm plan configs/smoke.json
   egm-vmm plan configs/grace-1gpu-egm.json --facts configs/facts/grace.json
@@ -54,14 +57,15 @@ pub(super) fn run(args: &Args) -> Outcome {
     };
     let facts = facts?;
     let plan = plan::plan(&spec, &facts)?;
+    let view = View { facts: &facts, screen: Screen::of_stdout(), wide: args.wide };
     print(if args.json {
         plan::json(&plan)
     } else if args.html {
-        plan::html(&plan)
+        plan::html(&plan, &view)
     } else if args.nccl {
         plan::nccl(&plan, &facts)
     } else {
-        plan::text(&plan, Screen::of_stdout())
+        plan::text(&plan, &view)
     });
     Ok(ExitCode::SUCCESS)
 }

@@ -106,10 +106,8 @@ pub enum PlanError {
     /// More memory than the host has.
     #[error("guest memory needs {} and {scope} has {} {state}: {} too few", size(*needed), size(*has), size(needed.saturating_sub(*has)))]
     HostMemory {
-        /// Configuration keys to lower.
-        keys: &'static str,
-        /// Whether the host has other nodes to take memory from.
-        elsewhere: bool,
+        /// Changes of the configuration after which it fits.
+        remedy: String,
         /// `the host`, `host node 1`.
         scope: String,
         /// Bytes required.
@@ -136,6 +134,8 @@ pub enum PlanError {
         file: String,
         /// Number to write to it.
         write: u64,
+        /// Whether ordinary pages for it are available.
+        ordinary_fits: bool,
     },
     /// A host node that does not exist.
     #[error("{what} names host node {node}, and the host has nodes {nodes}")]
@@ -337,12 +337,10 @@ impl Report for PlanError {
                 format!("give node {node} at least {} in \"memory\"", ByteSize::new(*least))
             }
             Self::FirstSlice { slice, .. } | Self::RetiredTables { slice, .. } => own_node(*slice),
-            Self::HostMemory { keys, elsewhere: false, .. } => format!("lower {keys}"),
-            Self::HostMemory { keys, elsewhere: true, .. } => {
-                format!("lower {keys}, or bind it to other host nodes with \"host_nodes\"")
-            }
-            Self::HugePages { file, write, .. } => {
-                format!("echo {write} > {file} (as root), or set \"page_size\": \"auto\"")
+            Self::HostMemory { remedy, .. } => remedy.clone(),
+            Self::HugePages { file, write, ordinary_fits, .. } => {
+                let other = if *ordinary_fits { ", or set \"page_size\": \"auto\"" } else { "" };
+                format!("echo {write} > {file} (as root){other}")
             }
             Self::HostNode { .. } => "change \"host_nodes\"".to_owned(),
             Self::HostCpu { .. } => "change \"cpus\": {\"affinity\": …}".to_owned(),

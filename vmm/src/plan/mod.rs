@@ -33,7 +33,7 @@ pub use functions::*;
 pub use map::intx::{IntxLines, RootPin};
 pub use map::place::plug;
 pub use nccl::nccl;
-pub use render::{Screen, html, json, text};
+pub use render::{Screen, View, html, json, text};
 pub use rules::{AssignedRule, NoPlace, PlaceRule};
 pub use types::*;
 

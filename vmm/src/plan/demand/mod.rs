@@ -7,11 +7,13 @@
 //! | `devices` | BARs and vectors of each device; `near`: the guest node that a host function is near to |
 //! | `data_direct` | pairs of functions, and GPU BARs that they address |
 //! | `backings` | memory of the host behind the guest's; `pages`: its pages, and why not larger ones |
+//! | `host_memory` | whether the host has that memory, and free |
 
 pub(super) mod backings;
 pub(super) mod cpus;
 mod data_direct;
 pub(super) mod devices;
+mod host_memory;
 mod near;
 pub(super) mod pages;
 pub(super) mod regions;
@@ -64,9 +66,9 @@ impl<'a> Demand<'a> {
         self.devices.iter().filter_map(|one| one.host)
     }
 
-    /// Checks that the host has the machine's memory, and may share it. Separate, because memory that fits into no guest is
-    /// reported first.
-    pub(super) fn check_memory(&self) -> Result<(), PlanError> {
+    /// Checks that the host has the machine's memory, and may share it; returns notes on memory that it has, but not free.
+    /// Separate, because memory that fits into no guest is reported first.
+    pub(super) fn check_memory(&self) -> Result<Vec<String>, PlanError> {
         backings::check(self.spec, self.facts, &self.backings)
     }
 }

@@ -37,6 +37,8 @@ pub(super) struct Map {
     pub(super) memory: Vec<MemoryPlan>,
     /// Notes on good memory beside retired pages.
     pub(super) lost_memory: Vec<String>,
+    /// Notes on memory that the host has, but not free.
+    pub(super) not_free: Vec<String>,
     pub(super) numa: Numa,
     pub(super) functions: Vec<FunctionPlan>,
     pub(super) expanders: Vec<ExpanderPlan>,
@@ -50,7 +52,7 @@ impl Map {
         let (layout, devices) = (demand.layout, &demand.devices);
         let mut space = Space::new(demand)?;
         let Memory { pieces: memory, notes: lost_memory } = memory::plan(demand, &mut space)?;
-        demand.check_memory()?;
+        let not_free = demand.check_memory()?;
         let numa = Numa::of(demand.spec, &memory);
         let tree = tree::tree(demand, numa.first())?;
         let (low, high) = (Blocks::new(devices, &tree, false)?, Blocks::new(devices, &tree, true)?);
@@ -62,7 +64,8 @@ impl Map {
         let Functions { all: functions, expanders } = functions::functions(devices, &tree, &placed)?;
         let windows = space.windows(&windows);
         let lines = lines(layout, &functions);
-        Ok(Self { windows, memory, lost_memory, numa, functions, expanders, lines, ports: ports(layout) })
+        let ports = ports(layout);
+        Ok(Self { windows, memory, lost_memory, not_free, numa, functions, expanders, lines, ports })
     }
 }
 

@@ -5,8 +5,13 @@ use std::collections::BTreeMap;
 use egm_address::{CpuSet, PciAddress};
 
 use crate::config::distance::{self, FAR_GPU, LOCAL, NEAR_GPU, OTHER_GPU, SAME_GPU};
-use crate::config::{Access, Spec};
+use crate::config::{Access, Architecture, Spec};
 use crate::plan::{FunctionPlan, FunctionRole, GPU_NODES, MemoryPlan, NodePlan};
+
+/// Nodes that Debian's kernel for arm64 keeps (`CONFIG_NODES_SHIFT=4`). That for amd64 keeps 1024, more than a plan has.
+const DEBIAN_ARM64: usize = 16;
+/// `CONFIG_NODES_SHIFT` of kernels that vendors build for Grace machines.
+const LARGE_SHIFT: u32 = 6;
 
 /// The NUMA nodes of a guest.
 pub(in crate::plan) struct Numa {
@@ -150,4 +155,29 @@ impl Gpu {
         row.splice(at..at, gpus.iter().flat_map(|gpu| gpu.ids().map(move |other| to(gpu, other))));
         row
     }
+}
+
+/// Note on a guest with more nodes than Debian's kernel keeps.
+pub(in crate::plan) fn too_many(arch: Architecture, nodes: &[NodePlan]) -> Option<String> {
+    if arch != Architecture::Aarch64 || nodes.len() <= DEBIAN_ARM64 {
+        return None;
+    }
+    // Linux keeps the first nodes of the SRAT, and ignores all of it if memory or a processor is of a later one.
+    let is_essential = |node: &NodePlan| node.initiator.is_none();
+    let effect = if nodes.iter().skip(DEBIAN_ARM64).any(is_essential) {
+        "it ignores all of them, since one with memory is beyond the first 16"
+    } else {
+        "the others are lost"
+    };
+    let fewer = if nodes.iter().any(|node| node.initiator.is_some()) {
+        format!("assign fewer GPUs with coherent memory, each of which takes {GPU_NODES} nodes")
+    } else {
+        "configure fewer nodes".to_owned()
+    };
+    let shift = nodes.len().next_power_of_two().ilog2().max(LARGE_SHIFT);
+    Some(format!(
+        "{} NUMA nodes, and Debian's arm64 kernel keeps {DEBIAN_ARM64} (CONFIG_NODES_SHIFT=4): {effect}; boot a kernel with \
+         CONFIG_NODES_SHIFT={shift}, or {fewer}",
+        nodes.len()
+    ))
 }

@@ -4,15 +4,17 @@
 //! |---|---|
 //! | `assigned` | interface of the kernel, groups, memory of GPUs |
 //! | `cliques` | which GPUs the guest's driver sees as peers |
+//! | `unbound` | memory of any host node, in a machine with functions of known ones |
 
 mod assigned;
 mod cliques;
+mod unbound;
 
 use std::path::Path;
 
 use crate::plan::demand::Demand;
 use crate::plan::demand::backings::{Served, served};
-use crate::plan::map::Map;
+use crate::plan::map::{Map, nodes};
 use crate::plan::{FunctionRole, PassthroughPlan, PlanError};
 
 /// Decisions that no address depends on.
@@ -45,6 +47,9 @@ fn notes(demand: &Demand<'_>, map: &Map, assigned: Vec<String>) -> Vec<String> {
     }
     notes.extend(assigned);
     notes.extend(servers(demand));
+    notes.extend(nodes::too_many(demand.spec.arch, &map.numa.nodes));
+    notes.extend(map.not_free.iter().cloned());
+    notes.extend(unbound::note(demand));
     notes
 }
 

@@ -1,56 +1,40 @@
 //! A plan for a browser: one page, without scripts, fonts or anything else from elsewhere.
+//!
+//! The page never has the kernel's command line, which may have secrets of the guest.
 
 use std::fmt::Write;
 
 use egm_report::show::page::{self, table};
 use egm_report::show::{escape, size};
 
-use crate::plan::render::model;
+use crate::plan::render::nodes::{ACCESS, Distances, NODES, Row};
+use crate::plan::render::{View, model, nodes, sockets};
 use crate::plan::{FunctionPlan, Plan};
 
+/// Style of this page alone, after that of every page.
+const STYLE: &str = include_str!("page.css");
+
 /// The plan as a whole page.
-pub fn html(plan: &Plan) -> String {
-    let pinning = pairs("Pinning", &["vCPU", "host CPUs"], model::pinning(plan));
-    let passed = pairs("Host functions", &["what", "how"], model::passthrough(plan));
-    let ports = pairs("Lines and ports", &["owner", "has"], model::lines_and_ports(plan));
-    let colours = [("ram", "RAM"), ("egm", "EGM"), ("pci", "PCI"), ("system", "system"), ("free", "free")];
+pub fn html(plan: &Plan, view: &View<'_>) -> String {
     let notes: String =
         plan.notes.iter().map(|note| format!("<p class=\"note\">{}</p>\n", escape(note))).collect();
     let main = format!(
-        "{notes}<div class=\"columns\">\n\
-         <section class=\"wide\">\n<h2>Guest physical memory</h2>\n{}\n<div class=\"scroll\">\n{}</div>\n\
-         <p class=\"note\">Height grows with the logarithm of the size.</p>\n</section>\n\
-         <div>\n{}{passed}{}{}{}{pinning}{ports}</div>\n</div>\n{}",
-        page::legend(&colours),
-        map(plan),
-        pci(plan),
-        nodes(plan),
-        distances(plan),
-        access(plan),
+        "{notes}{}<div class=\"columns\">\n<div>\n{}{}</div>\n<div>\n{}{}{}{}{}{}</div>\n</div>\n{}",
+        sockets::html(plan),
         memory(plan),
+        backings(plan),
+        rows("NUMA nodes", &NODES, &[2], &nodes::nodes(plan, view.wide)),
+        distances(&Distances::of(plan, view.wide)),
+        access(plan, view),
+        pairs("Host functions", &["what", "how"], model::passthrough(plan)),
+        pairs("Pinning", &["vCPU", "host CPUs"], model::pinning(plan)),
+        pairs("Lines and ports", &["owner", "has"], model::lines_and_ports(plan)),
+        pci(plan, view),
     );
     let title = format!("{}: plan", plan.name);
-    page::page(&title, &plan.name, &plan.description, &model::summary(plan), &main)
-}
-
-/// The guest's address space as a drawing. Unused space is a thin broken band.
-fn map(plan: &Plan) -> String {
-    let blocks = model::blocks(plan);
-    let end = blocks.last().map_or_else(String::new, |block| model::address(plan, block.span.end()));
-    let band = |block: model::Block| page::Band {
-        class: block.tone.class(),
-        start: model::address(plan, block.span.start()),
-        size: block.span.size(),
-        hint: format!("{}: {}", block.span, block.what),
-        what: block.what,
-        detail: block.detail,
-    };
-    let bands: Vec<page::Band> = blocks.into_iter().map(band).collect();
-    let title = format!(
-        "Guest physical address space of {}, lowest address first; the table below says the same",
-        plan.name
-    );
-    page::map("map-title", &title, &bands, &end)
+    let page = page::page(&title, &plan.name, &plan.description, &model::summary(plan), &main);
+    // The first one ends the style of every page: all text before it is escaped.
+    page.replacen("</style>", &format!("{STYLE}</style>"), 1)
 }
 
 fn pairs(title: &str, heads: &[&str], rows: Vec<(String, String)>) -> String {
@@ -61,6 +45,14 @@ fn pairs(title: &str, heads: &[&str], rows: Vec<(String, String)>) -> String {
     table(title, heads, &[], &rows)
 }
 
+/// A table; each row has the class of its memory.
+fn rows(title: &str, heads: &[&str], numeric: &[usize], rows: &[Row]) -> String {
+    let class = |egm: bool| if egm { "egm".to_owned() } else { String::new() };
+    let rows: Vec<_> = rows.iter().map(|row| (class(row.egm), row.cells.clone())).collect();
+    table(title, heads, numeric, &rows)
+}
+
+/// The guest's address space, lowest address first.
 fn memory(plan: &Plan) -> String {
     let row = |block: model::Block| {
         let (from, to) = (model::address(plan, block.span.start()), model::address(plan, block.span.end()));
@@ -68,40 +60,46 @@ fn memory(plan: &Plan) -> String {
         (format!("address {}", block.tone.class()), cells)
     };
     let rows: Vec<_> = model::blocks(plan).into_iter().map(row).collect();
-    let map = table("Memory map", &["from", "up to", "size", "what", "where"], &[2], &rows);
-    let row =
-        |b: &crate::plan::BackingPlan| (String::new(), vec![b.id.clone(), size(b.size), model::backing(b)]);
-    let rows: Vec<_> = plan.backings.iter().map(row).collect();
-    map + &table("Behind it", &["memory", "size", "from"], &[1], &rows)
+    table("Memory map", &["from", "up to", "size", "what", "where"], &[2], &rows)
 }
 
-fn pci(plan: &Plan) -> String {
+fn backings(plan: &Plan) -> String {
+    let rows: Vec<_> = plan
+        .backings
+        .iter()
+        .map(|b| (String::new(), vec![b.id.clone(), size(b.size), model::backing(b)]))
+        .collect();
+    table("Behind it", &["memory", "size", "from"], &[1], &rows)
+}
+
+fn pci(plan: &Plan, view: &View<'_>) -> String {
     let mut out = "<section>\n<h2>PCI</h2>\n<ul class=\"tree\">".to_owned();
     for (address, words, tree) in model::trees(plan) {
         let _ = writeln!(out, "<li><code>{address}</code> {words}");
-        branches(plan, &tree, &mut out);
+        branches(plan, view, &tree, &mut out);
         out.push_str("</li>\n");
     }
     out.push_str("</ul>\n</section>\n");
     out
 }
 
-fn branches(plan: &Plan, tree: &[model::Branch<'_>], out: &mut String) {
+fn branches(plan: &Plan, view: &View<'_>, tree: &[model::Branch<'_>], out: &mut String) {
     if tree.is_empty() {
         return;
     }
     out.push_str("<ul>\n");
     for branch in tree {
         out.push_str("<li>");
-        pci_function(plan, branch.function, out);
-        branches(plan, &branch.behind, out);
+        let name = model::function(branch.function, view.facts);
+        let _ = write!(out, "<code>{}</code> {}", branch.function.address, escape(&name));
+        holdings(plan, branch.function, out);
+        branches(plan, view, &branch.behind, out);
         out.push_str("</li>\n");
     }
     out.push_str("</ul>");
 }
 
-fn pci_function(plan: &Plan, function: &FunctionPlan, out: &mut String) {
-    let _ = write!(out, "<code>{}</code> {}", function.address, escape(&model::function(function)));
+fn holdings(plan: &Plan, function: &FunctionPlan, out: &mut String) {
     let holdings = model::holdings(function);
     if holdings.is_empty() {
         return;
@@ -116,57 +114,34 @@ fn pci_function(plan: &Plan, function: &FunctionPlan, out: &mut String) {
     out.push_str("</dl>");
 }
 
-fn nodes(plan: &Plan) -> String {
-    let row = |node: &crate::plan::NodePlan| {
-        let kind = match (node.egm, node.memory) {
-            _ if node.initiator.is_some() => "GPU memory",
-            (true, _) => "EGM",
-            (false, 0) => "no memory",
-            (false, _) => "RAM",
-        };
-        let cpus = if node.cpus.is_empty() { "none".to_owned() } else { node.cpus.to_string() };
-        let class = if node.egm { "egm" } else { "" };
-        (class.to_owned(), vec![node.id.to_string(), cpus, size(node.memory), kind.to_owned()])
-    };
-    let rows: Vec<_> = plan.nodes.iter().map(row).collect();
-    table("NUMA nodes", &["node", "vCPUs", "memory", "kind"], &[2], &rows)
-}
-
 /// Distances as a heat map: 10, a node's own memory, is plain, the farthest is darkest.
-fn distances(plan: &Plan) -> String {
-    let farthest = plan.distances.iter().flatten().copied().max().unwrap_or(10).max(11);
+fn distances(distances: &Distances) -> String {
+    let all = distances.rows.iter().flatten().map(|cell| cell.farthest);
+    let farthest = all.max().unwrap_or(10).max(11);
     let mut out = "<section>\n<h2>Distances</h2>\n<div class=\"scroll\"><table class=\"heat\">\n<thead><tr>\
                    <th scope=\"col\">from \\ to</th>"
         .to_owned();
-    for node in &plan.nodes {
-        let _ = write!(out, "<th scope=\"col\">{}</th>", node.id);
+    for name in &distances.names {
+        let _ = write!(out, "<th scope=\"col\">{name}</th>");
     }
     out.push_str("</tr></thead>\n<tbody>\n");
-    for (node, row) in plan.nodes.iter().zip(&plan.distances) {
-        let _ = write!(out, "<tr><th scope=\"row\">{}</th>", node.id);
-        for distance in row {
-            let heat = u32::from(distance.saturating_sub(10)) * 100 / u32::from(farthest - 10);
-            let _ = write!(out, "<td style=\"--heat: {heat}%\">{distance}</td>");
+    for (name, row) in distances.names.iter().zip(&distances.rows) {
+        let _ = write!(out, "<tr><th scope=\"row\">{name}</th>");
+        for cell in row {
+            let heat = u32::from(cell.farthest.saturating_sub(10)) * 100 / u32::from(farthest - 10);
+            let _ = write!(out, "<td style=\"--heat: {heat}%\">{}</td>", cell.text);
         }
         out.push_str("</tr>\n");
     }
-    out.push_str("</tbody>\n</table></div>\n</section>\n");
+    out.push_str("</tbody>\n</table></div>\n");
+    if let Some(legend) = distances.legend() {
+        let _ = writeln!(out, "<p class=\"note\">{legend}</p>");
+    }
+    out.push_str("</section>\n");
     out
 }
 
-fn access(plan: &Plan) -> String {
-    let figures = plan.nodes.iter().flat_map(|node| node.access.iter().map(move |a| (node, a)));
-    let rows: Vec<_> = figures
-        .map(|(node, access)| {
-            let class = if node.egm { "egm" } else { "" };
-            let (latency, bandwidth) =
-                (format!("{} ns", access.latency_ns), format!("{} MB/s", access.bandwidth_mbps));
-            (class.to_owned(), vec![node.id.to_string(), access.from.to_string(), latency, bandwidth])
-        })
-        .collect();
-    if rows.is_empty() {
-        return String::new();
-    }
-    let heads = ["memory of node", "from node", "latency", "bandwidth"];
-    table("Memory access", &heads, &[0, 1, 2, 3], &rows)
+fn access(plan: &Plan, view: &View<'_>) -> String {
+    let figures = nodes::access(plan, view.wide);
+    if figures.is_empty() { String::new() } else { rows("Memory access", &ACCESS, &[0, 1, 2, 3], &figures) }
 }

@@ -5,6 +5,8 @@ use egm_report::show::{Style, size};
 use egm_vfio::topology::Acs;
 
 use crate::config::{DeviceKind, PageSize};
+use crate::facts::Facts;
+use crate::plan::render::names::host_function;
 use crate::plan::{
     Allocation, AssignedPlan, BackingPlan, BarKind, BarPlan, BridgePlan, ExpanderPlan, FunctionPlan,
     FunctionRole, GPU_NODES, GroupPlan, HostPages, Interface, MemoryKind, Plan, WindowKind,
@@ -122,13 +124,11 @@ pub(super) fn summary(plan: &Plan) -> Vec<String> {
     let most = |field: fn(&crate::plan::VcpuPlan) -> u32| {
         plan.vcpus.iter().map(field).max().map_or(0, |most| most.saturating_add(1))
     };
-    let topology = format!(
-        "{} ({} × {} × {})",
-        count(plan.vcpus.len(), "vCPU"),
-        most(|v| v.socket),
-        most(|v| v.core),
-        most(|v| v.thread)
-    );
+    let vcpus = count(plan.vcpus.len(), "vCPU");
+    let topology = match (most(|v| v.socket), most(|v| v.core), most(|v| v.thread)) {
+        (1, 1, 1) => vcpus,
+        (sockets, cores, threads) => format!("{vcpus} ({sockets} × {cores} × {threads})"),
+    };
     let ordinary: u64 = plan.backings.iter().map(|backing| backing.size).sum::<u64>().saturating_sub(egm);
     let mut facts = vec![crate::arch::layout_of(plan.arch).name.to_owned(), topology];
     facts.push(format!("{} of memory", size(ordinary)));
@@ -170,7 +170,7 @@ fn pages(pages: &HostPages) -> String {
 }
 
 /// A function in words, without its address.
-pub(super) fn function(function: &FunctionPlan) -> String {
+pub(super) fn function(function: &FunctionPlan, facts: &Facts) -> String {
     match &function.role {
         FunctionRole::HostBridge => "host bridge".to_owned(),
         FunctionRole::RootPort { slot, bridge } => format!("root port, slot {slot}, {}", buses(bridge)),
@@ -178,7 +178,7 @@ pub(super) fn function(function: &FunctionPlan) -> String {
         FunctionRole::SwitchDownstream { slot, bridge } => {
             format!("switch port, slot {slot}, {}", buses(bridge))
         }
-        FunctionRole::Endpoint { device, .. } => format!("{}: {}", device.id, kind(&device.kind)),
+        FunctionRole::Endpoint { device, .. } => format!("{}: {}", device.id, kind(&device.kind, facts)),
     }
 }
 
@@ -200,7 +200,7 @@ fn bits(acs: Acs) -> String {
     if on.is_empty() { "nothing kept apart".to_owned() } else { on.join(" ") }
 }
 
-fn kind(kind: &DeviceKind) -> String {
+fn kind(kind: &DeviceKind, facts: &Facts) -> String {
     match kind {
         DeviceKind::VirtioBlk { path, read_only } => {
             format!("virtio-blk {}{}", path.display(), if *read_only { ", read-only" } else { "" })
@@ -210,7 +210,7 @@ fn kind(kind: &DeviceKind) -> String {
         }
         DeviceKind::VirtioVsock { cid, .. } => format!("virtio-vsock, context id {cid}"),
         DeviceKind::VirtioRng => "virtio-rng".to_owned(),
-        DeviceKind::Vfio { function, .. } => format!("host function {function}"),
+        DeviceKind::Vfio { function, .. } => host_function(facts, *function),
         DeviceKind::VfioUser { socket } => format!("vfio-user {}", socket.display()),
         DeviceKind::Egm { slice, .. } => format!("EGM slice egm{slice}"),
     }

@@ -233,6 +233,7 @@ fn an_interface_that_cannot_map_the_memory_or_two_of_them_are_refused() {
 #[test]
 fn gpus_behind_one_switch_are_a_clique_and_a_lie_is_noted() {
     let (mut spec, facts) = three_gpus();
+    spec.memory.nodes[0].host_nodes = Some("0".parse().unwrap());
     let numbers = |spec: &Spec| {
         let plan = made(spec, &facts);
         (["vfio0", "vfio1", "vfio2"].map(|id| of(&plan, id).1.clique), plan.notes)

@@ -9,6 +9,7 @@ fn a_function_alone_needs_no_kernel_in_which_functions_reach_each_other() {
     let (mut spec, mut facts) = three_gpus();
     facts.iommu = Probe::Present(Iommu { groups: 9, iommufd: true });
     spec.devices.truncate(1);
+    spec.memory.nodes[0].host_nodes = Some("0".parse().unwrap());
     let plan = made(&spec, &facts);
     assert_eq!((plan.passthrough.unwrap().interface, plan.notes), (Interface::Iommufd, Vec::new()));
     *wishes(&mut spec, 0).0 = VfioBackend::Iommufd;

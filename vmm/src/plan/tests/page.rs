@@ -8,7 +8,7 @@ use crate::config::Access;
 use crate::{config, facts};
 
 /// A plan with every section: memory of a GPU, a slice, a node without memory, access figures, pinned vCPUs.
-fn full() -> Plan {
+fn full() -> (Plan, Facts) {
     let mut spec = config::load(Path::new("../configs/gh200.json")).unwrap();
     let mut facts = facts::load(Path::new("../configs/facts/gh200.json")).unwrap();
     facts.nodes.iter_mut().for_each(|node| node.cpus = "0-143".parse().unwrap());
@@ -23,7 +23,7 @@ fn full() -> Plan {
         plan.distances.iter_mut().for_each(|row| row.push(30));
         plan.distances.push(vec![30; plan.nodes.len()]);
     }
-    plan
+    (plan, facts)
 }
 
 /// The words of the section of `page` with this heading, markup removed.
@@ -47,8 +47,9 @@ fn part(text: &str, heading: &str) -> Vec<String> {
 
 #[test]
 fn the_page_has_the_tables_of_the_text() {
-    let plan = full();
-    let (page, text) = (html(&plan), text(&plan, Screen::FILE));
+    let (plan, facts) = full();
+    let view = View::of(&facts);
+    let (page, text) = (html(&plan, &view), text(&plan, &view));
     for (heading, of_text) in [
         ("Memory map", "Guest physical memory"),
         ("Behind it", "Behind it"),
@@ -74,13 +75,13 @@ fn the_page_has_the_tables_of_the_text() {
     for class in ["ram", "pci", "system", "free"] {
         assert!(page.contains(&format!("<tr class=\"address {class}\">")), "{class}");
     }
-    assert!(plan.memory.iter().all(|piece| page.contains(&format!("{}: ", piece.span))), "the drawing");
 }
 
 #[test]
 fn sections_of_nothing_are_left_out() {
-    let plan = plan(&spec(vec![node(0, GIB, "0")]), &facts()).unwrap();
-    let (page, text) = (html(&plan), text(&plan, Screen::FILE));
+    let facts = facts();
+    let plan = plan(&spec(vec![node(0, GIB, "0")]), &facts).unwrap();
+    let (page, text) = (html(&plan, &View::of(&facts)), text(&plan, &View::of(&facts)));
     for heading in ["Host functions", "Memory access", "Pinning"] {
         assert!(!page.contains(&format!("<h2>{heading}</h2>")), "{heading}");
         assert!(!text.contains(&format!("\n{heading}\n")), "{heading}");
@@ -90,16 +91,17 @@ fn sections_of_nothing_are_left_out() {
 
 #[test]
 fn a_terminal_with_colours_shows_devices_in_another_colour_than_ports() {
-    let plan = plan(&three_gpus().0, &three_gpus().1).unwrap();
-    let text = text(&plan, Screen::coloured(120));
+    let (spec, facts) = three_gpus();
+    let plan = plan(&spec, &facts).unwrap();
+    let text = text(&plan, &View { screen: Screen::coloured(120), ..View::of(&facts) });
     let line = |name: &str| text.lines().find(|line| line.contains(name)).unwrap();
     assert!(line("vfio0: ").contains("\u{1b}[") && !line("root port, slot 1").contains("\u{1b}["), "{text}");
 }
 
 #[test]
 fn vcpus_in_a_row_with_the_same_host_cpus_are_one_line() {
-    let mut plan = full();
-    let pinning = |plan: &Plan| part(&text(plan, Screen::FILE), "Pinning").join(" ");
+    let (mut plan, facts) = full();
+    let pinning = |plan: &Plan| part(&text(plan, &View::of(&facts)), "Pinning").join(" ");
     assert_eq!(pinning(&plan), "vCPU host CPUs 0 4-7 1 8 2-3 4-7");
     plan.vcpus[1].host_cpus = None;
     assert_eq!(pinning(&plan), "vCPU host CPUs 0 4-7 2-3 4-7");
@@ -107,8 +109,8 @@ fn vcpus_in_a_row_with_the_same_host_cpus_are_one_line() {
 
 #[test]
 fn a_distance_is_as_dark_as_it_is_far() {
-    let plan = full();
-    let page = html(&plan);
+    let (plan, facts) = full();
+    let page = html(&plan, &View { wide: true, ..View::of(&facts) });
     let farthest = plan.distances.iter().flatten().copied().max().unwrap();
     let cells = page.split("--heat: ").skip(1).map(|cell| {
         let (heat, rest) = cell.split_once("%\">").unwrap();
@@ -119,4 +121,27 @@ fn a_distance_is_as_dark_as_it_is_far() {
     cells.sort_unstable();
     assert!(cells.windows(2).all(|pair| pair[0].1 <= pair[1].1), "{cells:?}");
     assert_eq!((cells[0], cells[cells.len() - 1]), ((10, 0), (farthest, 100)));
+}
+
+#[test]
+fn memory_of_sockets_is_drawn_to_one_scale_and_the_map_once() {
+    let spec = config::load(Path::new("../configs/gb200-nvl4-egm.json")).unwrap();
+    let facts = facts::load(Path::new("../configs/facts/grace.json")).unwrap();
+    let page = html(&plan(&spec, &facts).unwrap(), &View::of(&facts));
+    // 256 GiB and about 16 GiB of 272 GiB, which are 280 pixels.
+    let bar = "<i class=\"egm\" style=\"height: 263px\"></i><i class=\"ram\" style=\"height: 16px\"></i>";
+    assert_eq!(page.matches(bar).count(), 2, "{page}");
+    for socket in ["<figcaption>Socket 0: ", "<figcaption>Socket 1: "] {
+        assert_eq!(page.matches(socket).count(), 1, "{socket}");
+    }
+    assert_eq!(page.matches("0x0004840000000</td><td>0x0008840000000").count(), 1, "a slice in the map");
+    assert!(!page.contains("<svg"));
+}
+
+#[test]
+fn a_page_lacks_the_kernels_command_line() {
+    let (mut spec, facts) = (spec(vec![node(0, GIB, "0")]), facts());
+    spec.boot.cmdline = "console=ttyS0 password=secret".to_owned();
+    let plan = plan(&spec, &facts).unwrap();
+    assert!(!html(&plan, &View::of(&facts)).contains("secret"));
 }

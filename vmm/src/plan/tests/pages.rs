@@ -45,7 +45,7 @@ fn memory_gets_the_largest_pages_of_the_host_in_the_order_of_what_they_cost() {
         if let (Some(why), [note]) = (why, notes.as_slice()) {
             assert!(note.starts_with("node0 has pages of 4 KiB: ") && note.contains(why), "{note}");
         }
-        let text = text(&plan(&spec, &facts).unwrap(), Screen::FILE);
+        let text = text(&plan(&spec, &facts).unwrap(), &View::of(&facts));
         assert!(text.contains(if huge { "in 2 MiB pages" } else { "in 4 KiB pages: " }), "{text}");
     }
 }
