@@ -9,9 +9,9 @@ use egm_report::program::{Outcome, print_json};
 use egm_report::show::{Colour, Side, Style, Table, print, size};
 use serde_json::{Map, Value, json};
 
-use crate::carve::advise::{How, Part, Setting, Split, Undo, Wish, advise, undo};
+use crate::carve::advise::{How, Need, Part, Setting, Split, Undo, Wish, advise, undo};
 use crate::host::Host;
-use crate::region::{HostFacts, HostFile, ReservedSpan};
+use crate::region::{HostFacts, HostFile, ReservedSpan, meminfo};
 
 /// Prints the kernel's words and the files that split this host's memory between its kernel and its guests
 #[derive(Debug, clap::Args)]
@@ -71,12 +71,21 @@ pub(super) fn run(args: &Args) -> Outcome {
     };
     let wish = Wish { hypervisor, per_node: args.per_node, parts: args.how.clone() };
     let split = advise(&recorded.host, &recorded.regions, &wish)?;
+    let need = if args.host.is_recorded() { Need::default() } else { Need::of(&meminfo(args.host.root())) };
+    let warning = need.warning(&split);
     if args.json {
+        warning.iter().for_each(|warning| tracing::warn!("{warning}"));
         print_json(&split)
     } else {
-        print(text(&split, &recorded.host, &again(args), colour))
+        print(text(&split, &recorded.host, &again(args), colour) + &warned(warning.as_deref(), colour))
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The warning at the end of the advice, where it is not overlooked.
+fn warned(warning: Option<&str>, colour: Colour) -> String {
+    let line = |warning| format!("\n{}\n", colour.paint(Style::Yellow, &format!("warning: {warning}")));
+    warning.map(line).unwrap_or_default()
 }
 
 /// The command line that gives the same advice.
