@@ -61,11 +61,7 @@ fn compare(options: &Options) -> Result<(String, String), String> {
             .map_err(|error| format!("cannot write the comparison: {error}"))?
     } else {
         let columns = output::terminal(&io::stdout()).unwrap_or(output::COLUMNS);
-        format!(
-            "{}\n{}",
-            comparison.to_text(columns),
-            egm_guest::findings::comparison_bars(&comparison, columns)
-        )
+        comparison.to_text(columns)
     };
     Ok((text, egm_guest::findings::html(&second, Some(&comparison))))
 }

@@ -211,9 +211,11 @@ fn two_runs_stand_side_by_side() {
     run_of(&["--select", "memory.latency", "--size", "64KiB", "--arg", "memory.rounds=1"], &file);
     let text = ends(&egm_guest(&["compare", path, path]), 0);
     assert!(text.contains("memory.latency: step") && text.contains("1.000"), "{text}");
+    assert!(text.contains(" figures in both, ") && text.contains("no verdict changed"), "{text}");
     let json = ends(&egm_guest(&["compare", path, path, "--json"]), 0);
     let json: Value = serde_json::from_str(&json).unwrap();
-    assert!(json["ratios"].as_array().is_some_and(|ratios| !ratios.is_empty()), "{json}");
+    let ratios = json["ratios"].as_array().unwrap();
+    assert!(!ratios.is_empty() && json["summary"]["figures"] == ratios.len(), "{json}");
     ends(&egm_guest(&["compare", path, path, "--rename", "step=step"]), 0);
     ends(&egm_guest(&["compare", path, path, "--rename", "nothing"]), 2);
     ends(&egm_guest(&["compare", path, "/nowhere"]), 2);

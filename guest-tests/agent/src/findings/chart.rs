@@ -49,18 +49,6 @@ pub fn bars(run: &Run, before: Option<&Comparison>, columns: usize) -> String {
     text
 }
 
-/// One bar a ratio; a full bar is the best one, or 1.
-pub fn comparison_bars(comparison: &Comparison, columns: usize) -> String {
-    let most = comparison.ratios.iter().map(|ratio| ratio.ratio).fold(1.0, f64::max);
-    let row = |ratio: &crate::findings::Ratio| Row {
-        label: visible(&ratio.series),
-        at: ratio.bytes.map(size).unwrap_or_default(),
-        part: ratio.ratio / most,
-        value: format!("{:>8.3}", ratio.ratio),
-    };
-    lines(&comparison.ratios.iter().map(row).collect::<Vec<_>>(), columns)
-}
-
 /// The rows under one another: labels as wide as the longest, unless that leaves too little for bars.
 fn lines(rows: &[Row], columns: usize) -> String {
     let room = columns.saturating_sub(OTHERS);
@@ -134,7 +122,6 @@ mod tests {
     fn ratios_to_a_run_before_are_said_and_bad_numbers_have_no_bar() {
         let comparison = Comparison::of(&run(), &run(), None);
         assert!(bars(&run(), Some(&comparison), 80).contains("1.000 of before"));
-        assert!(comparison_bars(&comparison, 80).lines().all(|line| line.contains("1.000")));
         assert_eq!(bar(f64::NAN, 4), "....");
     }
 
@@ -151,7 +138,6 @@ mod tests {
                 bars(&long, None, columns),
                 bars(&long, Some(&same), columns),
                 bars(&run(), Some(&comparison), columns),
-                comparison_bars(&same, columns),
             ];
             for line in texts.iter().flat_map(|text| text.lines()) {
                 assert!(line.chars().count() <= columns, "{columns}: {line}");

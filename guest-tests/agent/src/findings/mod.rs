@@ -17,8 +17,8 @@ mod verdict;
 
 use std::fmt;
 
-pub use chart::{bars, comparison_bars};
-pub use compare::{Change, Comparison, Ratio};
+pub use chart::bars;
+pub use compare::{Change, Comparison, Extreme, Ratio, Summary};
 pub use figure::Figure;
 pub use html::html;
 pub use junit::{Case, Suite, junit, junit_of};
