@@ -6,12 +6,14 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use egm_report::show::{Colour, Style};
+
 /// Exit code for a command line that is not understood.
 pub(crate) const USAGE: u8 = 2;
 /// Columns of what is no terminal, or one that reports none.
 pub(crate) const COLUMNS: usize = 80;
 /// The fewest and the most columns that a terminal plausibly has.
-const BELIEVED: std::ops::RangeInclusive<usize> = 40..=400;
+const PLAUSIBLE: std::ops::RangeInclusive<usize> = 40..=400;
 
 /// Prints on standard output. A reader that has gone (`| head`) is no error: no other one is left to notify.
 ///
@@ -81,7 +83,48 @@ fn wrong(path: &Path, error: &io::Error) -> String {
 /// Columns of a terminal; `None` for what is none, where lines are as long as they are.
 pub(crate) fn terminal<S: AsFd + IsTerminal>(stream: &S) -> Option<usize> {
     let size = || rustix::termios::tcgetwinsize(stream).ok().map(|size| usize::from(size.ws_col));
-    stream.is_terminal().then(|| size().filter(|columns| BELIEVED.contains(columns)).unwrap_or(COLUMNS))
+    stream.is_terminal().then(|| size().filter(|columns| PLAUSIBLE.contains(columns)).unwrap_or(COLUMNS))
+}
+
+/// Standard output: a terminal with its columns and colours, or a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Screen {
+    colour: Colour,
+    columns: Option<usize>,
+}
+
+impl Screen {
+    /// A file or another program: no colours, and lines of any length, which can be searched.
+    pub(crate) const FILE: Self = Self { colour: Colour::Off, columns: None };
+
+    /// A terminal with colours.
+    #[cfg(test)]
+    pub(crate) const fn coloured(columns: usize) -> Self {
+        Self { colour: Colour::On, columns: Some(columns) }
+    }
+
+    /// A terminal without colours.
+    #[cfg(test)]
+    pub(crate) const fn plain(columns: usize) -> Self {
+        Self { colour: Colour::Off, columns: Some(columns) }
+    }
+
+    /// The screen behind standard output; `NO_COLOR` and a dumb terminal turn colours off.
+    pub(crate) fn of_stdout() -> Self {
+        let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+        let colour = if is_dumb { Colour::Off } else { Colour::of_stdout() };
+        Self { colour, columns: terminal(&io::stdout()) }
+    }
+
+    /// Columns of the terminal; `None` for a file.
+    pub(crate) const fn columns(self) -> Option<usize> {
+        self.columns
+    }
+
+    /// `text`, printable, in `style`.
+    pub(crate) fn paint(self, style: Style, text: &str) -> String {
+        self.colour.paint(style, text)
+    }
 }
 
 #[cfg(test)]

@@ -343,13 +343,18 @@ fn what_a_validation_started_ends_with_the_run_however_that_ends() {
 #[test]
 fn the_doctor_has_lines_for_any_machine_and_a_recorded_one() {
     let text = ends(&egm_guest(&["doctor"]), 0);
-    for topic in ["hypervisor seen", "NUMA nodes", "EGM", "locked memory", "kernel", "GPU errors in dmesg"] {
+    for topic in
+        ["System\n", "hypervisor seen", "NUMA nodes", "EGM", "kernel", "GPU errors in dmesg", "RDMA\n"]
+    {
         assert!(text.contains(topic), "{topic} in {text}");
     }
     let lines: Value = serde_json::from_slice(&egm_guest(&["doctor", "--json"]).stdout).unwrap();
     assert!(lines.as_array().is_some_and(|lines| lines.len() > 15), "{lines}");
     let folder = tempfile::tempdir().unwrap();
     let recorded = ends(&egm_guest(&["doctor", "--root", folder.path().to_str().unwrap()]), 0);
+    for folded in ["GPU topics             no NVIDIA GPU", "RDMA topics            no RDMA device"] {
+        assert_eq!(recorded.matches(folded).count(), 1, "{recorded}");
+    }
     assert!(recorded.contains("not asked of a recorded machine"), "{recorded}");
     ends(&egm_guest(&["doctor", "--root", "/nowhere/at/all"]), 2);
 }
