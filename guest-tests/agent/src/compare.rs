@@ -1,13 +1,12 @@
 //! `egm-guest compare A B`: two runs side by side.
 
-use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use egm_guest::findings::Comparison;
 
-use crate::output::{self, Output};
+use crate::output::{self, Output, Screen};
 use crate::validate::read_run;
 
 /// Which runs, and how.
@@ -60,8 +59,7 @@ fn compare(options: &Options) -> Result<(String, String), String> {
             .map(|text| text + "\n")
             .map_err(|error| format!("cannot write the comparison: {error}"))?
     } else {
-        let columns = output::terminal(&io::stdout()).unwrap_or(output::COLUMNS);
-        comparison.to_text(columns)
+        comparison.to_text(Screen::of_stdout().columns().unwrap_or(output::COLUMNS))
     };
     Ok((text, egm_guest::findings::html(&second, Some(&comparison))))
 }

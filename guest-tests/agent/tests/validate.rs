@@ -35,7 +35,10 @@ fn ends(output: &Output, code: i32) -> String {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(code), "stdout: {out}\nstderr: {err}");
-    assert!(!out.contains('\u{1b}') && !err.contains('\u{1b}'), "escapes for nobody's terminal: {out}{err}");
+    assert!(
+        !out.contains('\u{1b}') && !err.contains('\u{1b}'),
+        "escape sequences without a terminal: {out}{err}"
+    );
     out + &err
 }
 
@@ -222,7 +225,7 @@ fn two_runs_stand_side_by_side() {
     ends(&egm_guest(&["compare", path]), 2);
     let page = folder.path().join("page.html");
     ends(&egm_guest(&["compare", path, path, "--html", page.to_str().unwrap()]), 0);
-    assert!(fs::read_to_string(&page).unwrap().contains("the run before"));
+    assert!(fs::read_to_string(&page).unwrap().contains("the earlier run"));
     ends(&egm_guest(&["compare", path, path, "--html", "/nowhere/page.html"]), 2);
 }
 

@@ -11,7 +11,7 @@ use egm_guest::findings::{Comparison, MAX_RUN, Run, Verdict, visible};
 
 use super::{select, show};
 use crate::finding::Finding;
-use crate::output::{self, Output};
+use crate::output::{self, Output, Screen};
 
 /// How, beside what, and where to.
 #[derive(Debug, Args)]
@@ -96,7 +96,8 @@ impl Report<'_> {
         } else if form.junit {
             egm_guest::findings::junit(&run)
         } else {
-            show::table(&run, comparison.as_ref(), show::Screen::of_output(out.is_some()))
+            let screen = if out.is_some() { Screen::FILE } else { Screen::of_stdout() };
+            show::table(&run, comparison.as_ref(), screen)
         };
         let written = match out {
             Some(file) => file.write(&text),
@@ -141,8 +142,8 @@ fn selected(mut run: Run, words: &[String]) -> Result<Run, String> {
     Ok(run)
 }
 
-/// Series of the run before that this one has at no size, though it has tried their validation: what was fast and is
-/// skipped now, say.
+/// Series of the earlier run that this run lacks at every size, although it ran their validation: for instance a
+/// measurement that is skipped now.
 fn gone(before: &Run, run: &Run, comparison: &Comparison) -> BTreeSet<String> {
     let ratios = comparison.ratios.iter();
     let there: BTreeSet<_> = ratios.map(|ratio| (&*ratio.name, &*ratio.series, &*ratio.unit)).collect();
@@ -156,7 +157,7 @@ fn gone(before: &Run, run: &Run, comparison: &Comparison) -> BTreeSet<String> {
         .collect()
 }
 
-/// The verdict on figures that are worse than a person allows, or gone.
+/// Verdict on figures below `least`, and on series that are gone.
 fn regressions(comparison: &Comparison, gone: &BTreeSet<String>, least: f64, seed: u64) -> Verdict {
     const NAME: &str = "baseline.least";
     const CLAIM: &str = "no figure is below --least of the baseline's, and none is gone";
