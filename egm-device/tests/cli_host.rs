@@ -36,6 +36,30 @@ fn a_folder_that_holds_no_host_is_refused() {
     refused(&["regions", "--host-files", "/none"], 2, &parts);
 }
 
+/// A host of 16 GiB, of which 6 GiB are in use and 2 GiB are in a pool.
+#[test]
+fn a_split_that_leaves_the_host_too_little_has_a_warning() {
+    let host = tempfile::tempdir().unwrap();
+    let pool = host.path().join("sys/kernel/mm/hugepages/hugepages-2048kB");
+    fs::create_dir_all(&pool).unwrap();
+    fs::create_dir_all(host.path().join("proc")).unwrap();
+    fs::write(pool.join("nr_hugepages"), "1024").unwrap();
+    let meminfo = "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\nHugetlb: 2097152 kB\n";
+    fs::write(host.path().join("proc/meminfo"), meminfo).unwrap();
+    let advise = |hypervisor: &str, more: &[&str]| {
+        let mut command = Command::new(PROGRAM);
+        command.args(["carve", "advise", "--how", "hugetlb", "--hypervisor", hypervisor, "--root"]);
+        command.arg(host.path()).args(more).output().unwrap()
+    };
+    let warning =
+        "the hypervisor keeps 4 GiB, but this host needs 7 GiB (6 GiB in use now and a reserve of 1 GiB)";
+    let text = String::from_utf8(advise("4GiB", &[]).stdout).unwrap();
+    assert!(text.contains(&format!("\nwarning: {warning}")), "{text}");
+    let enough = String::from_utf8(advise("7GiB", &[]).stdout).unwrap();
+    assert!(enough.contains("hugepages=") && !enough.contains("warning"), "{enough}");
+    check(advise("4GiB", &["--json"]), 0, &[warning]);
+}
+
 #[test]
 fn a_record_of_the_other_program_is_refused_by_its_name() {
     let folder = tempfile::tempdir().unwrap();

@@ -142,6 +142,11 @@ fn device_tree(root: &Path) -> SpanSet<Host> {
     pairs.iter().filter_map(span).collect()
 }
 
+/// `/proc/meminfo` of the host below `root`; empty where it cannot be read.
+pub(crate) fn meminfo(root: &Path) -> String {
+    text(&root.join("proc/meminfo")).unwrap_or_default()
+}
+
 /// Every node that is online; a kernel without NUMA has one, node 0, with everything.
 fn nodes(root: &Path) -> Vec<Node> {
     let folder = root.join("sys/devices/system/node");

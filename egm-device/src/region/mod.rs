@@ -25,8 +25,8 @@ pub mod usage;
 pub mod words;
 
 pub use discover::Survey;
-pub(crate) use facts::near_node;
 pub use facts::{HostFacts, Node, Pool};
+pub(crate) use facts::{meminfo, near_node};
 pub(crate) use host_file::remedy;
 pub use host_file::{FsdaxFolder, HostFile, HostFileError, ReservedSpan, schema as host_file_schema};
 pub use refused::{RefusedRegion, RegionRefusal};

@@ -111,7 +111,7 @@ pub(crate) fn answer_of(
     }
     // Its end closes the pipe; what it exits with is settled by then, so killing it changes no status.
     let words = words.and_then(|words| words.recv_timeout(GRACE).ok()).unwrap_or_default();
-    let how = kill(&mut child).map_or_else(|| "nobody knows how".to_owned(), |status| status.to_string());
+    let how = kill(&mut child).map_or_else(|| "in an unknown way".to_owned(), |status| status.to_string());
     Err(format!("ended without an answer, {how}{}", quoted(&words)))
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn ended(child: &mut Child, grace: Duration) -> Option<ExitStatus> {
     looked(child, grace)
 }
 
-/// The same by looking at it every hundredth of a second.
+/// Waits by polling every hundredth of a second.
 fn looked(child: &mut Child, grace: Duration) -> Option<ExitStatus> {
     let (begun, pause) = (Instant::now(), Timespec { tv_sec: 0, tv_nsec: 10_000_000 });
     loop {

@@ -60,12 +60,7 @@ fn compare(options: &Options) -> Result<(String, String), String> {
             .map(|text| text + "\n")
             .map_err(|error| format!("cannot write the comparison: {error}"))?
     } else {
-        let columns = Screen::of_stdout().columns().unwrap_or(COLUMNS);
-        format!(
-            "{}\n{}",
-            comparison.to_text(columns),
-            egm_guest::findings::comparison_bars(&comparison, columns)
-        )
+        comparison.to_text(Screen::of_stdout().columns().unwrap_or(COLUMNS))
     };
     Ok((text, egm_guest::findings::html(&second, Some(&comparison))))
 }

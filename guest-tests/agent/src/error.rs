@@ -19,13 +19,13 @@ pub(crate) enum Broken {
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// Action that failed.
         what: String,
         /// The I/O error.
         source: io::Error,
     },
     /// A text of the guest's kernel does not have the expected form.
-    #[error("{what} says {text:?}, which is not {form}")]
+    #[error("{what} contains {text:?}, which is not {form}")]
     Text {
         /// File or field.
         what: String,

@@ -45,7 +45,7 @@ pub(crate) struct Memory {
     pub(crate) node: u32,
 }
 
-/// What an address window is for.
+/// Purpose of an address window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum WindowKind {
@@ -95,7 +95,7 @@ pub(crate) struct Function {
     pub(crate) msix_vectors: u16,
 }
 
-/// What a PCI function is.
+/// Type of a PCI function.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "role", rename_all = "kebab-case")]
 pub(crate) enum Role {
@@ -122,7 +122,7 @@ pub(crate) enum Role {
     },
 }
 
-/// What is planned of a host function.
+/// Planned properties of a host function.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Passed {
     /// The number by which an NVIDIA GPU knows others that it reaches.
@@ -132,7 +132,7 @@ pub(crate) struct Passed {
     pub(crate) memory: Option<GpuMemory>,
 }
 
-/// Where a GPU's memory is.
+/// Location of a GPU's memory.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct GpuMemory {
     /// Numbers of the BARs that are memory.

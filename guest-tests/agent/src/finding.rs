@@ -53,7 +53,7 @@ impl Finding {
         self
     }
 
-    /// The same, but failed when it passed with a figure that cannot be.
+    /// The finding, turned into a failure if it passed with an impossible figure.
     #[must_use]
     pub(crate) fn without_nonsense(mut self) -> Self {
         let nonsense: Vec<String> = self.figures.iter().filter_map(Figure::nonsense).take(SHOWN).collect();

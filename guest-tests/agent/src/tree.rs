@@ -24,7 +24,7 @@ impl Tree {
         Self(PathBuf::from("/"))
     }
 
-    /// Those below `root`.
+    /// The files below `root`.
     pub(crate) fn at(root: impl Into<PathBuf>) -> Self {
         Self(root.into())
     }

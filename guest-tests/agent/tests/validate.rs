@@ -35,7 +35,10 @@ fn ends(output: &Output, code: i32) -> String {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(code), "stdout: {out}\nstderr: {err}");
-    assert!(!out.contains('\u{1b}') && !err.contains('\u{1b}'), "escapes for nobody's terminal: {out}{err}");
+    assert!(
+        !out.contains('\u{1b}') && !err.contains('\u{1b}'),
+        "escape sequences without a terminal: {out}{err}"
+    );
     out + &err
 }
 
@@ -211,16 +214,18 @@ fn two_runs_stand_side_by_side() {
     run_of(&["--select", "memory.latency", "--size", "64KiB", "--arg", "memory.rounds=1"], &file);
     let text = ends(&egm_guest(&["compare", path, path]), 0);
     assert!(text.contains("memory.latency: step") && text.contains("1.000"), "{text}");
+    assert!(text.contains(" figures in both, ") && text.contains("no verdict changed"), "{text}");
     let json = ends(&egm_guest(&["compare", path, path, "--json"]), 0);
     let json: Value = serde_json::from_str(&json).unwrap();
-    assert!(json["ratios"].as_array().is_some_and(|ratios| !ratios.is_empty()), "{json}");
+    let ratios = json["ratios"].as_array().unwrap();
+    assert!(!ratios.is_empty() && json["summary"]["figures"] == ratios.len(), "{json}");
     ends(&egm_guest(&["compare", path, path, "--rename", "step=step"]), 0);
     ends(&egm_guest(&["compare", path, path, "--rename", "nothing"]), 2);
     ends(&egm_guest(&["compare", path, "/nowhere"]), 2);
     ends(&egm_guest(&["compare", path]), 2);
     let page = folder.path().join("page.html");
     ends(&egm_guest(&["compare", path, path, "--html", page.to_str().unwrap()]), 0);
-    assert!(fs::read_to_string(&page).unwrap().contains("the run before"));
+    assert!(fs::read_to_string(&page).unwrap().contains("the earlier run"));
     ends(&egm_guest(&["compare", path, path, "--html", "/nowhere/page.html"]), 2);
 }
 
@@ -341,13 +346,18 @@ fn what_a_validation_started_ends_with_the_run_however_that_ends() {
 #[test]
 fn the_doctor_has_lines_for_any_machine_and_a_recorded_one() {
     let text = ends(&egm_guest(&["doctor"]), 0);
-    for topic in ["hypervisor seen", "NUMA nodes", "EGM", "locked memory", "kernel", "GPU errors in dmesg"] {
+    for topic in
+        ["System\n", "hypervisor seen", "NUMA nodes", "EGM", "kernel", "GPU errors in dmesg", "RDMA\n"]
+    {
         assert!(text.contains(topic), "{topic} in {text}");
     }
     let lines: Value = serde_json::from_slice(&egm_guest(&["doctor", "--json"]).stdout).unwrap();
     assert!(lines.as_array().is_some_and(|lines| lines.len() > 15), "{lines}");
     let folder = tempfile::tempdir().unwrap();
     let recorded = ends(&egm_guest(&["doctor", "--root", folder.path().to_str().unwrap()]), 0);
+    for folded in ["GPU topics             no NVIDIA GPU", "RDMA topics            no RDMA device"] {
+        assert_eq!(recorded.matches(folded).count(), 1, "{recorded}");
+    }
     assert!(recorded.contains("not asked of a recorded machine"), "{recorded}");
     ends(&egm_guest(&["doctor", "--root", "/nowhere/at/all"]), 2);
 }

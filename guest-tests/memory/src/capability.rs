@@ -34,7 +34,7 @@ impl Facts {
         (size > 0 && page.is_power_of_two()).then_some(Self { size, base, page, pxm })
     }
 
-    /// Those of a function with configuration space `config`; `None` when it is another device.
+    /// The capability in configuration space `config`; `None` for another device.
     #[must_use]
     pub fn of_config(config: &[u8]) -> Option<Self> {
         let mut at = usize::from(*config.get(FIRST)? & !3); // the lowest two bits are reserved

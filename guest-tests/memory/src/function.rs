@@ -49,7 +49,7 @@ pub fn find() -> Result<Found, MemoryError> {
     find_in(Path::new("/sys/bus/pci/devices"))
 }
 
-/// The same, of a folder like `/sys/bus/pci/devices`.
+/// Functions in a folder like `/sys/bus/pci/devices`.
 ///
 /// # Errors
 /// As [`find`].

@@ -3,7 +3,7 @@
 //
 //     bandwidth [PART…]
 //
-// PART is one of device, pinned, registered, managed, host_numa, pool and p2p; all without one. Says "ready GPU" once it has its
+// PART is one of device, pinned, registered, managed, host_numa, pool and p2p; all without one. Prints "ready GPU" once it has its
 // memory, then reads lines with a series and bytes, a tab in between, and answers each: with the value of a round (GB/s, or
 // ns for latency) and its seconds, after some milliseconds that do not count, or with "-" where it has no such figure. A
 // round does as much as one of egm-guest's. Names of series are egm-guest's, and so are kinds of memory: the GPU's own is made by cuMemCreate here too. Series that end with
@@ -78,7 +78,7 @@ __global__ void read_all(const uint4 *from, size_t count, unsigned *out) {
     }
     for (; i < count; i += step)
         mixed ^= from[i].x ^ from[i].y ^ from[i].z ^ from[i].w;
-    if (mixed == 0x12345678) // the compiler must not know that nobody needs it
+    if (mixed == 0x12345678) // keeps the compiler from removing the reads
         *out = mixed;
 }
 
@@ -160,7 +160,7 @@ static void bandwidth(const std::string &series, size_t bytes, size_t round, int
         for (int i = 0; i < repeats; i++)
             work();
     };
-    // As in egm-guest, one stream is at work already when the clock starts, while it is told the rest.
+    // As in egm-guest, one stream is at work already when the clock starts, while the rest is queued.
     auto seconds = clocked(main, side, all, side ? nullptr : work);
     figure(series, bytes, seconds, [=](double took) { return double(bytes) * repeats * directions / took / 1e9; });
 }

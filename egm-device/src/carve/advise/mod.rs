@@ -8,6 +8,7 @@
 
 mod firmware;
 mod kernel;
+mod need;
 mod ram;
 mod undo;
 
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::region::{HostFacts, Region, RegionKind, ReservedSpan};
 
+pub use need::{Need, RESERVE};
 pub use undo::{Undo, undo};
 
 /// Version of the JSON form of [`Split`].

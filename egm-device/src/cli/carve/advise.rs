@@ -9,9 +9,9 @@ use egm_report::program::{Outcome, print_json};
 use egm_report::show::{Screen, Side, Style, Table, print, size};
 use serde_json::{Map, Value, json};
 
-use crate::carve::advise::{Setting, Split, SplitMethod, SplitPart, SplitRequest, Undo, advise, undo};
+use crate::carve::advise::{Need, Setting, Split, SplitMethod, SplitPart, SplitRequest, Undo, advise, undo};
 use crate::host::Host;
-use crate::region::{HostFacts, HostFile, ReservedSpan};
+use crate::region::{HostFacts, HostFile, ReservedSpan, meminfo};
 
 /// Print the kernel parameters and files that split this host's memory between its kernel and guests
 #[derive(Debug, clap::Args)]
@@ -77,12 +77,21 @@ pub(super) fn run(args: &Args) -> Outcome {
     };
     let request = SplitRequest { hypervisor, per_node: args.per_node, parts: args.how.clone() };
     let split = advise(&recorded.host, &recorded.regions, &request)?;
+    let need = if args.host.is_recorded() { Need::default() } else { Need::of(&meminfo(args.host.root())) };
+    let warning = need.warning(&split);
     if args.json {
+        warning.iter().for_each(|warning| tracing::warn!("{warning}"));
         print_json(&split)
     } else {
-        print(text(&split, &recorded.host, &again(args), screen))
+        print(text(&split, &recorded.host, &again(args), screen) + &warned(warning.as_deref(), screen))
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The warning at the end of the advice, where it is not overlooked.
+fn warned(warning: Option<&str>, screen: Screen) -> String {
+    let line = |warning| format!("\n{}\n", screen.paint(Style::Yellow, &format!("warning: {warning}")));
+    warning.map(line).unwrap_or_default()
 }
 
 /// The command line that gives the same advice.

@@ -64,7 +64,7 @@ pub(super) fn physical(page: &Mapping) -> Result<u64, Broken> {
         .and_then(|file| file.read_exact_at(&mut entry, 8 * index as u64))
         .map_err(Broken::system(format!("cannot read {PATH}")))?;
     match u64::from_le_bytes(entry) & ((1 << 55) - 1) {
-        0 => Err(Broken::text(PATH, "0", "a page number, which only root is told")),
+        0 => Err(Broken::text(PATH, "0", "a page number, which only root can read")),
         number => Ok(number * PAGE as u64),
     }
 }

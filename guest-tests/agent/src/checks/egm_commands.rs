@@ -17,7 +17,7 @@ use crate::finding::{Claim, Finding};
 use crate::pattern;
 
 /// A function that no machine has.
-const NOBODY: &str = "ffff:ff:1f.7";
+const ABSENT: &str = "ffff:ff:1f.7";
 const SUCCESS: i32 = 0;
 const FAILURE: i32 = 1;
 /// Exit code of clap for words that mean nothing.
@@ -92,12 +92,12 @@ fn refused(claim: &mut Claim, found: &[Function]) -> Result<(), Broken> {
     let unasked = call(&["test"])?;
     claim.equal("the exit code of test without consent", &unasked.code, &Some(USAGE));
     claim.holds(unasked.err.contains("--overwrite"), || {
-        format!("without consent test says {:?}", unasked.err)
+        format!("without consent test prints {:?}", unasked.err)
     });
-    let missing = call(&["test", "--overwrite", NOBODY])?;
-    claim.equal("the exit code of test of nobody", &missing.code, &Some(FAILURE));
-    let told = missing.err.contains(NOBODY) && missing.err.contains("help: egm-guest list");
-    claim.holds(told, || format!("test of nobody says {:?}", missing.err));
+    let missing = call(&["test", "--overwrite", ABSENT])?;
+    claim.equal("the exit code of test of an absent function", &missing.code, &Some(FAILURE));
+    let told = missing.err.contains(ABSENT) && missing.err.contains("help: egm-guest list");
+    claim.holds(told, || format!("test of an absent function prints {:?}", missing.err));
     claim.holds(words(found)? == before, || "a test that was refused wrote to the memory");
     Ok(())
 }
@@ -112,7 +112,7 @@ fn tested(claim: &mut Claim, found: &[Function]) -> Result<(), Broken> {
         let usable = function.usable()?.size();
         let promise = format!("{name}: {} keep what is written, ", ByteSize::new(usable));
         let told = all.out.lines().any(|line| line.starts_with(&promise) && line.contains(" GB/s, read "));
-        claim.holds(told, || format!("test says {:?}, and nothing of {promise:?}", all.out));
+        claim.holds(told, || format!("test prints {:?}, without {promise:?}", all.out));
         let one = call(&["test", "--overwrite", &name])?;
         claim.equal(format!("the exit code of test {name}"), &one.code, &Some(SUCCESS));
         claim.equal(format!("lines of test {name}"), &one.out.lines().count(), &1);

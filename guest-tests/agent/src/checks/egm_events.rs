@@ -86,7 +86,8 @@ pub(super) fn lost(args: &Arguments) -> Result<Finding, Broken> {
     let mut claim = Claim::default();
     let (word, before) = (function.memory.read(0), addresses());
     say("lost");
-    claim.holds(came(&before).is_some(), || "no function came, so nobody has said that the server is dead");
+    claim
+        .holds(came(&before).is_some(), || "no function appeared, so the end of the server was not reported");
     without_server(&mut claim, &function, args)?;
     claim.equal("the first word", &function.memory.read(0), &word);
     Ok(claim.finish())

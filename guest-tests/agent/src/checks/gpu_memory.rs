@@ -16,7 +16,7 @@ use crate::finding::{Claim, Finding};
 use crate::sys::Registers;
 use crate::{pattern, sysfs};
 
-/// What is left in the memory.
+/// Content that stays in the memory.
 const MARK: u64 = 0x6d65_6d20_7570_6721;
 const WORD: usize = size_of::<u64>();
 

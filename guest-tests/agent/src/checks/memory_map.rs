@@ -20,7 +20,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     if !told.is_empty() {
         let beyond = told.minus(&all_planned(&context.plan));
         claim.holds(beyond.is_empty(), || {
-            format!("firmware tells of RAM that is not planned: {}", spans(&beyond))
+            format!("firmware reports RAM that is not planned: {}", spans(&beyond))
         });
         let untold = context.plan.usable(None).minus(&first_mebibyte()).minus(&told);
         claim.holds(untold.is_empty(), || {

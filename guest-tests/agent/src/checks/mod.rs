@@ -111,7 +111,7 @@ pub(crate) static ALL: &[Check] = &[
     ),
     check("numa", "nodes, their vCPUs, sizes and distances are as planned", numa::run),
     check("acpi_tables", "SRAT, SLIT and HMAT say what was planned, byte by byte", acpi_tables::run),
-    by_name(check("acpi_numa", "the kernel says that it took the planned nodes from ACPI", acpi_numa::run)),
+    by_name(check("acpi_numa", "the kernel logs that it took the planned nodes from ACPI", acpi_numa::run)),
     check("hmat", "Linux took the planned latencies and bandwidths from the HMAT", hmat::run),
     check("pci", "the PCI tree is the planned one: functions, BARs, buses, windows", pci::run),
     check("rng", "the hardware random number generator is virtio-rng and gives bytes", rng::run),
@@ -152,7 +152,7 @@ pub(crate) static ALL: &[Check] = &[
     ),
     alone(
         "egm_device",
-        "a slice behind a PCI function is what its capability says, keeps its bytes, and answers doorbells",
+        "a slice behind a PCI function matches its capability, keeps its bytes, and answers doorbells",
         egm_device::run,
     ),
     by_name(check(
@@ -177,7 +177,7 @@ pub(crate) static ALL: &[Check] = &[
     )),
     by_name(alone(
         "egm_lost",
-        "a slice behind a PCI function whose server dies reads ones, but for memory that the monitor has mapped",
+        "a slice behind a PCI function reads ones after its server has died, but for memory that the monitor has mapped",
         egm_events::lost,
     )),
     by_name(alone(
@@ -187,7 +187,7 @@ pub(crate) static ALL: &[Check] = &[
     )),
     by_name(check(
         "power_button",
-        "the guest hears its power button, which the host presses",
+        "the guest gets an event of its power button, which the host presses",
         power_button::run,
     )),
     by_name(check(

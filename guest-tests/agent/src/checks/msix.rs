@@ -124,7 +124,7 @@ fn judge(claim: &mut Claim, device: &Device, before: &[Vector], after: &[Vector]
             after.iter().filter(|v| fired(v)).count()
         ));
     } else {
-        claim.seen(format!("{id}: {} vectors, not used: nobody answers", after.len()));
+        claim.seen(format!("{id}: {} vectors, not used: no device answers", after.len()));
     }
 }
 
@@ -156,6 +156,6 @@ mod tests {
         assert_eq!(judged(&both, true), "disk0: 3 vectors, 2 fired");
         assert!(judged(INTERRUPTS, true).starts_with("no vector of disk0 fired"));
         assert!(judged(&both.replace("PCI-MSIX", "IO-APIC"), true).contains("does not come by MSI-X"));
-        assert_eq!(judged(INTERRUPTS, false), "disk0: 3 vectors, not used: nobody answers");
+        assert_eq!(judged(INTERRUPTS, false), "disk0: 3 vectors, not used: no device answers");
     }
 }

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_lacking_is_told_with_its_remedy_and_is_no_failure() {
+    fn a_lack_is_reported_with_its_remedy_and_is_no_failure() {
         let told = |line| {
             let check = check(&line);
             (check.name, check.outcome, check.reason)
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_helps_nobody_is_a_failure() {
+    fn a_line_without_use_is_a_failure() {
         for line in [lacks("MTU", "1500", ""), ok("MTU", "")] {
             assert_eq!(check(&line).outcome, Outcome::Failed, "{line:?}");
         }

@@ -8,13 +8,13 @@ mod driver;
 mod live;
 mod path;
 mod rdma;
+mod show;
 mod system;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use egm_guest::findings::{visible, wrapped};
 use egm_report::show::{Screen, Style};
 use serde::Serialize;
 
@@ -113,66 +113,44 @@ pub(crate) fn main(options: &Options) -> ExitCode {
         }
         Some(root) => return output::misused(&format!("--root {} is no folder", root.display())),
     };
-    let lines = examine(&tree, &live);
     output::printed(&if options.json {
-        serde_json::to_string_pretty(&lines).unwrap_or_default() + "\n"
+        serde_json::to_string_pretty(&examine(&tree, &live)).unwrap_or_default() + "\n"
     } else {
-        let screen = Screen::of_stdout();
-        let text: String = lines.iter().map(|line| text(line, screen)).collect();
-        format!("{text}{}\n", sum(&lines))
+        let parts = Parts::of(&tree);
+        show::report(&groups(&tree, &live, &parts), &parts, Screen::of_stdout())
     })
+}
+
+/// Device that the topics of a group are about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Device {
+    None,
+    Gpu,
+    Rdma,
+}
+
+/// Topics that belong together.
+#[derive(Debug)]
+struct Group {
+    title: &'static str,
+    device: Device,
+    lines: Vec<Line>,
+}
+
+/// All lines, by group.
+fn groups(tree: &Tree, live: &Live, parts: &Parts) -> [Group; 3] {
+    let mut gpus = driver::lines(tree, live, parts);
+    gpus.extend(path::lines(tree, parts));
+    [
+        Group { title: "System", device: Device::None, lines: system::lines(tree, live) },
+        Group { title: "GPUs and their paths to NICs", device: Device::Gpu, lines: gpus },
+        Group { title: "RDMA", device: Device::Rdma, lines: rdma::lines(tree, live, parts) },
+    ]
 }
 
 /// All lines.
 fn examine(tree: &Tree, live: &Live) -> Vec<Line> {
-    let parts = Parts::of(tree);
-    let mut lines = system::lines(tree, live);
-    lines.extend(driver::lines(tree, live, &parts));
-    lines.extend(path::lines(tree, &parts));
-    lines.extend(rdma::lines(tree, live, &parts));
-    lines
-}
-
-/// Column in which the observation begins.
-const SEEN: usize = 32;
-
-/// A line and its remedy; on a terminal in as many lines as it takes, with the state in colour.
-fn text(line: &Line, screen: Screen) -> String {
-    let word = line.state.word();
-    let text = plain(line, screen.columns());
-    let rest = text.strip_prefix(word).unwrap_or_default();
-    format!("{}{rest}", screen.paint(line.state.style(), word))
-}
-
-/// The same without colour.
-fn plain(line: &Line, columns: Option<usize>) -> String {
-    let (topic, seen, remedy) = (visible(&line.topic), visible(&line.seen), visible(&line.remedy));
-    let mut text = format!("{:<8} {topic:<22} ", line.state.word());
-    let fits = |text: &str, more: &str| {
-        columns.is_none_or(|columns| text.chars().count() + more.chars().count() <= columns)
-    };
-    if fits(&text, &seen) {
-        text.push_str(&seen);
-        text.push('\n');
-    } else {
-        let below = wrapped(&seen, SEEN, columns.unwrap_or(usize::MAX));
-        // Beside a topic that leaves room, below a longer one.
-        match below.get(SEEN..) {
-            Some(beside) if text.chars().count() <= SEEN => text.push_str(beside),
-            _ => text = format!("{}\n{below}", text.trim_end()),
-        }
-    }
-    if !remedy.is_empty() {
-        text.push_str(&wrapped(&format!("=> {remedy}"), SEEN, columns.unwrap_or(usize::MAX)));
-    }
-    text
-}
-
-fn sum(lines: &[Line]) -> String {
-    let count = |state| lines.iter().filter(|line| line.state == state).count();
-    let (good, missing) = (count(State::Ok), count(State::Lacks));
-    let (open, idle) = (count(State::Unknown), count(State::NotApplicable));
-    format!("{good} ok, {missing} lacking, {open} unknown, {idle} not applicable")
+    groups(tree, live, &Parts::of(tree)).into_iter().flat_map(|group| group.lines).collect()
 }
 
 /// The functions that GPUDirect is about.
@@ -290,7 +268,7 @@ mod tests {
         "var/log/dmesg",
     ];
 
-    /// The file that makes a function NVIDIA's GPU has to say so, or the lines behind it are never reached.
+    /// Writes a file; `class` and `vendor` are always those of a GPU of NVIDIA, or the lines about it are never reached.
     fn written(folder: &std::path::Path, file: &str, bytes: &[u8]) {
         let path = folder.join(file);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -305,7 +283,7 @@ mod tests {
     proptest::proptest! {
         #![proptest_config(proptest::prelude::ProptestConfig::with_cases(16))]
         #[test]
-        fn rubbish_in_every_file_gives_lines_that_obey_nobody(
+        fn rubbish_in_every_file_gives_lines_without_control_characters(
             rubbish in proptest::collection::vec(proptest::collection::vec(proptest::num::u8::ANY, 0..300), FILES.len()),
         ) {
             let folder = tempfile::tempdir().unwrap();
@@ -315,35 +293,9 @@ mod tests {
                 proptest::prop_assert!(!line.seen.is_empty());
                 proptest::prop_assert!(!wants_remedy(&line) || !line.remedy.is_empty(), "{:?}", line);
                 for screen in [Screen::FILE, Screen::plain(40)] {
-                    proptest::prop_assert!(text(&line, screen).chars().all(|c| c == '\n' || !c.is_control()));
+                    proptest::prop_assert!(show::text(&line, screen).chars().all(|c| c == '\n' || !c.is_control()));
                 }
             }
         }
-    }
-
-    #[test]
-    fn on_a_terminal_a_line_is_as_wide_as_that() {
-        let long = lacks(
-            "CONFIG_INFINIBAND_ON_DEMAND_PAGING",
-            "not set: RDMA without locked memory",
-            "another kernel",
-        );
-        for line in
-            [long, ok("EGM", "node 1, as the driver said when it was loaded some time ago, in its own words")]
-        {
-            let shown = text(&line, Screen::plain(60));
-            assert!(shown.lines().all(|line| line.chars().count() <= 60), "{shown}");
-            assert!(shown.contains(&line.topic) && text(&line, Screen::FILE).lines().count() <= 2, "{shown}");
-        }
-    }
-
-    #[test]
-    fn what_is_printed_obeys_nobody() {
-        let hostile = lacks("topic", "\u{1b}[2Jname\n", "do\u{202e}this");
-        assert!(
-            text(&hostile, Screen::FILE).chars().all(|c| c == '\n' || (!c.is_control() && c != '\u{202e}'))
-        );
-        assert!(text(&hostile, Screen::coloured(80)).starts_with("\u{1b}[33mlacks\u{1b}[0m    topic"));
-        assert_eq!(sum(&[hostile]), "0 ok, 1 lacking, 0 unknown, 0 not applicable");
     }
 }

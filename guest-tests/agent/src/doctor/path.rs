@@ -162,10 +162,7 @@ fn clique(tree: &Tree, parts: &Parts) -> Line {
         _ => {}
     }
     if crate::machine::hypervisor(tree).is_none() {
-        return not_applicable(
-            TOPIC,
-            "nothing says that this is a virtual machine, and only there it counts",
-        );
+        return not_applicable(TOPIC, "no sign of a virtual machine, and it counts only there");
     }
     let clique = |gpu: &String| {
         let config = tree.bytes(&tree::pci(gpu, "config")).unwrap_or_default();

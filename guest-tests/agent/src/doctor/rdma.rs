@@ -136,7 +136,7 @@ fn mtu(tree: &Tree, name: &str) -> Line {
         None => unknown(
             TOPIC,
             format!("{name} has no network device in /sys"),
-            "InfiniBand: ibv_devinfo says active_mtu",
+            "InfiniBand: ibv_devinfo prints active_mtu",
         ),
         // RoCE's packets of 4096 bytes and their headers.
         Some(mtu) if mtu < 4200 => lacks(

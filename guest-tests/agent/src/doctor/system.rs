@@ -31,7 +31,7 @@ fn hypervisor(tree: &Tree) -> Line {
             "NVIDIA's driver takes this for bare metal, and cliques do not count: let the VMM show the hypervisor (no kvm=off)",
         ),
         (_, Some(signs)) => ok(TOPIC, signs),
-        (_, None) => not_applicable(TOPIC, "nothing says that this is a virtual machine"),
+        (_, None) => not_applicable(TOPIC, "no sign of a virtual machine"),
     }
 }
 
@@ -120,7 +120,7 @@ fn egm(tree: &Tree, live: &Live) -> Line {
                 "node {} has memory and no processors: EGM, CXL, or a GPU's own; {log}",
                 nodes.join(", ")
             ),
-            "the VMM's plan says which; NVIDIA's driver says it on a Grace GPU",
+            "the VMM's plan names it; NVIDIA's driver prints it on a Grace GPU",
         ),
     }
 }
@@ -177,7 +177,7 @@ fn messages(live: &Live) -> Line {
     lacks(
         TOPIC,
         format!("{}, the last: {}", errors.len(), last.join(" | ")),
-        "NVIDIA's list of Xid errors says what each means; one that comes back after a reset is for the host's owner",
+        "NVIDIA's list of Xid errors explains each; report one that comes back after a reset to the operator of the host",
     )
 }
 

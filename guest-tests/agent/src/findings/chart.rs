@@ -1,6 +1,7 @@
 //! Bars of figures for a terminal.
 
-use crate::findings::matrix::{Matrix, is_of_pair};
+use crate::findings::figure::{largest, units};
+use crate::findings::matrix::is_in_matrix;
 use crate::findings::text::{number, shortened, size};
 use crate::findings::{Comparison, Figure, Run, visible};
 
@@ -19,17 +20,14 @@ struct Row {
     value: String,
 }
 
-/// One bar for each series, at its largest size, on one scale by validation and unit. Figures of ordered GPU pairs are
-/// matrices. With an earlier run, all are bars with ratios. Lines have at most `columns`, from 52 on (68 with ratios).
+/// One bar for each series, at its largest size, on one scale by validation and unit. Figures that [`matrices`] has are
+/// left out. With an earlier run, all are bars with ratios. Lines have at most `columns`, from 52 on (68 with ratios).
+///
+/// [`matrices`]: crate::findings::matrices
 pub fn bars(run: &Run, before: Option<&Comparison>, columns: usize) -> String {
     let mut text = String::new();
     for verdict in &run.verdicts {
-        let matrices = if before.is_none() { Matrix::all(&verdict.figures) } else { Vec::new() };
-        if !matrices.is_empty() {
-            text.push_str(&format!("{}\n", visible(&verdict.name)));
-            matrices.iter().for_each(|matrix| text.push_str(&matrix.text(columns)));
-        }
-        let in_bars = |figure: &&Figure| before.is_some() || !is_of_pair(figure);
+        let in_bars = |figure: &&Figure| before.is_some() || !is_in_matrix(figure);
         for unit in units(verdict.figures.iter().filter(in_bars)) {
             let mut shown = largest(&verdict.figures, unit);
             shown.retain(in_bars);
@@ -47,18 +45,6 @@ pub fn bars(run: &Run, before: Option<&Comparison>, columns: usize) -> String {
         }
     }
     text
-}
-
-/// One bar a ratio; a full bar is the best one, or 1.
-pub fn comparison_bars(comparison: &Comparison, columns: usize) -> String {
-    let most = comparison.ratios.iter().map(|ratio| ratio.ratio).fold(1.0, f64::max);
-    let row = |ratio: &crate::findings::Ratio| Row {
-        label: visible(&ratio.series),
-        at: ratio.bytes.map(size).unwrap_or_default(),
-        part: ratio.ratio / most,
-        value: format!("{:>8.3}", ratio.ratio),
-    };
-    lines(&comparison.ratios.iter().map(row).collect::<Vec<_>>(), columns)
 }
 
 /// The rows under one another: labels as wide as the longest, unless that leaves too little for bars.
@@ -79,30 +65,6 @@ fn bar(part: f64, cells: usize) -> String {
     let whole = u32::try_from(cells).map_or(0.0, f64::from);
     let filled = if part.is_finite() { (part.clamp(0.0, 1.0) * whole).round() } else { 0.0 };
     (0u32..).take(cells).map(|cell| if f64::from(cell) < filled { '#' } else { '.' }).collect()
-}
-
-/// Units in the order in which they come.
-fn units<'a>(figures: impl Iterator<Item = &'a Figure>) -> Vec<&'a str> {
-    let mut units: Vec<&str> = Vec::new();
-    for figure in figures.filter(|figure| figure.rounds > 0) {
-        if !units.contains(&figure.unit.as_str()) {
-            units.push(&figure.unit);
-        }
-    }
-    units
-}
-
-/// The figure of each series with the most bytes.
-pub(crate) fn largest<'a>(figures: &'a [Figure], unit: &str) -> Vec<&'a Figure> {
-    let mut shown: Vec<&Figure> = Vec::new();
-    for figure in figures.iter().filter(|figure| figure.unit == unit && figure.rounds > 0) {
-        match shown.iter_mut().find(|other| other.series == figure.series) {
-            Some(other) if other.bytes < figure.bytes => *other = figure,
-            Some(_) => {}
-            None => shown.push(figure),
-        }
-    }
-    shown
 }
 
 fn ratio_of(before: &Comparison, name: &str, figure: &Figure) -> Option<f64> {
@@ -131,10 +93,9 @@ mod tests {
     }
 
     #[test]
-    fn ratios_to_a_run_before_are_said_and_bad_numbers_have_no_bar() {
+    fn ratios_to_an_earlier_run_are_printed_and_bad_numbers_have_no_bar() {
         let comparison = Comparison::of(&run(), &run(), None);
         assert!(bars(&run(), Some(&comparison), 80).contains("1.000 of before"));
-        assert!(comparison_bars(&comparison, 80).lines().all(|line| line.contains("1.000")));
         assert_eq!(bar(f64::NAN, 4), "....");
     }
 
@@ -151,7 +112,6 @@ mod tests {
                 bars(&long, None, columns),
                 bars(&long, Some(&same), columns),
                 bars(&run(), Some(&comparison), columns),
-                comparison_bars(&same, columns),
             ];
             for line in texts.iter().flat_map(|text| text.lines()) {
                 assert!(line.chars().count() <= columns, "{columns}: {line}");
@@ -162,6 +122,16 @@ mod tests {
             narrow.contains("HOST_NUMA") && narrow.contains("..") && narrow.contains("read, node 0 "),
             "{narrow}"
         );
+    }
+
+    #[test]
+    fn a_figure_of_a_matrix_has_a_bar_only_beside_an_earlier_run() {
+        let mut gpu = run();
+        gpu.verdicts[0].figures = vec![Figure::of("GPU 0, pinned memory: SM read", None, "GB/s", &mut [1.0])];
+        let comparison = Comparison::of(&gpu, &gpu, None);
+        assert_eq!(bars(&gpu, None, 80), "");
+        assert!(bars(&gpu, Some(&comparison), 80).contains("pinned memory"));
+        assert!(crate::findings::matrices(&gpu, 80).contains("pinned memory"));
     }
 
     #[test]

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::findings::text::{amount, number, shortened, size};
-use crate::findings::{Figure, Outcome, Run, visible};
+use crate::findings::{Figure, Outcome, Run, visible, wrapped};
 
 /// Two runs, the second measured against the first.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Comparison {
+    /// The result in a few numbers.
+    pub summary: Summary,
     /// Differences of machines and arguments: name, first value, second value.
     pub machines: Vec<(String, String, String)>,
     /// Validations of both with different outcomes.
@@ -20,6 +22,60 @@ pub struct Comparison {
     pub only_second: Vec<String>,
     /// Figures of both.
     pub ratios: Vec<Ratio>,
+}
+
+/// The result of a comparison in a few numbers.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Summary {
+    /// Figures of both runs.
+    pub figures: usize,
+    /// Figures with a ratio from 0.98 to 1.02.
+    pub within_2_percent: usize,
+    /// The figure with the lowest ratio.
+    pub worst: Option<Extreme>,
+    /// The figure with the highest ratio.
+    pub best: Option<Extreme>,
+    /// Validations with different outcomes; `None` where series were renamed, because outcomes are then not compared.
+    pub changed: Option<usize>,
+}
+
+/// A figure at an end of the order by ratio.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Extreme {
+    /// Its name, as [`Ratio::what`] has it.
+    pub figure: String,
+    /// Its ratio.
+    pub ratio: f64,
+}
+
+impl Summary {
+    /// Text of at most `columns` columns; reasons of changed outcomes are wrapped.
+    fn to_text(&self, changes: &[Change], columns: usize) -> String {
+        /// Column in which the name of a figure begins.
+        const NAME: usize = 15;
+        let mut text = match self.figures {
+            0 => "no figure is in both\n".to_owned(),
+            figures => format!("{figures} figures in both, {} within 2 %\n", self.within_2_percent),
+        };
+        for (word, extreme) in [("worst", &self.worst), ("best", &self.best)] {
+            if let Some(Extreme { figure, ratio }) = extreme {
+                let figure = wrapped(figure, NAME, columns);
+                text.push_str(&format!("  {word:<5} {ratio:>6.3} {}", figure.trim_start()));
+            }
+        }
+        match self.changed {
+            Some(0) => text.push_str("no verdict changed\n"),
+            Some(1) => text.push_str("1 verdict changed\n"),
+            Some(changed) => text.push_str(&format!("{changed} verdicts changed\n")),
+            None => {}
+        }
+        for Change { name, first, second, reason } in changes {
+            let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+            let words = visible(&format!("{name}: was {first}, is {second}{why}"));
+            text.push_str(&wrapped(&words, 2, columns));
+        }
+        text
+    }
 }
 
 /// A changed outcome.
@@ -59,11 +115,24 @@ impl Ratio {
     pub fn what(&self) -> String {
         what(&self.name, &self.series, self.bytes)
     }
+
+    /// The same in at most `columns` columns: without the validation, then without the middle.
+    fn name_within(&self, columns: usize) -> String {
+        let whole = self.what();
+        if whole.chars().count() <= columns {
+            return whole;
+        }
+        shortened(&visible(&at_size(&self.series, self.bytes)), columns)
+    }
 }
 
 fn what(name: &str, series: &str, bytes: Option<u64>) -> String {
-    let at = bytes.map_or_else(String::new, |bytes| format!(", {}", size(bytes)));
-    visible(&format!("{name}: {series}{at}"))
+    visible(&format!("{name}: {}", at_size(series, bytes)))
+}
+
+/// A series with the size of a point of it.
+fn at_size(series: &str, bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| series.to_owned(), |bytes| format!("{series}, {}", size(bytes)))
 }
 
 /// Whether a smaller value is better.
@@ -105,7 +174,20 @@ impl Comparison {
         }
         let new = two.keys().filter(|key| !one.contains_key(*key));
         comparison.only_second.extend(new.map(|key| what(key.0, &key.1, key.2)));
+        comparison.summary = comparison.summarized(rename.is_none());
         comparison
+    }
+
+    fn summarized(&self, has_outcomes: bool) -> Summary {
+        let ordered = self.worst_first();
+        let extreme = |ratio: &&Ratio| Extreme { figure: ratio.what(), ratio: ratio.ratio };
+        Summary {
+            figures: ordered.len(),
+            within_2_percent: ordered.iter().filter(|ratio| (0.98..=1.02).contains(&ratio.ratio)).count(),
+            worst: ordered.first().map(extreme),
+            best: ordered.last().map(extreme),
+            changed: has_outcomes.then_some(self.changed.len()),
+        }
     }
 
     fn outcomes(&mut self, first: &Run, second: &Run) {
@@ -126,47 +208,81 @@ impl Comparison {
         self.only_second.extend(new.map(|b| visible(&b.name)));
     }
 
+    /// The ratios, the worst first.
+    pub fn worst_first(&self) -> Vec<&Ratio> {
+        let mut ratios: Vec<&Ratio> = self.ratios.iter().collect();
+        ratios.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
+        ratios
+    }
+
     /// The ratios below `least`, the worst first.
     pub fn below(&self, least: f64) -> Vec<&Ratio> {
-        let mut below: Vec<&Ratio> = self.ratios.iter().filter(|ratio| ratio.ratio < least).collect();
-        below.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
+        let mut below = self.worst_first();
+        below.retain(|ratio| ratio.ratio < least);
         below
     }
 
-    /// Lines of text for the terminal; those of figures are at most `columns` long (60 or more).
+    /// Text for the terminal: the summary, differences of the machines, figures from the worst ratio on, and entries
+    /// of one run only. Lines of figures are at most `columns` long (60 or more).
     pub fn to_text(&self, columns: usize) -> String {
-        /// Columns of a row without the name of the figure.
-        const OTHERS: usize = 33;
-        let longest = self.ratios.iter().map(|ratio| ratio.what().chars().count()).max().unwrap_or(0);
-        let wide = longest.min(columns.saturating_sub(OTHERS)).max(20);
-        let mut text = String::new();
-        let mut line = |words: String| {
-            text.push_str(&words);
-            text.push('\n');
-        };
+        let mut text = self.summary.to_text(&self.changed, columns);
+        if !self.machines.is_empty() {
+            text.push_str("\ndifferences of the machines\n");
+        }
         for (what, first, second) in &self.machines {
-            line(format!("{what}: {} | {}", visible(first), visible(second)));
+            text.push_str(&format!("  {what}: {} | {}\n", visible(first), visible(second)));
         }
-        for change in &self.changed {
-            let (name, reason) = (visible(&change.name), visible(&change.reason));
-            line(format!("{name}: was {}, is {}: {reason}", change.first, change.second));
-        }
-        for (which, list) in [("first", &self.only_first), ("second", &self.only_second)] {
-            list.iter().for_each(|what| line(format!("only in the {which}: {what}")));
-        }
-        if self.ratios.is_empty() {
-            line("no figure is in both".to_owned());
-        } else {
-            line(format!("{:<wide$} {:>8} {:>8} {:<6} {:>7}", "figure", "first", "second", "unit", "ratio"));
-        }
-        for ratio in &self.ratios {
-            let (first, second) = (number(ratio.first), number(ratio.second));
-            let unit = visible(&ratio.unit);
-            let what = shortened(&ratio.what(), wide);
-            line(format!("{what:<wide$} {first:>8} {second:>8} {unit:<6} {:>7.3}", ratio.ratio));
+        text.push_str(&self.table(columns));
+        let only = only("first", &self.only_first) + &only("second", &self.only_second);
+        if !only.is_empty() {
+            text.push_str(&format!("\n{only}"));
         }
         text
     }
+
+    /// The figures of both, the worst ratio first.
+    fn table(&self, columns: usize) -> String {
+        /// Columns of a row without the name and the unit of the figure.
+        const OTHERS: usize = 27;
+        if self.ratios.is_empty() {
+            return String::new();
+        }
+        let longest = |length: fn(&Ratio) -> usize| self.ratios.iter().map(length).max().unwrap_or(0);
+        let unit_wide = longest(|ratio| ratio.unit.chars().count()).clamp(4, 10);
+        let wide = longest(|ratio| ratio.what().chars().count());
+        let wide = wide.min(columns.saturating_sub(OTHERS + unit_wide)).max(20);
+        let heads = format!(
+            "{:<wide$} {:>8} {:>8} {:<unit_wide$} {:>7}",
+            "figure", "first", "second", "unit", "ratio"
+        );
+        let mut text = format!("\n{heads}\n");
+        for ratio in self.worst_first() {
+            let (first, second) = (number(ratio.first), number(ratio.second));
+            let unit = shortened(&visible(&ratio.unit), unit_wide);
+            let name = ratio.name_within(wide);
+            let row =
+                format!("{name:<wide$} {first:>8} {second:>8} {unit:<unit_wide$} {:>7.3}\n", ratio.ratio);
+            text.push_str(&row);
+        }
+        text
+    }
+}
+
+/// Lines about entries of one run only: one for each validation, with the number of its figures.
+fn only(which: &str, entries: &[String]) -> String {
+    let mut by_validation: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for entry in entries {
+        let name = entry.split(": ").next().unwrap_or_default();
+        by_validation.entry(name).or_default().push(entry);
+    }
+    let line = |(name, entries): (&str, Vec<&str>)| {
+        let figures = entries.iter().filter(|entry| entry.contains(": ")).count();
+        match entries.as_slice() {
+            [one] => format!("only in the {which}: {one}\n"),
+            _ => format!("only in the {which}: {name}, {figures} figures\n"),
+        }
+    };
+    by_validation.into_iter().map(line).collect()
 }
 
 /// Differences between the machines and the arguments of two runs.
@@ -216,7 +332,7 @@ mod tests {
     use crate::findings::run::tests::run;
 
     #[test]
-    fn ratios_say_how_good_the_second_is() {
+    fn a_ratio_above_1_means_that_the_second_is_better() {
         let (first, mut second) = (run(), run());
         second.verdicts[0].figures.iter_mut().for_each(|figure| figure.value *= 2.0);
         let comparison = Comparison::of(&first, &second, None);
@@ -233,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_one_only_and_what_changed_is_said() {
+    fn entries_of_one_run_and_changed_outcomes_are_printed() {
         let (mut first, mut second) = (run(), run());
         first.verdicts.remove(3);
         second.verdicts[0].figures.remove(0);
@@ -252,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn one_series_is_held_against_another_by_renaming() {
+    fn one_series_is_compared_with_another_by_renaming() {
         let mut both = run();
         for figure in both.verdicts[0].figures.clone() {
             let series = figure.series.replace("node 0", "node 1");
@@ -264,6 +380,77 @@ mod tests {
         assert_eq!(comparison.ratios.len(), 7);
         assert!(comparison.ratios.iter().filter(|r| r.unit == "GB/s").all(|r| r.ratio == 0.25));
         assert!(comparison.only_first.is_empty() && comparison.only_second.is_empty());
+        assert_eq!(comparison.summary.changed, None);
+    }
+
+    /// The run with the figures of its first validation multiplied by these.
+    fn scaled(factors: [f64; 8]) -> Run {
+        let mut scaled = run();
+        let figures = scaled.verdicts[0].figures.iter_mut();
+        figures.zip(factors).for_each(|(figure, factor)| figure.value *= factor);
+        scaled
+    }
+
+    #[test]
+    fn the_summary_comes_first_and_rows_run_from_the_worst_ratio_to_the_best() {
+        let mut second = scaled([0.5, 1.0, 1.25, 1.019, 1.021, 0.979, 1.0, 1.0]);
+        second.verdicts[1].outcome = Outcome::Passed;
+        let comparison = Comparison::of(&run(), &second, None);
+        let text = comparison.to_text(80);
+        let begin = "8 figures in both, 4 within 2 %\n\
+                     \u{20} worst  0.500 memory.bandwidth: read, node 0, 4 KiB\n\
+                     \u{20} best   1.250 memory.bandwidth: read, node 0, 64 KiB\n\
+                     1 verdict changed\n\
+                     \u{20} numa.nodes: was failed, is passed: reason of numa.nodes\n\
+                     \n\
+                     figure ";
+        assert!(text.starts_with(begin), "{text}");
+        let ratios: Vec<f64> = text
+            .lines()
+            .skip_while(|line| !line.starts_with("figure "))
+            .skip(1)
+            .map(|line| line.split_whitespace().next_back().unwrap().parse().unwrap())
+            .collect();
+        assert!(ratios.len() == 8 && ratios.is_sorted(), "{text}");
+        let json = serde_json::to_value(&comparison).unwrap();
+        assert_eq!(
+            json["summary"],
+            serde_json::json!({
+                "figures": 8,
+                "within_2_percent": 4,
+                "worst": { "figure": "memory.bandwidth: read, node 0, 4 KiB", "ratio": 0.5 },
+                "best": { "figure": "memory.bandwidth: read, node 0, 64 KiB", "ratio": 1.25 },
+                "changed": 1,
+            })
+        );
+    }
+
+    #[test]
+    fn recorded_runs_fit_80_columns_and_long_names_keep_what_differs() {
+        let one = Run::parse(include_bytes!("../../../results/1xh200.json")).unwrap();
+        let two = Run::parse(include_bytes!("../../../results/2xh200.json")).unwrap();
+        let comparison = Comparison::of(&one, &two, None);
+        assert_eq!((comparison.summary.figures, comparison.summary.changed), (56, Some(6)));
+        let text = comparison.to_text(80);
+        let begin = "56 figures in both, 47 within 2 %\n\
+                     \u{20} worst  0.859 cuda.managed.bandwidth: GPU 0, managed memory: SM read of pages\n\
+                     \u{20}              that processors wrote, 256 MiB\n\
+                     \u{20} best   6.878 nvshmem.buffer: get from the next PE's HOST_NUMA buffer, 512 MiB\n\
+                     6 verdicts changed\n";
+        assert!(text.starts_with(begin), "{text}");
+        let table = text.split("\nfigure ").nth(1).unwrap().split("\n\n").next().unwrap();
+        assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
+        assert!(table.contains("GPU 0, pinned memory: SM write, 1 GiB  "), "{table}");
+        assert!(table.contains("GPU 0, managed memor..essors wrote, 256 MiB "), "{table}");
+    }
+
+    #[test]
+    fn entries_of_one_run_are_counted_by_validation() {
+        let entries = ["a.b", "a.b: read, 4 KiB", "a.b: write, 4 KiB", "c.d: read"].map(str::to_owned);
+        assert_eq!(
+            only("second", &entries),
+            "only in the second: a.b, 2 figures\nonly in the second: c.d: read\n"
+        );
     }
 
     #[test]

@@ -65,6 +65,30 @@ impl Figure {
     }
 }
 
+/// Units in the order in which they come.
+pub(crate) fn units<'a>(figures: impl Iterator<Item = &'a Figure>) -> Vec<&'a str> {
+    let mut units: Vec<&str> = Vec::new();
+    for figure in figures.filter(|figure| figure.rounds > 0) {
+        if !units.contains(&figure.unit.as_str()) {
+            units.push(&figure.unit);
+        }
+    }
+    units
+}
+
+/// The figure of each series with the most bytes.
+pub(crate) fn largest<'a>(figures: &'a [Figure], unit: &str) -> Vec<&'a Figure> {
+    let mut shown: Vec<&Figure> = Vec::new();
+    for figure in figures.iter().filter(|figure| figure.unit == unit && figure.rounds > 0) {
+        match shown.iter_mut().find(|other| other.series == figure.series) {
+            Some(other) if other.bytes < figure.bytes => *other = figure,
+            Some(_) => {}
+            None => shown.push(figure),
+        }
+    }
+    shown
+}
+
 /// The middle of sorted numbers, of two the mean; 0 without any.
 fn median(sorted: &[f64]) -> f64 {
     let half = sorted.len() / 2;

@@ -7,21 +7,25 @@
 mod chart;
 mod compare;
 mod figure;
+mod group;
 mod html;
 mod junit;
 mod matrix;
 mod plot;
 mod run;
+mod series;
 mod text;
 mod verdict;
 
 use std::fmt;
 
-pub use chart::{bars, comparison_bars};
-pub use compare::{Change, Comparison, Ratio};
+pub use chart::bars;
+pub use compare::{Change, Comparison, Extreme, Ratio, Summary};
 pub use figure::Figure;
+pub use group::{Group, group_title, groups};
 pub use html::html;
 pub use junit::{Case, Suite, junit, junit_of};
+pub use matrix::matrices;
 pub use run::{Gpu, MAX_RUN, Machine, Node, RUN_VERSION, Run, Totals};
 pub use text::{visible, wrapped};
 pub use verdict::{MAX_FIGURES, MAX_VERDICT, Verdict};

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::findings::Figure;
+use crate::findings::series::{Memory, Series};
 use crate::findings::text::{escaped, number, size};
 
 /// Width and height of the drawing, and the margins that its words need.
@@ -16,56 +17,99 @@ const BOTTOM: f64 = 40.0;
 const MOST_BARS: usize = 64;
 /// Most series of one plot; more are not distinguishable.
 const MOST_SERIES: usize = 24;
-/// Number of the page's colours, `c0` and so on.
-const COLOURS: usize = 6;
-/// Dash patterns of lines after all colours are used.
+/// Number of colours for series without a known memory, from [`Memory::Other`] on.
+const OTHERS: usize = 4;
+/// Dash patterns of lines that share a colour in one plot.
 const DASHES: [&str; 4] = ["", "6 3", "2 3", "8 3 2 3"];
 
-/// The value of a figure in an earlier run.
-pub(crate) type Before<'a> = dyn Fn(&Figure) -> Option<f64> + 'a;
+/// A figure with its validation and the value of an earlier run, if that has one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Point<'a> {
+    pub(crate) validation: &'a str,
+    pub(crate) figure: &'a Figure,
+    pub(crate) before: Option<f64>,
+}
 
-/// The data of a plot: the points of one unit, by series in their original order.
+impl<'a> Point<'a> {
+    /// Identity of its series.
+    fn key(&self) -> (&'a str, &'a str) {
+        (self.validation, self.figure.series.as_str())
+    }
+
+    fn series(&self) -> Series<'a> {
+        Series::of(self.validation, self.figure.series.as_str())
+    }
+
+    /// Whether it can be a point of a curve.
+    fn has_size(&self) -> bool {
+        self.figure.rounds > 0 && self.figure.bytes.is_some_and(|bytes| bytes > 0)
+    }
+}
+
+/// A series of several sizes.
+struct Line<'a> {
+    key: (&'a str, &'a str),
+    name: &'a str,
+    memory: Memory,
+    /// Number of the lines before it with the same kind of memory.
+    number: usize,
+    points: Vec<Point<'a>>,
+}
+
+impl Line<'_> {
+    /// Number of its colour: that of its memory. Series without a known memory take turns with the last colours.
+    fn colour(&self) -> usize {
+        let turn = if self.memory == Memory::Other { self.number % OTHERS } else { 0 };
+        usize::from(self.memory as u8) + turn
+    }
+
+    /// Attributes of its curve.
+    fn style(&self) -> String {
+        let number = if self.memory == Memory::Other { self.number / OTHERS } else { self.number };
+        let dash = DASHES.get(number % DASHES.len()).copied().unwrap_or_default();
+        let colour = self.colour();
+        format!("class=\"c{colour}\" fill=\"none\" stroke-width=\"2\" stroke-dasharray=\"{dash}\"")
+    }
+}
+
+/// The curves of a plot, in the order of their first points.
 struct Curves<'a> {
-    series: Vec<(&'a str, Vec<&'a Figure>)>,
+    lines: Vec<Line<'a>>,
     left_out: usize,
 }
 
 impl<'a> Curves<'a> {
-    fn of(figures: &'a [Figure], unit: &str) -> Self {
-        let mut curves = Self { series: Vec::new(), left_out: 0 };
-        let in_curves = in_curves(figures, unit);
-        for figure in
-            figures.iter().filter(|figure| is_drawn(figure, unit) && in_curves.contains(&*figure.series))
-        {
-            if let Some((_, points)) = curves.series.iter_mut().find(|(name, _)| *name == figure.series) {
-                points.push(figure);
-            } else if curves.series.len() < MOST_SERIES {
-                curves.series.push((&figure.series, vec![figure]));
+    fn of(points: &[Point<'a>]) -> Self {
+        let mut curves = Self { lines: Vec::new(), left_out: 0 };
+        let in_curves = in_curves(points);
+        for point in points.iter().filter(|point| point.has_size() && in_curves.contains(&point.key())) {
+            let known = curves.lines.iter_mut().find(|line| line.key == point.key());
+            if let Some(line) = known {
+                line.points.push(*point);
+            } else if curves.lines.len() < MOST_SERIES {
+                let Series { line: name, memory, .. } = point.series();
+                let number = curves.lines.iter().filter(|line| line.memory == memory).count();
+                curves.lines.push(Line { key: point.key(), name, memory, number, points: vec![*point] });
             } else {
                 curves.left_out += 1;
             }
         }
-        curves.series.iter_mut().for_each(|(_, points)| points.sort_by_key(|figure| figure.bytes));
+        curves.lines.iter_mut().for_each(|line| line.points.sort_by_key(|point| point.figure.bytes));
         curves
     }
 
-    fn points(&self) -> impl Iterator<Item = &'a Figure> + '_ {
-        self.series.iter().flat_map(|(_, points)| points.iter().copied())
+    fn points(&self) -> impl Iterator<Item = &Point<'a>> {
+        self.lines.iter().flat_map(|line| &line.points)
     }
-}
-
-/// Whether a figure can be a point of a curve.
-fn is_drawn(figure: &Figure, unit: &str) -> bool {
-    figure.unit == unit && figure.rounds > 0 && figure.bytes.is_some_and(|bytes| bytes > 0)
 }
 
 /// The series that have several sizes: one point is no curve.
-fn in_curves<'a>(figures: &'a [Figure], unit: &str) -> BTreeSet<&'a str> {
-    let mut sizes: BTreeMap<&str, BTreeSet<Option<u64>>> = BTreeMap::new();
-    for figure in figures.iter().filter(|figure| is_drawn(figure, unit)) {
-        sizes.entry(&figure.series).or_default().insert(figure.bytes);
+fn in_curves<'a>(points: &[Point<'a>]) -> BTreeSet<(&'a str, &'a str)> {
+    let mut sizes: BTreeMap<(&str, &str), BTreeSet<Option<u64>>> = BTreeMap::new();
+    for point in points.iter().filter(|point| point.has_size()) {
+        sizes.entry(point.key()).or_default().insert(point.figure.bytes);
     }
-    sizes.into_iter().filter(|(_, sizes)| sizes.len() > 1).map(|(series, _)| series).collect()
+    sizes.into_iter().filter(|(_, sizes)| sizes.len() > 1).map(|(key, _)| key).collect()
 }
 
 /// Mapping of values to positions in the drawing.
@@ -77,10 +121,10 @@ struct Axes {
 }
 
 impl Axes {
-    fn of(curves: &Curves<'_>, before: &Before<'_>) -> Self {
-        let exponents = || curves.points().filter_map(|figure| figure.bytes).map(exponent);
+    fn of(curves: &Curves<'_>) -> Self {
+        let exponents = || curves.points().filter_map(|point| point.figure.bytes).map(exponent);
         let (least, most) = (exponents().fold(f64::MAX, f64::min), exponents().fold(0.0, f64::max));
-        let values = |figure: &Figure| [figure.most, figure.value, before(figure).unwrap_or(0.0)];
+        let values = |point: &Point<'_>| [point.figure.most, point.figure.value, point.before.unwrap_or(0.0)];
         let highest = curves.points().flat_map(values).fold(0.0, f64::max);
         Self { x: (least, if most > least { most } else { least + 1.0 }), top: ceiling(highest) }
     }
@@ -95,7 +139,7 @@ impl Axes {
 }
 
 fn exponent(bytes: u64) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "a place in a drawing")]
+    #[expect(clippy::cast_precision_loss, reason = "a position in a drawing")]
     let bytes = bytes as f64;
     bytes.log2()
 }
@@ -109,34 +153,34 @@ fn ceiling(value: f64) -> f64 {
     [1.0, 2.0, 2.5, 5.0, 10.0].map(|step| step * power).into_iter().find(|top| *top >= value).unwrap_or(value)
 }
 
-/// The plot of the figures of `unit`, for series with several sizes, with its legend; `None` without any. Thin lines
-/// are an earlier run's.
-pub(crate) fn plot(title: &str, figures: &[Figure], unit: &str, before: &Before<'_>) -> Option<String> {
-    let curves = Curves::of(figures, unit);
-    if curves.series.is_empty() {
+/// The plot of series with several sizes, all of one unit, with its legend; `None` without any. Thin lines are an
+/// earlier run's.
+pub(crate) fn plot(title: &str, unit: &str, points: &[Point<'_>]) -> Option<String> {
+    let curves = Curves::of(points);
+    if curves.lines.is_empty() {
         return None;
     }
-    let axes = Axes::of(&curves, before);
+    let axes = Axes::of(&curves);
     let label = escaped(&format!("{title}, {unit} by size"));
     let mut svg = format!(
         "<figure><figcaption>{label}</figcaption><div class=\"scroll\"><svg role=\"img\" aria-label=\"{label}\" \
          viewBox=\"0 0 {WIDTH} {HEIGHT}\">"
     );
     svg.push_str(&grid(&axes, unit));
-    for (index, (name, points)) in curves.series.iter().enumerate() {
-        svg.push_str(&line_before(&axes, points, index, before));
-        svg.push_str(&curve(&axes, name, points, unit, index));
+    for line in &curves.lines {
+        svg.push_str(&line_before(&axes, line));
+        svg.push_str(&curve(&axes, line, unit));
     }
     svg.push_str("</svg></div><ul class=\"legend\">");
-    for (index, (name, _)) in curves.series.iter().enumerate() {
-        let line = format!(
+    for line in &curves.lines {
+        let sample = format!(
             "<svg viewBox=\"0 0 28 8\"><line x1=\"0\" x2=\"28\" y1=\"4\" y2=\"4\" {}/></svg>",
-            style(index)
+            line.style()
         );
-        svg.push_str(&format!("<li>{line}{}</li>", escaped(name)));
+        svg.push_str(&format!("<li>{sample}{}</li>", escaped(line.name)));
     }
-    if curves.points().any(|figure| before(figure).is_some()) {
-        svg.push_str("<li>thin: the run before</li>");
+    if curves.points().any(|point| point.before.is_some()) {
+        svg.push_str("<li>thin: the earlier run</li>");
     }
     if curves.left_out > 0 {
         svg.push_str(&format!("<li>{} points of more series are in the table only</li>", curves.left_out));
@@ -145,16 +189,18 @@ pub(crate) fn plot(title: &str, figures: &[Figure], unit: &str, before: &Before<
     Some(svg)
 }
 
-/// Bars of the figures of `unit` that are no curve, on one scale; `None` without any. A mark shows the earlier run.
-pub(crate) fn bars(title: &str, figures: &[Figure], unit: &str, before: &Before<'_>) -> Option<String> {
-    let in_curves = in_curves(figures, unit);
-    let is_point = |figure: &Figure| is_drawn(figure, unit) && in_curves.contains(&*figure.series);
-    let is_bar = |figure: &&Figure| figure.unit == unit && figure.rounds > 0 && !is_point(figure);
-    let shown: Vec<&Figure> = figures.iter().filter(is_bar).take(MOST_BARS).collect();
+/// Bars of the figures that are no curve, all of one unit, on one scale; `None` without any. A mark shows the earlier
+/// run.
+pub(crate) fn bars(title: &str, unit: &str, points: &[Point<'_>]) -> Option<String> {
+    let in_curves = in_curves(points);
+    let is_bar = |point: &&Point<'_>| {
+        point.figure.rounds > 0 && !(point.has_size() && in_curves.contains(&point.key()))
+    };
+    let shown: Vec<&Point<'_>> = points.iter().filter(is_bar).take(MOST_BARS).collect();
     if shown.is_empty() {
         return None;
     }
-    let values = |figure: &&Figure| [figure.value, before(figure).unwrap_or(0.0)];
+    let values = |point: &&Point<'_>| [point.figure.value, point.before.unwrap_or(0.0)];
     let most = shown.iter().flat_map(values).fold(0.0, f64::max);
     let part = |value: f64| {
         let part = value / most * 100.0;
@@ -164,16 +210,18 @@ pub(crate) fn bars(title: &str, figures: &[Figure], unit: &str, before: &Before<
         "<figure><figcaption>{}</figcaption><ul class=\"bars\">",
         escaped(&format!("{title}, {unit}"))
     );
-    for figure in shown {
-        let at = figure.bytes.map_or_else(String::new, |bytes| format!(", {}", size(bytes)));
-        let mark = before(figure).map(|value| format!("<b style=\"left:{:.1}%\"></b>", part(value)));
+    for point in shown {
+        let (series, value) = (point.series(), point.figure.value);
+        let at = point.figure.bytes.map_or_else(String::new, |bytes| format!(", {}", size(bytes)));
+        let mark = point.before.map(|value| format!("<b style=\"left:{:.1}%\"></b>", part(value)));
         list.push_str(&format!(
-            "<li><span>{}{at}</span><span class=\"bar\"><i style=\"width:{:.1}%\"></i>{}</span>\
+            "<li><span>{}{at}</span><span class=\"bar c{}\"><i style=\"width:{:.1}%\"></i>{}</span>\
              <span class=\"number\">{}</span></li>",
-            escaped(&figure.series),
-            part(figure.value),
+            escaped(series.line),
+            series.memory as u8,
+            part(value),
             mark.unwrap_or_default(),
-            number(figure.value)
+            number(value)
         ));
     }
     list.push_str("</ul></figure>");
@@ -211,39 +259,35 @@ fn grid(axes: &Axes, unit: &str) -> String {
     svg
 }
 
-fn style(index: usize) -> String {
-    let dash = DASHES.get(index / COLOURS % DASHES.len()).copied().unwrap_or_default();
-    format!("class=\"c{}\" fill=\"none\" stroke-width=\"2\" stroke-dasharray=\"{dash}\"", index % COLOURS)
-}
-
-/// A thin line through the points' values in an earlier run.
-fn line_before(axes: &Axes, points: &[&Figure], index: usize, before: &Before<'_>) -> String {
-    let place = |figure: &&Figure| {
-        let x = axes.x(exponent(figure.bytes.unwrap_or(1)));
-        before(figure).map(|value| format!("{x:.1},{:.1}", axes.y(value)))
+/// A thin line through the values that the points had in an earlier run.
+fn line_before(axes: &Axes, line: &Line<'_>) -> String {
+    let position = |point: &Point<'_>| {
+        let x = axes.x(exponent(point.figure.bytes.unwrap_or(1)));
+        point.before.map(|value| format!("{x:.1},{:.1}", axes.y(value)))
     };
-    let line: Vec<String> = points.iter().filter_map(place).collect();
-    if line.is_empty() {
+    let points: Vec<String> = line.points.iter().filter_map(position).collect();
+    if points.is_empty() {
         return String::new();
     }
-    let colour = index % COLOURS;
     format!(
-        "<polyline class=\"c{colour}\" fill=\"none\" stroke-width=\"0.8\" points=\"{}\"/>",
-        line.join(" ")
+        "<polyline class=\"c{}\" fill=\"none\" stroke-width=\"0.8\" points=\"{}\"/>",
+        line.colour(),
+        points.join(" ")
     )
 }
 
 /// A line through the medians; at each median a whisker over its rounds, and the numbers as a tooltip.
-fn curve(axes: &Axes, name: &str, points: &[&Figure], unit: &str, index: usize) -> String {
-    let place = |figure: &Figure| (axes.x(exponent(figure.bytes.unwrap_or(1))), axes.y(figure.value));
-    let line: Vec<String> =
-        points.iter().map(|figure| place(figure)).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-    let mut svg = format!("<g {}><polyline points=\"{}\"/>", style(index), line.join(" "));
-    for figure in points {
-        let (x, y) = place(figure);
+fn curve(axes: &Axes, line: &Line<'_>, unit: &str) -> String {
+    let position = |figure: &Figure| (axes.x(exponent(figure.bytes.unwrap_or(1))), axes.y(figure.value));
+    let figures = || line.points.iter().map(|point| point.figure);
+    let points: Vec<String> = figures().map(position).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+    let mut svg = format!("<g {}><polyline points=\"{}\"/>", line.style(), points.join(" "));
+    for figure in figures() {
+        let (x, y) = position(figure);
         let (low, high) = (axes.y(figure.least), axes.y(figure.most));
-        let said = format!(
-            "{name}, {}: {} {unit} ({} to {}, {} rounds)",
+        let tooltip = format!(
+            "{}, {}: {} {unit} ({} to {}, {} rounds)",
+            line.name,
             size(figure.bytes.unwrap_or(0)),
             number(figure.value),
             number(figure.least),
@@ -253,7 +297,7 @@ fn curve(axes: &Axes, name: &str, points: &[&Figure], unit: &str, index: usize) 
         svg.push_str(&format!(
             "<line stroke-width=\"1\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\"/>\
              <circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"><title>{}</title></circle>",
-            escaped(&said)
+            escaped(&tooltip)
         ));
     }
     svg.push_str("</g>");
@@ -270,32 +314,78 @@ mod tests {
         Figure::of(series, Some(bytes), "GB/s", &mut [value])
     }
 
-    fn drawn(figures: &[Figure], unit: &str) -> Option<String> {
-        plot("memory", figures, unit, &|_| None)
+    fn points(figures: &[Figure], before: impl Fn(&Figure) -> Option<f64>) -> Vec<Point<'_>> {
+        let point = |figure| Point { validation: "memory.bandwidth", figure, before: before(figure) };
+        figures.iter().map(point).collect()
+    }
+
+    fn drawn(figures: &[Figure]) -> Option<String> {
+        plot("memory", "GB/s", &points(figures, |_| None))
+    }
+
+    fn barred(figures: &[Figure], before: Option<f64>) -> Option<String> {
+        bars("memory", "GB/s", &points(figures, |_| before))
     }
 
     #[test]
     fn a_curve_goes_from_left_to_right_and_higher_values_lie_higher() {
         let figures = [figure("read", 1 << 20, 20.0), figure("read", 4096, 10.0)];
-        let svg = drawn(&figures, "GB/s").unwrap();
+        let svg = drawn(&figures).unwrap();
         assert!(svg.contains("<polyline points=\"70.0,137.0 744.0,14.0\"/>"), "{svg}");
         assert!(svg.contains("read, 1 MiB: 20.0 GB/s (20.0 to 20.0, 1 rounds)"), "{svg}");
-        assert!(svg.contains(">64 KiB</text>") && !svg.contains("the run before"), "{svg}");
-        let both = plot("memory", &figures, "GB/s", &|figure| Some(figure.value * 2.0)).unwrap();
+        assert!(svg.contains(">64 KiB</text>") && !svg.contains("the earlier run"), "{svg}");
+        let both = points(&figures, |figure| Some(figure.value * 2.0));
+        let both = plot("memory", "GB/s", &both).unwrap();
         assert!(both.contains("points=\"70.0,161.6 744.0,63.2\"/>"), "{both}");
-        assert!(both.contains("thin: the run before") && both.matches("<polyline").count() == 2, "{both}");
+        assert!(both.contains("thin: the earlier run") && both.matches("<polyline").count() == 2, "{both}");
+    }
+
+    #[test]
+    fn one_memory_has_one_colour_and_each_of_its_lines_has_another_dash() {
+        let series = ["GPU 0, pinned memory: SM read", "GPU 0, a pool on node 0: SM read"];
+        let more = ["GPU 1, a pool on node 0: SM read"];
+        let figures: Vec<Figure> = series
+            .iter()
+            .chain(&more)
+            .flat_map(|series| [figure(series, 4096, 1.0), figure(series, 8192, 2.0)])
+            .collect();
+        let svg = drawn(&figures).unwrap();
+        let style = |colour: u8, dash: &str| {
+            format!("<g class=\"c{colour}\" fill=\"none\" stroke-width=\"2\" stroke-dasharray=\"{dash}\">")
+        };
+        let (pool, pinned) = (Memory::Pool as u8, Memory::Pinned as u8);
+        let styles = [style(pinned, ""), style(pool, ""), style(pool, "6 3")];
+        assert!(styles.iter().all(|style| svg.matches(style.as_str()).count() == 1), "{svg}");
+        assert!(svg.contains("</svg>GPU 1, a pool on node 0</li>"), "{svg}");
+        let list = barred(&figures[..1], None).unwrap();
+        assert!(list.contains(&format!("class=\"bar c{pinned}\"")), "{list}");
+    }
+
+    #[test]
+    fn series_without_a_known_memory_are_distinct() {
+        let names: Vec<String> = (0..9).map(|n| format!("transfer {n}")).collect();
+        let figures: Vec<Figure> =
+            names.iter().flat_map(|name| [figure(name, 4096, 1.0), figure(name, 8192, 2.0)]).collect();
+        let points = points(&figures, |_| None);
+        let styles: BTreeSet<String> = Curves::of(&points).lines.iter().map(Line::style).collect();
+        assert_eq!(styles.len(), names.len(), "{styles:?}");
+        let page = include_str!("html/page.css");
+        for colour in 0..usize::from(Memory::Other as u8) + OTHERS {
+            let (class, light) =
+                (format!(".c{colour} {{ --c: var(--c{colour}); }}"), format!("--c{colour}: #"));
+            assert!(page.contains(&class) && page.matches(&light).count() == 2, "{colour}");
+        }
     }
 
     #[test]
     fn nothing_to_draw_is_no_plot_and_one_point_is_a_bar() {
         let one = [figure("read", 4096, 1.0), figure("write", 4096, 4.0)];
-        assert_eq!((drawn(&one, "ns"), drawn(&one, "GB/s")), (None, None));
-        assert_eq!(bars("memory", &one, "ns", &|_| None), None);
-        let list = bars("memory", &one, "GB/s", &|_| Some(2.0)).unwrap();
+        assert_eq!((drawn(&[]), drawn(&one), barred(&[], None)), (None, None, None));
+        let list = barred(&one, Some(2.0)).unwrap();
         assert!(list.contains("read, 4 KiB") && list.contains("width:25.0%"), "{list}");
         assert!(list.contains("left:50.0%") && list.contains("width:100.0%"), "{list}");
         let curve = [figure("read", 4096, 1.0), figure("read", 8192, 1.0)];
-        assert_eq!(bars("memory", &curve, "GB/s", &|_| None), None);
+        assert_eq!(barred(&curve, None), None);
     }
 
     #[test]
@@ -306,10 +396,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_place_is_inside_the_drawing(bytes in prop::collection::vec(1u64.., 1..5), value in 0.0f64..1e300) {
+        fn every_position_is_inside_the_drawing(bytes in prop::collection::vec(1u64.., 1..5), value in 0.0f64..1e300) {
             let figures: Vec<Figure> = bytes.iter().map(|bytes| figure("<x>", *bytes, value)).collect();
-            let svg = drawn(&figures, "GB/s").unwrap_or_default();
-            let list = bars("t", &figures, "GB/s", &|_| Some(f64::MAX)).unwrap_or_default();
+            let svg = drawn(&figures).unwrap_or_default();
+            let list = barred(&figures, Some(f64::MAX)).unwrap_or_default();
             prop_assert!(!svg.is_empty() || !list.is_empty());
             for text in [svg, list] {
                 prop_assert!(!text.contains("NaN") && !text.contains("inf") && !text.contains("<x>"));

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::findings::{Figure, Outcome};
+use crate::findings::figure::{largest, units};
+use crate::findings::text::number;
+use crate::findings::{Figure, Outcome, visible};
 
 /// Longest document of one validation, in bytes.
 pub const MAX_VERDICT: usize = 4 << 20;
@@ -70,6 +72,21 @@ impl Verdict {
         Ok(())
     }
 
+    /// Its most important figure, with the unit. Without one: the range of its figures, each series at its largest size.
+    /// Empty without figures, and where figures have several units.
+    pub fn value_text(&self) -> String {
+        if let Some(value) = self.value {
+            let unit = self.unit.as_deref().unwrap_or_default();
+            return visible(format!("{} {unit}", number(value)).trim_end());
+        }
+        let units = units(self.figures.iter());
+        let [unit] = units.as_slice() else { return String::new() };
+        let values = || largest(&self.figures, unit).into_iter().map(|figure| figure.value);
+        let (low, high) = (values().fold(f64::MAX, f64::min), values().fold(f64::MIN, f64::max));
+        let (low, high) = (number(low), number(high));
+        visible(&if low == high { format!("{low} {unit}") } else { format!("{low}-{high} {unit}") })
+    }
+
     /// Its document; long texts are cut, and excess figures are omitted.
     pub fn to_json(&self) -> String {
         let mut bounded = self.clone();
@@ -129,6 +146,21 @@ mod tests {
         long.figures.clear();
         assert!(Verdict::parse(&serde_json::to_vec(&long).unwrap()).unwrap_err().contains("characters"));
         assert!(Verdict::parse(&vec![b' '; MAX_VERDICT + 1]).unwrap_err().contains("bytes"));
+    }
+
+    #[test]
+    fn the_value_column_has_the_value_or_the_range_of_the_largest_sizes() {
+        let mut verdict = verdict();
+        assert_eq!(verdict.value_text(), "1.50 GB/s");
+        verdict.value = None;
+        assert_eq!(verdict.value_text(), "1.50 GB/s");
+        verdict.figures.push(Figure::of("write", Some(4096), "GB/s", &mut [9.0]));
+        verdict.figures.push(Figure::of("write", Some(8192), "GB/s", &mut [31.0]));
+        assert_eq!(verdict.value_text(), "1.50-31.0 GB/s");
+        verdict.figures.push(Figure::of("step", None, "ns", &mut [1.0]));
+        assert_eq!(verdict.value_text(), "", "two units");
+        verdict.figures.clear();
+        assert_eq!(verdict.value_text(), "");
     }
 
     proptest! {

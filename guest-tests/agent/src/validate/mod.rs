@@ -129,7 +129,18 @@ fn find(name: &str) -> Option<&'static Validation> {
 
 #[cfg(test)]
 mod tests {
+    use egm_guest::findings::group_title;
+
     use super::*;
+
+    #[test]
+    fn every_group_has_a_title_of_its_own() {
+        let titles: Vec<_> = GROUPS.iter().map(|(group, _)| group_title(&format!("{group}.x"))).collect();
+        let of_others = group_title("required");
+        for (number, title) in titles.iter().enumerate() {
+            assert!(*title != of_others && !titles[..number].contains(title), "{title} in {titles:?}");
+        }
+    }
 
     #[test]
     fn a_name_is_of_its_group_and_there_once() {

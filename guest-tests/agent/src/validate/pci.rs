@@ -99,7 +99,7 @@ fn links(tree: &Tree) -> Finding {
     }
     if known == 0 {
         return Finding::skipped(format!(
-            "none of {} functions is behind a port and says speed and width of its link: emulated PCI Express links have \
+            "none of {} functions is behind a port and reports speed and width of its link: emulated PCI Express links have \
              none; look on the host",
             functions.len()
         ));

@@ -15,7 +15,7 @@ use crate::finding::Finding;
 /// Seconds that a validation may take unless the argument `deadline` sets them.
 const DEADLINE: u64 = 600;
 
-/// What a validation's process is given on its command line.
+/// Arguments of a validation's process.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Given {
     /// Its name.

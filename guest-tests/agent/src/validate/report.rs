@@ -143,8 +143,8 @@ fn selected(mut run: Run, words: &[String]) -> Result<Run, String> {
     Ok(run)
 }
 
-/// Series of the run before that this one has at no size, though it has tried their validation: what was fast and is
-/// skipped now, say.
+/// Series of the earlier run that this run lacks at every size, although it ran their validation: for instance a
+/// measurement that is skipped now.
 fn gone(before: &Run, run: &Run, comparison: &Comparison) -> BTreeSet<String> {
     let ratios = comparison.ratios.iter();
     let there: BTreeSet<_> = ratios.map(|ratio| (&*ratio.name, &*ratio.series, &*ratio.unit)).collect();
@@ -158,7 +158,7 @@ fn gone(before: &Run, run: &Run, comparison: &Comparison) -> BTreeSet<String> {
         .collect()
 }
 
-/// The verdict on figures that are worse than a person allows, or gone.
+/// Verdict on figures below `least`, and on series that are gone.
 fn regressions(comparison: &Comparison, gone: &BTreeSet<String>, least: f64, seed: u64) -> Verdict {
     const NAME: &str = "baseline.least";
     const CLAIM: &str = "no figure is below --least of the baseline's, and none is gone";

@@ -1,32 +1,46 @@
 //! A run as a person reads it in a terminal.
 
-use egm_guest::findings::{Comparison, Outcome, Run, Verdict, visible, wrapped};
+use egm_guest::findings::{Comparison, Outcome, Run, Verdict, groups, visible, wrapped};
 use egm_report::show::{COLUMNS, Screen, Style};
 
 use super::required;
 
 /// Blanks before a reason that has lines of its own.
 const INDENT: usize = 4;
+/// Columns of the value.
+const VALUE: usize = 19;
 
-/// The table, bars of the figures, what is different from a run before, and the totals.
+/// Verdicts by group, key figures as matrices, bars of the other figures, differences from an earlier run, and totals.
 pub(super) fn table(run: &Run, before: Option<&Comparison>, screen: Screen) -> String {
     let mut text = String::new();
-    for verdict in &run.verdicts {
-        text.push_str(&row(verdict, screen));
-        if !is_good(verdict.outcome) && !["baseline.least", required::NAME].contains(&&*verdict.name) {
-            text.push_str(&again(run, verdict));
+    for group in groups(run) {
+        text.push_str(&heading(group.title, screen));
+        for verdict in group.verdicts {
+            text.push_str(&row(verdict, screen));
+            if !is_good(verdict.outcome) && !["baseline.least", required::NAME].contains(&&*verdict.name) {
+                text.push_str(&again(run, verdict));
+            }
         }
     }
+    let matrices = egm_guest::findings::matrices(run, screen.columns().unwrap_or(COLUMNS));
     let bars = egm_guest::findings::bars(run, before, screen.columns().unwrap_or(COLUMNS));
-    if !bars.is_empty() {
-        text.push('\n');
-        text.push_str(&bars);
+    for (title, figures) in [("Key figures", matrices), ("Figures", bars)] {
+        if !figures.is_empty() {
+            text.push_str(&heading(title, screen));
+            text.push_str(&figures);
+        }
     }
     if let Some(before) = before {
         text.push_str(&different(before));
     }
     text.push_str(&format!("\n{}; seed {}\n", run.totals(), run.seed));
-    text
+    // The heading of the first group has no empty line before it.
+    text.trim_start_matches('\n').to_owned()
+}
+
+/// The title of a group, after an empty line.
+fn heading(title: &str, screen: Screen) -> String {
+    format!("\n{}\n", screen.paint(Style::Strong, title))
 }
 
 /// The words that repeat a validation, for a shell.
@@ -66,20 +80,19 @@ fn different(before: &Comparison) -> String {
 }
 
 fn row(verdict: &Verdict, screen: Screen) -> String {
-    let value = verdict.value.map_or_else(String::new, |value| {
-        format!("{value:.2} {}", visible(verdict.unit.as_deref().unwrap_or_default()))
-    });
+    let value = verdict.value_text();
     let word = format!("{:<7}", verdict.outcome);
     let outcome = screen.paint(style(verdict.outcome), &word);
     let (name, reason) = (visible(&verdict.name), visible(&verdict.reason));
-    let length = format!("{name:<28} {word} {value:>14}  {reason}").chars().count();
+    let length = format!("{name:<28} {word} {value:>VALUE$}  {reason}").chars().count();
     match screen.columns() {
         Some(columns) if length > columns => {
-            let row = format!("{name:<28} {outcome} {value:>14}");
-            format!("{}\n{}", row.trim_end(), wrapped(&reason, INDENT, columns))
+            let row = format!("{name:<28} {outcome} {value:>VALUE$}");
+            let below = if reason.is_empty() { String::new() } else { wrapped(&reason, INDENT, columns) };
+            format!("{}\n{below}", row.trim_end())
         }
         _ => {
-            let row = format!("{name:<28} {outcome} {value:>14}  {reason}");
+            let row = format!("{name:<28} {outcome} {value:>VALUE$}  {reason}");
             format!("{}\n", row.trim_end())
         }
     }
@@ -100,6 +113,8 @@ pub(super) const fn is_good(outcome: Outcome) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use egm_guest::findings::Figure;
+
     use super::*;
     use crate::finding::Finding;
 
@@ -108,7 +123,7 @@ mod tests {
         let verdict = Finding::error("a\u{1b}[2Jb").into_verdict("memory.pattern", "", 1);
         assert_eq!(
             row(&verdict, Screen::FILE),
-            "memory.pattern               error                   a\u{fffd}[2Jb\n"
+            "memory.pattern               error                        a\u{fffd}[2Jb\n"
         );
         assert!(row(&verdict, Screen::coloured(80)).contains("\u{1b}[31merror  \u{1b}[0m"));
     }
@@ -126,9 +141,8 @@ mod tests {
         assert_eq!(row(&verdict, Screen::FILE).lines().count(), 1);
     }
 
-    #[test]
-    fn what_failed_is_repeated_with_its_arguments_as_one_shell_word_each() {
-        let run = Run {
+    fn run_of(verdicts: Vec<Verdict>) -> Run {
+        Run {
             version: egm_guest::findings::RUN_VERSION,
             date: String::new(),
             program: String::new(),
@@ -136,11 +150,56 @@ mod tests {
             most: 65536,
             args: vec!["memory.rounds=2".into(), "nvshmem.library=/a b/it's.so".into()],
             machine: egm_guest::findings::Machine::default(),
-            verdicts: vec![Finding::failed("x").into_verdict("memory.pattern", "", 1)],
-        };
+            verdicts,
+        }
+    }
+
+    #[test]
+    fn what_failed_is_repeated_with_its_arguments_as_one_shell_word_each() {
+        let run = run_of(vec![Finding::failed("x").into_verdict("memory.pattern", "", 1)]);
         let text = table(&run, None, Screen::FILE);
         let again = "again: egm-guest validate --select memory.pattern --seed 3 --size 65536 --arg memory.rounds=2 \
                      --arg 'nvshmem.library=/a b/it'\\''s.so'\n";
         assert!(text.contains(again), "{text}");
+    }
+
+    #[test]
+    fn a_table_has_groups_values_and_matrices() {
+        let passed = |name, reason: &str| Finding::passed(reason).into_verdict(name, "", 1);
+        let figure = |series: &str, value| Figure::of(series, Some(1 << 30), "GB/s", &mut [value]);
+        let mut memory = passed("memory.bandwidth", "");
+        memory.figures = vec![figure("read, node 0", 12.0)];
+        let mut pinned = passed("cuda.pinned.bandwidth", "");
+        pinned.figures = vec![
+            figure("GPU 0, pinned memory: SM read", 51.4),
+            figure("GPU 1, pinned memory: SM read", 51.5),
+            figure("GPU 0, pinned memory: SM write", 52.7),
+        ];
+        let run = run_of(vec![pinned, passed("cuda.pinned.bytes", "both ways"), memory]);
+        assert_eq!(
+            table(&run, None, Screen::FILE),
+            "Memory\n\
+             memory.bandwidth             passed            12.0 GB/s\n\
+             \n\
+             CUDA\n\
+             cuda.pinned.bandwidth        passed       51.4-52.7 GB/s\n\
+             cuda.pinned.bytes            passed                       both ways\n\
+             \n\
+             Key figures\n\
+             \u{20} SM read, 1 GiB, GB/s (row: memory, column: GPU)\n\
+             \u{20}                  GPU 0   GPU 1\n\
+             \u{20} pinned memory     51.4    51.5\n\
+             \u{20} SM write, 1 GiB, GB/s (row: memory, column: GPU)\n\
+             \u{20}                  GPU 0\n\
+             \u{20} pinned memory     52.7\n\
+             \n\
+             Figures\n\
+             memory.bandwidth (GB/s)\n\
+             \u{20} read, node 0     1 GiB ##############################     12.0\n\
+             \n\
+             3 passed, 0 failed, 0 skipped, 0 errors; seed 3\n"
+        );
+        let coloured = table(&run, None, Screen::coloured(80));
+        assert!(coloured.starts_with("\u{1b}[1mMemory\u{1b}[0m\n"), "{coloured}");
     }
 }

@@ -91,7 +91,7 @@ fn a_gpu_that_would_not_tell_of_a_difference_is_not_believed() {
         for name in ["cuda.host_numa.bytes", "cuda.host_numa.of_pinned"] {
             let verdict = &verdicts[name];
             assert_eq!(verdict.outcome, Outcome::Error, "{fault}: {name}: {}", verdict.reason);
-            assert!(verdict.reason.contains("cannot be believed"), "{fault}: {name}: {}", verdict.reason);
+            assert!(verdict.reason.contains("cannot be trusted"), "{fault}: {name}: {}", verdict.reason);
         }
         let pinned = &verdicts["cuda.pinned.bytes"];
         assert_eq!(pinned.outcome, Outcome::Passed, "{fault}: {}", pinned.reason);
@@ -114,7 +114,7 @@ fn a_gpu_that_would_not_tell_of_a_difference_is_not_believed_by_a_pe_either() {
             let reason = &verdict.reason;
             if unbelieved.contains(&name.as_str()) {
                 assert_eq!(verdict.outcome, Outcome::Error, "{fault}: {name}: {reason}");
-                assert!(reason.contains("cannot be believed"), "{fault}: {name}: {reason}");
+                assert!(reason.contains("cannot be trusted"), "{fault}: {name}: {reason}");
             } else {
                 assert_eq!(verdict.outcome, Outcome::Passed, "{fault}: {name}: {reason}");
             }

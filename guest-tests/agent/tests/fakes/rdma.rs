@@ -98,10 +98,7 @@ const FAULTS: [Planted; 12] = [
         "odp-lie",
         "odp.page_starts,odp.moving",
         &[PAGES, &["odp.implicit"]],
-        &[
-            ("odp.explicit", "ibv_reg_mr"),
-            ("odp.moving", "says that it has on-demand paging, but: ibv_reg_mr"),
-        ],
+        &[("odp.explicit", "ibv_reg_mr"), ("odp.moving", "reports on-demand paging, but: ibv_reg_mr")],
     ),
 ];
 
@@ -122,7 +119,7 @@ const MORE_FAULTS: [Planted; 9] = [
     planted("dmabuf-byte", "", &[DMABUF], &[("rdma.gpu_dmabuf", "a write, as the GPU sees it")]),
     planted("dmabuf-other", "", &[DMABUF], &[("rdma.gpu_dmabuf", "a write, as the GPU sees it")]),
     planted("dmabuf-lie", "", &[DMABUF], &[("rdma.gpu_dmabuf", "but not one of GPU memory")]),
-    planted("dmabuf-refused", "", &[DMABUF], &[("rdma.gpu_dmabuf", "and gives none")]),
+    planted("dmabuf-refused", "", &[DMABUF], &[("rdma.gpu_dmabuf", "but exports none")]),
     planted("dmabuf-unclear", "", &[DMABUF], &[("rdma.gpu_dmabuf", "does not say whether")]),
     planted("direct-refused", "", &[&["rdma.data_direct"]], &[("rdma.data_direct", "takes no GPU memory")]),
     planted("direct-path", "", &[&["rdma.data_direct"]], &[("rdma.data_direct", "4095 at most")]),
@@ -244,7 +241,7 @@ fn rdma_does_not_believe_a_gpu_that_would_not_tell_of_a_difference() {
             let planted = verdict.name == "rdma.cuda_host_numa";
             let outcome = if planted { Outcome::Error } else { Outcome::Passed };
             assert_eq!(verdict.outcome, outcome, "{fault}: {verdict:#?}");
-            assert_eq!(verdict.reason.contains("cannot be believed"), planted, "{fault}: {verdict:#?}");
+            assert_eq!(verdict.reason.contains("cannot be trusted"), planted, "{fault}: {verdict:#?}");
         }
     }
     std::fs::remove_dir_all(folder).unwrap();
@@ -283,7 +280,7 @@ fn memory_that_a_gpu_may_move_is_tried_and_skipped_where_no_page_of_it_moved() {
         ("write-tail", Outcome::Failed, "a write, as the GPU sees it"),
         ("read-flip", Outcome::Failed, "of a read of"),
         ("odp-stale", Outcome::Failed, "a write, as the GPU sees it"),
-        ("odp-lie", Outcome::Failed, "says that it has on-demand paging, but: ibv_reg_mr"),
+        ("odp-lie", Outcome::Failed, "reports on-demand paging, but: ibv_reg_mr"),
     ] {
         let found = verdicts(&fakes, &folder, "odp.gpu_moving", fault);
         let [verdict] = found.as_slice() else { panic!("{fault}: {found:?}") };

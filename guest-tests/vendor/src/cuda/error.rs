@@ -25,7 +25,7 @@ pub enum CudaError {
         code: u32,
     },
     /// The driver refused our kernels.
-    #[error("the kernels of egm-vendor do not load: {source}; the driver says: {log}")]
+    #[error("the kernels of egm-vendor do not load: {source}; log of the driver: {log}")]
     Kernels {
         /// Error of the call.
         source: Box<CudaError>,
@@ -85,7 +85,7 @@ pub enum CudaError {
     #[error(transparent)]
     Function(#[from] MemoryError),
     /// The driver returned a text that this program cannot parse.
-    #[error("{call} says {text:?}, which is not {form}")]
+    #[error("{call} returned {text:?}, which is not {form}")]
     Text {
         /// Name of the function.
         call: &'static str,
@@ -143,7 +143,7 @@ macro_rules! codes {
 codes! {
     CUDA_SUCCESS;
     CUDA_ERROR_INVALID_VALUE;
-    CUDA_ERROR_OUT_OF_MEMORY => "ask for less with --size, or end who else holds memory";
+    CUDA_ERROR_OUT_OF_MEMORY => "ask for less with --size, or end other programs that hold memory";
     CUDA_ERROR_NOT_INITIALIZED;
     CUDA_ERROR_DEINITIALIZED;
     CUDA_ERROR_STUB_LIBRARY => "a stub of the toolkit was loaded: name the driver's folder first in LD_LIBRARY_PATH";
@@ -199,7 +199,7 @@ mod tests {
         let text = CudaError::check("cuMemCreate", 2).unwrap_err().to_string();
         assert_eq!(
             text,
-            "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2): ask for less with --size, or end who else holds memory"
+            "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2): ask for less with --size, or end other programs that hold memory"
         );
         let text = CudaError::check("cuMemMap", 1).unwrap_err().to_string();
         assert_eq!(text, "cuMemMap: CUDA_ERROR_INVALID_VALUE (1)");

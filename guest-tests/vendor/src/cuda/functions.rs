@@ -3,7 +3,7 @@
 //! It guarantees: each field of [`Functions`] is a symbol of a loaded libcuda, of `cudarc`'s type for it (compared by
 //! the compiler), except that results are numbers: an `enum` with a number that it has no name for would be undefined
 //! behaviour. Callers follow the rules of `cuda.h` for arguments.
-#![expect(unsafe_code, reason = "a symbol of a library has the type that one says it has")]
+#![expect(unsafe_code, reason = "a symbol of a library is cast to the type that its header declares")]
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 

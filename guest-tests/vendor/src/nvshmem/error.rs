@@ -85,7 +85,7 @@ fn meaning(status: i32) -> &'static str {
         4 => "PEs called with different values",
         5 => "no GPU selected",
         6 => "collective launch failed",
-        7 => "internal error; NVSHMEM_DEBUG=INFO says more",
+        7 => "internal error; set NVSHMEM_DEBUG=INFO for details",
         _ => "not a known status",
     }
 }

@@ -47,7 +47,7 @@ impl Way {
         Self::KernelBoth,
     ];
 
-    /// Those that there are for memory of `kind`: the GPU's own is on both ends.
+    /// Directions for memory of `kind`. Transfers of the GPU's own memory have it at both ends.
     fn of(kind: Kind) -> &'static [Self] {
         match kind {
             Kind::Device => &[Self::CopyTo, Self::Read, Self::Write, Self::KernelTo],

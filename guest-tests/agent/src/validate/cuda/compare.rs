@@ -64,11 +64,11 @@ impl Comparer<'_> {
             return Ok(());
         }
         let told = told.map_or_else(
-            || "told of none".to_owned(),
-            |Wrong { count, value, .. }| format!("told of {count}, the first with {value:#x}"),
+            || "found none".to_owned(),
+            |Wrong { count, value, .. }| format!("found {count}, the first with {value:#x}"),
         );
         Err(Broken::Other(format!(
-            "comparisons by GPU {} cannot be believed: it should have told of one difference that was made on purpose, with {right:#x}, and {told}",
+            "comparisons by GPU {} cannot be trusted: it should have found one difference that was made on purpose, with {right:#x}, and {told}",
             self.context.device().ordinal
         )))
     }

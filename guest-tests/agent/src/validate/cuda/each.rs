@@ -98,7 +98,7 @@ pub(crate) fn on_family<T: Into<Seen>>(
         let denied =
             |kind: &Kind| if at_once { attributes.denied_at_once(*kind) } else { attributes.denied(*kind) };
         if let Some(attribute) = kinds.iter().find_map(denied) {
-            return Ok(Finding::skipped(format!("this GPU says 0 for {attribute}")));
+            return Ok(Finding::skipped(format!("this GPU reports 0 for {attribute}")));
         }
         let (mut claim, mut figures, mut not) = (Claim::default(), Vec::new(), Vec::new());
         let places = kinds.len();

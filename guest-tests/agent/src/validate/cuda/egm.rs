@@ -17,7 +17,7 @@ const PAGE: u64 = 2 << 20;
 /// The EGM devices of this machine.
 pub(crate) struct Pieces {
     functions: Vec<Function>,
-    /// Those that cannot be used, and why.
+    /// Devices that cannot be used, with the reason.
     broken: Vec<String>,
     /// Offset of the next piece.
     next: Cell<u64>,

@@ -15,7 +15,7 @@ use crate::validate::Setting;
 pub(super) const NODES: &str = "/sys/devices/system/node/has_memory";
 /// Most threads that fill or compare.
 const THREADS: usize = 16;
-/// How often as much as the cache holds is written to empty it.
+/// Size of the writes that empty the cache, as a multiple of the cache's size.
 const CACHES: u64 = 4;
 /// Words that are worth a thread.
 const WORTH: u64 = 1 << 20;

@@ -28,7 +28,7 @@ use super::{Part, Validation};
 
 const BYTES: &str = "every byte that GPU or processor writes is what the other one reads";
 const ATOMICS: &str = "what GPU and processors add to one word is not lost: at once where HOST_NATIVE_ATOMIC_SUPPORTED, else in turns";
-const ORDERING: &str = "who sees a flag sees what was written before it, both ways";
+const ORDERING: &str = "a reader that sees a flag also sees what was written before it, both ways";
 const BANDWIDTH: &str = "copy engines and SMs move right bytes at every size, at these rates";
 const MANAGED: &str =
     "SMs read and write right bytes of pages that come to them and that are there, at these rates";

@@ -22,7 +22,7 @@ const CHANNELS: &str = "/dev/nvidia-caps-imex-channels";
 pub(super) fn by_descriptor(setting: &Setting, family: Family) -> Result<Finding, Broken> {
     on_family(setting, family, false, |gpu, kind, claim| {
         if !gpu.context.attributes().has(Attribute::POSIX_HANDLE) {
-            claim.untrue(format!("this GPU says 0 for {}", Attribute::POSIX_HANDLE));
+            claim.untrue(format!("this GPU reports 0 for {}", Attribute::POSIX_HANDLE));
             return Ok(Vec::new());
         }
         let memory = Memory::new(&gpu.context, kind, setting.most.min(MOST))?;

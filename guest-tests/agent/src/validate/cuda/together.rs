@@ -44,7 +44,7 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
     let gpus = devices.into_iter().map(Gpu::new).collect::<Result<Vec<_>, _>>()?;
     let denied = |gpu: &Gpu| gpu.context.attributes().denied(Kind::HostNuma(0));
     if let Some(attribute) = gpus.iter().find_map(denied) {
-        return Ok(Finding::skipped(format!("a GPU says 0 for {attribute}")));
+        return Ok(Finding::skipped(format!("a GPU reports 0 for {attribute}")));
     }
     let bytes = (setting.most.min(MOST) & !0xfff).max(4096);
     let lanes = gpus.into_iter().map(|gpu| Lane::new(gpu, bytes)).collect::<Result<Vec<_>, _>>()?;

@@ -33,7 +33,7 @@ impl Turns {
         Ok(Self { giver: giver.map(|stream| RefCell::new(BufReader::new(stream))), prefix })
     }
 
-    /// The same for figures of one GPU.
+    /// Turns for figures of one GPU.
     pub(crate) fn of_gpu(setting: &Setting, gpu: &Gpu) -> Result<Self, Broken> {
         Self::new(setting, of_gpu_called(gpu.device().ordinal))
     }

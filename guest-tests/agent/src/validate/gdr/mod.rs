@@ -64,7 +64,7 @@ fn with(
     what: impl FnOnce(&Memory, &dyn Window) -> Result<Finding, Broken>,
 ) -> Result<Finding, Broken> {
     if let Some(attribute) = gpu.context.attributes().denied(Kind::Device) {
-        return Ok(Finding::skipped(format!("this GPU says 0 for {attribute}")));
+        return Ok(Finding::skipped(format!("this GPU reports 0 for {attribute}")));
     }
     // GDRCopy pins pages of 64 KiB; whole ones of 2 MiB suit every way.
     let memory = Memory::new(&gpu.context, Kind::Device, setting.most.clamp(1 << 16, most))?;

@@ -57,7 +57,7 @@ pub(super) static ALL: &[Validation] = &[
         "nvshmem.get",
         "a get of any length at any alignment brings what is there and touches nothing beside"
     ),
-    job!("nvshmem.signal", "who sees a put's signal sees its data"),
+    job!("nvshmem.signal", "a PE that sees a put's signal also sees its data"),
     job!("nvshmem.atomics", "no addition of any PE to one word is lost, by signals or by kernels"),
     job!("nvshmem.barrier", "behind a barrier, everything that was put before it is there"),
     job!("nvshmem.collectives", "broadcast, fcollect, alltoall, sum and max reductions are right"),

@@ -36,7 +36,7 @@ pub(super) fn moving(site: &Site<'_>, setting: &Setting) -> Result<Finding, Brok
     on_gpu(|gpu| {
         if let Some(attribute) = gpu.context.attributes().denied(Kind::System) {
             return Ok(Finding::skipped(format!(
-                "this GPU says 0 for {attribute}: its driver does not move what programs allocate (HMM, or a coherent GPU)"
+                "this GPU reports 0 for {attribute}: its driver does not move what programs allocate (HMM, or a coherent GPU)"
             )));
         }
         let memory = Memory::new(&gpu.context, Kind::System, bytes(setting))?;

@@ -47,7 +47,7 @@ fn lacking(site: &Site<'_>) -> Option<Finding> {
     (!missing.is_empty()).then(|| {
         let name = &site.name;
         Finding::skipped(format!(
-            "{name} says that it lacks on-demand paging of {}; mlx5 has it, rxe since Linux 6.16",
+            "{name} reports no on-demand paging of {}; mlx5 has it, rxe since Linux 6.16",
             missing.join(", ")
         ))
     })
@@ -67,10 +67,7 @@ fn implicit(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
         return Ok(skipped);
     }
     if !site.abilities.odp.implicit {
-        return Ok(Finding::skipped(format!(
-            "{} says that it has no implicit on-demand paging; mlx5 has",
-            site.name
-        )));
+        return Ok(Finding::skipped(format!("{} reports no implicit on-demand paging; mlx5 has", site.name)));
     }
     let size = usize::try_from(setting.most).unwrap_or(1 << 30).clamp(1 << 17, 1 << 30);
     loopback::with(site, setting.seed, |wire| {
@@ -95,5 +92,5 @@ fn implicit(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
 
 /// The finding for a device that refuses memory without pinned pages, although it reports that it takes such.
 fn refused(site: &Site<'_>, error: &VerbsError) -> Finding {
-    Finding::failed(format!("{} says that it has on-demand paging, but: {error}", site.name))
+    Finding::failed(format!("{} reports on-demand paging, but: {error}", site.name))
 }

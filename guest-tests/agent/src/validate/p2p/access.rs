@@ -46,7 +46,7 @@ fn one(from: &Gpu, to: &Gpu, seed: u64, claim: &mut Claim) -> Result<(), Broken>
         [P2p::Rank, P2p::Access, P2p::Atomics].map(|what| a.p2p(b, what).unwrap_or(-1));
     let name = pair(from, to);
     claim.holds(can == (access == 1), || {
-        format!("{name}: cuDeviceCanAccessPeer says {can}, the attribute of the pair {access}")
+        format!("{name}: cuDeviceCanAccessPeer returns {can}, the attribute of the pair is {access}")
     });
     let announced = clique(a)?.is_some_and(|clique_of_a| clique(b).ok().flatten() == Some(clique_of_a));
     claim.holds(!announced || can, || {

@@ -56,7 +56,7 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
     }
     if claim.is_true() && decided == 0 {
         return Ok(Finding::skipped(if not.is_empty() {
-            "no GPU may reach another one (p2p.access says why)".to_owned()
+            "no GPU may reach another one (the reason is in p2p.access)".to_owned()
         } else {
             not.join("; ")
         }));

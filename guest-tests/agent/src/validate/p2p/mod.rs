@@ -76,7 +76,7 @@ fn on_pairs(
         }
     }
     if denied.len() == gpus.len() * (gpus.len() - 1) {
-        return Ok(Finding::skipped("no GPU may reach another one (p2p.access says why)"));
+        return Ok(Finding::skipped("no GPU may reach another one (the reason is in p2p.access)"));
     }
     if !denied.is_empty() {
         claim.seen(format!("not between {}", denied.join(", ")));

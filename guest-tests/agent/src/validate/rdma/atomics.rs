@@ -18,7 +18,7 @@ const SIZE: usize = 8 * (1 + 2 * ADDITIONS);
 
 pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
     if site.abilities.atomics == Atomics::None {
-        return Ok(Finding::skipped(format!("{} says that it has no atomics", site.name)));
+        return Ok(Finding::skipped(format!("{} reports no atomics", site.name)));
     }
     loopback::with(site, setting.seed, |wire| {
         let mut claim = Claim::default();

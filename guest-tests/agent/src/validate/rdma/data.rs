@@ -204,7 +204,7 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
     told("send", difference(far, GUARD, size, sent));
     let arrived = done.iter().find(|completion| completion.id == 1).map(|completion| completion.bytes);
     if arrived != u32::try_from(size).ok() {
-        claim.untrue(format!("{name}: a send of {size:#x} bytes says that {arrived:?} arrived"));
+        claim.untrue(format!("{name}: a send of {size:#x} bytes reports that {arrived:?} arrived"));
     }
     Ok(())
 }

@@ -72,7 +72,7 @@ fn refused(loaded: Option<&str>, device: &str, error: &VerbsError) -> Finding {
 pub(super) fn host_numa(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
     on_gpu(|gpu| {
         if let Some(attribute) = gpu.context.attributes().denied(Kind::HostNuma(0)) {
-            return Ok(Finding::skipped(format!("this GPU says 0 for {attribute}")));
+            return Ok(Finding::skipped(format!("this GPU reports 0 for {attribute}")));
         }
         let mut claim = Claim::default();
         for node in gpu.nodes()? {
@@ -111,7 +111,7 @@ pub(super) fn data_direct(site: &Site<'_>, setting: &Setting) -> Result<Finding,
         Ok(path) => path.rsplit('/').next().unwrap_or_default().to_owned(),
         Err(error) if matches!(error.number(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {
             return Ok(Finding::skipped(format!(
-                "{} is not of mlx5, whose ConnectX-8 has Data Direct",
+                "{} is no device of mlx5; a ConnectX-8 has Data Direct",
                 site.name
             )));
         }
@@ -172,9 +172,11 @@ fn takes_none(site: &Site<'_>) -> Result<Option<Finding>, Broken> {
 /// The finding if the driver of the GPU gave no dma-buf.
 fn not_exported(gpu: &Gpu, error: &CudaError) -> Finding {
     if gpu.context.attributes().has(Attribute::DMA_BUF) {
-        Finding::failed(format!("this GPU says that its memory can be a dma-buf, and gives none: {error}"))
+        Finding::failed(format!(
+            "this GPU reports that its memory can be a dma-buf, but exports none: {error}"
+        ))
     } else {
-        Finding::skipped(format!("this GPU says 0 for {}", Attribute::DMA_BUF))
+        Finding::skipped(format!("this GPU reports 0 for {}", Attribute::DMA_BUF))
     }
 }
 
@@ -191,7 +193,7 @@ fn on_device_memory(
 ) -> Result<Finding, Broken> {
     on_gpu(|gpu| {
         if let Some(attribute) = gpu.context.attributes().denied(Kind::Device) {
-            return Ok(Finding::skipped(format!("this GPU says 0 for {attribute}")));
+            return Ok(Finding::skipped(format!("this GPU reports 0 for {attribute}")));
         }
         let memory = Memory::new(&gpu.context, Kind::Device, bytes(setting))?;
         work(gpu, memory)

@@ -158,7 +158,7 @@ impl Talk {
     pub(super) fn hear<T: DeserializeOwned>(&mut self) -> Result<T, Broken> {
         let mut line = Vec::new();
         let heard = (&mut self.lines).take(MAX_LINE).read_until(b'\n', &mut line);
-        heard.map_err(Broken::system("the other machine says nothing"))?;
+        heard.map_err(Broken::system("the other machine sends nothing"))?;
         self.count += 1;
         let word =
             serde_json::from_slice(&line).ok().filter(|_| self.count <= MAX_WORDS && line.ends_with(b"\n"));

@@ -188,7 +188,7 @@ impl Memory {
         vmm::dma_buf(&self.context, self.address, self.bytes, 0)
     }
 
-    /// The same over PCI Express, even if processors reach the memory by another way: Data Direct needs this.
+    /// Exports the memory over PCI Express, even if processors reach the memory by another way: Data Direct needs this.
     ///
     /// # Errors
     /// [`CudaError::Call`]: not supported where the GPU has no such way, or the driver is older than CUDA 12.8.
