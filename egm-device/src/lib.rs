@@ -5,6 +5,24 @@
 //! ownership and scrubbing have one place to live.
 //!
 //! [`backing::open`] gives the bytes of a [`region::Slice`].
+//!
+//! ```text
+//!  region ──► carve ──► ledger ──► lease ──► backing ──► Mapping
+//!  survey     place     owners     scrub     a file      bytes
+//! ```
+//! Memory of this process as a backing, written and read through a mapping:
+//!
+//! ```
+//! use egm_device::{Anonymous, Mapping};
+//!
+//! let memory = Anonymous::new("ram0", 2 << 20, None)?;
+//! let mapping = Mapping::new(&memory, 0, 2 << 20, 0)?;
+//! mapping.write(4096, b"egm")?;
+//! let mut bytes = [0; 3];
+//! mapping.read(4096, &mut bytes)?;
+//! assert_eq!(&bytes, b"egm");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #![deny(clippy::print_stderr)] // notes and warnings are events of `tracing`
 

@@ -7,6 +7,19 @@
 //! ```
 //! Side effects start in `Reserved`, and drop undoes them; nothing after its [plan] makes decisions. [launch] has the
 //! phases.
+//!
+//! The plan of a machine on a recorded host, as `egm-vmm plan` prints it:
+//!
+//! ```
+//! use egm_vmm::{config, facts, plan};
+//! # let configs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
+//!
+//! let spec = config::load(&configs.join("hgx-h200.json"))?;
+//! let host = facts::load(&configs.join("facts/hgx-h200.json"))?;
+//! let plan = plan::plan(&spec, &host)?;
+//! println!("{} NUMA nodes", plan.nodes.len());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #![deny(clippy::print_stderr)] // notes and warnings are events of `tracing`
 

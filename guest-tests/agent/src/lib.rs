@@ -1,4 +1,11 @@
-//! What the guest agent reports and its readers parse: [`findings`]. The agent itself is the program `egm-guest`.
+//! The report of the guest agent, for its readers: [`findings`]. The agent itself is the program `egm-guest`.
+//!
+//! ```
+//! use egm_guest::findings::Figure;
+//!
+//! let figure = Figure::of("write, node 1", Some(1 << 30), "GB/s", &mut [51.0, 52.0, 50.0]);
+//! assert_eq!((figure.value, figure.rounds), (51.0, 3));
+//! ```
 
 #![forbid(unsafe_code)]
 

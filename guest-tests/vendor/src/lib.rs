@@ -1,6 +1,16 @@
 //! Safe bindings of the vendors' libraries that the guest checks use: CUDA's driver, libibverbs, NVSHMEM and GDRCopy.
 //!
 //! Each library is loaded at run time, so a program that is linked with this package starts where none is installed.
+//!
+//! ```
+//! use egm_vendor::cuda::Driver;
+//!
+//! match Driver::open() {
+//!     Ok(driver) => println!("{} GPUs", driver.devices()?.len()),
+//!     Err(error) => println!("no CUDA here: {error}"),
+//! }
+//! # Ok::<(), egm_vendor::cuda::CudaError>(())
+//! ```
 
 pub mod cuda;
 pub mod gdr;

@@ -1,12 +1,18 @@
-//! Numbers that must not be mixed up, and arithmetic over them.
+//! Typed addresses, spans of them, and deterministic placement.
 //!
-//! A guest physical address, a host physical address and an I/O virtual address are all `u64` in the
-//! kernel's interfaces, and handing one where another is meant is how a device writes over the host.
-//! Here each has its own type ([`Gpa`], [`Hpa`], [`Iova`]), a [`Span`] of one of them is never empty
-//! and never wraps, and everything that decides *where* something goes is pure arithmetic:
-//! no file, no clock, no allocation order.
+//! A guest physical address, a host physical address and an I/O virtual address are all `u64` in the kernel's interfaces.
+//! Here each has a type of its own ([`Gpa`], [`Hpa`], [`Iova`]), and a [`Span`] is never empty and never wraps. Placement
+//! is pure arithmetic: the same requests get the same addresses on every machine.
 //!
-//! What this crate refuses to do: read the host, open anything, or use `unsafe`.
+//! ```
+//! use egm_address::{Gpa, Placer, Request, Span, SpanSet};
+//!
+//! let window = SpanSet::from_iter([Span::new(Gpa::new(0x1_0000), 0x4_0000)?]);
+//! let mut placer = Placer::new(&window, &SpanSet::EMPTY);
+//! let bar = placer.place(Request { tag: "BAR 0", size: 0x1_0000, align: 0x2_0000 })?;
+//! assert_eq!(bar.span.start(), Gpa::new(0x2_0000));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod cpu_set;

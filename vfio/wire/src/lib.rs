@@ -6,6 +6,15 @@
 //!    └─ socket: the only input and output ◄── client, serve: blocking ◄─┘
 //! ```
 //! [`frame`], [`message`] and [`session`] use no descriptors and no clock.
+//!
+//! ```
+//! use egm_vfio_wire::frame::{Header, Kind, Malformed};
+//!
+//! let header = Header { id: 7, command: 13, kind: Kind::Command { no_reply: false } };
+//! let bytes = header.encode(0, 4096)?;
+//! assert_eq!(Header::decode(&bytes, 4096)?, (header, 0));
+//! # Ok::<(), Malformed>(())
+//! ```
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]

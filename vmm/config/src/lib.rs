@@ -5,6 +5,13 @@
 //! ```
 //! [`load`] reads the file and those that it extends, and nothing else. `egm-vmm plan` checks whether a host can
 //! provide the resources of a [`Spec`], and `egm-vmm export` writes it for another monitor.
+//!
+//! ```
+//! # let configs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
+//! let spec = egm_config::load(&configs.join("smoke.json"))?;
+//! println!("{} vCPUs", spec.cpus.count);
+//! # Ok::<(), egm_config::ConfigError>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod boot;
