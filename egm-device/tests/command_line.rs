@@ -60,7 +60,7 @@ fn shown(words: &[&str], variable: &str, value: &str) -> String {
 fn a_terminal_shows_labels_and_headings_in_colour_unless_the_environment_turns_it_off() {
     let refused = ["regions", "--root", "/none"];
     for (words, part) in [
-        (&refused[..], "\u{1b}[1;31merror:\u{1b}[0m /none"),
+        (&refused[..], "\u{1b}[1;31merror:\u{1b}[0m cannot read a host below /none"),
         (&refused[..], "  \u{1b}[36mhelp:\u{1b}[0m name"),
         (&["regions", "--nope"][..], "\u{1b}[1;31merror:\u{1b}[0m unexpected argument"),
         (&["regions", "--help"][..], "\u{1b}[1mOptions:\u{1b}[0m\n"),

@@ -401,7 +401,7 @@ fn a_file_that_is_no_disk() {
         assert!(made.success());
         refuses_with_kvm(&pipe, CONFIGURATION, &parts);
         let image = disk("disk.qcow2", read_only).file("disk.qcow2", &[&b"QFI\xfb"[..], &[0; 1020]].concat());
-        let parts = ["device \"blk0\"", "qcow2 image", "help: convert it: qemu-img convert -O raw"];
+        let parts = ["device \"blk0\"", "qcow2 image", "qemu-img convert -O raw"];
         refuses_with_kvm(&image, CONFIGURATION, &parts);
         let small = disk("small", read_only).zeros("small", 511);
         let parts = ["device \"blk0\"", "a disk of 511 B", "sector of 512 B", "help: make it larger"];

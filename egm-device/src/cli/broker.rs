@@ -138,12 +138,8 @@ mod tests {
         let error = policy(Some(&path)).unwrap_err();
         let text = egm_report::Chain(&error).to_string();
         let line = "  2 | [}\n    |  ^\n";
-        let parts = [
-            "cannot use policy",
-            line,
-            "line 2, column 2: policy is not JSON",
-            "no value begins here",
-        ];
+        let parts =
+            ["cannot use policy", line, "line 2, column 2: policy is not JSON", "no value begins here"];
         for part in parts {
             assert!(text.contains(part), "{text}");
         }

@@ -7,7 +7,7 @@ use clap::Subcommand;
 use egm_address::Printable;
 use egm_report::program::{Outcome, print_json};
 use egm_report::show::print;
-use egm_report::show::{Screen, Side, Style, Table, first_of, size};
+use egm_report::show::{Screen, Side, Style, Table, size};
 use serde::Serialize;
 
 use crate::cli::access::{LedgerArgs, open};

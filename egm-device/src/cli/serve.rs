@@ -360,8 +360,7 @@ fn wait(
             devices.iter().for_each(|device| device.server.function().want());
             tracing::info!("the guests were asked for their slices");
         }
-        let batch = watch.take_events();
-        for event in &batch.events {
+        for event in &watch.take_events().events {
             devices
                 .iter()
                 .filter(|device| device.server.name() == event.memory)
@@ -391,7 +390,7 @@ fn end(
         let _ = thread.join();
         mapping.iter().for_each(|mapping| watch.remove(mapping));
         drop((mapping, server));
-        // The function is gone with its post, and so is every other holder of the slice.
+        // With its server, every other holder of the slice is gone.
         let Some(held) = Arc::into_inner(held) else { continue };
         if let (Err(error), Ok(_)) = (back(&config.name, held), &outcome) {
             outcome = Err(error.into());

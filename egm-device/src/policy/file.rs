@@ -52,7 +52,7 @@ pub enum PolicyError {
     TooLarge,
     #[error("it is not UTF-8 text: save the file as UTF-8")]
     NotText,
-    #[error("line {}, column {}: policy is not JSON as its schema says", .0.line, .0.column)]
+    #[error("line {}, column {}: policy is not JSON of its schema", .0.line, .0.column)]
     Json(#[source] Box<JsonError>),
     #[error("{place}: unknown key {key:?}{}", did_you_mean(key, known))]
     UnknownKey { place: String, key: String, known: &'static [&'static str] },

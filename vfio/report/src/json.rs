@@ -109,7 +109,7 @@ pub fn line_and_column(text: &[u8], offset: usize) -> (usize, usize) {
     (line.saturating_add(1), column.saturating_add(1))
 }
 
-/// First byte of the text, number or word whose last byte is at `offset`.
+/// First byte of the text, number or word that ends at `offset`.
 fn start_of_token(text: &[u8], offset: usize) -> usize {
     let before = text.get(..offset).unwrap_or(text);
     let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b'+');

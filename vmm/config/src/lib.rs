@@ -10,7 +10,7 @@
 //! # let configs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
 //! let spec = egm_config::load(&configs.join("smoke.json"))?;
 //! println!("{} vCPUs", spec.cpus.count);
-//! # Ok::<(), egm_config::ConfigError>(())
+//! # Ok::<(), egm_config::ConfigErrors>(())
 //! ```
 #![forbid(unsafe_code)]
 

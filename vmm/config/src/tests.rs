@@ -260,7 +260,7 @@ fn what_only_follows_from_a_mistake_is_not_shown() {
         &format!(r#"{{"boot":{{"kernel":"k"}},"memory":{nodes}}}"#),
         &["1:75: memory.nodes[0].cpus: found 0, expected"],
     );
-    // A wrong number of processors says nothing about those of the nodes.
+    // A wrong number of processors hides the errors about those of the nodes.
     let nodes = r#"{"nodes":[{"id":0,"size":"1G","cpus":"0-3"}]}"#;
     mistakes(
         &format!(r#"{{"boot":{{"kernel":"k"}},"cpus":{{"count":999}},"memory":{nodes}}}"#),

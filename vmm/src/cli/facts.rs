@@ -19,7 +19,7 @@ pub(super) struct Args {
     /// Description of the machine [default: the name of the host]
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
-    /// vfio-user server to connect to, whose BARs are recorded; a server for one client ends afterwards
+    /// vfio-user server to connect to, for the sizes of its BARs; a server for one client ends afterwards
     #[arg(long = "server", value_name = "SOCKET", conflicts_with = "root")]
     servers: Vec<PathBuf>,
 }

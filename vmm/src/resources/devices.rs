@@ -173,8 +173,8 @@ impl Report for DeviceError {
     }
 }
 
-pub(super) const VHOST_NET: &str = "/dev/vhost-net";
-pub(super) const VHOST_VSOCK: &str = "/dev/vhost-vsock";
+pub(crate) const VHOST_NET: &str = "/dev/vhost-net";
+pub(crate) const VHOST_VSOCK: &str = "/dev/vhost-vsock";
 
 /// Opens what each device of `plan` needs, in the plan's order.
 pub(super) fn open(
@@ -213,7 +213,7 @@ fn open_one(device: &Device, spaces: &AddressSpaces, slices: &Slices<'_>) -> Res
 }
 
 /// Opens a file or block device as a disk.
-pub(super) fn open_disk(path: &Path, write: bool) -> Result<File, DeviceError> {
+pub(crate) fn open_disk(path: &Path, write: bool) -> Result<File, DeviceError> {
     let unfit = |source| DeviceError::Disk { path: path.to_owned(), source };
     let (file, kind) = super::open_at_once(path, write).map_err(|source| match source.raw_os_error() {
         // Errors of open(2) for a socket, and for a directory opened for writing.

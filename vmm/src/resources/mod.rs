@@ -5,8 +5,6 @@
 
 mod assigned;
 mod devices;
-pub(crate) mod inspect;
-mod proc_tables;
 mod reset;
 mod slices;
 
@@ -20,7 +18,7 @@ use self::assigned::AroundPrefault;
 pub use self::assigned::{AddressSpaces, AssignedError};
 use self::devices::DeviceFailure;
 pub use self::devices::{DeviceError, OpenDevice, OpenedDevice};
-pub(crate) use self::proc_tables::ProcTables;
+pub(crate) use self::devices::{VHOST_NET, VHOST_VSOCK, open_disk};
 pub(crate) use self::reset::left_behind;
 use self::slices::Slices;
 pub use self::slices::{OpenSlice, SliceError};
@@ -203,7 +201,8 @@ fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn open_file(key: &'static str, path: &Path) -> Result<File, ResourceError> {
+/// Opens the regular file that the configuration has at `key`, for reading.
+pub(crate) fn open_file(key: &'static str, path: &Path) -> Result<File, ResourceError> {
     let error = |source| ResourceError::File { key, path: path.to_owned(), source };
     let not_regular = || error(io::Error::other("not a regular file"));
     match open_at_once(path, false) {

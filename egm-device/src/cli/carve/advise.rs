@@ -77,7 +77,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     };
     let request = SplitRequest { hypervisor, per_node: args.per_node, parts: args.how.clone() };
     let split = advise(&recorded.host, &recorded.regions, &request)?;
-    let need = if args.host.is_recorded() { Need::default() } else { Need::of(&meminfo(args.host.root())) };
+    let need = args.host.local().map_or_else(Need::default, |host| Need::of(&meminfo(host.root())));
     let warning = need.warning(&split);
     if args.json {
         warning.iter().for_each(|warning| tracing::warn!("{warning}"));

@@ -1,10 +1,9 @@
 //! The lines of `egm-guest doctor` for a person: by group, with the topics of a missing device in one line.
 
 use egm_guest::findings::{visible, wrapped};
-use egm_report::show::Style;
+use egm_report::show::{Screen, Style};
 
 use super::{Device, Group, Line, Parts, State, not_applicable};
-use egm_report::show::Screen;
 
 /// All groups, and the number of topics in each state.
 pub(super) fn report(groups: &[Group], parts: &Parts, screen: Screen) -> String {

@@ -56,7 +56,7 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-/// A number of things whose plural ends in an s.
+/// A number of things; the plural of `noun` ends in an s.
 ///
 /// ```
 /// use egm_report::show::counted;

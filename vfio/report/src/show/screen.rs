@@ -74,7 +74,7 @@ impl Screen {
         if self.has_colour { format!("\x1b[{}m{text}\x1b[0m", style.code()) } else { text.to_string() }
     }
 
-    /// `line` of a message, which is printable, with its first word in colour if that is one of [`LABELS`].
+    /// `line` of a message, which is printable, with its first word in colour if that is a label, as `error:` is.
     #[must_use]
     pub fn message(self, line: &str) -> String {
         let text = line.trim_start_matches(' ');

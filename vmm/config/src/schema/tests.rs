@@ -55,7 +55,7 @@ fn rng(count: usize) -> String {
     machine(&format!(r#""devices":[{}]"#, vec![r#"{"type":"virtio-rng"}"#; count].join(",")))
 }
 
-/// A machine with a console at a socket whose path has `length` bytes.
+/// A machine with a console at a socket with a path of `length` bytes.
 fn console(length: usize) -> String {
     machine(&format!(r#""console":{{"type":"socket","path":"{}"}}"#, "s".repeat(length)))
 }

@@ -35,7 +35,7 @@ impl fmt::Display for Format {
     }
 }
 
-/// The format of a kernel whose file has `size` bytes and begins with `head`, up to [`SIZE`] of them.
+/// The format of a kernel in a file of `size` bytes that begins with `head`, up to [`SIZE`] of them.
 ///
 /// # Errors
 /// [`BootError`], for a file that nothing here starts.

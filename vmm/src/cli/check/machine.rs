@@ -6,15 +6,15 @@ use egm_report::show::size;
 use egm_vfio::dma::Memlock;
 use rustix::process::geteuid;
 
+use super::inspect::{self, Finding};
 use super::memory;
+use super::proc_tables::ProcTables;
 use super::row::Row;
 use crate::config::{Device, DeviceKind, Spec};
 use crate::error::Report;
 use crate::facts::{Facts, Probe};
 use crate::kvm::Hypervisor;
 use crate::plan::{Plan, PlanError};
-use crate::resources::ProcTables;
-use crate::resources::inspect::{self, Finding};
 
 /// Reason for rows without a judgement.
 const RECORDED: &str = "recorded host";
@@ -87,7 +87,7 @@ impl Machine<'_> {
             Item::Initramfs => inspect::initramfs(boot.initramfs.as_deref()?),
             Item::Kvm => kvm(),
             Item::Console => inspect::console(&self.spec.console, tables).map_err(Into::into),
-            Item::Device(device) => inspect::device(device, tables)?.map_err(Into::into),
+            Item::Device(device) => inspect::device(device, tables)?,
         };
         Some(Row::inspected(subject, found))
     }

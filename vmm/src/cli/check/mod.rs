@@ -1,11 +1,13 @@
 //! `egm-vmm check`: whether a host can run a machine, whether its functions can be given to a guest, and how they reach each
 //! other.
 
+mod inspect;
 mod machine;
 mod memory;
 mod model;
 mod names;
 mod peers;
+mod proc_tables;
 mod row;
 mod text;
 

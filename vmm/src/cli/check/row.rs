@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use egm_address::PciAddress;
 use serde::Serialize;
 
+use super::inspect::Finding;
 use crate::error::{Blame, Report};
-use crate::resources::inspect::Finding;
 
 /// State of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -56,11 +56,7 @@ fn slice_backing(spec: &Spec, index: usize, slice: &EgmSlice, source: &Source) -
 ///
 /// # Errors
 /// [`PlanError`].
-pub(super) fn check(
-    spec: &Spec,
-    facts: &Facts,
-    backings: &[BackingPlan],
-) -> Result<Vec<String>, PlanError> {
+pub(super) fn check(spec: &Spec, facts: &Facts, backings: &[BackingPlan]) -> Result<Vec<String>, PlanError> {
     check_nodes(backings, facts)?;
     let not_free = host_memory::check(backings, facts)?;
     check_shareable(spec, facts, backings)?;

@@ -149,11 +149,7 @@ fn needs<'a>(ordinary: &[&'a BackingPlan]) -> Vec<Need<'a>> {
         match bound.iter_mut().find(|need| need.nodes == Some(nodes)) {
             Some(need) => need.add(backing),
             None => {
-                bound.push(Need {
-                    nodes: Some(nodes),
-                    ids: vec![backing.id.as_str()],
-                    bytes: backing.size,
-                });
+                bound.push(Need { nodes: Some(nodes), ids: vec![backing.id.as_str()], bytes: backing.size });
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Note on memory that may come from any host node, in a machine with functions whose host nodes are known.
+//! Note on memory that may come from any host node, in a machine with functions of known host nodes.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,8 @@ use crate::plan::demand::devices::DeviceDemand;
 /// The note; `None` on a host of one node, and without such memory or functions.
 pub(super) fn note(demand: &Demand<'_>) -> Option<String> {
     let facts = demand.facts;
-    let unbound: Vec<&str> = demand.backings.iter().filter(|b| is_unbound(b)).map(|b| b.id.as_str()).collect();
+    let unbound: Vec<&str> =
+        demand.backings.iter().filter(|b| is_unbound(b)).map(|b| b.id.as_str()).collect();
     let functions = functions(facts, &demand.devices);
     if facts.nodes.len() < 2 || unbound.is_empty() || functions.is_empty() {
         return None;

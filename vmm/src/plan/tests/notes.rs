@@ -2,7 +2,7 @@
 
 use super::assigned::three_gpus;
 use super::*;
-use crate::plan::nodes::too_many;
+use crate::plan::map::nodes::too_many;
 
 /// A machine of one node with `gib` GiB of this host node, or of any.
 fn machine(gib: u64, host: Option<&str>) -> Spec {
@@ -11,7 +11,7 @@ fn machine(gib: u64, host: Option<&str>) -> Spec {
     spec
 }
 
-/// A host whose node 0 has `gib` GiB available.
+/// A host with `gib` GiB available on node 0.
 fn busy(gib: u64) -> Facts {
     let mut facts = facts();
     facts.nodes[0].memory.available = ByteSize::new(gib * GIB);

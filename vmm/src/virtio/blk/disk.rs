@@ -1,21 +1,19 @@
 //! A disk: an open file, and the only way to name bytes of it.
 
-use std::fs::{File, FileType};
+use std::fs::{self, File, FileType};
 use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::sync::Arc;
 
 use egm_report::show;
-use libc::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC};
-use rustix::fs::{FsWord, fstatfs};
 
 use crate::error::{Blame, Report};
 
 /// Bytes of a sector, the unit of the protocol whatever the disk's own (virtio 1.3 §5.2.5.2).
 pub const SECTOR: u64 = 512;
-/// File systems whose reads wait for no other machine and no other process, unlike those of NFS and FUSE.
-const LOCAL_FILE_SYSTEMS: [FsWord; 5] =
-    [BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC];
+/// File systems with reads that wait for no other machine and no other process, unlike those of NFS and FUSE.
+const LOCAL_FILE_SYSTEMS: [&str; 5] = ["btrfs", "ext4", "overlay", "tmpfs", "xfs"];
 
 /// Why a file cannot be a disk. The caller that opened it adds its path.
 #[derive(Debug, thiserror::Error)]
@@ -113,9 +111,21 @@ impl Disk {
     }
 }
 
-/// Whether a read of `file` waits for no other machine or process.
+/// Whether a read of `file` waits for no other machine or process. The kernel's tables answer: a file system that hangs
+/// does not answer statfs(2) either.
 fn is_local(file: &File) -> bool {
-    fstatfs(file).is_ok_and(|system| LOCAL_FILE_SYSTEMS.contains(&system.f_type))
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
+    let (Ok(info), Ok(mounts)) = (info, fs::read_to_string("/proc/self/mountinfo")) else { return false };
+    file_system(&info, &mounts).is_some_and(|name| LOCAL_FILE_SYSTEMS.contains(&name))
+}
+
+/// Name of the file system of an open file, by its `fdinfo` and the table of mounts (proc_pid_fdinfo(5),
+/// proc_pid_mountinfo(5)); `None` for a file outside the table, as a memfd is.
+fn file_system<'a>(fdinfo: &str, mountinfo: &'a str) -> Option<&'a str> {
+    let id = fdinfo.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
+    let mount = mountinfo.lines().find(|line| line.split(' ').next() == Some(id))?;
+    let (_, after) = mount.split_once(" - ")?;
+    after.split(' ').next()
 }
 
 /// Bytes from the start of a file by which [`check_format`] knows its format.

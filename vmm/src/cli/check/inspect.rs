@@ -12,15 +12,15 @@ use egm_report::show::size;
 use egm_vfio::client::OpenError;
 use rustix::fs::{Access, access};
 
-use super::devices::{self, DeviceError, VHOST_NET, VHOST_VSOCK};
 use super::proc_tables::{FileId, ProcTables};
-use super::servers::ServerError;
 use crate::arch::boot::{self, ARCHIVE_HEAD, BootError};
 use crate::arch::native;
 use crate::config::{Console, Device, DeviceKind};
 use crate::console::{self, ConsoleError};
 use crate::error::Report;
 use crate::machine::BuildError;
+use crate::reserve::ServerError;
+use crate::resources::{DeviceError, VHOST_NET, VHOST_VSOCK, open_disk, open_file};
 use crate::virtio::blk::{self, Disk, FORMAT_HEAD, SECTOR};
 use crate::virtio::net::tap;
 use crate::virtio::vsock::{self, SocketError};
@@ -55,7 +55,7 @@ fn accessible(path: impl AsRef<Path>, wanted: Access) -> io::Result<()> {
 /// # Errors
 /// Those of a launch.
 pub(crate) fn kernel(path: &Path) -> Result<Finding, Box<dyn Report>> {
-    let mut file = super::open_file("boot.kernel", path)?;
+    let mut file = open_file("boot.kernel", path)?;
     let failed = |source| BuildError::Boot { file: path.to_owned(), source };
     let format = native::boot::kernel_format(&mut file).map_err(failed)?;
     let bytes = file.metadata().map_err(|source| failed(BootError::ReadKernel(source)))?.len();
@@ -67,7 +67,7 @@ pub(crate) fn kernel(path: &Path) -> Result<Finding, Box<dyn Report>> {
 /// # Errors
 /// Those of a launch.
 pub(crate) fn initramfs(path: &Path) -> Result<Finding, Box<dyn Report>> {
-    let mut file = super::open_file("boot.initramfs", path)?;
+    let mut file = open_file("boot.initramfs", path)?;
     let failed = |source| BuildError::Boot { file: path.to_owned(), source };
     let bytes = boot::initramfs_size(&mut file).map_err(failed)?;
     let unread = |source| failed(BootError::ReadInitramfs { size: bytes, source });
@@ -131,19 +131,20 @@ fn console_file(path: &Path) -> Result<Finding, ConsoleError> {
 }
 
 /// The resource of a device; `None` for a device that needs none here: host functions and slices are judged elsewhere.
-pub(crate) fn device(device: &Device, tables: &ProcTables) -> Option<Result<Finding, DeviceError>> {
-    match &device.kind {
-        DeviceKind::VirtioBlk { path, read_only } => Some(disk(path, *read_only, tables)),
-        DeviceKind::VirtioNet { tap, queue_pairs, vhost, .. } => Some(net(tap, *queue_pairs, *vhost)),
-        DeviceKind::VirtioVsock { socket, .. } => Some(vsock(socket.as_deref(), tables)),
-        DeviceKind::VfioUser { socket } => Some(server(socket, tables).map_err(DeviceError::from)),
-        DeviceKind::VirtioRng | DeviceKind::Vfio { .. } | DeviceKind::Egm { .. } => None,
-    }
+pub(crate) fn device(device: &Device, tables: &ProcTables) -> Option<Result<Finding, Box<dyn Report>>> {
+    let found = match &device.kind {
+        DeviceKind::VirtioBlk { path, read_only } => disk(path, *read_only, tables),
+        DeviceKind::VirtioNet { tap, queue_pairs, vhost, .. } => net(tap, *queue_pairs, *vhost),
+        DeviceKind::VirtioVsock { socket, .. } => vsock(socket.as_deref(), tables),
+        DeviceKind::VfioUser { socket } => return Some(server(socket, tables).map_err(Into::into)),
+        DeviceKind::VirtioRng | DeviceKind::Vfio { .. } | DeviceKind::Egm { .. } => return None,
+    };
+    Some(found.map_err(Into::into))
 }
 
 fn disk(path: &Path, read_only: bool, tables: &ProcTables) -> Result<Finding, DeviceError> {
     let failed = |source| DeviceError::DiskFile { path: path.to_owned(), source };
-    let file: File = devices::open_disk(path, false)?;
+    let file: File = open_disk(path, false)?;
     if !read_only {
         accessible(path, Access::WRITE_OK).map_err(failed)?;
     }

@@ -109,7 +109,7 @@ mod tests {
         assert!(!listens("/run/client"), "connected, and does not listen");
     }
 
-    /// On a tmpfs, whose files have one device number for both system calls and table.
+    /// On a tmpfs: its files have one device number for both system calls and table.
     #[test]
     fn the_kernels_tables_have_our_own_lock_and_socket() {
         let folder = match tempfile::tempdir_in("/dev/shm") {
