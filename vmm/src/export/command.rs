@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A program and its arguments; its text is one that a POSIX shell reads back as exactly these words.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Command {
+pub(crate) struct Command {
     /// Options with their values, one group a line; the first is the program.
     groups: Vec<Vec<String>>,
 }
@@ -32,7 +32,7 @@ impl Command {
     }
 
     /// The program and its arguments.
-    pub fn words(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn words(&self) -> impl Iterator<Item = &str> {
         self.groups.iter().flatten().map(String::as_str)
     }
 }

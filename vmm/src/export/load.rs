@@ -9,7 +9,7 @@ use egm_report::{Blame, Report};
 
 /// Why a file is no machine that another monitor can run.
 #[derive(Debug, thiserror::Error)]
-pub enum LoadError {
+pub(crate) enum LoadError {
     /// It is not a configuration.
     #[error(transparent)]
     Config(#[from] ConfigErrors),
@@ -61,7 +61,7 @@ impl Report for LoadError {
 ///
 /// # Errors
 /// [`LoadError`].
-pub fn load(path: &Path) -> Result<Spec, LoadError> {
+pub(crate) fn load(path: &Path) -> Result<Spec, LoadError> {
     let mut spec = egm_config::load(path)?;
     plain(&mut spec.boot.kernel)?;
     spec.boot.initramfs.as_mut().map(plain).transpose()?;

@@ -19,9 +19,9 @@ mod load;
 mod qemu;
 mod words;
 
-pub use command::Command;
-pub use guest::{Guest, GuestError};
-pub use load::{LoadError, load};
+pub(crate) use command::Command;
+pub(crate) use guest::Guest;
+pub(crate) use load::load;
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ use egm_report::{Blame, Report};
 
 /// The monitors that a machine can be written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Monitor {
+pub(crate) enum Monitor {
     /// Command line of cloud-hypervisor
     CloudHypervisor,
     /// Command line of QEMU
@@ -41,7 +41,7 @@ pub enum Monitor {
 
 /// Differences between builds and hosts of one monitor.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub(crate) struct Options {
     /// QEMU and libvirt as NVIDIA builds them.
     pub nvidia: bool,
     /// UEFI image for guests that need one.
@@ -50,7 +50,7 @@ pub struct Options {
 
 /// A machine in a monitor's words.
 #[derive(Debug, Clone)]
-pub struct Export {
+pub(crate) struct Export {
     /// Input of the monitor.
     pub output: Output,
     /// Settings that it does not get, and steps that must come first; a sentence each.
@@ -59,7 +59,7 @@ pub struct Export {
 
 /// Input of a monitor.
 #[derive(Debug, Clone)]
-pub enum Output {
+pub(crate) enum Output {
     /// A command line.
     Command(Command),
     /// A domain of libvirt.
@@ -80,7 +80,7 @@ impl Output {
 
 /// Settings that a monitor cannot express and cannot do without.
 #[derive(Debug, thiserror::Error)]
-pub enum ExportError {
+pub(crate) enum ExportError {
     /// cloud-hypervisor's options have no escape for quotes.
     #[error("{text:?} has a double quote, which no option of cloud-hypervisor can hold")]
     Quote {
@@ -157,7 +157,7 @@ impl Report for ExportError {
 ///
 /// # Errors
 /// [`ExportError`], where the machine would be another one.
-pub fn export(guest: &Guest, monitor: Monitor, options: &Options) -> Result<Export, ExportError> {
+pub(crate) fn export(guest: &Guest, monitor: Monitor, options: &Options) -> Result<Export, ExportError> {
     let gap = (0_u32..).zip(&guest.nodes).find(|(number, node)| node.id != *number);
     if let (Monitor::Qemu | Monitor::Libvirt, Some((node, next))) = (monitor, gap) {
         return Err(ExportError::Gap { node, next: next.id });

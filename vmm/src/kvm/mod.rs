@@ -16,11 +16,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-pub use error::KvmError;
+pub(crate) use error::KvmError;
 use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
-pub use routes::{FunctionRoutes, Routes};
-pub use slots::{Slot, SlotTable, Slots};
-pub use vfio::LevelLine;
+pub(crate) use routes::Routes;
+pub(crate) use slots::{Slot, SlotTable, Slots};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::arch::native;
@@ -185,7 +184,7 @@ impl crate::virtio::DoorBell for Doorbells {
 }
 
 /// The suberror of a `KVM_EXIT_INTERNAL_ERROR` that just happened (KVM api.rst §5, `internal.suberror`).
-pub fn internal_suberror(run: &kvm_bindings::kvm_run) -> u32 {
+pub(crate) fn internal_suberror(run: &kvm_bindings::kvm_run) -> u32 {
     // SAFETY: every member of the union is plain numbers, so reading any of them is defined.
     unsafe { run.__bindgen_anon_1.internal }.suberror
 }
@@ -195,7 +194,7 @@ pub fn internal_suberror(run: &kvm_bindings::kvm_run) -> u32 {
 ///
 /// # Errors
 /// Those of KVM_RUN.
-pub fn run(vcpu: &mut VcpuFd) -> Result<(VcpuExit<'_>, usize), kvm_ioctls::Error> {
+pub(crate) fn run(vcpu: &mut VcpuFd) -> Result<(VcpuExit<'_>, usize), kvm_ioctls::Error> {
     let whole: *mut VcpuFd = vcpu;
     // SAFETY: `whole` is `vcpu`, which the caller cannot use as long as the exit lives. This function reads the structure
     // once more below, and only for exits that borrow nothing of it.

@@ -72,7 +72,7 @@ impl Routes {
 }
 
 /// The routes of one function's messages.
-pub struct FunctionRoutes {
+pub(crate) struct FunctionRoutes {
     routes: Arc<Routes>,
     sender: u16,
 }

@@ -34,10 +34,10 @@ struct SlotMemory {
 
 /// A slot in use. Dropping it changes nothing: [`SlotTable::remove`] does.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Slot(pub(crate) usize);
+pub(crate) struct Slot(pub(crate) usize);
 
 /// Puts memory into guest address space: [`Slots`], and a fake in tests.
-pub trait SlotTable: Send + Sync {
+pub(crate) trait SlotTable: Send + Sync {
     /// The guest sees `memory` at `gpa`, until [`SlotTable::remove`] or the machine's end.
     ///
     /// A slot that comes after interrupt controllers waits for readers of the in-kernel devices (an

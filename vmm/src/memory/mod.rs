@@ -18,15 +18,15 @@ use egm_vfio::memory::{Behind, HostMemory};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
-pub use self::error::MemoryError;
-pub use self::huge::Present;
+pub(crate) use self::error::MemoryError;
+pub(crate) use self::huge::Present;
 use crate::config::PageSize;
 use crate::kvm::Vm;
 use crate::plan::{Allocation, BackingPlan, Plan};
 use crate::reserve::Leases;
 
 /// Callback, from any thread: bytes that are present so far, and bytes in total.
-pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+pub(crate) type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 /// A piece and its backing in the plan.
 struct Planned<'a> {
@@ -253,7 +253,7 @@ fn extents(plan: &Plan) -> Vec<Extent> {
 ///
 /// # Errors
 /// [`MemoryError`].
-pub fn bytes(
+pub(crate) fn bytes(
     plan: &BackingPlan,
     leases: &Leases,
     vm: &Vm,

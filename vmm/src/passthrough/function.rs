@@ -33,7 +33,7 @@ const PIN: u8 = 1;
 const REVISION_AND_CLASS: u64 = 8;
 
 /// Connections of an assigned function.
-pub struct Connections {
+pub(crate) struct Connections {
     /// Message interrupts.
     pub router: Arc<dyn MsiRouter>,
     /// The interrupt line of its pin; without one it has no pin.
@@ -56,7 +56,7 @@ enum Own {
 }
 
 /// A host function assigned to a guest.
-pub struct AssignedFunction {
+pub(crate) struct AssignedFunction {
     backend: Arc<dyn Backend>,
     /// Locked while the function answers, which a server may take seconds for.
     shadow: Mutex<Shadow>,
@@ -87,7 +87,7 @@ impl AssignedFunction {
     ///
     /// # Errors
     /// [`PassthroughError`].
-    pub fn new(
+    pub(crate) fn new(
         backend: Arc<dyn Backend>,
         bars: &[BarPlan],
         added: Vec<AddedCapability>,
@@ -135,7 +135,7 @@ impl AssignedFunction {
     /// # Errors
     /// [`PassthroughError::MemoryUnreachable`], or else [`PassthroughError::Unreachable`] with the first that is refused;
     /// the function works all the same then.
-    pub fn share_bars(&self, bars: &[BarPlan]) -> Result<(), PassthroughError> {
+    pub(crate) fn share_bars(&self, bars: &[BarPlan]) -> Result<(), PassthroughError> {
         let function = self.name().to_owned();
         let planned = bars.iter().map(|bar| DecodedBar::new(bar.index, bar.span));
         let (memory, registers): (Vec<_>, Vec<_>) =
@@ -148,7 +148,7 @@ impl AssignedFunction {
     }
 
     /// Number of BAR parts that could be mapped and are reached by exits: others are larger, and there are too many.
-    pub fn trapped_parts(&self) -> usize {
+    pub(crate) fn trapped_parts(&self) -> usize {
         self.trapped_parts
     }
 

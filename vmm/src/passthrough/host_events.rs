@@ -10,14 +10,14 @@ use super::descriptor::borrowed;
 
 /// Listens to one function. Each of its two events is reported once: a device that reports errors does so many times,
 /// and the kernel requests a function back every few seconds.
-pub struct HostEvents(Vec<(InterruptKind, EventFd)>);
+pub(crate) struct HostEvents(Vec<(InterruptKind, EventFd)>);
 
 impl HostEvents {
     /// Listens to `backend`; some have no events.
     ///
     /// # Errors
     /// Descriptors ran out, or the backend refused.
-    pub fn new(backend: &dyn Backend) -> io::Result<Self> {
+    pub(crate) fn new(backend: &dyn Backend) -> io::Result<Self> {
         let mut host_events = Vec::new();
         for kind in [InterruptKind::Error, InterruptKind::Request] {
             if backend.interrupts(kind).count > 0 {
@@ -30,12 +30,12 @@ impl HostEvents {
     }
 
     /// Descriptors that become readable when an event is pending.
-    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.0.iter().map(|(_, event)| borrowed(event))
     }
 
     /// Events since the last call of this.
-    pub fn hear(&mut self) -> Vec<InterruptKind> {
+    pub(crate) fn hear(&mut self) -> Vec<InterruptKind> {
         self.0.extract_if(.., |(_, event)| event.read().is_ok()).map(|(kind, _)| kind).collect()
     }
 }

@@ -16,7 +16,7 @@ use super::descriptor::borrowed;
 use crate::lock::lock;
 
 /// An interrupt line of the machine; KVM implements it.
-pub trait Line: Send + Sync {
+pub(crate) trait Line: Send + Sync {
     /// A write to `trigger` raises the line; the guest's end of interrupt lowers it and writes `resample`.
     ///
     /// # Errors

@@ -26,11 +26,11 @@ mod windows;
 
 pub(crate) use coherent::NEEDS_CACHING;
 pub(crate) use descriptor::borrowed;
-pub use error::PassthroughError;
-pub use function::{AssignedFunction, Connections};
-pub use host_events::HostEvents;
-pub use intx::Line;
-pub use peers::Peers;
+pub(crate) use error::PassthroughError;
+pub(crate) use function::{AssignedFunction, Connections};
+pub(crate) use host_events::HostEvents;
+pub(crate) use intx::Line;
+pub(crate) use peers::Peers;
 
 #[cfg(test)]
 mod grace_tests;

@@ -27,14 +27,14 @@ struct Piece {
 
 /// The pieces of all functions' BARs, in the I/O address spaces of a machine.
 #[derive(Default)]
-pub struct Peers {
+pub(crate) struct Peers {
     domains: Vec<Arc<dyn Domain>>,
     pieces: Mutex<Places<Piece>>,
 }
 
 impl Peers {
     /// None yet, for these address spaces.
-    pub fn new(domains: Vec<Arc<dyn Domain>>) -> Self {
+    pub(crate) fn new(domains: Vec<Arc<dyn Domain>>) -> Self {
         Self { domains, pieces: Mutex::default() }
     }
 

@@ -19,7 +19,7 @@ use egm_device::region::{Region, RegionKind, Slice, Survey};
 const INITIATORS: u32 = 8;
 /// A machine on a host.
 #[derive(Debug, Clone)]
-pub struct Guest {
+pub(crate) struct Guest {
     /// The configuration.
     pub(crate) machine: Spec,
     /// Its devices; slices that are devices are the last.
@@ -104,7 +104,7 @@ pub(crate) struct NumaNode {
 
 /// Why a host cannot give a slice to a monitor that opens it by itself.
 #[derive(Debug, thiserror::Error)]
-pub enum GuestError {
+pub(crate) enum GuestError {
     /// The host has no such region.
     #[error("egm[{index}]: this host has none of {}", regions.join(", "))]
     NoRegion {
@@ -168,7 +168,7 @@ impl Guest {
     ///
     /// # Errors
     /// [`GuestError`], for instance for a slice that the host has no place for.
-    pub fn new(machine: Spec, survey: &Survey, mut sockets: PathBuf) -> Result<Self, GuestError> {
+    pub(crate) fn new(machine: Spec, survey: &Survey, mut sockets: PathBuf) -> Result<Self, GuestError> {
         plain(&mut sockets).map_err(GuestError::Sockets)?;
         let mut guest = Self {
             memory: ordinary(&machine),
