@@ -315,14 +315,14 @@ impl World {
 
 #[derive(Debug, Clone)]
 enum Step {
-    RegionRequest { uid: u32, size: u64, hold: u64 },
+    Request { uid: u32, size: u64, hold: u64 },
     Leave(usize),
     Return,
 }
 
 fn steps(users: u32, most: u64) -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        4 => (1..=users, 1..=most, 1..100u64).prop_map(|(uid, size, hold)| Step::RegionRequest { uid, size, hold }),
+        4 => (1..=users, 1..=most, 1..100u64).prop_map(|(uid, size, hold)| Step::Request { uid, size, hold }),
         1 => (0..64usize).prop_map(Step::Leave),
         3 => Just(Step::Return),
     ];
@@ -335,7 +335,7 @@ fn run(rules: &[Rule], usable: u64, limits: OvertakeLimits, script: &[Step]) -> 
     let mut holds = BTreeMap::new();
     for step in script {
         match step {
-            Step::RegionRequest { uid, size, hold } => {
+            Step::Request { uid, size, hold } => {
                 if let Some(ticket) = world.ask(*uid, *size) {
                     holds.insert(ticket, Duration::from_millis(*hold));
                 }
@@ -464,7 +464,7 @@ proptest! {
         let rules = rules_with(&[(100, 0, 5, 1), (100, 0, 0, 9), (100, reservation, -5, 1)]);
         let mut world = World::new(rules, 100, OvertakeLimits { passes: 1, grants: 2 });
         for step in &script {
-            if let Step::RegionRequest { uid, size, .. } = step {
+            if let Step::Request { uid, size, .. } = step {
                 world.ask(*uid, *size);
             } else {
                 world.one_returns();

@@ -12,12 +12,17 @@ pub fn excerpt(line: &str, number: usize, column: usize) -> String {
     let number = number.to_string();
     // "  NUMBER | " before the text, and a column for a mark behind it.
     let room = WIDTH.saturating_sub(number.len().saturating_add("   | ".len()).saturating_add(1));
-    let line: Vec<char> = line.trim_end().chars().map(plain).collect();
-    let at = column.saturating_sub(1).min(line.len());
+    // Nothing before or behind the room around the mark is looked at: a line can have a megabyte.
+    let line = line.trim_end();
+    let at = column.saturating_sub(1).min(line.chars().count());
+    let skipped = at.saturating_sub(room);
+    let most = room.saturating_mul(2).saturating_add(1);
+    let line: Vec<char> = line.chars().skip(skipped).take(most).map(plain).collect();
+    let at = at.saturating_sub(skipped);
     let first = at.saturating_sub(room / 3).min(line.len().saturating_sub(room));
     let last = first.saturating_add(room).min(line.len());
     let mut shown = line.get(first..last).unwrap_or_default().to_vec();
-    if first > 0 {
+    if first > 0 || skipped > 0 {
         shown.first_mut().into_iter().for_each(|character| *character = '…');
     }
     if last < line.len() {
@@ -77,6 +82,14 @@ mod tests {
         assert!(text.starts_with("  1 | …aaa") && text.ends_with("bbb…"), "{shown}");
         let before = text.chars().take_while(|c| *c != '"').count();
         assert_eq!(mark, format!("    |{}^^^^^", " ".repeat(before - 5)), "{shown}");
+    }
+
+    #[test]
+    fn a_mark_behind_a_long_line_stands_at_its_end() {
+        let shown = excerpt(&"a".repeat(1000), 1, 2000);
+        let [text, mark] = shown.lines().collect::<Vec<_>>()[..] else { panic!("{shown}") };
+        assert!(text.starts_with("  1 | …aaa") && text.ends_with("aaa"), "{shown}");
+        assert_eq!(mark.chars().count(), text.chars().count() + 1, "{shown}");
     }
 
     proptest! {

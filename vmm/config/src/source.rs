@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use egm_report::json::line_and_column;
@@ -121,8 +122,14 @@ fn error_at(sources: &[Source], mark: Mark, fault: Fault) -> ConfigError {
     let Some(source) = sources.get(mark.source) else { return ConfigError { key, ..unplaced(*rule) } };
     let (line, column) = line_and_column(source.text.as_bytes(), mark.offset);
     let text = source.text.lines().nth(line.saturating_sub(1)).unwrap_or_default();
-    let excerpt = Some(egm_report::excerpt(text, line, column).into());
+    let excerpt = is_meant(&source.text).then(|| egm_report::excerpt(text, line, column).into());
     ConfigError { place: Some(Place { file: source.path.clone(), line, column }), key, rule, excerpt }
+}
+
+/// Whether `text` is an object, perhaps behind a comment. No line of another file is printed: `extends` can name a file that
+/// only root may read.
+fn is_meant(text: &str) -> bool {
+    text.trim_start_matches('\u{feff}').trim_start().starts_with(['{', '/'])
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Rule> {
@@ -137,13 +144,13 @@ fn all(source: impl Read) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Opens a regular file. Reading a pipe would wait for a writer, perhaps for ever.
+/// Opens a regular file. Its kind is found by a reference (`O_PATH`): a pipe would wait for a writer, and to open a device
+/// can have effects.
 fn open(path: &Path) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    let kind = file.metadata()?.file_type();
+    let reference = File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
+    let kind = reference.metadata()?.file_type();
     match (kind.is_file() || egm_address::fault!("pipe-as-configuration"), kind.is_dir()) {
-        (true, _) => Ok(file),
+        (true, _) => File::open(format!("/proc/self/fd/{}", reference.as_raw_fd())),
         (_, true) => Err(io::ErrorKind::IsADirectory.into()),
         _ => Err(io::Error::other("not a regular file")),
     }

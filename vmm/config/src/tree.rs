@@ -15,6 +15,7 @@ use serde_json::Number;
 use serde_json::value::RawValue;
 
 use super::error::Rule;
+use super::faults::MOST;
 
 /// Objects and arrays may be nested this deep; the deepest key that has a meaning is at 5.
 const MAX_DEPTH: usize = 16;
@@ -223,7 +224,9 @@ impl<'t> Reader<'t, '_> {
                 }
                 Entry::Occupied(first) => {
                     let rule = Rule::DuplicateKey { key: first.key().clone() };
-                    self.twice.push(Marked { mark, rule });
+                    if self.twice.len() < MOST {
+                        self.twice.push(Marked { mark, rule });
+                    }
                 }
             }
         }

@@ -180,7 +180,6 @@ fn gather(root: &Path, scope: &Scope, probed: Probed) -> Result<Facts, FactsErro
     })
 }
 
-/// From the kernel (6.1 and later), otherwise that of this program, which runs there.
 /// The instruction set of the host that this runs on.
 ///
 /// # Errors
@@ -189,6 +188,7 @@ pub(crate) fn architecture_of_host() -> Result<Architecture, FactsError> {
     architecture(Path::new("/"))
 }
 
+/// From the kernel (6.1 and later), otherwise that of this program, which runs there.
 fn architecture(root: &Path) -> Result<Architecture, FactsError> {
     let path = root.join("proc/sys/kernel/arch");
     match text(&path).as_deref().unwrap_or(std::env::consts::ARCH) {

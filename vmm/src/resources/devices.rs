@@ -215,11 +215,8 @@ fn open_one(device: &Device, spaces: &AddressSpaces, slices: &Slices<'_>) -> Res
 /// Opens a file or block device as a disk.
 pub(crate) fn open_disk(path: &Path, write: bool) -> Result<File, DeviceError> {
     let unfit = |source| DeviceError::Disk { path: path.to_owned(), source };
-    let (file, kind) = super::open_at_once(path, write).map_err(|source| match source.raw_os_error() {
-        // Errors of open(2) for a socket, and for a directory opened for writing.
-        Some(libc::ENXIO | libc::EISDIR) => unfit(DiskError::Kind),
-        _ => DeviceError::DiskFile { path: path.to_owned(), source },
-    })?;
+    let opened = super::open_at_once(path, write);
+    let (file, kind) = opened.map_err(|source| DeviceError::DiskFile { path: path.to_owned(), source })?;
     if Disk::can_be(kind) { Ok(file) } else { Err(unfit(DiskError::Kind)) }
 }
 

@@ -10,9 +10,12 @@ mod slices;
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::thread::{self, Scope, ScopedJoinHandle};
+
+use rustix::fs::{Mode, OFlags};
 
 use self::assigned::AroundPrefault;
 pub use self::assigned::{AddressSpaces, AssignedError};
@@ -209,20 +212,20 @@ pub(crate) fn open_file(key: &'static str, path: &Path) -> Result<File, Resource
         Ok((file, kind)) if kind.is_file() => Ok(file),
         Ok((_, kind)) if kind.is_dir() => Err(error(io::ErrorKind::IsADirectory.into())),
         Ok(_) => Err(not_regular()),
-        Err(source) if source.raw_os_error() == Some(libc::ENXIO) => Err(not_regular()), // a socket
         Err(source) => Err(error(source)),
     }
 }
 
-/// Opens `path` and inspects the open file, so that no process can exchange it in between. Opening a pipe does not
-/// wait for its other end, and a terminal does not become the controlling one.
+/// Opens `path` if it is a regular file or a block device. Of anything else this is only a reference (`O_PATH`): to open a
+/// watchdog, a VFIO group or a pipe already has effects. No process can exchange the file in between.
 fn open_at_once(path: &Path, write: bool) -> io::Result<(File, FileType)> {
-    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-    let file = OpenOptions::new().read(true).write(write).custom_flags(flags).open(path)?;
-    // An io_uring would take it as "never wait for the disk".
-    rustix::io::ioctl_fionbio(&file, false)?;
-    let kind = file.metadata()?.file_type();
-    Ok((file, kind))
+    let reference = File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
+    let kind = reference.metadata()?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Ok((reference, kind));
+    }
+    let again = format!("/proc/self/fd/{}", reference.as_raw_fd());
+    Ok((OpenOptions::new().read(true).write(write).open(again)?, kind))
 }
 
 /// Opens the kernel and the initramfs once, before slices are scrubbed for a machine that cannot boot.
@@ -253,6 +256,18 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn what_is_neither_file_nor_block_device_is_not_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
+        let (_reference, kind) = open_at_once(&pipe, false).unwrap();
+        assert!(!kind.is_file() && !kind.is_block_device());
+        // A writer that does not wait finds no reader.
+        let writer = rustix::fs::open(&pipe, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty());
+        assert_eq!(writer.unwrap_err(), rustix::io::Errno::NXIO);
+    }
 
     fn meet<E>(all: &Barrier) -> Result<(), E> {
         all.wait();

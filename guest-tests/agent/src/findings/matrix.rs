@@ -11,6 +11,9 @@ const CELL: usize = 8;
 /// Most columns of a row's name, with the blanks around it.
 const NAME: usize = 32;
 
+/// Most matrices of a run. A run that was not written by us has any number, and each figure is compared with all.
+const MOST: usize = 64;
+
 /// Meaning of rows and columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Axes {
@@ -78,6 +81,7 @@ impl<'a> Matrix<'a> {
             };
             match all.iter_mut().find(is_it) {
                 Some(matrix) => matrix.add(name, column, figure),
+                None if all.len() >= MOST => {}
                 None => {
                     let mut matrix = Self { transfer, unit, axes, rows: Vec::new() };
                     matrix.add(name, column, figure);

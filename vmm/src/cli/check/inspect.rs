@@ -4,7 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::SocketAddr;
 use std::path::Path;
 
@@ -21,7 +21,7 @@ use crate::error::Report;
 use crate::machine::BuildError;
 use crate::reserve::ServerError;
 use crate::resources::{DeviceError, VHOST_NET, VHOST_VSOCK, open_disk, open_file};
-use crate::virtio::blk::{self, Disk, FORMAT_HEAD, SECTOR};
+use crate::virtio::blk::{Disk, SECTOR};
 use crate::virtio::net::tap;
 use crate::virtio::vsock::{self, SocketError};
 
@@ -153,9 +153,6 @@ fn disk(path: &Path, read_only: bool, tables: &ProcTables) -> Result<Finding, De
         return Err(DeviceError::DiskInUse { path: path.to_owned() });
     }
     let unfit = |source| DeviceError::Disk { path: path.to_owned(), source };
-    let mut head = [0; FORMAT_HEAD];
-    let length = file.read_at(&mut head, 0).map_err(failed)?;
-    blk::check_format(head.get(..length).unwrap_or_default()).map_err(unfit)?;
     let disk = Disk::new(file, read_only).map_err(unfit)?;
     let bytes = disk.sectors().saturating_mul(SECTOR);
     let way = if read_only { ", read only" } else { "" };

@@ -50,8 +50,8 @@ pub(super) struct Args {
 
 const EXAMPLE: &str = "\
 Before a machine starts, check all that its configuration needs: kernel, disks,
-taps, sockets, KVM, memory, slices and functions. Files are only read, and
-nothing is locked, connected, made or changed:
+taps, sockets, KVM, memory, slices and functions. The machine's files are only
+read, and no socket is connected. The ledger is read under its lock:
 
   egm-vmm check vm.json
 

@@ -55,10 +55,10 @@ impl ProcTables {
         })
     }
 
-    /// Whether a process was seen to listen at `path`, as it was named there or in full.
+    /// Whether a process was seen to listen at `path`, by its full name: a relative one in the table is of an unknown folder.
     pub(super) fn listens(&self, path: &Path) -> bool {
         let whole = path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        [path, whole.as_path()].iter().filter_map(|path| path.to_str()).any(|path| self.has_listener(path))
+        whole.to_str().is_some_and(|whole| self.has_listener(whole))
     }
 
     /// Lines are `Num RefCount Protocol Flags Type St Inode Path`; a listening socket has the flag `__SO_ACCEPTCON`.

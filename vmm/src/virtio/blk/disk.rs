@@ -12,7 +12,7 @@ use crate::error::{Blame, Report};
 
 /// Bytes of a sector, the unit of the protocol whatever the disk's own (virtio 1.3 §5.2.5.2).
 pub const SECTOR: u64 = 512;
-/// File systems with reads that wait for no other machine and no other process, unlike those of NFS and FUSE.
+/// File systems with reads that usually wait for no other machine and no other process, unlike those of NFS and FUSE.
 const LOCAL_FILE_SYSTEMS: [&str; 5] = ["btrfs", "ext4", "overlay", "tmpfs", "xfs"];
 
 /// Why a file cannot be a disk. The caller that opened it adds its path.
@@ -115,8 +115,9 @@ impl Disk {
 /// does not answer statfs(2) either.
 fn is_local(file: &File) -> bool {
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
-    let (Ok(info), Ok(mounts)) = (info, fs::read_to_string("/proc/self/mountinfo")) else { return false };
-    file_system(&info, &mounts).is_some_and(|name| LOCAL_FILE_SYSTEMS.contains(&name))
+    let (Ok(info), Ok(mounts)) = (info, fs::read("/proc/self/mountinfo")) else { return false };
+    file_system(&info, &String::from_utf8_lossy(&mounts))
+        .is_some_and(|name| LOCAL_FILE_SYSTEMS.contains(&name))
 }
 
 /// Name of the file system of an open file, by its `fdinfo` and the table of mounts (proc_pid_fdinfo(5),
@@ -129,14 +130,14 @@ fn file_system<'a>(fdinfo: &str, mountinfo: &'a str) -> Option<&'a str> {
 }
 
 /// Bytes from the start of a file by which [`check_format`] knows its format.
-pub(crate) const FORMAT_HEAD: usize = 8;
+const FORMAT_HEAD: usize = 8;
 
 /// Refuses a file that begins with `head`, as images of other formats than raw do: a guest would see that format's tables,
 /// and overwrite them.
 ///
 /// # Errors
 /// [`DiskError::Format`].
-pub(crate) fn check_format(head: &[u8]) -> Result<(), DiskError> {
+fn check_format(head: &[u8]) -> Result<(), DiskError> {
     match head {
         [b'Q', b'F', b'I', 0xfb, ..] => Err(DiskError::Format { format: "qcow2" }),
         [b'K', b'D', b'M', b'V', ..] => Err(DiskError::Format { format: "VMDK" }),

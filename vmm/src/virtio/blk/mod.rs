@@ -21,7 +21,6 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 pub use self::disk::{Disk, DiskError, SECTOR};
-pub(crate) use self::disk::{FORMAT_HEAD, check_format};
 use self::io::{Done, Engine, Job, Transfer};
 use self::request::{Action, Data, Request, Status, parse};
 use super::ring::{Ring, slices};
