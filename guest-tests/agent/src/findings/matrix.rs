@@ -79,9 +79,10 @@ impl<'a> Matrix<'a> {
             let is_it = |matrix: &&mut Self| {
                 matrix.transfer == transfer && matrix.unit == unit && matrix.axes == axes
             };
+            let is_full = all.len() >= MOST;
             match all.iter_mut().find(is_it) {
                 Some(matrix) => matrix.add(name, column, figure),
-                None if all.len() >= MOST => {}
+                None if is_full => {}
                 None => {
                     let mut matrix = Self { transfer, unit, axes, rows: Vec::new() };
                     matrix.add(name, column, figure);
