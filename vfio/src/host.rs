@@ -39,7 +39,7 @@ pub enum HostError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The kernel's reason.
         source: io::Error,
     },
     /// A file with content other than the kernel documents.

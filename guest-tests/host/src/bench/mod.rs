@@ -48,7 +48,7 @@ const ELSEWHERE: [(PeerName, &str); 2] = [
     ),
 ];
 
-/// What is measured, and where the figures go.
+/// Arguments of `egm-lab bench`.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
     /// Sections to run [default: all].
