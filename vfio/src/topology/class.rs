@@ -71,7 +71,7 @@ const VENDORS: &[(u16, &str)] = &[
     (0x8086, "Intel"),
 ];
 
-/// Name of the vendor with `id`, if it is one of those whose functions hosts assign.
+/// Name of the vendor with `id`, if it is one of these.
 pub fn vendor_name(id: u16) -> Option<&'static str> {
     VENDORS.iter().find(|(known, _)| *known == id).map(|(_, name)| *name)
 }
