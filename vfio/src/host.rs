@@ -23,7 +23,7 @@ pub use function::{HostFunction, ReservedKind, ReservedRegion};
 
 /// Help text for a function that does not exist.
 pub const MISSING_REMEDY: &str =
-    "\"egm-vmm check\" lists the functions of this host that could be passed, \"lspci -D\" all of them";
+    "\"egm-vmm check\" lists the functions of this host that a guest could have, \"lspci -D\" all of them";
 
 /// Why a function could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -39,7 +39,7 @@ pub enum HostError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The kernel's reason.
         source: io::Error,
     },
     /// A file with content other than the kernel documents.

@@ -58,7 +58,7 @@ fn skipped() -> bool {
         return true;
     }
     if !geteuid().is_root() {
-        println!("skipped: the policy of this test lends to root alone");
+        println!("skipped: the policy of this test grants slices to root alone");
         return true;
     }
     false

@@ -7,7 +7,7 @@ use egm_report::show::print;
 
 use crate::{policy, region, serve};
 
-/// Prints the JSON Schema of one of this program's files
+/// Print the JSON Schema of one of this program's files
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// The policy of the broker, the devices of "egm-device serve --config", or a host file

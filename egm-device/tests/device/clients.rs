@@ -28,11 +28,11 @@ fn the_word_by_which_a_guest_gives_its_slice_back_is_answered_before_the_server_
     for _ in 0..200 {
         let world = World::new(&[]);
         let mut client = world.client();
-        let (function, post) = (world.function.clone(), world.post.clone());
+        let (function, server) = (world.function.clone(), world.server.clone());
         let owner = std::thread::spawn(move || {
             function.want();
             assert!(function.wait_unused(LIMIT), "the guest did not answer");
-            post.stop();
+            server.stop();
         });
         let given = client.write(BAR0, Register::Doorbell.offset(), &QUIESCE.to_le_bytes());
         drop(client);

@@ -75,14 +75,14 @@ impl egm_device::Backing for Window {
 pub(crate) struct World {
     pub(crate) path: PathBuf,
     pub(crate) function: Function,
-    pub(crate) post: Arc<DeviceServer>,
+    pub(crate) server: Arc<DeviceServer>,
     thread: Option<JoinHandle<()>>,
     _folder: TempDir,
 }
 
 impl Drop for World {
     fn drop(&mut self) {
-        self.post.stop();
+        self.server.stop();
         let ended = self.thread.take().map(JoinHandle::join);
         assert!(ended.is_some_and(|ended| ended.is_ok()), "the server panicked");
     }
@@ -128,12 +128,12 @@ impl World {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
-        let post = Arc::new(DeviceServer::new("test", function.clone(), listener, root_only).unwrap());
+        let server = Arc::new(DeviceServer::new("test", function.clone(), listener, root_only).unwrap());
         let thread = std::thread::spawn({
-            let post = post.clone();
-            move || post.run()
+            let server = server.clone();
+            move || server.run()
         });
-        Self { path, function, post, thread: Some(thread), _folder: folder }
+        Self { path, function, server, thread: Some(thread), _folder: folder }
     }
 
     pub(crate) fn connection(&self) -> Connection {

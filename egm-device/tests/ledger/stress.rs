@@ -72,7 +72,7 @@ struct Way {
 
 impl Way {
     /// The user of children that the ledger finds only by the recorded user of the last owner, because the kernel does
-    /// not name the file that they keep. Each story has its own, since stories run at the same time.
+    /// not name the file that they keep. Each test has its own, since tests run at the same time.
     fn tenant(self) -> Option<u32> {
         match self.children? {
             Keep::Mapped => None,

@@ -10,7 +10,7 @@ use egm_report::show::{COLUMNS, Screen};
 use crate::output::{self, Output};
 use crate::validate::read_run;
 
-/// Which runs, and how.
+/// Arguments of `egm-guest compare`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Run to compare with, from "egm-guest validate --json".

@@ -114,7 +114,7 @@ pub(crate) enum Role {
     },
     /// A device.
     Endpoint {
-        /// Which.
+        /// The device, by its kind.
         device: Device,
         /// What a host function has beside.
         #[serde(default)]

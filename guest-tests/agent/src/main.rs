@@ -122,7 +122,7 @@ enum Command {
     },
 }
 
-/// What checks are given.
+/// The plan and the arguments of checks.
 #[derive(Debug, Clone, Args)]
 struct With {
     /// Output of "egm-vmm plan --json" for this guest.

@@ -60,7 +60,7 @@ pub enum BindError {
     Read {
         /// The state file.
         path: PathBuf,
-        /// Why.
+        /// The kernel's reason.
         source: io::Error,
     },
     /// sysfs or the state file refused.

@@ -19,21 +19,21 @@ pub struct UserDomain {
     link: Arc<Link>,
     limits: WireLimits,
     /// Shared ranges by first address. Locked across a call, so that two maps cannot both find space.
-    lent: Mutex<BTreeMap<Iova, Lent>>,
+    shared: Mutex<BTreeMap<Iova, SharedSpan>>,
 }
 
-struct Lent {
+struct SharedSpan {
     span: Span<Io>,
     _memory: Arc<dyn HostMemory>,
 }
 
 impl UserDomain {
     pub(super) fn new(link: Arc<Link>, limits: WireLimits) -> Self {
-        Self { link, limits, lent: Mutex::default() }
+        Self { link, limits, shared: Mutex::default() }
     }
 
-    fn lent(&self) -> MutexGuard<'_, BTreeMap<Iova, Lent>> {
-        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    fn shared(&self) -> MutexGuard<'_, BTreeMap<Iova, SharedSpan>> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Smallest page that the server accepts, in bytes; 4 KiB if its capabilities hold no valid size.
@@ -63,7 +63,7 @@ fn refused(iova: Span<Io>, what: &'static str, error: CallError) -> DmaError {
 
 impl Domain for UserDomain {
     fn limits(&self) -> Limits {
-        let left = self.limits.maps.saturating_sub(u64::try_from(self.lent().len()).unwrap_or(u64::MAX));
+        let left = self.limits.maps.saturating_sub(u64::try_from(self.shared().len()).unwrap_or(u64::MAX));
         let mappings = Some(u32::try_from(left).unwrap_or(u32::MAX));
         Limits { ranges: Vec::new(), page_size: self.page(), mappings }
     }
@@ -79,49 +79,49 @@ impl Domain for UserDomain {
         let no_way = |rule| DmaError::NoWay { iova: first, size, rule };
         let end = offset.checked_add(size);
         if end.is_none_or(|end| end > memory.size()) {
-            return Err(no_way("it ends beyond the memory that is lent"));
+            return Err(no_way("it ends beyond the shared memory"));
         }
         if !first.is_aligned(self.page()) || !size.is_multiple_of(self.page()) {
             return Err(no_way("the vfio-user server takes whole pages of its own size only"));
         }
         let (file, offset) = file(memory.as_ref(), offset)
-            .ok_or_else(|| no_way("a vfio-user server is lent memory as a file, and this has none"))?;
+            .ok_or_else(|| no_way("a vfio-user server gets memory as a file, and this has none"))?;
         if let Behind::Bar { .. } = memory.behind()
             && Mapping::of(file, offset, self.page(), 0, MadeOf::Bar(None)).is_err()
         {
             return Err(no_way(
-                "a vfio-user server maps what it is lent, and this kernel's dma-bufs cannot be mapped",
+                "a vfio-user server maps what it gets, and this kernel's dma-bufs cannot be mapped",
             ));
         }
-        let mut lent = self.lent();
-        let before = lent.range(..=iova.last()).next_back();
-        if before.is_some_and(|(_, lent)| lent.span.overlaps(iova)) {
+        let mut shared = self.shared();
+        let before = shared.range(..=iova.last()).next_back();
+        if before.is_some_and(|(_, shared)| shared.span.overlaps(iova)) {
             let source = io::ErrorKind::AlreadyExists.into();
-            return Err(DmaError::Refused { iova: first, size, what: "lend it twice", source });
+            return Err(DmaError::Refused { iova: first, size, what: "share it twice", source });
         }
-        if u64::try_from(lent.len()).is_ok_and(|count| count >= self.limits.maps) {
+        if u64::try_from(shared.len()).is_ok_and(|count| count >= self.limits.maps) {
             return Err(no_way("the vfio-user server takes no more pieces of memory"));
         }
         let write = access == Access::ReadWrite;
         let map = DmaMap { read: true, write, offset, address: first.get(), size, by_file: ByFile::Any };
         self.link
             .call(|client| client.dma_map(map, Some(file)))
-            .map_err(|error| refused(iova, "lend it to the vfio-user server", error))?;
-        lent.insert(first, Lent { span: iova, _memory: Arc::clone(memory) });
+            .map_err(|error| refused(iova, "share it with the vfio-user server", error))?;
+        shared.insert(first, SharedSpan { span: iova, _memory: Arc::clone(memory) });
         Ok(())
     }
 
     fn unmap(&self, iova: Span<Io>) -> Result<(), DmaError> {
-        let mut lent = self.lent();
-        if lent.get(&iova.start()).is_none_or(|known| known.span != iova) {
-            let rule = "it was not lent as this piece";
+        let mut shared = self.shared();
+        if shared.get(&iova.start()).is_none_or(|known| known.span != iova) {
+            let rule = "it was not shared as this piece";
             return Err(DmaError::NoWay { iova: iova.start(), size: iova.size(), rule });
         }
         let unmap = DmaUnmap::Window { address: iova.start().get(), size: iova.size() };
         let answer = self.link.call(|client| client.dma_unmap(unmap));
         // A lost server has no access any more; a server that refuses still has it.
         if !matches!(answer, Err(CallError::Refused { .. })) {
-            lent.remove(&iova.start());
+            shared.remove(&iova.start());
         }
         answer.map_err(|error| refused(iova, "take it back from the vfio-user server", error))
     }

@@ -83,7 +83,7 @@ fn map_each(domain: &dyn Domain, pieces: &[Piece], progress: &Mutex<Progress>) {
 pub struct Unreachable {
     /// I/O addresses at which they would have reached it.
     pub iova: Span<Io>,
-    /// Why.
+    /// Reason of the refusal.
     pub why: DmaError,
 }
 

@@ -1,4 +1,4 @@
-//! Names of class codes.
+//! Names of class codes and of vendors.
 
 /// Name of a 24-bit class code's upper 16 bits (PCI Code and ID Assignment 1.15 §1), or of the upper 8 if a finer name
 /// is not needed here.
@@ -36,5 +36,53 @@ pub const fn class_name(class: u32) -> &'static str {
             0x12 => "accelerator",
             _ => "device",
         },
+    }
+}
+
+/// Vendors of functions that hosts assign, by id (the PCI ID Repository).
+const VENDORS: &[(u16, &str)] = &[
+    (0x1000, "Broadcom"),
+    (0x1002, "AMD"),
+    (0x1022, "AMD"),
+    (0x1077, "QLogic"),
+    (0x10b5, "PLX"),
+    (0x10de, "NVIDIA"),
+    (0x10ee, "Xilinx"),
+    (0x1179, "Toshiba"),
+    (0x11f8, "Microchip"),
+    (0x1344, "Micron"),
+    (0x1425, "Chelsio"),
+    (0x144d, "Samsung"),
+    (0x14e4, "Broadcom"),
+    (0x15b3, "Mellanox"),
+    (0x15b7, "SanDisk"),
+    (0x177d, "Cavium"),
+    (0x1924, "Solarflare"),
+    (0x1987, "Phison"),
+    (0x19e5, "Huawei"),
+    (0x1af4, "Red Hat"),
+    (0x1b36, "Red Hat"),
+    (0x1b96, "Western Digital"),
+    (0x1bb1, "Seagate"),
+    (0x1c5c, "SK hynix"),
+    (0x1d0f, "Amazon"),
+    (0x1dd8, "AMD Pensando"),
+    (0x1e0f, "KIOXIA"),
+    (0x8086, "Intel"),
+];
+
+/// Name of the vendor with `id`, if it is one of these.
+pub fn vendor_name(id: u16) -> Option<&'static str> {
+    VENDORS.iter().find(|(known, _)| *known == id).map(|(_, name)| *name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vendors_have_names_and_each_id_is_there_once() {
+        assert!(VENDORS.is_sorted_by(|(first, _), (second, _)| first < second));
+        assert_eq!([vendor_name(0x10de), vendor_name(0xffff)], [Some("NVIDIA"), None]);
     }
 }

@@ -22,7 +22,7 @@ mod relation;
 use egm_address::PciAddress;
 
 pub use advice::{Advice, advice};
-pub use class::class_name;
+pub use class::{class_name, vendor_name};
 pub use group::{GroupError, IOMMU_REMEDY, Member, is_bridge, is_vfio_driver, members, remedy, usable};
 pub use peer::{Peer, Reason, Route, peer};
 pub use place::{Acs, Ats, Express, Link, Place, Port};

@@ -137,7 +137,7 @@ pub enum PairingProblem {
     /// A keyword is missing.
     #[error("its vital product data have no keyword {}: update the card's firmware", name.escape_ascii())]
     NoKeyword {
-        /// Which.
+        /// The keyword.
         name: [u8; 2],
     },
     /// The guest has no network function of its card.
@@ -179,7 +179,7 @@ pub struct PlacementWish {
     pub bar: u8,
     /// The guest physical address that it must have: the host's.
     pub address: Gpa,
-    /// Why.
+    /// Reason of this address, for people.
     pub reason: &'static str,
 }
 

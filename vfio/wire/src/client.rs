@@ -37,7 +37,7 @@ pub enum CallError {
     Unsendable {
         /// Command of the call.
         command: Command,
-        /// Why.
+        /// The limit that it exceeds.
         #[source]
         source: Unsendable,
     },
@@ -46,7 +46,7 @@ pub enum CallError {
     Wrong {
         /// Command of the call.
         command: Command,
-        /// Why.
+        /// The rule that the answer breaks.
         #[source]
         source: Wrong,
     },

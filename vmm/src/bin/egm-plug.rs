@@ -30,7 +30,7 @@ use egm_vmm::resources::Resources;
 struct Arguments {
     /// The machine's configuration.
     config: PathBuf,
-    /// Where questions are asked; made anew.
+    /// Socket for requests; an old one is replaced.
     socket: PathBuf,
     #[command(flatten)]
     log: Log,

@@ -11,7 +11,7 @@ use crate::config::{self, Overrides};
 use crate::facts::{self, Scope};
 use crate::plan::{self, Screen, View};
 
-/// Shows where everything of a virtual machine will be: memory map, PCI tree, NUMA nodes
+/// Show where everything of a virtual machine will be: memory map, PCI tree, NUMA nodes
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub(super) struct Args {

@@ -100,7 +100,7 @@ pub enum PlanError {
         reserved: Span<Guest>,
         /// The guest's use of them.
         what: &'static str,
-        /// Where.
+        /// Guest addresses of that use.
         span: Span<Guest>,
     },
     /// More memory than the host has.

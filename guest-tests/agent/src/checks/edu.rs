@@ -1,5 +1,5 @@
-//! Claim: a passed DMA engine reaches memory where the guest has it: ordinary memory, the EGM node, another passed function's
-//! BAR (peer-to-peer), and a GPU's memory.
+//! Claim: an assigned DMA engine reaches memory where the guest has it: ordinary memory, the EGM node, another assigned
+//! function's BAR (peer-to-peer), and a GPU's memory.
 //!
 //! The engine is QEMU's edu (`docs/specs/edu.rst`), the BAR that of its ivshmem. A pattern goes from memory into the engine's
 //! buffer and from there to each place, where it is looked at without the engine.
@@ -80,7 +80,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     Ok(claim.finish().with_value(f64::from(places), "places"))
 }
 
-/// The passed function with these ids.
+/// The assigned function with these ids.
 pub(super) fn find(plan: &Plan, (vendor, device): (u64, u64)) -> Result<Option<&Function>, Broken> {
     for (function, _) in plan.devices() {
         let folder = sysfs::pci(function.address);

@@ -1,4 +1,4 @@
-//! Claim: the engine of a passed Grace GPU (`vfio/fixtures`) reads and writes a slice of EGM that another owner has.
+//! Claim: the engine of an assigned Grace GPU (`vfio/fixtures`) reads and writes a slice of EGM that another owner has.
 //!
 //! This guest is the attacker and needs no slice of its own. It uses page table entries as NVIDIA's driver computes them: the
 //! physical address of a page minus a base that the guest chooses, so any offset in the region. It looks for [`MARK`], which

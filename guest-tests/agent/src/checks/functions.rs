@@ -1,4 +1,4 @@
-//! Claim: a passed function with a copy engine (`vfio/fixtures`) reaches memory where the guest has it: ordinary
+//! Claim: an assigned function with a copy engine (`vfio/fixtures`) reaches memory where the guest has it: ordinary
 //! memory, the EGM node, other functions' BARs, the memory of GPUs; and other engines reach its BAR. The argument
 //! `functions.places` is the number of such places (default: those that were found).
 //!

@@ -1,5 +1,5 @@
-//! Claim: memory of a passed GPU that processors share keeps what is written to it, as much as there is, and what its BARs
-//! have beyond reads ones.
+//! Claim: memory of an assigned GPU that processors share keeps what is written to it, as much as there is, and what its
+//! BARs have beyond reads ones.
 //!
 //! The argument `gpu.barN`: how many bytes of BAR N are memory (default: all). All of it is filled with words that are
 //! different at every place, of all GPUs and BARs before anything is read, so two addresses that lead to one byte are found

@@ -120,21 +120,21 @@ pub(crate) static ALL: &[Check] = &[
         "disks keep what is written and flushed, discard, and refuse writes when read-only",
         virtio_blk::run,
     ),
-    check("nvme", "a passed NVMe drive keeps what is written, with interrupts by MSI-X", nvme::run),
-    check("edu", "a passed DMA engine reaches memory, the EGM node and other functions' BARs", edu::run),
+    check("nvme", "an assigned NVMe drive keeps what is written, with interrupts by MSI-X", nvme::run),
+    check("edu", "an assigned DMA engine reaches memory, the EGM node and other functions' BARs", edu::run),
     check(
         "gpu_memory",
-        "memory of a passed GPU keeps its values, all that there is, and beyond it nothing does",
+        "memory of an assigned GPU keeps its values, all that there is, and beyond it nothing does",
         gpu_memory::run,
     ),
     check(
         "functions",
-        "passed functions with copy engines reach memory, the EGM node and each other's BARs",
+        "assigned functions with copy engines reach memory, the EGM node and each other's BARs",
         functions::run,
     ),
     check(
         "passed_net",
-        "bytes go through a passed network card and back, with interrupts by MSI-X",
+        "bytes go through an assigned network card and back, with interrupts by MSI-X",
         passed_net::run,
     ),
     check("virtio_net", "UDP and TCP through the tap come back byte for byte", virtio_net::run),
@@ -202,7 +202,7 @@ pub(crate) static ALL: &[Check] = &[
     )),
     by_name(check(
         "passed_fuzz",
-        "passed functions are reset and moved over memory; the VMM must live, and a drive that is left alone work",
+        "assigned functions are reset and moved over memory; the VMM must live, and a drive that is left alone work",
         passed_fuzz::run,
     )),
     by_name(check(
@@ -212,12 +212,12 @@ pub(crate) static ALL: &[Check] = &[
     )),
     by_name(check(
         "function_lost",
-        "a passed function that its host takes away leaves the guest, which goes on",
+        "an assigned function that its host takes away leaves the guest, which goes on",
         functions::lost,
     )),
     by_name(check(
         "egm_aperture",
-        "a passed GPU reads and writes the slice of another owner, which is what trust domains are for",
+        "an assigned GPU reads and writes the slice of another owner, which is what trust domains are for",
         egm_aperture::run,
     )),
     by_name(check("fuzz", "random config space, port and MMIO writes; the VMM must live", fuzz::run)),

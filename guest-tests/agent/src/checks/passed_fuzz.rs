@@ -1,5 +1,5 @@
-//! Claim: whatever a guest does to the configuration of passed functions, its VMM lives, memory that a BAR is moved over stays
-//! memory, and a passed drive that is left alone keeps working all the while.
+//! Claim: whatever a guest does to the configuration of assigned functions, its VMM lives, memory that a BAR is moved over
+//! stays memory, and an assigned drive that is left alone keeps working all the while.
 //!
 //! For `fuzz.seconds` (default 60), deterministic by `fuzz.seed` (default 1): random writes to all 4096 bytes, BARs moved over
 //! RAM, over each other, out of the windows of their ports, with those ports open to everything, and back; decoding and bus

@@ -25,7 +25,7 @@ pub(crate) use console::on_console;
 use live::Live;
 pub(crate) use live::{Probe, probe_in_this_process};
 
-/// What a person asks for.
+/// Arguments of `egm-guest doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Print JSON instead of lines.

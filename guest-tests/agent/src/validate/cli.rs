@@ -67,7 +67,7 @@ fn help() -> String {
     )
 }
 
-/// What a person asks for.
+/// Arguments of `egm-guest validate`.
 #[derive(Debug, Args)]
 #[command(after_help = help())]
 pub(crate) struct Options {

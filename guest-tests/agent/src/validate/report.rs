@@ -14,7 +14,7 @@ use super::{select, show};
 use crate::finding::Finding;
 use crate::output::{self, Output};
 
-/// How, beside what, and where to.
+/// Form of a report, its baseline and its files.
 #[derive(Debug, Args)]
 pub(super) struct Form {
     /// Earlier run of "validate --json", to show its figures beside the new ones.
@@ -114,7 +114,7 @@ impl Report<'_> {
     }
 }
 
-/// Which run is shown again, and how.
+/// Arguments of `egm-guest report`.
 #[derive(Debug, Args)]
 pub(crate) struct Again {
     /// Output of "egm-guest validate --json".

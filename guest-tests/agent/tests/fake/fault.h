@@ -1,4 +1,4 @@
-// Common part of the stand-ins for vendors' libraries: the one fault that is planted.
+// Common part of the doubles of vendors' libraries: the one fault that is planted.
 #pragma once
 #include <cstdlib>
 #include <cstring>

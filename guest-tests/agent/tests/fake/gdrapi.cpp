@@ -1,4 +1,4 @@
-// A stand-in for libgdrapi.so.2: memory of the stand-in for libcuda, mapped a second time.
+// A double of libgdrapi.so.2: memory of the double of libcuda, mapped a second time.
 #include <cerrno>
 #include <cstdint>
 #include <dlfcn.h>

@@ -1,4 +1,4 @@
-// A stand-in for libibverbs.so.1: one device with queue pairs that reach each other within one process. It moves bytes
+// A double of libibverbs.so.1: one device with queue pairs that reach each other within one process. It moves bytes
 // as they should be moved, or, as EGM_FAKE_FAULT selects, not quite: each fault is one that a check has to find.
 //
 // The structures are those of infiniband/verbs.h as far as they are used; tests/layout.rs of egm-vendor has their offsets.

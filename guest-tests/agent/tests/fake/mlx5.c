@@ -1,4 +1,4 @@
-// A stand-in for libmlx5.so.1: of Data Direct, over the stand-in for libibverbs.
+// A double of libmlx5.so.1: of Data Direct, over the double of libibverbs.
 
 #include <errno.h>
 #include <stddef.h>

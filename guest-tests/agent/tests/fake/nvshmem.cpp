@@ -1,5 +1,5 @@
-// A stand-in for libnvshmem_host.so.3: PEs are processes of one machine, the symmetric heap is shared memory of theirs.
-// It has the functions that egm-vendor calls and no others, and works with the stand-in for libcuda alone.
+// A double of libnvshmem_host.so.3: PEs are processes of one machine, the symmetric heap is shared memory of theirs.
+// It has the functions that egm-vendor calls and no others, and works with the double of libcuda alone.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -66,7 +66,7 @@ static void *cuda(const char *name) {
     static void *library = dlopen("libcuda.so.1", RTLD_NOW);
     void *found = library ? dlsym(library, name) : nullptr;
     if (!found) {
-        std::fprintf(stderr, "the stand-in for NVSHMEM needs %s\n", name);
+        std::fprintf(stderr, "the double of NVSHMEM needs %s\n", name);
         std::exit(-1);
     }
     return found;
@@ -182,7 +182,7 @@ API int nvshmemx_hostlib_init_attr(unsigned flags, Attributes *attributes) {
     if (mine == MAP_FAILED) return 2;
     (*segments)[mine] = share(mine, fd, HEAP);
     // NVSHMEM, too, prints on standard output.
-    std::printf("WARN: this is a stand-in for NVSHMEM\n");
+    std::printf("WARN: this is a double of NVSHMEM\n");
     return 0;
 }
 

@@ -1,4 +1,4 @@
-//! Compiles the stand-ins and the program that they are tried on, once for all tests of this file.
+//! Compiles the doubles and the program that they are tried on, once for all tests of this file.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -8,13 +8,13 @@ use egm_guest::findings::Verdict;
 
 /// Programs and libraries of the tests.
 pub(crate) struct Fakes {
-    /// The folder of the stand-ins.
+    /// The folder of the doubles.
     pub(crate) folder: PathBuf,
     /// egm-guest, which loads them.
     pub(crate) program: PathBuf,
 }
 
-/// A stand-in: its name and its sources in `tests/fake`.
+/// A double: its name and its sources in `tests/fake`.
 const LIBRARIES: &[(&str, &[&str])] = &[
     ("libcuda.so.1", &["cuda/device.cpp", "cuda/kernels.cpp", "cuda/memory.cpp", "cuda/streams.cpp"]),
     ("libnvshmem_host.so.3", &["nvshmem.cpp"]),
@@ -24,7 +24,7 @@ const LIBRARIES: &[(&str, &[&str])] = &[
 /// Builds all of it; nothing where there is no C++ compiler.
 pub(crate) fn fakes() -> Option<Fakes> {
     if Command::new("c++").arg("--version").output().is_err() {
-        eprintln!("skipped: no C++ compiler on this machine (c++), so there are no stand-ins to try");
+        eprintln!("skipped: no C++ compiler on this machine (c++), so there are no doubles to try");
         return None;
     }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fakes");

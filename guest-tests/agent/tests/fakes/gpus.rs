@@ -32,7 +32,7 @@ fn every_group_skips_a_machine_without_gpus_and_calls_a_broken_driver_an_error()
     all_are(&validate(&fakes, 1, GROUPS, Some("init-broken"), 7), Outcome::Error, "CUDA_ERROR_UNKNOWN");
 }
 
-/// A folder with the stand-in for libcuda, but for a function that it has by another name.
+/// A folder with the double of libcuda, but for a function that it has by another name.
 fn without(fakes: &Fakes, function: &str) -> PathBuf {
     let folder = fakes.folder.join(format!("without-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
@@ -43,7 +43,7 @@ fn without(fakes: &Fakes, function: &str) -> PathBuf {
         .enumerate()
         .filter_map(|(at, bytes)| (bytes == name.as_bytes()).then_some(at))
         .collect();
-    assert!(!places.is_empty(), "no {function} in the stand-in");
+    assert!(!places.is_empty(), "no {function} in the double");
     for at in places {
         library[at + 1..at + 3].copy_from_slice(b"no");
     }

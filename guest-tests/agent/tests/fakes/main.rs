@@ -1,7 +1,7 @@
-//! Deliberately broken stand-ins for vendors' libraries: for each fault that is planted, the validations that should
+//! Deliberately broken doubles of vendors' libraries: for each fault that is planted, the validations that should
 //! notice it fail, and no other of those that are selected does. Without a fault, all that run pass.
 //!
-//! The stand-ins (`tests/fake`) are compiled here by `c++`; the program is egm-guest linked to the machine's libc, as
+//! The doubles (`tests/fake`) are compiled here by `c++`; the program is egm-guest linked to the machine's libc, as
 //! `cargo guest` links it. Where there is no C++ compiler, the tests say so and decide nothing.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
@@ -256,7 +256,7 @@ fn each_fault_between_gpus_is_noticed_by_the_check_that_looks_for_it() {
 fn memory_goes_only_when_every_gpu_that_has_it_is_done_with_it() {
     let Some(fakes) = build::fakes() else { return };
     // The second GPU works only when it is waited for, and a call fails after it got a write to the first one's memory.
-    // The stand-in ends a process that unmaps memory which a GPU may still use.
+    // The double ends a process that unmaps memory which a GPU may still use.
     let verdicts = validate(&fakes, 2, "p2p.bandwidth", Some("peer-event-refused"), 7);
     let verdict = &verdicts["p2p.bandwidth"];
     assert_eq!(verdict.outcome, Outcome::Error, "{}", verdict.reason);

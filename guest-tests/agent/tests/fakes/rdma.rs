@@ -1,4 +1,4 @@
-//! RDMA against a stand-in for libibverbs, with queue pairs that reach each other within one process.
+//! RDMA against a double of libibverbs, with queue pairs that reach each other within one process.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ const DMABUF: &[&str] = &["rdma.gpu_dmabuf", "rdma.data_direct"];
 /// Those of memory without pinned pages.
 const PAGES: &[&str] = &["odp.explicit", "odp.page_starts", "odp.moving"];
 
-/// Faults of the stand-in for libibverbs.
+/// Faults of the double of libibverbs.
 const FAULTS: [Planted; 12] = [
     planted(
         "write-tail",
@@ -135,7 +135,7 @@ const NONSENSE: [(&str, &str, &str); 3] = [
 /// Validations in which a GPU takes part.
 const OF_GPUS: &str = "rdma.gpu_dmabuf,rdma.gpu_peermem,rdma.cuda_host_numa,rdma.data_direct";
 
-/// The folder of the stand-ins, which are C libraries.
+/// The folder of the doubles, which are C libraries.
 pub(super) fn made(fakes: &Fakes) -> PathBuf {
     let folder = fakes.folder.join(format!("verbs-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -274,7 +274,7 @@ fn what_a_gpu_needs_and_is_not_there_is_skipped_with_its_reason() {
 fn memory_that_a_gpu_may_move_is_tried_and_skipped_where_no_page_of_it_moved() {
     let Some(fakes) = build::fakes() else { return };
     let folder = made(&fakes);
-    // The stand-in's GPU reaches all memory where it is, so nothing moves: what is wrong is wrong all the same.
+    // The double's GPU reaches all memory where it is, so nothing moves: what is wrong is wrong all the same.
     for (fault, outcome, says) in [
         ("", Outcome::Skipped, "bytes written, read and sent, 32 unaligned pieces; a kernel compared"),
         ("write-tail", Outcome::Failed, "a write, as the GPU sees it"),

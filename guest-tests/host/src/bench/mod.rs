@@ -48,7 +48,7 @@ const ELSEWHERE: [(PeerName, &str); 2] = [
     ),
 ];
 
-/// What is measured, and where the figures go.
+/// Arguments of `egm-lab bench`.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
     /// Sections to run [default: all].
@@ -94,7 +94,6 @@ enum Section {
     /// Speed of mapping memory for a device, in the emulated host.
     Dma,
     /// Start with an assigned function of the emulated host.
-    #[value(name = "passed")]
     Assigned,
     /// Slice as a PCI function: round trip of a register, and memory mapped by a client and by a guest.
     Served,

@@ -20,7 +20,7 @@ const CONSOLE: &str = "lab.console";
 /// Mount tag of this machine's files.
 const FILES: &str = "host";
 
-/// A configuration and what its guest may write.
+/// Arguments of `egm-lab run-config`.
 #[derive(Debug, Args)]
 pub(crate) struct RunConfigArguments {
     /// Configuration. Its paths are those of this machine, except below /bin, /dev, /egm, /etc, /host, /lib*, /proc, /run,

@@ -33,7 +33,7 @@ use crate::skips::{Site, Skips};
 /// Default folder for logs and results.
 const REPORT: &str = ".lab";
 
-/// What is run, where, and what is shown.
+/// Arguments of `egm-lab run`.
 #[derive(Debug, Args)]
 pub(crate) struct RunArguments {
     /// Scenarios to run [default: all that are not long].

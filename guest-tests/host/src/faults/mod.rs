@@ -23,7 +23,7 @@ use crate::faults::table::{Finder, Row};
 /// Folder for logs of faults. Not `target/faults`: that is cargo's folder for the profile `faults`.
 const REPORT: &str = "target/fault-logs";
 
-/// Which planted faults are run.
+/// Arguments of `egm-lab faults`.
 #[derive(Debug, Args)]
 pub(crate) struct FaultsArguments {
     /// Faults to plant [default: all of guest-tests/faults.json].

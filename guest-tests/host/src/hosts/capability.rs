@@ -25,7 +25,7 @@ pub(crate) enum Where {
 /// One probed capability.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
-    /// What.
+    /// Name of the capability.
     pub(crate) name: &'static str,
     /// Whether the host has it.
     pub(crate) present: bool,

@@ -18,7 +18,7 @@ const TABLE: &str = "guest-tests/mutants.json";
 /// The copy, its build outputs and the reports.
 const OUT: &str = "target/mutants";
 
-/// Cores and the part of their mutants.
+/// Arguments of `egm-lab mutants`.
 #[derive(Debug, Args)]
 pub(crate) struct MutantsArguments {
     /// Core to run, by its name in guest-tests/mutants.json; may be repeated [default: all].

@@ -116,7 +116,7 @@ fn is_like(text: &str, pattern: &str) -> bool {
     starts.filter_map(|at| text.get(at..)).any(|tail| is_like(tail, rest))
 }
 
-/// A log and its kind.
+/// Arguments of `egm-lab skips`.
 #[derive(Debug, Args)]
 pub(crate) struct SkipsArguments {
     /// Kind of the log.

@@ -148,7 +148,7 @@ impl Function {
         Self {
             name: name.to_owned(),
             address: function.address,
-            vendor: names::vendor(function.vendor),
+            vendor: topology::vendor_name(function.vendor),
             ids: format!("{:04x}:{:04x}", function.vendor, function.device),
             class: topology::class_name(function.class),
             driver: function.driver.clone(),

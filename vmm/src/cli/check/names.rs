@@ -1,4 +1,4 @@
-//! Short names of host functions, and names of vendors.
+//! Short names of host functions.
 
 use egm_vfio::host::HostFunction;
 
@@ -30,33 +30,6 @@ pub(super) fn kind_in(name: &str) -> &str {
     name.trim_end_matches(|c: char| c.is_ascii_digit())
 }
 
-/// Vendors of functions that are often assigned, by id (the PCI ID Repository).
-const VENDORS: [(u16, &str); 18] = [
-    (0x1002, "AMD"),
-    (0x1022, "AMD"),
-    (0x10de, "NVIDIA"),
-    (0x10ee, "Xilinx"),
-    (0x1179, "Toshiba"),
-    (0x11f8, "Microchip"),
-    (0x1344, "Micron"),
-    (0x144d, "Samsung"),
-    (0x14e4, "Broadcom"),
-    (0x15b3, "Mellanox"),
-    (0x15b7, "SanDisk"),
-    (0x1af4, "Red Hat"),
-    (0x1b36, "Red Hat"),
-    (0x1b96, "WD"),
-    (0x1c5c, "SK hynix"),
-    (0x1d0f, "Amazon"),
-    (0x1e0f, "KIOXIA"),
-    (0x8086, "Intel"),
-];
-
-/// The name of a vendor, if it has one here.
-pub(super) fn vendor(id: u16) -> Option<&'static str> {
-    VENDORS.iter().find(|(known, _)| *known == id).map(|(_, name)| *name)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,6 +46,5 @@ mod tests {
             ["GPU0", "NIC0", "GPU1", "FN0", "NIC1"]
         );
         assert_eq!([kind(0x01_0802), kind_in("NVME12"), kind_in("GPU0")], ["NVME", "NVME", "GPU"]);
-        assert_eq!([vendor(gpus[0].vendor), vendor(0xffff)], [Some("NVIDIA"), None]);
     }
 }

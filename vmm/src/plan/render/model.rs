@@ -1,7 +1,7 @@
 //! Content of both forms, as text.
 
 use egm_address::{Gpa, Guest, Span};
-use egm_report::show::{Style, size};
+use egm_report::show::{Style, counted, size};
 use egm_vfio::topology::Acs;
 
 use crate::config::{DeviceKind, PageSize};
@@ -110,11 +110,6 @@ pub(super) fn address(plan: &Plan, address: Gpa) -> String {
     format!("{:#0width$x}", address.get())
 }
 
-/// `3 vCPUs`.
-pub(super) fn count(number: usize, thing: &str) -> String {
-    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
-}
-
 /// The machine in a few words, each a fact of its own.
 pub(super) fn summary(plan: &Plan) -> Vec<String> {
     let bytes = |kind| plan.memory.iter().filter(move |m| m.kind == kind).map(|m| m.span.size()).sum::<u64>();
@@ -124,7 +119,7 @@ pub(super) fn summary(plan: &Plan) -> Vec<String> {
     let most = |field: fn(&crate::plan::VcpuPlan) -> u32| {
         plan.vcpus.iter().map(field).max().map_or(0, |most| most.saturating_add(1))
     };
-    let vcpus = count(plan.vcpus.len(), "vCPU");
+    let vcpus = counted(plan.vcpus.len() as u64, "vCPU");
     let topology = match (most(|v| v.socket), most(|v| v.core), most(|v| v.thread)) {
         (1, 1, 1) => vcpus,
         (sockets, cores, threads) => format!("{vcpus} ({sockets} × {cores} × {threads})"),
@@ -135,7 +130,7 @@ pub(super) fn summary(plan: &Plan) -> Vec<String> {
     if egm > 0 {
         facts.push(format!("{} of EGM", size(egm)));
     }
-    facts.push(count(plan.nodes.len(), "node"));
+    facts.push(counted(plan.nodes.len() as u64, "node"));
     facts.push(format!("{} address bits", plan.address_bits));
     facts
 }
@@ -206,7 +201,7 @@ fn kind(kind: &DeviceKind, facts: &Facts) -> String {
             format!("virtio-blk {}{}", path.display(), if *read_only { ", read-only" } else { "" })
         }
         DeviceKind::VirtioNet { tap, queue_pairs, .. } => {
-            format!("virtio-net {tap}, {}", count((*queue_pairs).into(), "queue pair"))
+            format!("virtio-net {tap}, {}", counted((*queue_pairs).into(), "queue pair"))
         }
         DeviceKind::VirtioVsock { cid, .. } => format!("virtio-vsock, context id {cid}"),
         DeviceKind::VirtioRng => "virtio-rng".to_owned(),
@@ -234,7 +229,7 @@ pub(super) fn holdings(function: &FunctionPlan) -> Vec<(String, Option<Span<Gues
     };
     all.extend(function.bars.iter().map(bar));
     if function.msix_vectors > 0 {
-        all.push((count(function.msix_vectors.into(), "MSI-X vector"), None));
+        all.push((counted(function.msix_vectors.into(), "MSI-X vector"), None));
     }
     if let FunctionRole::Endpoint { assigned: Some(assigned), .. } = &function.role {
         all.push((decided(assigned), None));

@@ -25,7 +25,7 @@ API cuDeviceGet(int *device, int ordinal) {
 }
 
 API cuDeviceGetName(char *name, int length, int) {
-    std::snprintf(name, (size_t)length, "Stand-in GPU");
+    std::snprintf(name, (size_t)length, "Double GPU");
     return OK;
 }
 

@@ -1,4 +1,4 @@
-// A stand-in for libcuda.so.1: GPUs with the host's memory, and with kernels that run on the host's processors.
+// A double of libcuda.so.1: GPUs with the host's memory, and with kernels that run on the host's processors.
 // It has the functions that egm-vendor calls and no others. What a call means is written in cuda.h; the numbers here
 // are that file's. Streams are threads, so that copies and kernels really run beside the processor.
 #pragma once
@@ -98,7 +98,7 @@ bool is_host_numa(const void *address);
 bool is_device(const void *address);
 // Whether it lies in HOST memory of this place.
 bool is_host(const void *address, int place);
-// Whether it is memory that this library did not give: the heap of the stand-in for NVSHMEM.
+// Whether it is memory that this library did not give: the heap of the double of NVSHMEM.
 bool is_elsewhere(const void *address);
 // The mapping that an address lies in.
 bool mapping_of(Address address, Address *start, Mapping *mapping);

@@ -274,7 +274,7 @@ API cuEventElapsedTime_v2(float *milliseconds, Event *from, Event *to) {
     return cuEventElapsedTime(milliseconds, from, to);
 }
 
-// Other stand-ins queue their work by this: it takes as long as a copy of 64 KiB.
+// Other doubles queue their work by this: it takes as long as a copy of 64 KiB.
 API cuLaunchHostFunc(Stream *stream, void (*function)(void *), void *data) {
     return queue_timed(stream, time_of(64 << 10), [function, data] { function(data); });
 }
