@@ -8,8 +8,10 @@
 //! notified of an EGM page takes it offline itself and ends the programs that used it.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io;
 use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
 
 use crate::engine::error::LabError;
 use crate::engine::judge::{Expected, case};
@@ -113,11 +115,18 @@ fn spoil(region: &str, plan: Option<&Plan>, address: u64) -> Step {
     if double.exists() {
         fs::write(double, in_region(plan, address)?.to_string())?;
     } else {
-        let written = fs::write(OFFLINE, format!("{address:#x}"));
-        // "Busy" means that a reference to the page is left; the page was unmapped everywhere, which is what counts.
-        written.or_else(|error| if error.kind() == ErrorKind::ResourceBusy { Ok(()) } else { Err(error) })?;
+        fs::write(OFFLINE, format!("{address:#x}")).or_else(reported_anyway)?;
     }
     Ok(())
+}
+
+/// Accepts two errors of the kernel, which marked the page and notified the processes that map it: a reference to the page is
+/// left ("busy"), or its huge page could not be split, so that all of that is bad.
+fn reported_anyway(error: io::Error) -> io::Result<()> {
+    match Errno::from_io_error(&error) {
+        Some(Errno::BUSY | Errno::HWPOISON) => Ok(()),
+        _ => Err(error),
+    }
 }
 
 /// The VMM's log names the slice, and the consequences for its guest and later owners.
