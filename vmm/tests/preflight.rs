@@ -165,7 +165,7 @@ fn a_disk_of_another_format_or_an_odd_size_is_named() {
         { "type": "virtio-blk", "id": "odd", "path": "odd" }
     ]);
     let machine = Machine::new(&config(&devices));
-    fs::write(machine.path().join("image"), b"QFI\xfb\0\0\0\x03").unwrap();
+    fs::write(machine.path().join("image"), [&b"QFI\xfb"[..], &[0; 1020]].concat()).unwrap();
     fs::write(machine.path().join("odd"), [0; 700]).unwrap();
     let (code, rows) = machine.rows();
     assert_eq!(code, CONFIGURATION, "{rows:?}");

@@ -1,7 +1,7 @@
 //! The kernel's virtual machine. This is an unsafe module.
 //!
 //! Why it exists: the page that a vCPU shares with the kernel holds a union, and `kvm-ioctls` gives a VM's descriptor
-//! as a number. What callers may rely on: nothing here changes the memory that the guest can reach; [`Slots`] does.
+//! as a number. What callers may rely on: nothing here changes the memory that the guest can reach; `Slots` does.
 //! What they must do: drop [`Vm`] after its vCPUs: their descriptors keep the kernel's object, and with it the slots,
 //! alive. `Machine` does so by the order of its fields.
 #![expect(unsafe_code, reason = "a vCPU's page is a union, a VM's descriptor a number")]
@@ -43,7 +43,7 @@ impl Hypervisor {
     /// Opens `/dev/kvm` and checks that it can do what every machine here needs.
     ///
     /// # Errors
-    /// [`KvmError`]; its help names what the operator can do.
+    /// `KvmError`; its help names what the operator can do.
     pub fn open() -> Result<Self, KvmError> {
         let kvm = Kvm::new().map_err(|error| match error.errno() {
             libc::ENOENT | libc::ENODEV | libc::ENXIO => KvmError::Missing,
@@ -113,7 +113,7 @@ impl Vm {
         &self.fd
     }
 
-    /// Puts memory into guest address space. RAM comes before interrupt controllers: see [`SlotTable::add`].
+    /// Puts memory into guest address space. RAM comes before interrupt controllers: see `SlotTable::add`.
     pub fn slots(&self) -> &Arc<Slots> {
         &self.slots
     }

@@ -151,7 +151,7 @@ impl GuestRam {
     /// Opens and maps all guest memory; slices of regions come from `leases`, and guest_memfd from `vm`.
     ///
     /// # Errors
-    /// [`MemoryError`]; everything is given back.
+    /// `MemoryError`; everything is given back.
     pub fn open(plan: &Plan, leases: &Leases, vm: &Vm) -> Result<Self, MemoryError> {
         let mut opener = Opener { leases, vm, files: None };
         let backings = plan.backings.iter().map(|backing| match backing.device {
@@ -179,7 +179,7 @@ impl GuestRam {
     /// `progress` receives the bytes touched.
     ///
     /// # Errors
-    /// [`MemoryError::Prefault`].
+    /// `MemoryError::Prefault`.
     pub fn prefault(
         &self,
         plan: &Plan,
