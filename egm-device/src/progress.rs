@@ -35,11 +35,11 @@ impl Bars {
                 *line = Some(Line::Opening(bar));
             }
             (Progress::Scrubbing { done, of }, Some(Line::Scrubbing { id: shown, bar })) if shown == id => {
-                bar.told(done, of);
+                bar.report(done, of);
             }
             (Progress::Scrubbing { done, of }, _) => {
                 let bar = Bar::new(format!("{id} scrubbed"));
-                bar.told(done, of);
+                bar.report(done, of);
                 *line = Some(Line::Scrubbing { id: id.to_owned(), bar });
             }
         }

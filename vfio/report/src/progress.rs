@@ -88,7 +88,7 @@ impl Bar {
 
     /// `done` of `total` bytes are present. From any thread, and without a lock unless the line is due to be drawn. Threads
     /// report out of order: an older report is ignored.
-    pub fn told(&self, done: u64, total: u64) {
+    pub fn report(&self, done: u64, total: u64) {
         let Some(shown) = &self.shown else { return };
         if self.total.swap(total, Ordering::Relaxed) != total {
             shown.set_length(total);

@@ -84,7 +84,7 @@ impl Reserved {
             held.leases().check_confinable(&plan)?;
         }
         let bar = Bar::new("memory present");
-        let progress = |done, total| bar.told(done, total);
+        let progress = |done, total| bar.report(done, total);
         let resources = Resources::open(&plan, held.facts(), held.leases(), servers, &progress)?;
         Ok(Opened { plan, resources, confined, held })
     }

@@ -25,7 +25,7 @@ pub(crate) mod tests;
 mod types;
 
 pub(crate) use demand::cpus::check_architecture;
-pub use demand::devices::VIRTIO_BAR_SIZE;
+pub(crate) use demand::host_memory::scope;
 pub(crate) use demand::pages::may_mount;
 pub(crate) use demand::regions::{huge_alignment, lost};
 pub use error::PlanError;

@@ -30,6 +30,7 @@ pub use run::{Gpu, MAX_RUN, Machine, Node, RUN_VERSION, Run, Totals};
 pub use text::{visible, wrapped};
 pub use verdict::{MAX_FIGURES, MAX_VERDICT, Verdict};
 
+use egm_report::show::Style;
 use serde::{Deserialize, Serialize};
 
 /// Prefix of every line.
@@ -52,6 +53,17 @@ pub enum Outcome {
     Skipped,
     /// The check itself ended with an error.
     Error,
+}
+
+impl Outcome {
+    /// Style of the word in a terminal.
+    pub const fn style(self) -> Style {
+        match self {
+            Self::Passed => Style::Green,
+            Self::Failed | Self::Error => Style::Red,
+            Self::Skipped => Style::Yellow,
+        }
+    }
 }
 
 impl fmt::Display for Outcome {

@@ -82,7 +82,7 @@ fn different(before: &Comparison) -> String {
 fn row(verdict: &Verdict, screen: Screen) -> String {
     let value = verdict.value_text();
     let word = format!("{:<7}", verdict.outcome);
-    let outcome = screen.paint(style(verdict.outcome), &word);
+    let outcome = screen.paint(verdict.outcome.style(), &word);
     let (name, reason) = (visible(&verdict.name), visible(&verdict.reason));
     let length = format!("{name:<28} {word} {value:>VALUE$}  {reason}").chars().count();
     match screen.columns() {
@@ -95,14 +95,6 @@ fn row(verdict: &Verdict, screen: Screen) -> String {
             let row = format!("{name:<28} {outcome} {value:>VALUE$}  {reason}");
             format!("{}\n", row.trim_end())
         }
-    }
-}
-
-const fn style(outcome: Outcome) -> Style {
-    match outcome {
-        Outcome::Passed => Style::Green,
-        Outcome::Failed | Outcome::Error => Style::Red,
-        Outcome::Skipped => Style::Yellow,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use egm_guest::findings::{Case, Check, Outcome, Suite, junit_of, visible};
-use egm_report::show::{Screen, Style, hanging};
+use egm_report::show::{Screen, hanging};
 use serde::{Deserialize, Serialize};
 
 /// Result of one scenario.
@@ -79,7 +79,7 @@ pub(crate) fn table(results: &[ScenarioResult], screen: Screen) -> String {
     let figure = width(|(_, case)| figure(case).chars().count());
     let mut text = String::new();
     for (of, case) in cases() {
-        let outcome = screen.paint(style(case.outcome), &format!("{:<7}", case.outcome));
+        let outcome = screen.paint(case.outcome.style(), &format!("{:<7}", case.outcome));
         let before = format!("{of:<scenario$}  {:<name$}  ", printable(&case.name));
         let after = format!("  {:>figure$}  {:>7} ms  ", self::figure(case), case.millis);
         let indent = before.chars().count() + 7 + after.chars().count();
@@ -109,14 +109,6 @@ fn short(value: f64) -> String {
 /// Text from a guest, without control characters for a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
-}
-
-const fn style(outcome: Outcome) -> Style {
-    match outcome {
-        Outcome::Passed => Style::Green,
-        Outcome::Failed | Outcome::Error => Style::Red,
-        Outcome::Skipped => Style::Yellow,
-    }
 }
 
 /// The results as JUnit XML, a suite a scenario.

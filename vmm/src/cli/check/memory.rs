@@ -1,11 +1,10 @@
 //! Rows for the guest's memory: what the host has of it now.
 
-use egm_address::CpuSet;
 use egm_report::show::size;
 
 use super::row::Row;
 use crate::facts::{Facts, HostNode};
-use crate::plan::{BackingPlan, Plan};
+use crate::plan::{BackingPlan, Plan, scope};
 
 /// A row for each backing of `plan`, which the host of `facts` has room for. `takes_slices`: whether this user takes slices
 /// without a broker.
@@ -84,10 +83,6 @@ fn nodes<'a>(backing: &'a BackingPlan, facts: &'a Facts) -> impl Iterator<Item =
     let is_allowed =
         |node: &&HostNode| backing.host_nodes.as_ref().is_none_or(|nodes| nodes.contains(node.id));
     facts.nodes.iter().filter(is_allowed)
-}
-
-fn scope(nodes: Option<&CpuSet>) -> String {
-    nodes.map_or_else(|| "the host".to_owned(), |nodes| format!("host node {nodes}"))
 }
 
 #[cfg(test)]

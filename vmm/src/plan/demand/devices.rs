@@ -12,7 +12,7 @@ use crate::plan::{AssignedRule, BarKind, PlanError};
 
 /// Size of BAR 0 of a virtio function, its only one: configuration structures, then the MSI-X table and its pending
 /// bits. What lies where inside is the function's own affair.
-pub const VIRTIO_BAR_SIZE: u64 = 0x8000;
+const VIRTIO_BAR_SIZE: u64 = 0x8000;
 
 /// A BAR never shares a host page with another: it can then be mapped into the guest.
 pub(in crate::plan) const PAGE: u64 = 4 << 10;

@@ -201,6 +201,7 @@ impl Supply {
     }
 }
 
-fn scope(nodes: Option<&CpuSet>) -> String {
+/// Words for a set of host nodes, or for the whole host.
+pub(crate) fn scope(nodes: Option<&CpuSet>) -> String {
     nodes.map_or_else(|| "the host".to_owned(), |nodes| format!("host node {nodes}"))
 }

@@ -13,7 +13,7 @@ pub(super) mod backings;
 pub(super) mod cpus;
 mod data_direct;
 pub(super) mod devices;
-mod host_memory;
+pub(super) mod host_memory;
 mod near;
 pub(super) mod pages;
 pub(super) mod regions;
