@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
@@ -14,7 +15,7 @@ use crate::engine::peer_program::{PeerName, PeerProgram, find};
 use crate::engine::results::{Count, ScenarioResult, junit, table};
 use crate::engine::scenario::{FAULT_VARIABLE, Fault, Scenario, WITH_FAULT};
 use crate::engine::shard::Shard;
-use crate::hosts::capability::{Host, Where};
+use crate::hosts::capability::{self, Host, Where};
 use crate::hosts::grace;
 use crate::hosts::l1;
 use crate::hosts::parts::GUEST;
@@ -47,6 +48,9 @@ pub(crate) struct RunArguments {
     /// Run every Nth of the chosen scenarios, starting with the Ith.
     #[arg(long, value_name = "I/N")]
     shard: Option<Shard>,
+    /// Emulated hosts at a time [default: one for each processor, as far as memory goes].
+    #[arg(long, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
     /// Plant this fault in the host's programs, which must be built for it: see scripts/test --faults.
     #[arg(long, value_name = "NAME")]
     fault: Option<String>,
@@ -84,6 +88,7 @@ impl RunArguments {
             list: false,
             full: false,
             shard: None,
+            jobs: None,
             fault: None,
             place: None,
             vmm: Vmm::Egm,
@@ -178,7 +183,6 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
     if tools.generic.is_none() && chosen.iter().any(|s| s.generic) {
         tools.generic = Some(kernel::generic(&cache()?, false)?);
     }
-    tools.tests.take_if(|_| !chosen.iter().any(|s| s.tests));
     // A reference machine needs no KVM.
     let place = match (arguments.place, arguments.vmm) {
         (Some(place), _) => place,
@@ -192,7 +196,9 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
     // This machine's KVM runs no guests of another processor.
     let is_here = |s: &Scenario| s.outside || place == Where::Kvm && s.grace == grace::is_arm();
     let (here, there): (Vec<_>, Vec<_>) = chosen.into_iter().partition(is_here);
-    let mut results = if there.is_empty() { Vec::new() } else { l1::run(&there, &tools, &cache()?, report)? };
+    let jobs = arguments.jobs.map_or_else(capability::jobs, NonZeroUsize::get);
+    let mut results =
+        if there.is_empty() { Vec::new() } else { l1::run(&there, &tools, &cache()?, report, jobs)? };
     let work = arguments.work.clone().unwrap_or_else(|| report.join("work"));
     let in_lab = arguments.tools.is_some();
     let options = arguments.peers.iter().map(|peer| peer.name().option()).collect();

@@ -16,6 +16,7 @@ use crate::engine::scenario::FAULT_VARIABLE;
 use crate::faults::binaries::{Binaries, Binary};
 use crate::faults::table::{Finder, REACHED, Row};
 use crate::faults::{Outcome, Verdict, files};
+use crate::hosts::l1;
 use crate::skips::{Site, Skips};
 
 /// Silence after which a test that a fault keeps waiting has failed.
@@ -158,8 +159,9 @@ pub(super) fn of_scenario(
         let has = |path: &Path| {
             fs::read(path).is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(words.trim_end()))
         };
-        files(&report.join(&result.scenario)).iter().any(|path| has(path))
-            || has(&report.join(crate::hosts::l1::LOG))
+        let mut logs = files(&report.join(&result.scenario));
+        logs.extend(l1::consoles(report));
+        logs.iter().any(|path| has(path))
     };
     let red: Vec<_> =
         result.cases.iter().filter(|case| matches!(case.outcome, Judged::Failed | Judged::Error)).collect();

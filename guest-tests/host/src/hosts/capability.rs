@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -168,11 +169,22 @@ fn administrator(privileged: bool) -> Finding {
     Finding { name: "root", present: privileged, detail: detail.into() }
 }
 
-fn memory(root: &Path) -> Finding {
+/// Emulated hosts that this machine runs at a time. Each keeps one processor busy, a Grace host with two as well.
+pub(crate) fn jobs() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let hosts = usize::try_from(available(Path::new("/")) / L1_MEMORY_MIB).unwrap_or(usize::MAX);
+    processors.min(hosts).max(1)
+}
+
+/// Available memory, in MiB; 0 if unknown.
+fn available(root: &Path) -> u64 {
     let text = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|l| l.split_whitespace().next()).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
-    let mib = kib / 1024;
+    line.and_then(|l| l.split_whitespace().next()).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) / 1024
+}
+
+fn memory(root: &Path) -> Finding {
+    let mib = available(root);
     let detail = format!("{mib} MiB available, the lab takes up to {L1_MEMORY_MIB} MiB");
     Finding { name: "memory", present: mib >= L1_MEMORY_MIB, detail }
 }

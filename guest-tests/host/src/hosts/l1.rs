@@ -1,10 +1,10 @@
-//! The emulated host: QEMU boots Debian's kernel, or one of our own, and in it this program runs the scenarios, all of a
-//! kernel in one boot.
+//! The emulated hosts: QEMU boots Debian's kernel, or one of our own, and in it this program runs many scenarios in one
+//! boot.
 //!
-//! The report directory is shared over 9p: tools go in, logs and results come out, whatever happens in between.
+//! Each host shares a directory over 9p: tools go in, logs and results come out, whatever happens in between.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use crate::engine::results::ScenarioResult;
 use crate::engine::scenario::{GraceKernel, Scenario};
 use crate::hosts::grace;
 use crate::hosts::qemu::{self, Clock, L1};
+use crate::hosts::schedule::{self, Group};
 use crate::hosts::served::{self, Cards};
 use crate::images::cache::Cache;
 use crate::images::debian::Architecture;
@@ -33,23 +34,44 @@ const DRIVES: [&str; 2] = ["nvme0.img", "nvme1.img"];
 const DRIVE: u64 = 64 << 20;
 /// File with a run's results in the shared directory.
 pub(crate) const RESULTS: &str = "results.json";
-/// The console of the emulated host.
+/// Folder of the emulated hosts' shared directories in the report directory.
+const HOSTS: &str = "hosts";
+/// The console of an emulated host.
 pub(crate) const LOG: &str = "l1.log";
 /// The runner's arguments there, before the names of scenarios.
 const ARGUMENTS: [&str; 9] =
     ["run", "--where", "kvm", "--tools", "/run/tools", "--work", "/run/work", "--report", "/share"];
 
-/// Runs `scenarios`, with one emulated host for all that need the same one. If a host is unavailable, its scenarios are
-/// broken, with the reason; if no host is available, that is the error.
+/// Runs `scenarios` in emulated hosts, `jobs` at a time, with one host for all that need the same one, or several where
+/// that is faster. If a host is unavailable, its scenarios are broken, with the reason; if no host
+/// is available, that is the error.
 pub(crate) fn run(
     scenarios: &[Scenario],
     tools: &Tools,
     cache: &Cache,
     report: &Path,
+    jobs: usize,
 ) -> Result<Vec<ScenarioResult>, LabError> {
+    let hosts = report.join(HOSTS);
+    // Logs of an earlier run would count as this run's.
+    if hosts.exists() {
+        fs::remove_dir_all(&hosts).map_err(LabError::file("remove", &hosts))?;
+    }
+    let groups = schedule::groups(scenarios, jobs);
+    let stage = Stage::begin(&match groups.len() {
+        1 => "starting the emulated host".to_owned(),
+        count => format!("starting {count} emulated hosts, {jobs} at a time"),
+    });
+    let done = schedule::run_each(groups, jobs, |number, Group { scenarios, on_grace }| {
+        let share = hosts.join((number + 1).to_string());
+        let done = run_in(&scenarios, on_grace, tools, cache, &share, &stage)
+            .and_then(|results| collect(&scenarios, &share, report).map(|()| results));
+        (scenarios, done)
+    });
+    stage.end();
     let (mut results, mut missing) = (Vec::new(), Vec::new());
-    for Group { scenarios, on_grace } in groups(scenarios) {
-        match run_in(&scenarios, on_grace, tools, cache, report) {
+    for (scenarios, done) in done {
+        match done {
             Ok(done) => results.extend(done),
             Err(error) => missing.push((scenarios, error)),
         }
@@ -65,32 +87,24 @@ pub(crate) fn run(
     Ok(results)
 }
 
-/// Scenarios that need the same host: a Grace one with this kernel, or a PC.
-struct Group {
-    scenarios: Vec<Scenario>,
-    on_grace: Option<GraceKernel>,
+/// The consoles of the emulated hosts of a run that reports to `report`.
+pub(crate) fn consoles(report: &Path) -> Vec<PathBuf> {
+    let hosts = fs::read_dir(report.join(HOSTS)).into_iter().flatten().flatten();
+    hosts.map(|host| host.path().join(LOG)).collect()
 }
 
-/// `scenarios` by the host that they need. One machine cannot have GPUs of other processes and an SMMUv3, nor two
-/// kernels. RDMA on a Grace host has a machine of its own: no other scenario needs its parts.
-fn groups(scenarios: &[Scenario]) -> Vec<Group> {
-    let group = |on_grace, belongs: &dyn Fn(&Scenario) -> bool| Group {
-        scenarios: scenarios.iter().copied().filter(|scenario| belongs(scenario)).collect(),
-        on_grace,
-    };
-    let mut groups = vec![
-        group(None, &|s| !s.grace && !s.needs_own_kernel()),
-        group(None, &|s| !s.grace && s.needs_own_kernel()),
-    ];
-    for kernel in [GraceKernel::Debian, GraceKernel::Debian16k, GraceKernel::Own, GraceKernel::LargePages] {
-        for (plugged, rdma) in [(false, false), (false, true), (true, false), (true, true)] {
-            groups.push(group(Some(kernel), &|s| {
-                s.grace && (s.grace_kernel, s.plugged, s.rdma) == (kernel, plugged, rdma)
-            }));
+/// Moves the logs of `scenarios` from a host's `share` to `report`, in place of older ones.
+fn collect(scenarios: &[Scenario], share: &Path, report: &Path) -> Result<(), LabError> {
+    for Scenario { name, .. } in scenarios {
+        let (from, to) = (share.join(name), report.join(name));
+        if to.exists() {
+            fs::remove_dir_all(&to).map_err(LabError::file("remove", &to))?;
+        }
+        if from.exists() {
+            fs::rename(&from, &to).map_err(LabError::file("move", &from))?;
         }
     }
-    groups.retain(|group| !group.scenarios.is_empty());
-    groups
+    Ok(())
 }
 
 /// Runs `scenarios`, which need the same host: a Grace one with the kernel `on_grace`, or a PC.
@@ -99,8 +113,10 @@ fn run_in(
     on_grace: Option<GraceKernel>,
     tools: &Tools,
     cache: &Cache,
-    report: &Path,
+    share: &Path,
+    stage: &Stage,
 ) -> Result<Vec<ScenarioResult>, LabError> {
+    fs::create_dir_all(share).map_err(LabError::file("make", share))?;
     let mut of_grace = on_grace.map(|_| Tools::of_grace(cache)).transpose()?;
     if let Some(of_arm) = of_grace.as_mut().filter(|_| scenarios.iter().any(|s| s.rdma)) {
         of_arm.rdma = Some(Kit::of(Architecture::Arm64, cache)?);
@@ -110,30 +126,30 @@ fn run_in(
         None if scenarios.iter().any(Scenario::needs_own_kernel) => kernel::built(cache, false)?,
         None => kernel::l1(cache, false)?,
     };
-    of_grace.as_ref().unwrap_or(tools).copy_to(&report.join("tools"))?;
+    of_grace.unwrap_or_else(|| tools.needed_by(scenarios)).copy_to(&share.join("tools"))?;
     let plugged = scenarios.iter().any(|s| s.plugged);
     let wire = scenarios.iter().any(|s| s.rdma);
     let grace = on_grace.is_some();
     let gigantic = !grace && scenarios.iter().any(|s| s.gigantic);
     let host = Host { kernel: &kernel, cache, plugged, grace, wire, clock: Clock::Real, gigantic };
-    run_under(&host, scenarios, report)
+    run_under(&host, scenarios, share, stage)
 }
 
 /// Runs `scenarios` under one kernel; a scenario without a result there is broken, with the reason.
 fn run_under(
     host: &Host<'_>,
     scenarios: &[Scenario],
-    report: &Path,
+    share: &Path,
+    stage: &Stage,
 ) -> Result<Vec<ScenarioResult>, LabError> {
     let silence = scenarios.iter().map(|s| s.deadline).max().unwrap_or_default() + OVERHEAD;
-    remove(&report.join(RESULTS))?;
     let names = scenarios.iter().map(|s| s.name);
     let arguments: Vec<_> = ARGUMENTS.iter().copied().chain(names).collect();
-    let ending = boot_under(host, report, &arguments, silence)?;
-    let json = fs::read(report.join(RESULTS)).ok();
+    let ending = boot_under(host, share, &arguments, silence, stage)?;
+    let json = fs::read(share.join(RESULTS)).ok();
     let results: Option<Vec<ScenarioResult>> = json.and_then(|json| serde_json::from_slice(&json).ok());
     let results = results.unwrap_or_default();
-    Ok(complete(scenarios, results, ending, &report.join(LOG)))
+    Ok(complete(scenarios, results, ending, &share.join(LOG)))
 }
 
 /// Boots the emulated host with `kernel` and no cards of the lab's own: see [`boot_under`].
@@ -145,12 +161,11 @@ pub(crate) fn boot(
     arguments: &[&str],
     silence: Duration,
 ) -> Result<Ending, LabError> {
-    boot_under(
-        &Host { kernel, cache, plugged: false, grace: false, wire: false, clock, gigantic: false },
-        share,
-        arguments,
-        silence,
-    )
+    let host = Host { kernel, cache, plugged: false, grace: false, wire: false, clock, gigantic: false };
+    let stage = Stage::begin("starting the emulated host");
+    let ending = boot_under(&host, share, arguments, silence, &stage)?;
+    stage.end();
+    Ok(ending)
 }
 
 /// An emulated host.
@@ -174,29 +189,26 @@ pub(crate) struct Host<'a> {
 
 /// Boots the emulated host, which runs this program with `arguments`, each without spaces, and goes off. It has `share`
 /// as `/share`, a copy of `share/tools` in `/run/tools`, and leaves its console in `share` as [`LOG`]. It is killed
-/// when it prints nothing for as long as `silence`.
+/// when it prints nothing for as long as `silence`. Its progress shows on `stage`.
 fn boot_under(
     host: &Host<'_>,
     share: &Path,
     arguments: &[&str],
     silence: Duration,
+    stage: &Stage,
 ) -> Result<Ending, LabError> {
-    let stage = Stage::begin("starting the emulated host");
     for old in ["exit", "command"] {
         remove(&share.join(old))?;
     }
     let path = share.join("arguments");
     fs::write(&path, arguments.join("\n")).map_err(LabError::file("write", path))?;
     let (command, _cards) = emulate(host, share, "")?;
-    let ending =
-        watch(command, Limit::Silence(silence), &share.join(LOG), &share.join("qemu.log"), |line| {
-            if let Some(text) = line.strip_prefix(PREFIX) {
-                stage.say(text);
-            }
-            Reaction::Go
-        })?;
-    stage.end();
-    Ok(ending)
+    watch(command, Limit::Silence(silence), &share.join(LOG), &share.join("qemu.log"), |line| {
+        if let Some(text) = line.strip_prefix(PREFIX) {
+            stage.say(text);
+        }
+        Reaction::Go
+    })
 }
 
 /// The command that emulates `host`, with additional kernel `words`, and its cards, which must outlive it.
@@ -305,17 +317,17 @@ mod tests {
     }
 
     #[test]
-    fn each_scenario_is_in_one_group_with_the_host_that_it_needs() {
-        let groups = groups(ALL);
-        let grouped: usize = groups.iter().map(|group| group.scenarios.len()).sum();
-        assert_eq!(grouped, ALL.len());
-        for Group { scenarios, on_grace } in &groups {
-            for scenario in scenarios {
-                assert_eq!(scenario.grace.then_some(scenario.grace_kernel), *on_grace, "{}", scenario.name);
-                let is_alike = scenario.needs_own_kernel() == scenarios[0].needs_own_kernel();
-                assert!(scenario.grace || is_alike, "{}", scenario.name);
-            }
+    fn the_logs_of_a_host_replace_those_of_an_earlier_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let (share, report) = (folder.path().join("hosts/1"), folder.path());
+        let [ran, lost] = [ALL[0].name, ALL[1].name];
+        for path in [share.join(ran), report.join(ran), report.join(lost)] {
+            fs::create_dir_all(&path).unwrap();
+            fs::write(path.join("log"), if path.starts_with(&share) { "new" } else { "old" }).unwrap();
         }
+        collect(&ALL[..2], &share, report).unwrap();
+        assert_eq!(fs::read_to_string(report.join(ran).join("log")).unwrap(), "new");
+        assert!(!report.join(lost).exists(), "a host that died left no log");
     }
 
     #[test]

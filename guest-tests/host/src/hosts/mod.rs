@@ -12,4 +12,5 @@ pub(crate) mod parts;
 pub(crate) mod physical;
 pub(crate) mod pool;
 pub(crate) mod qemu;
+mod schedule;
 pub(crate) mod served;

@@ -128,6 +128,18 @@ impl Tools {
         }
     }
 
+    /// The same without what `scenarios` do not need.
+    pub(crate) fn needed_by(&self, scenarios: &[Scenario]) -> Self {
+        let any = |needs: fn(&Scenario) -> bool| scenarios.iter().any(needs);
+        let mut tools = self.clone();
+        tools.root.take_if(|_| !any(|s| s.debian));
+        tools.generic.take_if(|_| !any(|s| s.generic));
+        tools.rdma.take_if(|_| !any(|s| s.rdma));
+        tools.tests.take_if(|_| !any(|s| s.tests));
+        tools.cloud_hypervisor.take_if(|_| !any(|s| s.peer.is_some()));
+        tools
+    }
+
     /// Copies everything into `directory`, for a machine that shares nothing else with this one.
     pub(crate) fn copy_to(&self, directory: &Path) -> Result<(), LabError> {
         match std::fs::remove_dir_all(directory) {
