@@ -13,7 +13,7 @@ use crate::engine::error::LabError;
 use crate::engine::logs;
 use crate::engine::peer_program::{PeerName, PeerProgram, find};
 use crate::engine::results::{Count, ScenarioResult, junit, table};
-use crate::engine::scenario::{FAULT_VARIABLE, Fault, Scenario, WITH_FAULT};
+use crate::engine::scenario::{FAULT_VARIABLE, Scenario, WITH_FAULT};
 use crate::engine::shard::Shard;
 use crate::hosts::capability::{self, Host, Where};
 use crate::hosts::grace;
@@ -211,10 +211,11 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
         skips: Skips::read()?,
         options,
     };
+    let has_faults = here.iter().any(|scenario| scenario.fault.is_some());
     for scenario in &here {
-        results.push(match scenario.fault {
-            None => run_scenario::run(&runner, scenario),
-            Some(fault) => under_fault(scenario.name, fault, arguments)?,
+        results.push(match has_faults {
+            false => run_scenario::run(&runner, scenario),
+            true => in_own_process(scenario, arguments)?,
         });
         // Keeps the results so far, in case this machine (perhaps an emulated host) dies before the end.
         keep(&results, report)?;
@@ -225,22 +226,28 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
     Ok(results)
 }
 
-/// Runs a scenario in a process of its own. All children of that have `fault`.
-fn under_fault(name: &str, fault: Fault, arguments: &RunArguments) -> Result<ScenarioResult, LabError> {
+/// Runs a scenario in a process of its own. All children of that have its fault. Where some have one, all run so: a process
+/// keeps its listeners, and the next process could not have their addresses.
+fn in_own_process(scenario: &Scenario, arguments: &RunArguments) -> Result<ScenarioResult, LabError> {
+    let name = scenario.name;
     let report = arguments.report.join(name);
     fs::create_dir_all(&report).map_err(LabError::file("make", &report))?;
     logs::remove(&report.join(l1::RESULTS))?;
     let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
     let mut command = Command::new(&lab);
-    command.args(["run", "--where", "kvm", "--report"]).arg(&report).env(FAULT_VARIABLE, fault.name);
+    command.args(["run", "--where", "kvm", "--report"]).arg(&report);
+    if let Some(fault) = scenario.fault {
+        command.env(FAULT_VARIABLE, fault.name);
+    }
     for (option, path) in [("--tools", &arguments.tools), ("--work", &arguments.work)] {
         command.args(path.iter().flat_map(|path| [OsStr::new(option), path.as_os_str()]));
     }
+    let plain = scenario.fault.map_or(name, |fault| fault.of);
     // Its verdicts are in its results.
-    command.arg(fault.of).stdout(Stdio::null()).status().map_err(LabError::file("run", lab))?;
+    command.arg(plain).stdout(Stdio::null()).status().map_err(LabError::file("run", lab))?;
     let done: Option<Vec<ScenarioResult>> =
         fs::read(report.join(l1::RESULTS)).ok().and_then(|json| serde_json::from_slice(&json).ok());
-    let result = done.and_then(|results| results.into_iter().find(|result| result.scenario == fault.of));
+    let result = done.and_then(|results| results.into_iter().find(|result| result.scenario == plain));
     let result = result.unwrap_or_else(|| ScenarioResult::broken(name, "the scenario left no result"));
     Ok(ScenarioResult { scenario: name.into(), ..result })
 }
