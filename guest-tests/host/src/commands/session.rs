@@ -15,7 +15,7 @@ use crate::engine::peer_program::{PeerName, PeerProgram, find};
 use crate::engine::results::{Count, ScenarioResult, junit, table};
 use crate::engine::scenario::{FAULT_VARIABLE, Scenario, WITH_FAULT};
 use crate::engine::shard::Shard;
-use crate::hosts::capability::{self, Host, Where};
+use crate::hosts::capability::{Host, Where};
 use crate::hosts::grace;
 use crate::hosts::l1;
 use crate::hosts::parts::GUEST;
@@ -151,7 +151,7 @@ pub(crate) fn demo() -> Result<ExitCode, LabError> {
 }
 
 fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<ScenarioResult>, LabError> {
-    let report = &arguments.report;
+    let RunArguments { report, jobs, .. } = arguments;
     fs::create_dir_all(report).map_err(LabError::file("make", report))?;
     let cache = || Cache::open();
     let mut tools = match &arguments.tools {
@@ -196,9 +196,8 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
     // This machine's KVM runs no guests of another processor.
     let is_here = |s: &Scenario| s.outside || place == Where::Kvm && s.grace == grace::is_arm();
     let (here, there): (Vec<_>, Vec<_>) = chosen.into_iter().partition(is_here);
-    let jobs = arguments.jobs.map_or_else(capability::jobs, NonZeroUsize::get);
     let mut results =
-        if there.is_empty() { Vec::new() } else { l1::run(&there, &tools, &cache()?, report, jobs)? };
+        if there.is_empty() { Vec::new() } else { l1::run(&there, &tools, &cache()?, report, *jobs)? };
     let work = arguments.work.clone().unwrap_or_else(|| report.join("work"));
     let in_lab = arguments.tools.is_some();
     let options = arguments.peers.iter().map(|peer| peer.name().option()).collect();

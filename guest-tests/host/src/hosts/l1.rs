@@ -4,6 +4,7 @@
 //! Each host shares a directory over 9p: tools go in, logs and results come out, whatever happens in between.
 
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use crate::engine::process::{Ending, Limit, Reaction, watch};
 use crate::engine::progress::{PREFIX, Stage};
 use crate::engine::results::ScenarioResult;
 use crate::engine::scenario::{GraceKernel, Scenario};
+use crate::hosts::capability;
 use crate::hosts::grace;
 use crate::hosts::qemu::{self, Clock, L1};
 use crate::hosts::schedule::{self, Group};
@@ -42,16 +44,17 @@ pub(crate) const LOG: &str = "l1.log";
 const ARGUMENTS: [&str; 9] =
     ["run", "--where", "kvm", "--tools", "/run/tools", "--work", "/run/work", "--report", "/share"];
 
-/// Runs `scenarios` in emulated hosts, `jobs` at a time, with one host for all that need the same one, or several where
-/// that is faster. If a host is unavailable, its scenarios are broken, with the reason; if no host
-/// is available, that is the error.
+/// Runs `scenarios` in emulated hosts, `jobs` at a time or as many as this machine carries, with one host for all that need
+/// the same one, or several where that is faster. If a host is unavailable, its scenarios are broken, with the reason; if
+/// no host is available, that is the error.
 pub(crate) fn run(
     scenarios: &[Scenario],
     tools: &Tools,
     cache: &Cache,
     report: &Path,
-    jobs: usize,
+    jobs: Option<NonZeroUsize>,
 ) -> Result<Vec<ScenarioResult>, LabError> {
+    let jobs = jobs.map_or_else(capability::jobs, NonZeroUsize::get);
     let hosts = report.join(HOSTS);
     // Logs of an earlier run would count as this run's.
     if hosts.exists() {

@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::engine::scenario::{GraceKernel, Scenario};
+use crate::engine::shard::Shard;
 
 /// Fewest scenarios for which a group gets one more host: a boot takes as long as one of them.
 const LEAST: usize = 4;
@@ -23,27 +24,15 @@ impl Group {
     /// The same scenarios in up to `most` groups of about the same duration; each keeps their order.
     fn split(self, most: usize) -> Vec<Self> {
         let count = most.min(self.scenarios.len() / LEAST).max(1);
-        let mut longest_first: Vec<usize> = (0..self.scenarios.len()).collect();
-        longest_first.sort_by_key(|index| std::cmp::Reverse(self.scenarios[*index].deadline));
-        let mut bins = vec![(Duration::ZERO, Vec::new()); count];
-        for index in longest_first {
-            if let Some((duration, chosen)) = bins.iter_mut().min_by_key(|(duration, _)| *duration) {
-                *duration += self.scenarios[index].deadline;
-                chosen.push(index);
-            }
-        }
-        let group = |mut chosen: Vec<usize>| {
-            chosen.sort_unstable();
-            let scenarios = chosen.into_iter().map(|index| self.scenarios[index]).collect();
-            Self { scenarios, on_grace: self.on_grace }
-        };
-        bins.into_iter().map(|(_, chosen)| group(chosen)).collect()
+        let part =
+            |shard: Shard| Self { scenarios: shard.of(self.scenarios.clone()), on_grace: self.on_grace };
+        Shard::all(count).map(part).collect()
     }
 }
 
-/// `scenarios` by host, for `jobs` hosts at a time; what takes longest comes first. One machine cannot have
-/// GPUs of other processes and an SMMUv3, nor two kernels. RDMA on a Grace host has a machine of its own: no other
-/// scenario needs its parts.
+/// `scenarios` by host, for `jobs` hosts at a time; what takes longest comes first. One machine cannot have GPUs of other
+/// processes and an SMMUv3, nor two kernels. RDMA on a Grace host has a machine of its own: no other scenario needs its
+/// parts.
 pub(super) fn groups(scenarios: &[Scenario], jobs: usize) -> Vec<Group> {
     let group = |on_grace, belongs: &dyn Fn(&Scenario) -> bool| Group {
         scenarios: scenarios.iter().copied().filter(|scenario| belongs(scenario)).collect(),
