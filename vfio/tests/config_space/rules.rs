@@ -217,9 +217,14 @@ fn device_control_reaches_the_device_in_part() {
     let mut body = [0u8; 0x3a];
     body[0] = 2;
     body[5] = 0x10; // FLR capable
-    body[6..8].copy_from_slice(&0x2c20u16.to_le_bytes());
+    body[6..8].copy_from_slice(&0xae20u16.to_le_bytes());
     let device = with_standard(&[(0x60, EXPRESS, &body)]);
     let mut shadow = shadow(&device);
+    assert_eq!(
+        read_u16(&shadow, &device, 0x68),
+        0x2c20,
+        "phantom functions are off, and no reset is under way"
+    );
     assert_eq!(shadow.start()[1], Forward { offset: 0x68, data: vec![0x20, 0x24] }, "no-snoop is off");
     // Relaxed ordering, payload 4096, extended tags, no-snoop, requests of 1024.
     let written = write_u16(&mut shadow, 0x68, 0x39b0);
