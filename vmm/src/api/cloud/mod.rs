@@ -6,7 +6,7 @@
 //!     └──translate: honoured fields──► File ──egm-config──► Spec ──► Plan
 //! ```
 //! [`document`] has every field of v54; an unknown field is a mistake. [`table`] has a row for each: it is honoured,
-//! derived by the plan, or refused with a remedy. [`translate`] only maps: root ports, addresses, nodes of GPUs and
+//! derived by the plan, or refused with a remedy. [`mod@translate`] only maps: root ports, addresses, nodes of GPUs and
 //! interrupts are the plan's. Nothing here opens a file.
 #![forbid(unsafe_code)]
 
