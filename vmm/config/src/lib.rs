@@ -67,7 +67,7 @@ pub fn load_with(path: &Path, overrides: &Overrides) -> Result<Spec, ConfigError
 
 /// The JSON Schema of a configuration file, as text that ends in a newline.
 pub fn schema() -> String {
-    let schema = schemars::schema_for!(file::File);
+    let schema = schemars::schema_for!(File);
     format!("{:#}\n", schema.as_value())
 }
 

@@ -238,7 +238,7 @@ const OTHERS: &[Row] = &[
     refused(
         "rtc",
         Nothing,
-        "cannot offer a virtio clock: the guest has kvm-clock, or the counter of Arm",
+        "cannot offer a clock by virtio: the machine has no such device",
         "leave rtc out",
     ),
     refused("tpm", Nothing, "cannot offer a TPM: the machine has none", "leave tpm out"),

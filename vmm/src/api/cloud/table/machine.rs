@@ -210,12 +210,7 @@ const PLATFORM: &[Row] = &[
         "cannot watch the guest: the machine has no watchdog",
         "leave watchdog out",
     ),
-    refused(
-        "pvpanic",
-        Flag(false),
-        "cannot offer pvpanic: the machine has no such device",
-        "leave pvpanic out; with panic=-1 on the command line a panic ends the machine",
-    ),
+    derived("pvpanic", Flag(false), "every machine has pvpanic, by which a panic of the guest ends it"),
     refused("gdb", Flag(false), "cannot serve a debugger: no machine stops for one", "leave gdb out"),
     refused(
         "landlock_enable",

@@ -27,11 +27,12 @@ fn the_page_has_the_rows_of_the_table() {
 
 fn table(title: &str, groups: &[&[Row]]) -> String {
     let mut table = format!(
-        "\n## {title}\n\n| field | here | meaning, or reason of a refusal | remedy |\n|---|---|---|---|\n"
+        "\n## {title}\n\n| field | here | meaning | reason of a refusal; remedy |\n|---|---|---|---|\n"
     );
     for row in groups.iter().copied().flatten() {
-        let text = if row.means.is_empty() { row.refuses } else { row.means };
-        writeln!(table, "| `{}` | {} | {text} | {} |", row.path, here(row.fate), row.help).unwrap();
+        let refusal =
+            if row.refuses.is_empty() { String::new() } else { format!("{}; {}", row.refuses, row.help) };
+        writeln!(table, "| `{}` | {} | {} | {refusal} |", row.path, here(row.fate), row.means).unwrap();
     }
     table
 }
