@@ -168,6 +168,8 @@ pub enum Rule {
     Architecture(String),
     #[error("contains the control character {character:?}: remove it")]
     Control { character: char },
+    #[error("{reason}")]
+    Refused { reason: String, help: String },
     #[error("{count} entries: {most} at most, remove some")]
     TooMany { count: usize, most: usize },
     #[error("the list is empty: name at least one, or leave the key out")]
@@ -203,6 +205,15 @@ impl Rule {
         Fault { key: key.into(), rule: Box::new(self) }
     }
 
+    /// Gives the key that the message names the name that it has in another document.
+    pub(super) fn rename(&mut self, name: impl Fn(&str) -> String) {
+        if let Self::Device(DeviceRule::Shared { first, .. } | DeviceRule::DuplicateId { first, .. })
+        | Self::Memory(MemoryRule::DuplicateNode { first, .. }) = self
+        {
+            *first = name(first);
+        }
+    }
+
     fn help(&self) -> Option<String> {
         match self {
             Self::UnknownKey { key, known } => Some(suggest(key, known, "keys here are")),
@@ -212,6 +223,7 @@ impl Rule {
             ),
             Self::MissingType { known } => Some(format!("types here are: {}", known.join(", "))),
             Self::Syntax { help, .. } => help.clone(),
+            Self::Refused { help, .. } => Some(help.clone()),
             Self::NotText => Some("save the file as UTF-8".to_owned()),
             _ => None,
         }

@@ -49,6 +49,19 @@ impl Faults {
         self.found.len() >= MOST
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.found.is_empty()
+    }
+
+    /// The same faults, in a document with other names of keys.
+    pub(super) fn renamed(mut self, name: impl Fn(&str) -> String) -> Self {
+        for fault in &mut self.found {
+            fault.key = name(&fault.key);
+            fault.rule.rename(&name);
+        }
+        self
+    }
+
     pub(super) fn into_vec(self) -> Vec<Fault> {
         self.found
     }

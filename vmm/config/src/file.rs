@@ -1,13 +1,16 @@
 //! The JSON form of a configuration, as written, before its meaning is checked.
 //!
 //! The doc comments here become the descriptions of the JSON Schema: they address the author of a file.
+//!
+//! A program makes a [`File`] too, from another monitor's document; [`File::to_json`] writes what an author would.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use egm_address::{ByteSize, CpuSet, PciAddress};
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::pages::PageSize;
 use super::schema::{
@@ -18,10 +21,10 @@ use super::slot::Slot;
 use super::spec::{Access, Architecture, BootTables, EgmForm, MAX_VCPUS, PciTopology, VfioBackend};
 
 /// A virtual machine for egm-vmm. Paths are relative to the file that names them.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(title = "egm-vmm configuration")]
-pub(super) struct File {
+pub struct File {
     /// For editors: this schema.
     #[serde(rename = "$schema")]
     pub(super) _schema: Option<String>,
@@ -30,128 +33,129 @@ pub(super) struct File {
     #[serde(rename = "extends")]
     pub(super) _extends: Option<String>,
     /// What hardware or use this configuration is for.
-    pub(super) description: Option<String>,
+    pub description: Option<String>,
     /// Name of the virtual machine: 1 to 64 of A-Z a-z 0-9 . _ -. Default: the file's name without ".json".
     #[schemars(with = "Option<NameText>")]
-    pub(super) name: Option<String>,
+    pub name: Option<String>,
     /// Instruction set of the guest. Default: this machine's.
-    pub(super) arch: Option<Architecture>,
+    pub arch: Option<Architecture>,
     /// Virtual processors. Default: one.
-    pub(super) cpus: Option<CpusFile>,
+    pub cpus: Option<CpusFile>,
     /// Ordinary memory and its NUMA nodes. A machine has some, here or in a file that this one extends.
-    pub(super) memory: Option<MemoryFile>,
+    pub memory: Option<MemoryFile>,
     /// What is booted.
-    pub(super) boot: Option<BootFile>,
+    pub boot: Option<BootFile>,
     /// Slices of Extended GPU Memory that the machine owns.
     #[schemars(with = "Option<Vec<EgmFile>>", length(max = 255))]
-    pub(super) egm: Option<Vec<Slot<EgmFile>>>,
+    pub egm: Option<Vec<Slot<EgmFile>>>,
     /// PCI devices.
     #[schemars(with = "Option<Vec<DeviceFile>>", length(max = 255))]
-    pub(super) devices: Option<Vec<Slot<DeviceFile>>>,
+    pub devices: Option<Vec<Slot<DeviceFile>>>,
     /// Where the serial console goes. Default: "stdio".
-    pub(super) console: Option<ConsoleFile>,
+    pub console: Option<ConsoleFile>,
     /// PCI Express address windows and tree.
-    pub(super) pcie: Option<PcieFile>,
+    pub pcie: Option<PcieFile>,
 }
 
 /// Virtual processors.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct CpusFile {
+pub struct CpusFile {
     /// How many, 1 to 254. Default: the product of the topology.
     #[schemars(range(min = 1, max = MAX_VCPUS))]
-    pub(super) count: Option<u32>,
+    pub count: Option<u32>,
     /// Sockets, cores in each, threads in each core. Default: one socket, one thread a core.
-    pub(super) topology: Option<TopologyFile>,
+    pub topology: Option<TopologyFile>,
     /// Host CPUs that the vCPUs may run on: one list for all ("0-3,8") or one list for each.
-    pub(super) affinity: Option<AffinityFile>,
+    pub affinity: Option<AffinityFile>,
 }
 
 /// Sockets × cores × threads is the number of vCPUs.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct TopologyFile {
+pub struct TopologyFile {
     /// Sockets. Default: 1.
     #[schemars(range(min = 1, max = MAX_VCPUS))]
-    pub(super) sockets: Option<u32>,
+    pub sockets: Option<u32>,
     /// Cores in a socket. Default: what the count leaves.
     #[schemars(range(min = 1, max = MAX_VCPUS))]
-    pub(super) cores: Option<u32>,
+    pub cores: Option<u32>,
     /// Threads in a core. Default: 1.
     #[schemars(range(min = 1, max = MAX_VCPUS))]
-    pub(super) threads: Option<u32>,
+    pub threads: Option<u32>,
 }
 
 /// One list of host CPUs for all vCPUs, or a list for each.
-#[derive(Debug, JsonSchema)]
+#[expect(missing_docs, reason = "a description here would be in the schema twice")]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
-pub(super) enum AffinityFile {
+pub enum AffinityFile {
     All(#[schemars(with = "CpuListText")] CpuSet),
     Each(#[schemars(with = "Vec<CpuListText>")] Vec<CpuSet>),
 }
 
 /// Ordinary memory.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct MemoryFile {
+pub struct MemoryFile {
     /// All of it, EGM not counted. Default: what the nodes add up to.
     #[schemars(with = "Option<SizeText>")]
-    pub(super) size: Option<ByteSize>,
+    pub size: Option<ByteSize>,
     /// Host pages behind it: "auto" (transparent huge pages where the host has them), or "4K", or hugetlb
     /// pages of "2M" or "1G". Default: "auto".
-    pub(super) page_size: Option<PageSize>,
+    pub page_size: Option<PageSize>,
     /// Touch every page before the guest starts. Default: false.
-    pub(super) prefault: Option<bool>,
+    pub prefault: Option<bool>,
     /// NUMA nodes. Default: node 0 with all memory and all vCPUs.
     #[schemars(with = "Option<Vec<NodeFile>>", length(min = 1))]
-    pub(super) nodes: Option<Vec<Slot<NodeFile>>>,
+    pub nodes: Option<Vec<Slot<NodeFile>>>,
 }
 
 /// A NUMA node with processors, memory or both.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct NodeFile {
+pub struct NodeFile {
     /// Node number, 0 to 255; node 0 exists and has vCPU 0.
     #[schemars(range(max = 255))]
-    pub(super) id: u32,
+    pub id: u32,
     /// Ordinary memory. Default: none, for processors alone or beside a slice.
     #[schemars(with = "Option<SizeText>")]
-    pub(super) size: Option<ByteSize>,
+    pub size: Option<ByteSize>,
     /// vCPUs, for instance "0-3,8"; each vCPU is in one node. Default: none.
     #[schemars(with = "Option<CpuListText>")]
-    pub(super) cpus: Option<CpuSet>,
+    pub cpus: Option<CpuSet>,
     /// Host NUMA nodes that its pages come from, for instance "0". Default: any.
     #[schemars(with = "Option<CpuListText>")]
-    pub(super) host_nodes: Option<CpuSet>,
+    pub host_nodes: Option<CpuSet>,
     /// ACPI SLIT distance to other nodes by number: 11 to 254. Default: the other node's distance to this one,
     /// or 20.
     #[schemars(with = "Option<DistancesText>")]
-    pub(super) distances: Option<BTreeMap<String, u8>>,
+    pub distances: Option<BTreeMap<String, u8>>,
     /// ACPI HMAT latency and bandwidth of this memory, by the node of the processors that use it.
-    pub(super) access: Option<Vec<Access>>,
+    pub access: Option<Vec<Access>>,
 }
 
 /// What is booted. Command-line options of `egm-vmm run` take precedence.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct BootFile {
+pub struct BootFile {
     /// Kernel. x86_64: a bzImage, or an ELF vmlinux with a 64-bit or PVH entry; aarch64: an uncompressed Image.
     #[schemars(with = "Option<PathText>")]
-    pub(super) kernel: Option<PathBuf>,
+    pub kernel: Option<PathBuf>,
     /// Initial RAM disk. Default: none.
     #[schemars(with = "Option<PathText>")]
-    pub(super) initramfs: Option<PathBuf>,
+    pub initramfs: Option<PathBuf>,
     /// Kernel command line, at most 2047 bytes.
     #[schemars(with = "Option<CmdlineText>")]
-    pub(super) cmdline: Option<String>,
+    pub cmdline: Option<String>,
     /// How the kernel learns what machine it runs on; "device-tree" on aarch64 only. Default: "acpi".
-    pub(super) tables: Option<BootTables>,
+    pub tables: Option<BootTables>,
 }
 
 /// A word or a list of words.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a name, or a list of names")]
-pub(super) enum OneOrMore {
+pub enum OneOrMore {
     /// One.
     One(String),
     /// Several, the most wanted first.
@@ -159,42 +163,43 @@ pub(super) enum OneOrMore {
 }
 
 /// A slice of Extended GPU Memory.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct EgmFile {
+pub struct EgmFile {
     /// The host's region by its name, or by its kind: "egm", "reserved", "devdax", "fsdax", "hugetlb"; a list is
     /// tried in its order. "guest-memfd" is memory of the machine's own VM, from Linux 6.18 on. "local", also called "memfd", is memory of
     /// the process itself, which every host has.
     #[schemars(with = "RegionText")]
-    pub(super) region: OneOrMore,
+    pub region: OneOrMore,
     /// Bytes: a multiple of its page size and of 2 MiB.
     #[schemars(with = "SomeSizeText")]
-    pub(super) size: ByteSize,
+    pub size: ByteSize,
     /// Guest NUMA node of the slice: one of its own, or one of "memory"."nodes" without "size", which then has the
     /// distances and access; for a device, the nearest node.
     #[schemars(range(max = 255))]
-    pub(super) node: u32,
+    pub node: u32,
     /// "memory": RAM of a NUMA node. "device": a PCI function with the slice as its BAR. Default: "memory".
     #[serde(rename = "as")]
-    pub(super) form: Option<EgmForm>,
+    pub form: Option<EgmForm>,
     /// Host pages behind a "local" slice. Default: "auto".
-    pub(super) page_size: Option<PageSize>,
+    pub page_size: Option<PageSize>,
     /// Host NUMA nodes that the pages of a "local" slice come from. Default: any.
     #[schemars(with = "Option<CpuListText>")]
-    pub(super) host_nodes: Option<CpuSet>,
+    pub host_nodes: Option<CpuSet>,
     /// ACPI SLIT distance to other nodes by number: 11 to 254. Default: 20.
     #[schemars(with = "Option<DistancesText>")]
-    pub(super) distances: Option<BTreeMap<String, u8>>,
+    pub distances: Option<BTreeMap<String, u8>>,
     /// ACPI HMAT latency and bandwidth of this memory, by the node of the processors that use it.
-    pub(super) access: Option<Vec<Access>>,
+    pub access: Option<Vec<Access>>,
 }
 
 /// A PCI device. Its id, for messages, is unique; the default counts: "blk0", "blk1". A device behind a root
 /// port of its own has "root_port": true, the default for vfio and vfio-user.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "snake_case", deny_unknown_fields)]
 #[schemars(tag = "type")]
-pub(super) enum DeviceFile {
+#[expect(missing_docs, reason = "keys of all devices are described above, once")]
+pub enum DeviceFile {
     /// virtio block device.
     VirtioBlk {
         #[schemars(with = "Option<NameText>")]
@@ -274,9 +279,9 @@ pub(super) enum DeviceFile {
 }
 
 /// "auto", "off" or a number.
-#[derive(Debug, JsonSchema)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
-pub(super) enum CliqueFile {
+pub enum CliqueFile {
     /// "auto" or "off".
     Name(#[schemars(with = "CliqueText")] String),
     /// 0 to 15.
@@ -284,9 +289,9 @@ pub(super) enum CliqueFile {
 }
 
 /// "guest", "host", or where single BARs lie.
-#[derive(Debug, JsonSchema)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
-pub(super) enum BarsFile {
+pub enum BarsFile {
     /// "guest" or "host".
     All(#[schemars(with = "BarsText")] String),
     /// "host" or an address, by register number.
@@ -294,10 +299,10 @@ pub(super) enum BarsFile {
 }
 
 /// Where the serial console goes; a name alone stands for an object with that "type".
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 #[schemars(tag = "type", transform = name_alone_too)]
-pub(super) enum ConsoleFile {
+pub enum ConsoleFile {
     /// Standard input and output.
     Stdio,
     /// Output is appended to a file; no input.
@@ -319,32 +324,66 @@ pub(super) enum ConsoleFile {
 }
 
 /// PCI Express address windows and tree.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct PcieFile {
+pub struct PcieFile {
     /// Size of the window for 64-bit BARs. Default: what the devices need.
     #[schemars(with = "Option<SomeSizeText>")]
-    pub(super) window64: Option<ByteSize>,
+    pub window64: Option<ByteSize>,
     /// "mirror": host functions that share a PCI Express switch share one in the guest, which NCCL and drivers judge
     /// paths by. "flat": each has a root port of its own. Default: "mirror".
-    pub(super) topology: Option<PciTopology>,
+    pub topology: Option<PciTopology>,
     /// Root ports with nothing behind them, for functions that are plugged in while the guest runs. Default: none.
-    pub(super) spare: Option<SpareFile>,
+    pub spare: Option<SpareFile>,
 }
 
 /// Root ports with nothing behind them.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct SpareFile {
+pub struct SpareFile {
     /// How many, 1 to 30.
     #[schemars(range(min = 1, max = 30))]
-    pub(super) ports: Option<u64>,
+    pub ports: Option<u64>,
     /// Addresses of each for 64-bit prefetchable BARs, a power of two of at least 1 MiB. Default: 1 GiB.
     #[schemars(with = "Option<SomeSizeText>")]
-    pub(super) window64: Option<ByteSize>,
+    pub window64: Option<ByteSize>,
     /// Addresses of each for other BARs, a power of two of at least 1 MiB. Default: 16 MiB.
     #[schemars(with = "Option<SomeSizeText>")]
-    pub(super) window32: Option<ByteSize>,
+    pub window32: Option<ByteSize>,
+}
+
+impl File {
+    /// The file as JSON that [`load`](crate::load) reads, without keys that have no value.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        // Every map has string keys, and paths that were read from JSON are Unicode.
+        let mut file = serde_json::to_value(self).unwrap_or_default();
+        if let Some(devices) = file["devices"].as_array_mut() {
+            devices.iter_mut().for_each(tag);
+        }
+        tag(&mut file["console"]);
+        leave_nulls_out(&mut file);
+        format!("{file:#}\n")
+    }
+}
+
+/// Writes serde's `{ "NAME": { … } }` of an enum as `{ "type": "NAME", … }`.
+fn tag(value: &mut Value) {
+    let Value::Object(variant) = value else { return };
+    let Some((name, Value::Object(mut members))) = std::mem::take(variant).into_iter().next() else { return };
+    members.insert("type".to_owned(), name.into());
+    *value = Value::Object(members);
+}
+
+fn leave_nulls_out(value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            members.retain(|_, member| !member.is_null());
+            members.values_mut().for_each(leave_nulls_out);
+        }
+        Value::Array(items) => items.iter_mut().for_each(leave_nulls_out),
+        _ => {}
+    }
 }
 
 impl DeviceFile {

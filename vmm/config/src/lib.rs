@@ -22,6 +22,7 @@ pub mod distance;
 mod error;
 mod faults;
 mod file;
+mod foreign;
 mod forms;
 mod memory;
 mod numa;
@@ -39,9 +40,12 @@ use std::path::Path;
 
 pub use boot::Overrides;
 pub use error::{ConfigError, ConfigErrors, Place, Rule, nearest};
+pub use file::*;
+pub use foreign::{Refusal, load_foreign};
 pub use memory::{GUEST_MEMFD, LOCAL};
 pub use pages::PageSize;
 pub use rules::{BootRule, CpuRule, DeviceRule, MemoryRule, NumaRule};
+pub use slot::Slot;
 pub use spec::*;
 
 /// The configuration in the file `path` (`-` is standard input), together with the files that it extends.
@@ -63,7 +67,7 @@ pub fn load_with(path: &Path, overrides: &Overrides) -> Result<Spec, ConfigError
 
 /// The JSON Schema of a configuration file, as text that ends in a newline.
 pub fn schema() -> String {
-    let schema = schemars::schema_for!(file::File);
+    let schema = schemars::schema_for!(File);
     format!("{:#}\n", schema.as_value())
 }
 

@@ -1,6 +1,6 @@
 //! From the written form of a configuration to the checked one.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use egm_address::ByteSize;
 
@@ -29,16 +29,25 @@ const SPARE_WINDOW32: u64 = 16 << 20;
 /// All rules that it breaks.
 pub(super) fn resolve(document: Document, overrides: &Overrides) -> Result<Spec, ConfigErrors> {
     let mut faults = Faults::default();
-    let file = shape::shape(document.root(), &mut faults);
-    let spec = file.and_then(|file| spec(file, &document, overrides, &mut faults));
+    let file = shape::shape(document.root(), shape::WITH_GAPS, &mut faults);
+    let join = |key: &str, path: &Path| document.join(key, path);
+    let spec = file.and_then(|file| spec(file, document.path(), &join, overrides, &mut faults));
     document.refuse(faults)?;
     // Without a fault there is a machine; should there be none, it is not for want of a readable file.
     spec.ok_or_else(|| source::unplaced(Rule::NotText).into())
 }
 
-fn spec(file: File, document: &Document, overrides: &Overrides, faults: &mut Faults) -> Option<Spec> {
-    let join = |key: &str, path: &Path| boot::path(path.to_owned()).map(|path| document.join(key, &path));
-    let name = faults.value("name", machine_name(file.name, document.path()));
+/// The machine of `file`, which was read from `path`; `None` when it breaks a rule, which is noted. `joined` makes a path
+/// of a key relative to the file that wrote it.
+pub(super) fn spec(
+    file: File,
+    path: &Path,
+    joined: &dyn Fn(&str, &Path) -> PathBuf,
+    overrides: &Overrides,
+    faults: &mut Faults,
+) -> Option<Spec> {
+    let join = |key: &str, path: &Path| boot::path(path.to_owned()).map(|path| joined(key, &path));
+    let name = faults.value("name", machine_name(file.name, path));
     let arch = faults.value("arch", architecture(file.arch));
     let description = file.description.unwrap_or_default();
     faults.value("description", no_control(&description));

@@ -3,14 +3,19 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::Deserialize;
 use serde::de::{Deserializer, Error, Visitor};
+use serde::{Deserialize, Serialize};
 
 /// An entry; `None` when it was left out, so that the entries after it keep their numbers.
-#[derive(Debug)]
-pub(super) struct Slot<T>(pub(super) Option<T>);
+#[derive(Debug, Serialize)]
+pub struct Slot<T>(pub(super) Option<T>);
 
 impl<T> Slot<T> {
+    /// The entry `entry`.
+    pub const fn new(entry: T) -> Self {
+        Self(Some(entry))
+    }
+
     /// The entry.
     pub(super) const fn get(&self) -> Option<&T> {
         self.0.as_ref()

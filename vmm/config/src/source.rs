@@ -41,13 +41,23 @@ struct Source {
 impl Document {
     /// Reads `path` and the files that it extends; `-` is standard input.
     pub(super) fn load(path: &Path) -> Result<Self, ConfigError> {
-        if path == Path::new(STDIN) {
-            let path = Path::new(NAME_OF_STDIN);
-            let error = |source| unplaced(Rule::Unreadable { path: path.to_owned(), source });
-            return Self::from_bytes(path, all(io::stdin().lock()).map_err(error)?);
-        }
-        let bytes = read(path).map_err(unplaced)?;
+        let (path, bytes) = requested(path)?;
         Self::from_bytes(path, bytes)
+    }
+
+    /// Reads `path` alone, in which `extends` is a key as any other; `-` is standard input.
+    pub(super) fn load_alone(path: &Path) -> Result<Self, ConfigError> {
+        let (path, bytes) = requested(path)?;
+        Self::alone(path, bytes)
+    }
+
+    /// The same for a file with known content.
+    pub(super) fn alone(path: &Path, bytes: Vec<u8>) -> Result<Self, ConfigError> {
+        let sources = vec![Source { path: path.to_owned(), text: text(path, bytes)? }];
+        let mut twice = Vec::new();
+        let root = Node::parse(&sources[0].text, 0, &mut twice)
+            .map_err(|Marked { mark, rule }| error_at(&sources, mark, rule.here()))?;
+        Ok(Self { sources, root, twice })
     }
 
     /// The same for a file with known content; the files that it extends are read from disk.
@@ -130,6 +140,16 @@ fn error_at(sources: &[Source], mark: Mark, fault: Fault) -> ConfigError {
 /// only root may read.
 fn is_meant(text: &str) -> bool {
     text.trim_start_matches('\u{feff}').trim_start().starts_with(['{', '/'])
+}
+
+/// The name and the bytes of the file `path`; `-` is standard input.
+fn requested(path: &Path) -> Result<(&Path, Vec<u8>), ConfigError> {
+    if path == Path::new(STDIN) {
+        let path = Path::new(NAME_OF_STDIN);
+        let error = |source| unplaced(Rule::Unreadable { path: path.to_owned(), source });
+        return Ok((path, all(io::stdin().lock()).map_err(error)?));
+    }
+    Ok((path, read(path).map_err(unplaced)?))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Rule> {

@@ -56,9 +56,6 @@ pub(super) struct Marked {
     pub(super) rule: Rule,
 }
 
-/// Lists of which one entry can be left out: their typed form has room for it.
-const WITH_GAPS: [&str; 3] = ["devices", "egm", "memory.nodes"];
-
 impl Node {
     /// Reads `text`, which is file number `source`. Keys that are written twice count as the first, and go to `twice`.
     pub(super) fn parse(text: &str, source: usize, twice: &mut Vec<Marked>) -> Result<Self, Marked> {
@@ -107,9 +104,9 @@ impl Node {
         }
     }
 
-    /// Leaves out the value of `key`: an object's member, an entry of [`WITH_GAPS`], or the whole list around another
-    /// entry. Returns the key of what is left out; `None` when there is no such value, or nothing around it.
-    pub(super) fn leave_out(&mut self, key: &str) -> Option<String> {
+    /// Leaves out the value of `key`: an object's member, an entry of one of the lists `with_gaps`, or the whole list around
+    /// another entry. Returns the key of what is left out; `None` when there is no such value, or nothing around it.
+    pub(super) fn leave_out(&mut self, key: &str, with_gaps: &[&str]) -> Option<String> {
         let (list, last) = match key.strip_suffix(']').and_then(|start| start.rsplit_once('[')) {
             Some((list, index)) => (list, Step::Index(index.parse().ok()?)),
             None => {
@@ -117,7 +114,7 @@ impl Node {
             }
         };
         match last {
-            Step::Index(_) if !WITH_GAPS.contains(&list) => return self.leave_out(list),
+            Step::Index(_) if !with_gaps.contains(&list) => return self.leave_out(list, with_gaps),
             Step::Index(index) => match &mut self.exactly(list)?.value {
                 Value::Array(items) => items.get_mut(index)?.value = Value::LeftOut,
                 _ => return None,

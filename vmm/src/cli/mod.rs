@@ -2,8 +2,10 @@
 
 mod bind;
 mod check;
+mod cloud_hypervisor;
 mod export;
 mod facts;
+mod form;
 mod plan;
 mod run;
 mod schema;
@@ -89,6 +91,9 @@ pub fn main() -> ExitCode {
     forbid_core_dumps();
     // Disks are as after a loss of power: what was flushed is there.
     end_on_panic(console::give_back_terminal);
+    if cloud_hypervisor::is_called(std::env::args_os().next().as_deref()) {
+        return end(cloud_hypervisor::run(&help::parse()));
+    }
     let cli = Cli::of_process();
     cli.log.start();
     let outcome: Outcome = match &cli.command {

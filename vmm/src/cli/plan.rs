@@ -7,7 +7,8 @@ use egm_device::trust::parse_name;
 use egm_report::program::Outcome;
 use egm_report::show::print;
 
-use crate::config::{self, Overrides};
+use super::form::Form;
+use crate::config::Overrides;
 use crate::facts::{self, Scope};
 use crate::plan::{self, Screen, View};
 
@@ -18,6 +19,8 @@ pub(super) struct Args {
     /// Configuration of the machine; "-" is standard input
     #[arg(value_name = "FILE")]
     config: PathBuf,
+    #[command(flatten)]
+    form: Form,
     /// What the target host offers, as "egm-vmm facts" recorded it; the default is this host
     #[arg(long, value_name = "FILE")]
     facts: Option<PathBuf>,
@@ -39,18 +42,20 @@ pub(super) struct Args {
 }
 
 const EXAMPLE: &str = "\
-Examples: this host; a Grace machine, from any host; the same as a page; how NCCL should see GPUs and NICs
+Examples: this host; a Grace machine, from any host; the same as a page; how NCCL should see GPUs and NICs; \
+a document of cloud-hypervisor
 
   egm-vmm plan configs/smoke.json
   egm-vmm plan configs/grace-1gpu-egm.json --facts configs/facts/grace.json
   egm-vmm plan configs/grace-1gpu-egm.json --facts configs/facts/grace.json --html > plan.html
   egm-vmm plan configs/hgx-h200.json --facts configs/facts/hgx-h200.json --nccl > topology.xml
+  egm-vmm plan --from cloud-hypervisor create.json
 
 Nothing is opened or started, and /dev/kvm is not needed. Record another host's facts there: egm-vmm facts > facts.json";
 
 pub(super) fn run(args: &Args) -> Outcome {
     let overrides = Overrides { trust_domain: args.trust_domain.clone(), ..Overrides::default() };
-    let spec = config::load_with(&args.config, &overrides)?;
+    let spec = args.form.load(&args.config, &overrides, args.facts.as_deref())?;
     let facts = match &args.facts {
         Some(path) => facts::load(path),
         None => facts::of_host(&Scope::of(&spec)),

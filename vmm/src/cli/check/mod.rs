@@ -22,7 +22,8 @@ use egm_vfio::topology::is_vfio_driver;
 
 use self::machine::Machine;
 use self::model::{Checked, NotOne};
-use crate::config::{self, DeviceKind, Overrides};
+use super::form::Form;
+use crate::config::{DeviceKind, Overrides};
 use crate::error::Report;
 use crate::facts::{self, Facts, Scope};
 use crate::plan;
@@ -34,6 +35,8 @@ pub(super) struct Args {
     /// A configuration ("-" is standard input), or host functions [default: all]
     #[arg(value_name = "CONFIG|FUNCTION")]
     what: Vec<String>,
+    #[command(flatten)]
+    form: Form,
     /// Trust domain of the machine, as for "egm-vmm run"
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     trust_domain: Option<String>,
@@ -55,6 +58,10 @@ read, and no socket is connected. The ledger is read under its lock:
 
   egm-vmm check vm.json
 
+The same for a document that cloud-hypervisor's API takes:
+
+  egm-vmm check --from cloud-hypervisor create.json
+
 Before a configuration is written, check which host functions can be assigned,
 and how they reach each other: all GPUs, NICs, NVMe disks and functions that are
 bound to VFIO, or these two:
@@ -75,7 +82,8 @@ stands in the way, each with its remedy.";
 
 pub(super) fn run(args: &Args) -> Outcome {
     let checked = match args.what.as_slice() {
-        [file] if is_configuration(file) => of_machine(args, Path::new(file))?,
+        [file] if args.form.is_foreign() || is_configuration(file) => of_machine(args, Path::new(file))?,
+        words if args.form.is_foreign() => return Err(NotOne::Documents { count: words.len() }.into()),
         [] => {
             let facts = read(args, &Scope::All)?;
             let wanted: Vec<PciAddress> =
@@ -85,7 +93,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         texts => {
             // The first that is no function is an error with the form of one.
             let wanted = texts.iter().map(|text| text.parse()).collect::<Result<Vec<PciAddress>, _>>();
-            let wanted = wanted.map_err(NotOne)?;
+            let wanted = wanted.map_err(NotOne::Function)?;
             let facts = read(
                 args,
                 &Scope::Only { functions: wanted.clone(), regions: false, huge_files: false, assigns: true },
@@ -105,7 +113,7 @@ pub(super) fn run(args: &Args) -> Outcome {
 /// All that the machine of the configuration `file` needs.
 fn of_machine(args: &Args, file: &Path) -> Result<Checked, Box<dyn Report>> {
     let overrides = Overrides { trust_domain: args.trust_domain.clone(), ..Overrides::default() };
-    let spec = config::load_with(file, &overrides)?;
+    let spec = args.form.load(file, &overrides, args.facts.as_deref())?;
     let facts = read(args, &Scope::of(&spec))?;
     let planned = plan::plan(&spec, &facts);
     let is_here = args.facts.is_none() && args.root.is_none();

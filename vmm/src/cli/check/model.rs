@@ -9,10 +9,14 @@ use super::names;
 use super::row::Row;
 use crate::error::{Blame, Report};
 
-/// An argument that is neither a function nor, alone, a file.
+/// Arguments that are neither functions nor one file.
 #[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub(super) struct NotOne(pub(super) PciAddressError);
+pub(super) enum NotOne {
+    #[error(transparent)]
+    Function(PciAddressError),
+    #[error("cannot read {count} documents: --from takes one")]
+    Documents { count: usize },
+}
 
 impl Report for NotOne {
     fn blame(&self) -> Blame {
@@ -20,7 +24,10 @@ impl Report for NotOne {
     }
 
     fn help(&self) -> Option<String> {
-        Some("write host functions, or one configuration file that exists".to_owned())
+        Some(match self {
+            Self::Function(_) => "write host functions, or one configuration file that exists".to_owned(),
+            Self::Documents { .. } => "name the document's file; \"-\" is standard input".to_owned(),
+        })
     }
 }
 
