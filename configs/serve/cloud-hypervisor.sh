@@ -1,5 +1,5 @@
 #!/bin/sh
-# cloud-hypervisor with the slice vm1 of grace.json beside; kernel and initial root are the first two arguments. Written from
+# cloud-hypervisor with the slice vm1 of grace.json or hugetlb.json beside; kernel and initial root are the first two arguments. Written from
 # cloud-hypervisor's documentation of --user-device: it was not run.
 set -eu
 # The server maps the machine's memory, so that has to be shared.
