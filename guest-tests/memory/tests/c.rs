@@ -34,5 +34,5 @@ fn a_c_program_calls_it_by_its_header() {
         .unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let ran = Command::new(&program).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&ran.stdout), "ENODEV, EINVAL, 40 bytes\n");
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), "ENODEV, EINVAL, EINVAL, 40 and 16 bytes\n");
 }
