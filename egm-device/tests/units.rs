@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use egm_device::audit::Paths;
+use egm_device::policy::{self, Accounts, Decision, Names, Peer, RegionRequest, Supply};
+use egm_device::serve;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_egm-device");
 const INSTALLED: &str = "/usr/local/bin/egm-device";
@@ -257,20 +259,46 @@ fn users_and_folders_are_made() {
     make("systemd-tmpfiles", &["--create"], "egm-tmpfiles.conf");
     let group = fs::read_to_string(root.path().join("etc/group")).unwrap();
     assert!(group.lines().any(|line| line.starts_with("egm:") && line.ends_with(":egm-serve")), "{group}");
-    assert!(root.path().join("run/egm-serve").is_dir());
+    for folder in ["run/egm-serve", "etc/egm-vmm"] {
+        assert!(root.path().join(folder).is_dir(), "{folder}");
+    }
 }
 
 #[test]
-fn the_sample_of_devices_has_its_sockets_where_the_units_have_them() {
-    let unit = fs::read_to_string("../configs/systemd/egm-serve@.socket").unwrap();
+fn the_samples_of_devices_have_their_sockets_where_the_units_have_them() {
+    let unit = config("systemd/egm-serve@.socket");
     let pattern = unit.lines().find_map(|line| line.strip_prefix("ListenStream=")).unwrap();
-    let sample = fs::read_to_string("../configs/serve/grace.json").unwrap();
-    let sample: serde_json::Value = serde_json::from_str(&sample).unwrap();
-    let devices = sample["devices"].as_array().unwrap();
-    assert!(!devices.is_empty());
-    for device in devices {
-        let socket = pattern.replace("%i", device["name"].as_str().unwrap());
-        assert_eq!(device["socket"].as_str(), Some(&*socket));
+    for sample in ["grace.json", "hugetlb.json"] {
+        let devices = serve::load(&Path::new("../configs/serve").join(sample), None).unwrap();
+        for device in devices {
+            let socket = pattern.replace("%i", &device.name);
+            assert_eq!(device.socket.as_deref(), Some(Path::new(&socket)), "{sample}");
+        }
+    }
+}
+
+/// The units start a server of the sample as a user that the sample of a policy names; else the first client finds none.
+#[test]
+fn the_sample_policy_grants_the_sample_of_devices_to_the_user_of_the_units() {
+    const GIB: u64 = 1 << 30;
+    let [user] = &*values(&config("systemd/egm-serve@.service"), "User") else { panic!("no user") };
+    let names = Names::new(&format!("{user}:x:990:991::/:/bin/sh"), "egm:x:991:");
+    let policy = policy::parse(&config("policy/sample.json"), &names).unwrap();
+    let server = Peer { uid: 990, gids: vec![] };
+    for device in serve::load("../configs/serve/hugetlb.json".as_ref(), None).unwrap() {
+        let pool = Supply {
+            region: "hugetlb-2m-node0".into(),
+            kind: device.region,
+            page_size: 2 << 20,
+            usable: 512 * GIB,
+            free: 512 * GIB,
+            largest: 512 * GIB,
+            shares_file: false,
+        };
+        let request = RegionRequest { size: device.size.get(), class: None };
+        let decision =
+            policy.decide(&server, request, &pool, &Accounts::default(), std::slice::from_ref(&pool));
+        assert!(matches!(decision, Decision::Allowed(_)), "{decision:?}");
     }
 }
 

@@ -11,7 +11,7 @@ use egm_address::PciAddress;
 use rustix::io::Errno;
 
 use crate::MemoryError;
-use crate::function::{Found, find};
+use crate::function::{Found, Function, find};
 use crate::mapping::Memory;
 
 /// `struct egm_memory`.
@@ -24,6 +24,20 @@ pub struct CMemory {
     pxm: u32,
     file: c_int,
     handle: *mut c_void,
+}
+
+/// `struct egm_span`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CSpan {
+    offset: u64,
+    size: u64,
+}
+
+/// What the handle points to.
+struct Opened {
+    function: Function,
+    memory: Memory,
 }
 
 /// `egm_memory_open`: 0, or a negative error number.
@@ -46,6 +60,31 @@ pub unsafe extern "C" fn egm_memory_open(function: *const c_char, memory: *mut C
     }
 }
 
+/// `egm_memory_retired`: the number of spans, or a negative error number.
+///
+/// # Safety
+/// `memory` is null, or was filled by `egm_memory_open` and not closed since; `spans` is null, or `most` spans can be
+/// written there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_memory_retired(memory: *const CMemory, spans: *mut CSpan, most: usize) -> c_int {
+    // SAFETY: the caller's promise.
+    let memory = unsafe { memory.as_ref() };
+    // SAFETY: `open` made it of a box, and `egm_memory_close` sets it to null.
+    let opened = memory.and_then(|memory| unsafe { memory.handle.cast::<Opened>().as_ref() });
+    let Some(opened) = opened else { return -Errno::INVAL.raw_os_error() };
+    let retired = match opened.function.registers().and_then(|registers| registers.retired()) {
+        Ok(retired) => retired,
+        Err(error) => return -number(&error),
+    };
+    let room = if spans.is_null() { 0 } else { most };
+    for (index, span) in retired.iter().take(room).enumerate() {
+        let span = CSpan { offset: span.start, size: span.end - span.start };
+        // SAFETY: the caller's promise; `index` is below `most`.
+        unsafe { spans.wrapping_add(index).write(span) };
+    }
+    c_int::try_from(retired.len()).unwrap_or(c_int::MAX)
+}
+
 /// `egm_memory_close`.
 ///
 /// # Safety
@@ -54,7 +93,7 @@ pub unsafe extern "C" fn egm_memory_open(function: *const c_char, memory: *mut C
 pub unsafe extern "C" fn egm_memory_close(memory: *mut CMemory) {
     // SAFETY: the caller's promise.
     let Some(memory) = (unsafe { memory.as_mut() }) else { return };
-    let handle = std::mem::replace(&mut memory.handle, ptr::null_mut()).cast::<Memory>();
+    let handle = std::mem::replace(&mut memory.handle, ptr::null_mut()).cast::<Opened>();
     if !handle.is_null() {
         // SAFETY: `open` made it of a box, and it was taken out of the structure, so this is the only time.
         drop(unsafe { Box::from_raw(handle) });
@@ -71,14 +110,15 @@ fn open(found: &Found, name: Option<&CStr>) -> Result<CMemory, c_int> {
         let broken = found.broken.iter().find(|(address, _)| is_wanted(*address));
         broken.map_or_else(|| Errno::NODEV.raw_os_error(), |(_, error)| number(error))
     })?;
-    let memory = Box::new(function.map().map_err(|error| number(&error))?);
+    let memory = function.map().map_err(|error| number(&error))?;
+    let opened = Box::new(Opened { function: function.clone(), memory });
     Ok(CMemory {
-        address: memory.address().as_ptr().cast(),
-        size: memory.size(),
+        address: opened.memory.address().as_ptr().cast(),
+        size: opened.memory.size(),
         page: function.facts.page,
         pxm: function.facts.pxm.unwrap_or(u32::MAX),
-        file: memory.file().as_raw_fd(),
-        handle: Box::into_raw(memory).cast(),
+        file: opened.memory.file().as_raw_fd(),
+        handle: Box::into_raw(opened).cast(),
     })
 }
 
@@ -112,6 +152,29 @@ mod tests {
             unsafe { egm_memory_close(&raw mut memory) };
             assert!(memory.handle.is_null());
         }
+    }
+
+    #[test]
+    fn a_program_gets_as_many_retired_spans_as_it_has_room_for_and_their_number() {
+        let root = tempfile::tempdir().unwrap();
+        testing::function(root.path(), "0000:01:00.0", &FACTS, 0x80_0000_0000, 0x20_0000);
+        let bar = testing::registers(&FACTS, &[(0x1000, 0x2000), (0x5000, 0x1000)]);
+        std::fs::write(root.path().join("0000:01:00.0/resource0"), bar).unwrap();
+        let mut memory = open(&find_in(root.path()).unwrap(), None).unwrap();
+        let mut spans = [CSpan { offset: 0, size: 0 }; 3];
+        let retired = |spans: *mut CSpan, most| {
+            // SAFETY: `open` filled `memory`, and `spans` has `most` or more, or is null.
+            unsafe { egm_memory_retired(&raw const memory, spans, most) }
+        };
+        assert_eq!(retired(ptr::null_mut(), 3), 2);
+        assert_eq!((retired(spans.as_mut_ptr(), 1), spans[1].size), (2, 0));
+        assert_eq!(retired(spans.as_mut_ptr(), 3), 2);
+        let expected = [(0x1000, 0x2000), (0x5000, 0x1000), (0, 0)];
+        assert_eq!(spans, expected.map(|(offset, size)| CSpan { offset, size }));
+        // SAFETY: `open` filled it.
+        unsafe { egm_memory_close(&raw mut memory) };
+        // SAFETY: a closed memory has no handle.
+        assert_eq!(unsafe { egm_memory_retired(&raw const memory, ptr::null_mut(), 0) }, -22, "EINVAL");
     }
 
     #[test]

@@ -102,7 +102,7 @@ pub struct MemoryFile {
     #[schemars(with = "Option<SizeText>")]
     pub size: Option<ByteSize>,
     /// Host pages behind it: "auto" (transparent huge pages where the host has them), or "4K", or hugetlb
-    /// pages of "2M" or "1G". Default: "auto".
+    /// pages of "2M", or of "1G", which Arm kernels with pages of 64 KiB lack. Default: "auto".
     pub page_size: Option<PageSize>,
     /// Touch every page before the guest starts. Default: false.
     pub prefault: Option<bool>,

@@ -30,6 +30,49 @@ fn blocks(kind: &str) -> Vec<String> {
     blocks
 }
 
+/// Machine files in the pages, README's first: the name that the text before each has last in backticks, and the file.
+fn machine_files() -> Vec<(String, String)> {
+    let mut files = Vec::new();
+    for text in pages() {
+        let mut rest = text.as_str();
+        while let Some((before, after)) = rest.split_once("```json\n") {
+            let (block, next) = after.split_once("\n```").unwrap();
+            rest = next;
+            let quoted = before.split('`').skip(1).step_by(2);
+            let name = quoted.filter(|word| word.ends_with(".json")).last();
+            let name = name.and_then(|name| name.rsplit('/').next());
+            if block.contains("\"memory\"") {
+                files.push((name.unwrap().to_owned(), block.to_owned()));
+            }
+        }
+    }
+    files
+}
+
+/// A folder with the pages' machine files, where commands of the pages run.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["configs", "vmm"] {
+        symlink(Path::new("..").join(name).canonicalize().unwrap(), folder.path().join(name)).unwrap();
+    }
+    for (name, text) in machine_files().into_iter().rev() {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn every_machine_file_of_the_pages_is_a_configuration() {
+    let folder = folder();
+    let files = machine_files();
+    for (index, (name, text)) in files.iter().enumerate() {
+        let path = folder.path().join(format!("{index}-{name}"));
+        fs::write(&path, text).unwrap();
+        egm_vmm::config::load(&path).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+    }
+    assert!(files.len() >= 5, "{} files", files.len());
+}
+
 /// A reader decides by the first screens; everything else has its page.
 #[test]
 fn the_readme_has_12_kib_and_200_lines_at_most() {
@@ -112,11 +155,7 @@ fn every_command_about_a_host_was_said_of_a_host_that_was_written_down() {
 /// Each block begins with a command; its lines follow each other in the command's output, `…` stands for any.
 #[test]
 fn every_command_of_ours_says_what_the_readme_shows() {
-    let folder = tempfile::tempdir().unwrap();
-    for name in ["configs", "vmm"] {
-        symlink(Path::new("..").join(name).canonicalize().unwrap(), folder.path().join(name)).unwrap();
-    }
-    fs::write(folder.path().join("vm.json"), &blocks("json")[0]).unwrap();
+    let folder = folder();
     let blocks = blocks("console");
     let ours = blocks.iter().filter_map(|block| block.strip_prefix("$ egm-vmm ")?.split_once('\n'));
     let mut count = 0;

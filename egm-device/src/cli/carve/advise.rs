@@ -17,7 +17,7 @@ use crate::region::{HostFacts, HostFile, ReservedSpan, meminfo};
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub(super) struct Args {
-    /// Memory that the host's kernel keeps, such as 64GiB
+    /// Memory that the host's kernel keeps, such as 64GiB; ordinary memory of all guests comes from it
     #[arg(long, value_name = "SIZE", required_unless_present = "undo")]
     hypervisor: Option<ByteSize>,
     /// Apply that size to each node, instead of all nodes together

@@ -12,7 +12,7 @@ use egm_report::show::{Screen, hanging};
 use super::process::{self, Given};
 use super::progress::Progress;
 use super::report::Form;
-use super::{Validation, all, find, required, select};
+use super::{Validation, all, core, find, required, select};
 use crate::cmdline::Arguments;
 use crate::tree::Tree;
 use crate::{calendar, machine, output};
@@ -74,13 +74,14 @@ pub(crate) struct Options {
     /// Groups, names or patterns (*, ?) of validations, comma separated; -WORD excludes [default: all].
     #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
     select: Vec<String>,
-    /// Validations that must pass, written as for --select; the run fails (exit 1) if one is skipped or did not run.
+    /// Validations that must pass, written as for --select; of a group, those that --list marks. The run fails (exit 1) if
+    /// one is skipped or did not run.
     #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
     require: Vec<String>,
     /// Require all selected validations to pass; exclude one with --select -WORD.
     #[arg(long)]
     strict: bool,
-    /// List the validations and the claim of each.
+    /// List the validations and the claim of each; * marks the core of a group.
     #[arg(long)]
     list: bool,
     /// Largest buffer, at least 64KiB [default: a sixteenth of the free memory, 1MiB to 256MiB].
@@ -130,7 +131,7 @@ type Chosen = (Vec<&'static Validation>, Vec<&'static str>);
 fn chosen(options: &Options) -> Result<Chosen, String> {
     let names: Vec<&str> = all().map(|validation| validation.name).collect();
     let chosen = select::select("--select", &names, &options.select)?;
-    let required = required::required(&names, &chosen, &options.require, options.strict)?;
+    let required = required::required(&names, &chosen, &options.require, options.strict, core)?;
     Ok((chosen.into_iter().filter_map(find).collect(), required))
 }
 
@@ -151,7 +152,9 @@ fn list(chosen: &[&Validation]) -> String {
     let screen = Screen::of_stdout();
     let mut text = String::new();
     for validation in chosen {
-        text.push_str(&format!("{:<28} {}\n", validation.name, hanging(validation.claim, 29, screen)));
+        let group = validation.name.split('.').next().and_then(core);
+        let mark = if group.is_some_and(|core| core.contains(&validation.name)) { '*' } else { ' ' };
+        text.push_str(&format!("{:<28} {mark} {}\n", validation.name, hanging(validation.claim, 31, screen)));
     }
     text
 }

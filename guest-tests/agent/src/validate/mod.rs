@@ -61,17 +61,40 @@ pub(crate) struct Part {
     pub(crate) run: fn(&[String]) -> Result<(), Broken>,
 }
 
-/// The validations by group, in the order in which they run.
-static GROUPS: &[(&str, &[Validation])] = &[
-    ("memory", memory::ALL),
-    ("numa", numa::ALL),
-    ("pci", pci::ALL),
-    ("cuda", cuda::ALL),
-    ("p2p", p2p::ALL),
-    ("rdma", rdma::ALL),
-    ("gdr", gdr::ALL),
-    ("nvshmem", nvshmem::ALL),
-    ("odp", odp::ALL),
+/// Validations of one subject.
+struct Group {
+    /// First part of their names.
+    name: &'static str,
+    /// In the order in which they run.
+    validations: &'static [Validation],
+    /// Names of those that need only what the group as a whole needs. The group is required by them (`--require`): the
+    /// others also need a second machine, a setting or a feature that a good machine may lack.
+    core: &'static [&'static str],
+}
+
+/// The groups, in the order in which they run.
+static GROUPS: &[Group] = &[
+    Group {
+        name: "memory",
+        validations: memory::ALL,
+        core: &["memory.pattern", "memory.bandwidth", "memory.latency"],
+    },
+    Group { name: "numa", validations: numa::ALL, core: &["numa.placement", "numa.distances"] },
+    Group { name: "pci", validations: pci::ALL, core: &["pci.bars"] },
+    Group {
+        name: "cuda",
+        validations: cuda::ALL,
+        core: &["cuda.attributes", "cuda.device.bytes", "cuda.host_numa.bytes", "cuda.pinned.bytes"],
+    },
+    Group { name: "p2p", validations: p2p::ALL, core: &["p2p.access", "p2p.bytes"] },
+    Group { name: "rdma", validations: rdma::ALL, core: &["rdma.device", "rdma.memory", "rdma.nodes"] },
+    Group { name: "gdr", validations: gdr::ALL, core: &["gdr.bandwidth", "gdr.latency"] },
+    Group {
+        name: "nvshmem",
+        validations: nvshmem::ALL,
+        core: &["nvshmem.start", "nvshmem.put", "nvshmem.get"],
+    },
+    Group { name: "odp", validations: odp::ALL, core: &["odp.explicit"] },
 ];
 
 /// The parts of all groups.
@@ -119,7 +142,12 @@ pub(crate) fn on_console(words: &[String], args: &Arguments, mut each: impl FnMu
 
 /// All validations, in order.
 fn all() -> impl Iterator<Item = &'static Validation> {
-    GROUPS.iter().flat_map(|(_, validations)| *validations)
+    GROUPS.iter().flat_map(|group| group.validations)
+}
+
+/// The core of the group called `name`.
+fn core(name: &str) -> Option<&'static [&'static str]> {
+    GROUPS.iter().find(|group| group.name == name).map(|group| group.core)
 }
 
 /// The validation called `name`.
@@ -135,7 +163,7 @@ mod tests {
 
     #[test]
     fn every_group_has_a_title_of_its_own() {
-        let titles: Vec<_> = GROUPS.iter().map(|(group, _)| group_title(&format!("{group}.x"))).collect();
+        let titles: Vec<_> = GROUPS.iter().map(|group| group_title(&format!("{}.x", group.name))).collect();
         let of_others = group_title("required");
         for (number, title) in titles.iter().enumerate() {
             assert!(*title != of_others && !titles[..number].contains(title), "{title} in {titles:?}");
@@ -144,12 +172,27 @@ mod tests {
 
     #[test]
     fn a_name_is_of_its_group_and_there_once() {
-        for (group, validations) in GROUPS {
-            for validation in *validations {
-                let what = validation.name.strip_prefix(group).and_then(|rest| rest.strip_prefix('.'));
-                assert!(what.is_some_and(|what| !what.is_empty()), "{} in {group}", validation.name);
+        for group in GROUPS {
+            for validation in group.validations {
+                let what = validation.name.strip_prefix(group.name).and_then(|rest| rest.strip_prefix('.'));
+                assert!(what.is_some_and(|what| !what.is_empty()), "{} in {}", validation.name, group.name);
                 assert!(std::ptr::eq(find(validation.name).unwrap(), validation), "{}", validation.name);
             }
+        }
+    }
+
+    /// A user requires a group by its row in the page.
+    #[test]
+    fn a_core_is_of_its_group_and_in_the_page() {
+        let page = include_str!("../../../../docs/validation.md");
+        for group in GROUPS {
+            assert!(!group.core.is_empty(), "{}", group.name);
+            let is_its_own =
+                |name: &&str| group.validations.iter().any(|validation| validation.name == *name);
+            assert!(group.core.iter().all(is_its_own), "{:?}", group.core);
+            let names: Vec<_> = group.core.iter().map(|name| format!("`{name}`")).collect();
+            let row = format!("| `{}` | {} |", group.name, names.join(", "));
+            assert!(page.lines().any(|line| line == row), "docs/validation.md has no row {row}");
         }
     }
 }

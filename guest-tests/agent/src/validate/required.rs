@@ -9,12 +9,14 @@ use crate::finding::Finding;
 
 /// Name of the verdict on the required validations.
 pub(super) const NAME: &str = "required";
-const CLAIM: &str = "every validation of --require, or with --strict every selected one, passed";
+const CLAIM: &str =
+    "every validation of --require, of a group its core, passed; with --strict every selected validation";
 
 /// Names that a reason spells out for each cause.
 const NAMED: usize = 3;
 
-/// Names among `chosen` that must pass. `wanted` is written as for `--select`; `strict` stands for all that are chosen.
+/// Names among `chosen` that must pass. `wanted` is written as for `--select`, but a group stands for its `core`; `strict`
+/// stands for all that are chosen.
 ///
 /// # Errors
 /// A word that names no validation, or a required validation that `--select` leaves out.
@@ -23,8 +25,12 @@ pub(super) fn required<'n>(
     chosen: &[&'n str],
     wanted: &[String],
     strict: bool,
+    core: impl Fn(&str) -> Option<&'static [&'static str]>,
 ) -> Result<Vec<&'n str>, String> {
-    let named = if wanted.is_empty() { Vec::new() } else { select("--require", all, wanted)? };
+    let words = wanted.iter().flat_map(|text| text.split(',')).map(str::trim);
+    let words = words.map(|word| core(word).map_or_else(|| word.to_owned(), |names| names.join(",")));
+    let words: Vec<String> = words.collect();
+    let named = if words.is_empty() { Vec::new() } else { select("--require", all, &words)? };
     if let Some(absent) = named.iter().find(|name| !chosen.contains(name)) {
         return Err(format!("--require names {absent}, which --select leaves out"));
     }
@@ -76,18 +82,38 @@ mod tests {
         vec![text.to_owned()]
     }
 
+    /// Of the group `cuda` alone; words for others select as usual.
+    fn core(group: &str) -> Option<&'static [&'static str]> {
+        const CUDA: &[&str] = &["cuda.host_numa"];
+        (group == "cuda").then_some(CUDA)
+    }
+
     #[test]
     fn required_names_are_selected_ones_and_strict_means_all_of_them() {
-        assert_eq!(required(&ALL, &ALL, &[], false).unwrap(), [""; 0]);
-        assert_eq!(required(&ALL, &ALL, &words("cuda,rdma"), false).unwrap(), ALL[1..]);
-        assert_eq!(required(&ALL, &ALL[..2], &[], true).unwrap(), ALL[..2]);
-        let absent = required(&ALL, &ALL[..2], &words("cuda"), false).unwrap_err();
+        let none = |_: &str| None;
+        assert_eq!(required(&ALL, &ALL, &[], false, none).unwrap(), [""; 0]);
+        assert_eq!(required(&ALL, &ALL, &words("cuda.*,rdma.pair"), false, none).unwrap(), ALL[1..]);
+        assert_eq!(required(&ALL, &ALL[..2], &[], true, none).unwrap(), ALL[..2]);
+        let absent = required(&ALL, &ALL[..2], &words("cuda.*"), false, none).unwrap_err();
         assert!(absent.contains("cuda.host_numa, which --select leaves out"), "{absent}");
-        let unknown = required(&ALL, &ALL, &words("cudda"), false).unwrap_err();
+        let unknown = required(&ALL, &ALL, &words("cudda"), false, none).unwrap_err();
         assert!(
             unknown.contains("--require \"cudda\"") && unknown.contains("memory, cuda, rdma"),
             "{unknown}"
         );
+        assert!(required(&ALL, &ALL, &words(""), false, none).unwrap_err().contains("without a word"));
+    }
+
+    #[test]
+    fn a_group_is_required_by_its_core_and_a_name_or_pattern_by_all_that_it_is() {
+        let required = |text| required(&ALL, &ALL, &words(text), false, core);
+        assert_eq!(required("cuda").unwrap(), ["cuda.host_numa"]);
+        assert_eq!(required("memory.pattern, cuda,rdma.pair").unwrap(), [ALL[0], ALL[2], ALL[3]]);
+        assert_eq!(required("cuda,cuda.pools").unwrap(), ["cuda.pools", "cuda.host_numa"]);
+        assert_eq!(required("cuda.*").unwrap(), ["cuda.pools", "cuda.host_numa"]);
+        assert_eq!(required("cuda.*,-cuda.pools").unwrap(), ["cuda.host_numa"]);
+        let left_out = super::required(&ALL, &ALL[..2], &words("cuda"), false, core).unwrap_err();
+        assert!(left_out.contains("cuda.host_numa, which --select leaves out"), "{left_out}");
     }
 
     #[test]

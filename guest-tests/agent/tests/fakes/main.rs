@@ -129,6 +129,20 @@ fn a_gpu_without_a_fault_passes() {
 }
 
 #[test]
+fn a_required_group_passes_by_its_core_and_a_required_name_by_itself() {
+    let Some(fakes) = build::fakes() else { return };
+    let select = "cuda.attributes,cuda.*.bytes,cuda.host_numa.capacity";
+    let verdicts = |words| run(&fakes, &fakes.folder, (1, select, None, 7), &["--require", words]);
+    let by_core = verdicts("cuda");
+    // The double has no more memory for processors than the run may use: a good GPU skips this, and the group passes.
+    assert_eq!(by_core["cuda.host_numa.capacity"].outcome, Outcome::Skipped);
+    assert_eq!(by_core["required"].outcome, Outcome::Passed, "{}", by_core["required"].reason);
+    let named = &verdicts("cuda,cuda.host_numa.capacity")["required"];
+    assert_eq!(named.outcome, Outcome::Failed, "{}", named.reason);
+    assert!(named.reason.contains("cuda.host_numa.capacity skipped"), "{}", named.reason);
+}
+
+#[test]
 fn what_a_gpu_without_a_fault_moves_is_measured() {
     let Some(fakes) = build::fakes() else { return };
     all_pass(&fakes, 1, "cuda.*.bandwidth", &["cuda.host_numa.bandwidth", "cuda.managed.bandwidth"]);

@@ -1,0 +1,70 @@
+//! systemd understands the units of machines, and `egm-vmm` their command lines.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_egm-vmm");
+const UNITS: [&str; 3] = ["egm-vmm@.service", "egm-vmm-broker@.service", "egm-bind.service"];
+
+fn unit(name: &str) -> String {
+    fs::read_to_string(Path::new("../configs/systemd").join(name)).unwrap()
+}
+
+#[track_caller]
+fn good(output: &Output) -> String {
+    let text =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{text}");
+    text
+}
+
+#[test]
+fn systemd_takes_the_units_of_machines_without_a_word() {
+    if Command::new("systemd-analyze").arg("--version").output().is_err() {
+        return println!("skipped: systemd-analyze is not installed, it did not read the units");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for name in UNITS.iter().chain(&["egm-broker.service"]) {
+        // The programs are not installed where this runs.
+        let text = unit(name).replace("/usr/local/bin/egm-vmm ", &format!("{PROGRAM} "));
+        let text = text.replace("/usr/local/bin/egm-device ", &format!("{PROGRAM} "));
+        fs::write(folder.path().join(name.replace('@', "@vm1")), text).unwrap();
+    }
+    let mut systemd = Command::new("systemd-analyze");
+    systemd.args(["verify", "--man=no"]).args(UNITS.map(|name| name.replace('@', "@vm1")));
+    systemd.env("SYSTEMD_UNIT_PATH", format!("{}:", folder.path().display())).current_dir(folder.path());
+    let text = good(&systemd.output().unwrap());
+    assert!(!text.contains("egm-"), "{text}");
+}
+
+#[test]
+fn the_command_line_takes_what_the_units_of_machines_have() {
+    for name in UNITS {
+        let text = unit(name);
+        let line =
+            text.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/egm-vmm ")).unwrap();
+        let words = line.replace("%i", "vm1").replace("$FUNCTIONS", "0009:01:00.0 0000:18:00.0");
+        // The arguments before `--help` are parsed, and refused if they are wrong; then the help ends it.
+        good(&Command::new(PROGRAM).args(words.split_whitespace()).arg("--help").output().unwrap());
+    }
+}
+
+/// A second SIGTERM ends a machine's wait for its disks, and cuts a scrub short.
+#[test]
+fn a_stop_reaches_a_machine_once() {
+    for name in ["egm-vmm@.service", "egm-vmm-broker@.service"] {
+        assert!(unit(name).contains("\nKillMode=mixed\n"), "{name}");
+    }
+}
+
+/// A core file has the guest's memory.
+#[test]
+fn machines_leave_no_core_dumps() {
+    for name in ["egm-vmm@.service", "egm-vmm-broker@.service"] {
+        assert!(unit(name).contains("\nLimitCORE=0\n"), "{name}");
+    }
+}
