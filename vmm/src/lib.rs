@@ -23,6 +23,7 @@
 
 #![deny(clippy::print_stderr)] // notes and warnings are events of `tracing`
 
+pub mod api;
 pub mod arch;
 #[expect(clippy::print_stderr, reason = "a program prints its result")]
 mod cli;

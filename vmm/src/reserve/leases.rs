@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use egm_address::{CpuSet, InRegion, SpanSet};
+use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet};
 use egm_device::Backing;
 use egm_device::broker::BrokerLease;
 use egm_device::carve::plan::Request;
@@ -16,6 +16,7 @@ use egm_device::lease::Lease;
 use egm_device::ledger::{Identity, Ledger, Paths, Progress, Watch};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, Slice};
+use serde::Serialize;
 
 use super::error::ReserveError;
 use crate::config::Spec;
@@ -106,6 +107,30 @@ impl Backing for Taken {
     }
 }
 
+/// A slice as the operator sees it.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct SliceRecord {
+    /// Id of the backing.
+    pub(crate) id: String,
+    /// Name of the region.
+    pub(crate) region: String,
+    /// First byte, counted in the region.
+    pub(crate) offset: u64,
+    /// Bytes.
+    pub(crate) size: u64,
+    /// Owner as the ledger has it; `None` for a slice of a broker.
+    pub(crate) owner: Option<Owner>,
+    /// Bytes of it that were retired when the machine was planned: offset in the region, and size.
+    pub(crate) retired: Vec<RetiredSpan>,
+}
+
+/// Bytes that must not be used.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct RetiredSpan {
+    offset: u64,
+    pub(crate) size: u64,
+}
+
 /// Called from any thread with a slice's id and each step of the work on it.
 pub type SliceProgress<'a> = &'a (dyn Fn(&str, Progress) + Sync);
 
@@ -191,6 +216,11 @@ impl Leases {
         })
     }
 
+    /// All slices, for the operator.
+    pub(crate) fn records(&self) -> Vec<SliceRecord> {
+        self.0.iter().map(Named::record).collect()
+    }
+
     /// Records for each own slice that the machine runs as user `uid` with the VFIO devices that it has opened.
     ///
     /// # Errors
@@ -241,6 +271,25 @@ impl Leases {
 }
 
 impl Named {
+    fn record(&self) -> SliceRecord {
+        let Slice { region, offset, size } = self.taken.slice().clone();
+        let owner = match self.taken.as_ref() {
+            Taken::Own(lease) => Some(lease.owner().clone()),
+            Taken::Broker(..) => None,
+        };
+        let span = Span::new(Offset::new(offset), size.get()).ok();
+        let retired = span.map(|span| self.taken.region().retired.within(span)).unwrap_or_default();
+        let retired = retired.iter().map(|bad| RetiredSpan { offset: bad.start().get(), size: bad.size() });
+        SliceRecord {
+            id: self.id.clone(),
+            region,
+            offset,
+            size: size.get(),
+            owner,
+            retired: retired.collect(),
+        }
+    }
+
     fn give_back(
         self,
         facts: &Facts,
