@@ -162,9 +162,9 @@ fn a_machine_that_starts_is_visible_to_its_user_alone() {
 #[test]
 fn a_machine_without_a_plan_refuses_what_needs_one() {
     let machine = Machine::starting();
-    for verb in ["info", "counters", "plan", "slices", "interrupts", "power-button"] {
+    for verb in ["info", "counters", "plan", "slices", "interrupts", "power-button", "shutdown"] {
         let output = machine.ctl(verb);
-        assert_eq!(output.status.code(), Some(CONFIGURATION), "{verb}: {output:?}");
+        assert_eq!(output.status.code(), Some(HOST), "{verb}: {output:?}");
         assert!(text(&output.stderr).contains("\n  help: "), "{verb}: {output:?}");
     }
     assert!(text(&machine.ctl("metrics").stdout).contains("state=\"starting\"} 1\n"));

@@ -204,7 +204,7 @@ fn running(state: &State) -> Result<&Live, Answer> {
         (None, None) => {
             let what = "the machine does not run yet";
             Err(Answer::failure(
-                Status::NotFound,
+                Status::Conflict,
                 what,
                 "wait for the event \"started\", or end the program: kill PID",
             ))
@@ -218,7 +218,7 @@ fn of_plan(state: &State, make: impl FnOnce(&Plan) -> Answer) -> Answer {
         Some(plan) => make(plan),
         None => {
             let what = "the machine has no plan yet";
-            Answer::failure(Status::NotFound, what, "ask again: its memory is being reserved")
+            Answer::failure(Status::Conflict, what, "ask again: its memory is being reserved")
         }
     }
 }
@@ -363,7 +363,7 @@ mod tests {
             (Get, "/egm/v1/slices"),
             (Get, "/egm/v1/interrupts"),
         ] {
-            assert_eq!(status(method, path, &machine), Status::NotFound, "{path}");
+            assert_eq!(status(method, path, &machine), Status::Conflict, "{path}");
         }
         let shown = json("/egm/v1/machine", &machine);
         assert_eq!((&shown["state"], &shown["name"]), (&Value::from("starting"), &Value::Null));

@@ -245,10 +245,18 @@ fn shutdown(client: Client<'_>, path: &Path, timeout: u32) -> Outcome {
         }
     }
     match client.ask("PUT", "/api/v1/vm.shutdown") {
-        Ok(_) | Err(ClientError::Refused { status: 409, .. }) => {} // it ends already
+        Ok(_) => {}
+        Err(ClientError::Refused { status: 409, .. }) if !is_starting(client) => {} // it ends already
         Err(error) => return Err(error.into()),
     }
     if ends_within(STOP)? { Ok(ExitCode::SUCCESS) } else { Err(Unstopped.into()) }
+}
+
+/// Whether the machine has no vCPUs to stop yet.
+fn is_starting(client: Client<'_>) -> bool {
+    let machine = client.ask("GET", "/egm/v1/machine").ok();
+    let machine = machine.and_then(|reply| serde_json::from_str::<Value>(&reply.body).ok());
+    machine.is_some_and(|machine| machine["state"] == "starting")
 }
 
 /// Whether `event` is the machine's last.
