@@ -5,6 +5,7 @@ use std::fmt::{Display, Write};
 use super::published::{Published, State};
 use super::views::VERSION;
 use crate::machine::Live;
+use crate::reserve::SliceRecord;
 
 /// A label's name and value.
 type Label<'a> = (&'static str, &'a str);
@@ -53,13 +54,14 @@ pub(super) fn text(machine: &Published, state: &State) -> String {
     all.family("events_total", "counter", "Events of the machine.");
     all.sample("events_total", &[], machine.journal().published());
     all.family("slice_bytes", "gauge", "Size of each slice.");
+    let region = |slice: &SliceRecord| slice.region.clone().unwrap_or_default();
     for slice in state.slices.iter() {
-        all.sample("slice_bytes", &[("slice", &slice.id), ("region", &slice.region)], slice.size);
+        all.sample("slice_bytes", &[("slice", &slice.id), ("region", &region(slice))], slice.size);
     }
     all.family("slice_retired_bytes", "gauge", "Bytes of each slice that were retired at the start.");
     for slice in state.slices.iter() {
         let retired = slice.retired.iter().map(|bad| bad.size).fold(0, u64::saturating_add);
-        all.sample("slice_retired_bytes", &[("slice", &slice.id), ("region", &slice.region)], retired);
+        all.sample("slice_retired_bytes", &[("slice", &slice.id), ("region", &region(slice))], retired);
     }
     all.family("device_events_total", "counter", "Mistakes and failures that a device counted.");
     for device in state.live.as_ref().and_then(Live::counters).unwrap_or_default() {

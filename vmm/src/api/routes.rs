@@ -1,5 +1,7 @@
 //! The table of requests. Dispatch, refusals and the table of `docs/api.md` are made from it.
 
+use serde_json::{Value, json};
+
 use super::answer::{Answer, JSON, LINES, METRICS, SERVER_SENT, Status};
 use super::events::EventFormat;
 use super::http::{Method, Request};
@@ -13,7 +15,7 @@ pub(super) struct Route {
     method: Method,
     path: &'static str,
     operation: Operation,
-    /// Its line in the document.
+    /// Its line in the document: the effect, or the remedy.
     line: &'static str,
 }
 
@@ -32,6 +34,7 @@ enum Operation {
     Timings,
     Events,
     Metrics,
+    Requests,
     /// Not built yet; the remedy.
     Missing(&'static str),
 }
@@ -84,6 +87,12 @@ pub(super) const ROUTES: &[Route] = &[
         "events, as JSON lines or server-sent events by `Accept`",
     ),
     route(Get, "/egm/v1/metrics", Operation::Metrics, "numbers in Prometheus' text format"),
+    route(
+        Get,
+        "/egm/v1/requests",
+        Operation::Requests,
+        "this table as JSON, with the requests that are not built",
+    ),
     missing("/api/v1/vm.create", START),
     missing("/api/v1/vm.boot", START),
     missing("/api/v1/vm.delete", STOP),
@@ -111,9 +120,18 @@ pub(super) const ROUTES: &[Route] = &[
     missing("/api/v1/vm.nmi", "use the guest's console (SysRq)"),
 ];
 
+/// The table as JSON.
+fn requests() -> Vec<Value> {
+    let shown = |Route { method, path, operation, line }: &Route| {
+        let built = !matches!(operation, Missing(_));
+        json!({ "method": method.name(), "path": path, "built": built, "text": line })
+    };
+    ROUTES.iter().map(shown).collect()
+}
+
 /// A request of cloud-hypervisor's that is not built.
 const fn missing(path: &'static str, remedy: &'static str) -> Route {
-    route(Put, path, Missing(remedy), "501")
+    route(Put, path, Missing(remedy), remedy)
 }
 
 /// The reply to a request.
@@ -189,6 +207,7 @@ fn answer(operation: Operation, machine: &Published, state: &State) -> Answer {
         Operation::Interrupts => {
             of_plan(state, |plan| Answer::json(&views::interrupts(plan, state.live.as_ref())))
         }
+        Operation::Requests => Answer::json(&requests()),
         Operation::Timings => Answer::json(&views::timings(state)),
         Operation::Metrics => Answer::text(METRICS, metrics::text(machine, state)),
         // Dispatched already.
@@ -254,8 +273,6 @@ fn events(request: &Request, machine: &Published) -> Response {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
     use crate::api::MachineEvent;
     use crate::machine::{DeviceCounters, ExitLatch, ExitReason, Parts};
@@ -307,7 +324,7 @@ mod tests {
     fn rows(routes: impl Iterator<Item = &'static Route>) -> Vec<String> {
         routes
             .map(|Route { method, path, operation, line }| match operation {
-                Missing(remedy) => format!("| `{path}` | {remedy} |"),
+                Missing(_) => format!("| `{path}` | {line} |"),
                 _ => format!("| `{} {path}` | {line} |", method.name()),
             })
             .collect()
@@ -349,6 +366,11 @@ mod tests {
         let text = String::from_utf8(bytes).unwrap();
         let body: Vec<String> = serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap();
         assert_eq!(body, ["this request is not implemented", START]);
+        let listed = json("/egm/v1/requests", &starting());
+        assert_eq!(listed.as_array().unwrap().len(), ROUTES.len());
+        let create =
+            listed.as_array().unwrap().iter().find(|row| row["path"] == "/api/v1/vm.create").unwrap();
+        assert_eq!((&create["built"], &create["text"]), (&Value::from(false), &Value::from(START)));
     }
 
     #[test]
@@ -367,7 +389,7 @@ mod tests {
         }
         let shown = json("/egm/v1/machine", &machine);
         assert_eq!((&shown["state"], &shown["name"]), (&Value::from("starting"), &Value::Null));
-        assert_eq!(json("/egm/v1/timings", &machine)["stages"], serde_json::json!([]));
+        assert_eq!(json("/egm/v1/timings", &machine)["stages"], json!([]));
     }
 
     #[test]

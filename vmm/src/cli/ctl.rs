@@ -185,11 +185,12 @@ fn slices(value: &Value, table: &mut Table<'_>) {
         let retired = slice["retired"].as_array().into_iter().flatten();
         let retired = retired.filter_map(|bad| bad["size"].as_u64()).fold(0, u64::saturating_add);
         let owner = match &slice["owner"] {
+            Value::Null if slice["region"].is_null() => "the machine itself".to_owned(),
             Value::Null => "a broker's client".to_owned(),
             owner => format!("{}, user {}, process {}", cell(&owner["name"]), owner["uid"], owner["pid"]),
         };
         let offset = slice["offset"].as_u64().map_or_else(|| "-".to_owned(), |offset| format!("{offset:#x}"));
-        let (id, region) = (cell(&slice["id"]), cell(&slice["region"]));
+        let (id, region) = (cell(&slice["id"]), slice["region"].as_str().unwrap_or("-").to_owned());
         table.row(None, vec![id, region, offset, bytes(&slice["size"]), owner, size(retired)]);
     }
 }

@@ -84,7 +84,7 @@ impl Reserved {
 
     /// The slices of the machine.
     pub(crate) fn slices(&self) -> Vec<SliceRecord> {
-        self.held.leases().records()
+        self.held.leases().records(&self.plan)
     }
 
     /// Opens every descriptor that the plan names, and makes memory present where devices reach it.
