@@ -136,6 +136,22 @@ impl Journal {
     }
 }
 
+#[cfg(test)]
+impl Journal {
+    /// A journal that keeps events.
+    pub(crate) fn opened() -> Arc<Self> {
+        let journal = Arc::<Self>::default();
+        journal.open().unwrap();
+        journal
+    }
+
+    /// Its events as JSON.
+    pub(crate) fn values(&self) -> Vec<serde_json::Value> {
+        let batch = self.read(&mut 0, usize::MAX);
+        batch.lines.iter().map(|(_, text)| serde_json::from_str(text).unwrap()).collect()
+    }
+}
+
 /// Form of a stream of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EventFormat {

@@ -129,14 +129,18 @@ fn keep(
     if slots.is_empty() && fixed.is_empty() {
         return Ok(None);
     }
+    let controller = Controller::new(Arc::clone(root), slots, fixed, maker, reporter(journal))?;
+    Ok(Some(controller.start().map_err(ThreadError::from)?))
+}
+
+/// Reports events of host functions to the operator, by messages and in `journal`.
+fn reporter(journal: &Arc<Journal>) -> Box<dyn Fn(&Event) + Send> {
     let journal = Arc::clone(journal);
-    let report = Box::new(move |event: &Event| {
+    Box::new(move |event| {
         tracing::info!("{event}");
         let (device, change, text) = (event.id.clone(), event.what.name(), event.to_string());
         journal.publish(&MachineEvent::Device { device, change, text });
-    });
-    let controller = Controller::new(Arc::clone(root), slots, fixed, maker, report)?;
-    Ok(Some(controller.start().map_err(ThreadError::from)?))
+    })
 }
 
 /// Whether KVM maps `slices` as the processor's own memory, when it lacks the capability `lacks`: the kernel has no pages of
@@ -204,6 +208,18 @@ fn pulse(vm: &Vm, gsi: u32) -> Interrupt {
 mod tests {
     use super::*;
     use crate::error::{Blame, Report};
+    use crate::hotplug::EventKind;
+
+    #[test]
+    fn what_happens_to_a_function_is_in_the_journal() {
+        let journal = Journal::opened();
+        let (id, function) = ("gpu0".to_owned(), "0000:41:00.0".to_owned());
+        reporter(&journal)(&Event { id, function, what: EventKind::Plugged(3) });
+        let [event] = &journal.values()[..] else { panic!("{:?}", journal.values()) };
+        assert_eq!((&event["event"], &event["device"]), (&"device".into(), &"gpu0".into()));
+        assert_eq!(event["change"], "plugged");
+        assert!(event["text"].as_str().unwrap().contains("slot 3"), "{event}");
+    }
 
     #[test]
     fn only_a_slice_of_an_egm_device_needs_kvm_to_cache_memory_without_pages() {

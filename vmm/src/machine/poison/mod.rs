@@ -273,3 +273,34 @@ impl MutEventSubscriber for Poison {
         let _ = ops.add(Events::new(&self.again, EventSet::IN));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_memory_is_in_the_journal_once_however_often_it_is_reported() {
+        let journal = Journal::opened();
+        let mut poison = Poison {
+            watch: PoisonWatch::new().unwrap(),
+            checks: Arc::new(MachineChecks::new(Places(Vec::new()), None, 0).unwrap()),
+            errors: None,
+            again: Again::new().unwrap(),
+            memories: vec![Memory::new("node0", None, None)],
+            journal: Arc::clone(&journal),
+            timer: TimerFd::new().unwrap(),
+        };
+        let event = |start, memory: &str| {
+            let span = Span::new(Offset::new(start), 8192).unwrap();
+            Event { memory: memory.to_owned(), span, cause: Cause::Found }
+        };
+        for start in [4096, 4096, 8192] {
+            poison.event(&event(start, "memory node0"));
+            poison.event(&event(start, "of another machine"));
+        }
+        let found: Vec<_> =
+            journal.values().iter().map(|e| (e["offset"].as_u64(), e["size"].as_u64())).collect();
+        assert_eq!(found, [(Some(4096), Some(8192)), (Some(12288), Some(4096))]);
+        assert_eq!(journal.values()[0]["backing"], "node0");
+    }
+}
