@@ -1,7 +1,7 @@
 //! A listening Unix socket. It replaces a stale socket at its path, and removes its own file at the end.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -29,15 +29,7 @@ impl Listener {
     pub(crate) fn bind(path: &Path) -> io::Result<Self> {
         let socket = match bind_private(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                // A file of another kind refuses connections too, and is not ours to remove.
-                if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
-                    return Err(io::ErrorKind::AlreadyExists.into());
-                }
-                // A full backlog means that a process listens as well.
-                if !matches!(connect(path), Err(e) if e.kind() == io::ErrorKind::ConnectionRefused) {
-                    return Err(error);
-                }
-                std::fs::remove_file(path)?;
+                remove_stale(path)?;
                 bind_private(path)?
             }
             other => other?,
@@ -76,6 +68,12 @@ impl Listener {
     }
 }
 
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 impl AsRawFd for Listener {
     fn as_raw_fd(&self) -> RawFd {
         self.socket.as_raw_fd()
@@ -97,6 +95,22 @@ fn spare() -> Option<EventFd> {
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
     std::fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
+}
+
+/// Removes the socket at `path` if the process that listened there has ended.
+///
+/// # Errors
+/// `AddrInUse` when a process listens there, `AlreadyExists` for a file of another kind, and those of unlink(2).
+pub(crate) fn remove_stale(path: &Path) -> io::Result<()> {
+    // A file of another kind refuses connections too, and is not ours to remove.
+    if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    // A full backlog means that a process listens as well.
+    if !matches!(connect(path), Err(e) if e.kind() == io::ErrorKind::ConnectionRefused) {
+        return Err(io::ErrorKind::AddrInUse.into());
+    }
+    std::fs::remove_file(path)
 }
 
 /// Connects to the Unix socket at `path` at once, or with a full backlog fails with EAGAIN instead of waiting.

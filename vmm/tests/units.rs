@@ -68,3 +68,35 @@ fn machines_leave_no_core_dumps() {
         assert!(unit(name).contains("\nLimitCORE=0\n"), "{name}");
     }
 }
+
+#[test]
+fn a_machine_keeps_few_privileges_and_leaves_no_core_dump() {
+    let text = unit("egm-vmm-broker@.service");
+    assert!(text.contains("\nLimitCORE=0\n"));
+    if Command::new("systemd-analyze").arg("--version").output().is_err() {
+        return println!("skipped: systemd-analyze is not installed, it did not read the units");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("egm-vmm-broker@vm1.service");
+    fs::write(&path, text).unwrap();
+    let mut systemd = Command::new("systemd-analyze");
+    // In tenths: more than 3.0 is an error.
+    good(&systemd.args(["security", "--offline=yes", "--threshold=30"]).arg(&path).output().unwrap());
+}
+
+#[test]
+fn a_machine_is_stopped_by_its_api_and_has_time_for_it() {
+    let unit = unit("egm-vmm-broker@.service");
+    let value = |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('=')).unwrap();
+    for key in ["ExecStart", "ExecStop"] {
+        let words = value(key).strip_prefix("/usr/local/bin/egm-vmm").unwrap().replace("%i", "vm1");
+        // The arguments before `--help` are parsed, and refused if they are wrong; then the help ends it.
+        good(&Command::new(PROGRAM).args(words.split_whitespace()).arg("--help").output().unwrap());
+    }
+    let socket = |key: &str| value(key).split("--api ").nth(1).unwrap().split(' ').next().unwrap().to_owned();
+    assert_eq!(socket("ExecStart"), socket("ExecStop"));
+    assert_eq!(socket("ExecStart"), format!("/run/{}/api.sock", value("RuntimeDirectory")));
+    let wait: u64 = value("ExecStop").rsplit(' ').next().unwrap().parse().unwrap();
+    let limit: u64 = value("TimeoutStopSec").strip_suffix("min").unwrap().parse().unwrap();
+    assert!(limit * 60 > wait + 60, "{limit} min for {wait} s and the disks");
+}

@@ -33,7 +33,7 @@ pub use client::{BrokerLease, Client, ClientError};
 pub use idle::IdleScrub;
 pub use listen::ServerError;
 pub(crate) use listen::no_place;
-pub use peer::refuse_descriptors;
+pub use peer::{refuse_descriptors, user_of};
 pub use serve::Server;
 pub use source::{GrantFailure, GrantedSlice, LedgerSource, Source, StillUsed};
 pub use wire::{MAX_PACKET, SliceRequest};

@@ -29,16 +29,30 @@ pub(super) struct PeerIdentity {
 /// # Errors
 /// The kernel's; `NotFound` for a process that has ended, or lives where this one cannot see it.
 pub(super) fn identify(socket: BorrowedFd<'_>) -> io::Result<PeerIdentity> {
-    let mut credentials = [0; 12]; // struct ucred: pid, uid, gid
-    option(socket, libc::SO_PEERCRED, &mut credentials)?;
-    let mut numbers = words(&credentials);
-    let (Some(pid), Some(uid), Some(gid)) = (numbers.next(), numbers.next(), numbers.next()) else {
-        return Err(io::ErrorKind::InvalidData.into());
-    };
+    let [pid, uid, gid] = credentials(socket)?;
     let mut groups = vec![0; GROUPS];
     let length = option(socket, libc::SO_PEERGROUPS, &mut groups)?;
     let gids = [gid].into_iter().chain(words(groups.get(..length).unwrap_or_default())).collect();
     Ok(PeerIdentity { peer: Peer { uid, gids }, pid, process: process(socket, pid)? })
+}
+
+/// User id of the process that made the connection `socket`.
+///
+/// # Errors
+/// The kernel's.
+pub fn user_of(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    credentials(socket).map(|[_, uid, _]| uid)
+}
+
+/// Process, user and group of the other end. The process is 0 where this one cannot see it.
+fn credentials(socket: BorrowedFd<'_>) -> io::Result<[u32; 3]> {
+    let mut credentials = [0; 12]; // struct ucred: pid, uid, gid
+    option(socket, libc::SO_PEERCRED, &mut credentials)?;
+    let mut numbers = words(&credentials);
+    match (numbers.next(), numbers.next(), numbers.next()) {
+        (Some(pid), Some(uid), Some(gid)) => Ok([pid, uid, gid]),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
 }
 
 /// The process that made the connection. Kernels before 6.5 report only its number, which another process may have by
@@ -137,6 +151,7 @@ mod tests {
         let found = identify(a.as_fd()).unwrap();
         assert_eq!(found.pid, std::process::id());
         assert_eq!(found.peer.uid, rustix::process::geteuid().as_raw());
+        assert_eq!(user_of(a.as_fd()).unwrap(), found.peer.uid);
         assert_eq!(found.peer.gids[0], rustix::process::getegid().as_raw());
         let own: Vec<u32> = rustix::process::getgroups().unwrap().iter().map(|gid| gid.as_raw()).collect();
         assert_eq!(found.peer.gids[1..], own);

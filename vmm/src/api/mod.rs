@@ -1,3 +1,29 @@
-//! APIs that other programs drive a machine by: `cloud` has the documents of cloud-hypervisor's.
+//! The control API of a machine: HTTP/1.1 on a Unix socket, by a thread of its own (`egm-vmm run FILE --api PATH`).
+//!
+//! ```text
+//!  client ─► listener ─► server.rs ──► connection.rs ──► http.rs        bytes, limits, deadlines: pure
+//!                        one thread,      ▲
+//!                        epoll            └── answer.rs ◄── routes.rs   one table: dispatch, refusals, document
+//!                                                              │
+//!  machine ─► events.rs ─► published.rs ◄──────────────────────┘        what is known of the machine, and its controls
+//! ```
+//! Two surfaces: `/api/v1/` is that of cloud-hypervisor, `/egm/v1/` is ours. The thread never waits for a client, and the
+//! machine never waits for the thread. Without `--api` there is neither thread nor descriptor. `cloud` has the documents of
+//! cloud-hypervisor's interface as files of ours.
 
+mod answer;
+mod client;
 pub(crate) mod cloud;
+mod connection;
+mod events;
+mod http;
+mod metrics;
+mod published;
+mod routes;
+mod server;
+mod views;
+
+pub(crate) use client::{Client, ClientError};
+pub use events::{Journal, MachineEvent};
+pub(crate) use published::Published;
+pub(crate) use server::Server;

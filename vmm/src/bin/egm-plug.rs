@@ -12,6 +12,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::thread;
 
 use clap::Parser;
@@ -57,7 +58,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let scope = Scope::of(&spec);
     let Placement { facts, plan, leases } = Placement::take(&spec, || facts::of_host(&scope), &|_, _| {})?;
     let resources = Resources::open(&plan, &facts, &leases, Servers::default(), &|_, _| {})?;
-    let machine = machine::build(&plan, resources)?;
+    let machine = machine::build(&plan, resources, &Arc::default())?;
     let handle = machine.hotplug().ok_or("the machine has no hot-plug port")?;
     match std::fs::remove_file(&arguments.socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
@@ -65,7 +66,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     }
     let listener = UnixListener::bind(&arguments.socket)?;
     thread::spawn(move || listener.incoming().flatten().try_for_each(|client| serve(client, &handle)));
-    let ended = machine.run();
+    let ended = machine.run(&|| ());
     eprintln!("{}", ended.reason);
     Ok(ended.reason.blame().map_or(ExitCode::SUCCESS, |blame| ExitCode::from(blame as u8)))
 }

@@ -3,9 +3,11 @@
 mod bind;
 mod check;
 mod cloud_hypervisor;
+mod ctl;
 mod export;
 mod facts;
 mod form;
+mod list;
 mod plan;
 mod run;
 mod schema;
@@ -47,6 +49,8 @@ Exit codes:
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::Args),
+    Ctl(ctl::Args),
+    List(list::Args),
     Check(check::Args),
     Bind(bind::Args),
     Facts(facts::Args),
@@ -98,6 +102,8 @@ pub fn main() -> ExitCode {
     cli.log.start();
     let outcome: Outcome = match &cli.command {
         Command::Run(args) => run::run(args),
+        Command::Ctl(args) => ctl::run(args),
+        Command::List(args) => list::run(args),
         Command::Check(args) => check::run(args),
         Command::Bind(args) => bind::run(args),
         Command::Facts(args) => facts::run(args),
@@ -136,6 +142,7 @@ mod tests {
             "egm-vmm --log-format json run vm.json --log-level debug",
             "egm-vmm run --kernel k --initramfs i --append a vm.json --trust-domain t",
             "egm-vmm run vm.json --broker s --class c --wait",
+            "egm-vmm run vm.json --api /run/egm-vmm/vm.sock",
             "egm-vmm run -- --odd.json",
         ] {
             let (alone, whole) = both(line);

@@ -10,10 +10,12 @@ use egm_device::trust::parse_name;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
+use crate::api::{Published, Server};
 use crate::config::{self, Overrides};
 use crate::custody;
 use crate::error::{Blame, Chain, Report};
 use crate::launch::{Confined, Reserved};
+use crate::listener::remove_stale;
 use crate::machine::{self, ExitReason};
 use crate::reserve::Broker;
 use crate::user::User;
@@ -56,6 +58,9 @@ pub(super) struct Args {
     /// Wait until the broker has enough free memory
     #[arg(long, requires = "broker")]
     wait: bool,
+    /// Listen for "egm-vmm ctl" and other HTTP clients at this socket, which only this user and root may use
+    #[arg(long, value_name = "PATH")]
+    api: Option<PathBuf>,
 }
 
 impl Args {
@@ -137,7 +142,10 @@ pub(super) fn run(args: &Args) -> Outcome {
         (Some(name), None) => {
             User::find(name)?;
             let bars = Bars::default();
-            return custody::keep("--keeper", &|slice, step| bars.report(slice, step));
+            let kept = custody::keep("--keeper", &|slice, step| bars.report(slice, step));
+            // The machine's process may not have the right to remove it.
+            let _ = args.api.as_deref().map(remove_stale);
+            return kept;
         }
         (Some(name), Some(number)) => Some(Confined::new(name, number)?),
         (None, _) => None,
@@ -145,9 +153,25 @@ pub(super) fn run(args: &Args) -> Outcome {
     raise_open_files();
     // Until there is a guest, its power button does nothing; an unhandled signal would end this process.
     let _ = signal_hook::flag::register(libc::SIGPWR, Arc::default());
+    let machine = Arc::new(Published::new(args.file.clone()));
+    // Dropped last: it removes its socket when the machine's slices are returned.
+    let api = args.api.as_ref().map(|path| Server::start(path, Arc::clone(&machine))).transpose()?;
+    let outcome = run_machine(args, confined, &machine, api.is_some());
+    outcome.inspect_err(|error| machine.failed(error.as_ref()))
+}
+
+/// Runs the machine of `args` to its end, and publishes each step. Its plan is kept for `has_api` only.
+fn run_machine(args: &Args, confined: Option<Confined>, machine: &Published, has_api: bool) -> Outcome {
     let spec = config::load_with(&args.file, &args.overrides())?;
+    machine.stage("configuration");
     let waiting = |slice: &str, why: &str| eprintln!("{slice} waits: {}", Printable(why));
-    let opened = Reserved::of(&spec, args.broker().as_ref(), confined, &waiting)?.open()?;
+    let reserved = Reserved::of(&spec, args.broker().as_ref(), confined, &waiting)?;
+    machine.stage("reservation");
+    if has_api {
+        machine.planned(reserved.plan().clone(), reserved.slices());
+    }
+    let opened = reserved.open()?;
+    machine.stage("resources");
     if let Some(present) = opened.present() {
         eprintln!("{}", present.line());
         present.warning().iter().for_each(|warning| tracing::warn!("{warning}"));
@@ -155,7 +179,11 @@ pub(super) fn run(args: &Args) -> Outcome {
     if let Some(name) = opened.pty_name() {
         eprintln!("console: {name}");
     }
-    let (ended, reservation) = opened.build()?.run();
+    let built = opened.build(machine.journal())?;
+    machine.stage("machine");
+    let live = built.live();
+    let (ended, reservation) = built.run(&|| machine.started(live.clone()));
+    machine.ended(&ended.reason);
     let outcome = report(ended);
     drop(reservation);
     outcome
@@ -172,8 +200,8 @@ fn report(ended: machine::Ended) -> Outcome {
         unfinished.iter().for_each(|other| eprintln!("{}", Chain(other)));
         return Err(Box::new(last));
     }
-    if let ExitReason::Signal(_) = reason {
-        eprintln!("{reason}; disks are flushed"); // confirms to the sender that the signal was heeded
+    if let ExitReason::Signal(_) | ExitReason::Requested = reason {
+        eprintln!("{reason}; disks are flushed"); // confirms to the operator that the request was heeded
     }
     match reason.blame() {
         None => Ok(ExitCode::SUCCESS),

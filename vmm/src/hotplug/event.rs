@@ -46,6 +46,20 @@ pub enum EventKind {
     Counted(&'static str, u64),
 }
 
+impl EventKind {
+    /// Name for programs.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Plugged(_) => "plugged",
+            Self::Wanted(_) | Self::WantedFixed => "wanted",
+            Self::Failed | Self::FailedFixed => "failed",
+            Self::Lost | Self::LostFixed => "lost",
+            Self::Removed(_) => "removed",
+            Self::Counted(..) => "counted",
+        }
+    }
+}
+
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { id, function, what } = self;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 pub(crate) use error::KvmError;
 use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
-pub(crate) use routes::Routes;
+pub(crate) use routes::{Message, Routes};
 pub(crate) use slots::{Slot, SlotTable, Slots};
 use vmm_sys_util::eventfd::EventFd;
 

@@ -29,6 +29,19 @@ struct Sent {
     sender: u16,
 }
 
+/// A message interrupt that a vector uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message {
+    /// Number of the interrupt.
+    pub gsi: u32,
+    /// Function that sends it: bus, device and function number as on the bus.
+    pub sender: u16,
+    /// Address that the function writes to.
+    pub address: u64,
+    /// Number that it writes there.
+    pub data: u32,
+}
+
 /// The routes of one machine. The kernel takes the whole table at once, so this keeps a copy.
 pub struct Routes {
     fd: Arc<VmFd>,
@@ -61,6 +74,11 @@ impl Routes {
         Arc::new(FunctionRoutes { routes: Arc::clone(self), sender })
     }
 
+    /// The messages that vectors use.
+    pub fn messages(&self) -> Vec<Message> {
+        lock(&self.table).messages()
+    }
+
     fn upload(&self, messages: &[Sent]) -> io::Result<()> {
         let lines = LINES.map(line_entry);
         let entries: Vec<_> =
@@ -68,6 +86,19 @@ impl Routes {
         let table = KvmIrqRouting::from_entries(&entries)
             .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
         self.fd.set_gsi_routing(&table).map_err(super::into_io)
+    }
+}
+
+impl Table {
+    fn messages(&self) -> Vec<Message> {
+        let used = self.messages.iter().enumerate().filter(|(index, _)| !self.free.contains(index));
+        let message = |(index, Sent { message, sender }): (usize, &Sent)| Message {
+            gsi: u32::try_from(index).unwrap_or(u32::MAX).saturating_add(FIRST),
+            sender: *sender,
+            address: message.address,
+            data: message.data,
+        };
+        used.map(message).collect()
     }
 }
 
@@ -148,4 +179,18 @@ fn message_entry(gsi: u32, Sent { message, sender }: Sent) -> kvm_irq_routing_en
         entry.u.msi.__bindgen_anon_1.devid = sender.into();
     }
     entry
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_that_no_vector_uses_is_not_shown() {
+        let sent = |data| Sent { message: MsiMessage { address: 0xfee0_0000, data }, sender: 0x18 };
+        let table = Table { messages: [1, 2, 3].map(sent).to_vec(), free: vec![1] };
+        let shown: Vec<_> =
+            table.messages().iter().map(|message| (message.gsi - FIRST, message.data)).collect();
+        assert_eq!(shown, [(0, 1), (2, 3)]);
+    }
 }

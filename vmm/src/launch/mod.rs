@@ -13,6 +13,8 @@ mod confined;
 mod placement;
 mod reservation;
 
+use std::sync::Arc;
+
 use egm_device::progress::Bars;
 use egm_report::progress::Bar;
 use rustix::process::geteuid;
@@ -20,13 +22,14 @@ use rustix::process::geteuid;
 pub(crate) use self::confined::Confined;
 pub use self::placement::Placement;
 pub(crate) use self::reservation::Reservation;
+use crate::api::Journal;
 use crate::config::Spec;
 use crate::error::Report;
 use crate::facts::{self, Facts, Scope};
-use crate::machine::{self, Machine};
+use crate::machine::{self, Live, Machine};
 use crate::memory::Present;
 use crate::plan::{self, Plan};
-use crate::reserve::{Broker, Servers};
+use crate::reserve::{Broker, Servers, SliceRecord};
 use crate::resources::{self, Resources};
 
 type Outcome<T> = Result<T, Box<dyn Report>>;
@@ -74,6 +77,16 @@ impl Reserved {
         Ok(Self { plan, servers, confined, held })
     }
 
+    /// The plan, which no later phase changes.
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The slices of the machine.
+    pub(crate) fn slices(&self) -> Vec<SliceRecord> {
+        self.held.leases().records(&self.plan)
+    }
+
     /// Opens every descriptor that the plan names, and makes memory present where devices reach it.
     ///
     /// # Errors
@@ -110,14 +123,14 @@ impl Opened {
         self.resources.console.pty_name()
     }
 
-    /// Builds the machine. Afterwards this process has no file of a region that it does not need, and the privileges that
-    /// the machine's user has.
+    /// Builds the machine, with its events in `journal`. Afterwards this process has no file of a region that it does not
+    /// need, and the privileges that the machine's user has.
     ///
     /// # Errors
     /// [`machine::BuildError`], and what the kernel refuses.
-    pub(crate) fn build(self) -> Outcome<Built> {
+    pub(crate) fn build(self, journal: &Arc<Journal>) -> Outcome<Built> {
         let Self { plan, resources, confined, mut held } = self;
-        let machine = machine::build(&plan, resources)?;
+        let machine = machine::build(&plan, resources, journal)?;
         let uid = confined.as_ref().map_or_else(|| geteuid().as_raw(), Confined::uid);
         held.leases().record_process(uid)?;
         let notes = match &confined {
@@ -139,9 +152,15 @@ pub(crate) struct Built {
 }
 
 impl Built {
-    /// Runs the guest to its end. The machine's reservation ends when the second value is dropped.
-    pub(crate) fn run(self) -> (machine::Ended, Reservation) {
-        (self.machine.run(), self.held)
+    /// Access to the machine from other threads.
+    pub(crate) fn live(&self) -> Live {
+        self.machine.live()
+    }
+
+    /// Runs the guest to its end, and calls `started` once it runs. The machine's reservation ends when the second value is
+    /// dropped.
+    pub(crate) fn run(self, started: &dyn Fn()) -> (machine::Ended, Reservation) {
+        (self.machine.run(started), self.held)
     }
 }
 
@@ -158,8 +177,8 @@ mod tests {
         // Compiles only while each phase is made from the one before it.
         let _: fn(&Spec) -> Outcome<Reserved> = |spec| Reserved::of(spec, None, None, &|_, _| ());
         let _: fn(Reserved) -> Outcome<Opened> = Reserved::open;
-        let _: fn(Opened) -> Outcome<Built> = Opened::build;
-        let _: fn(Built) -> (machine::Ended, Reservation) = Built::run;
+        let _: fn(Opened, &Arc<Journal>) -> Outcome<Built> = Opened::build;
+        let _: fn(Built, &dyn Fn()) -> (machine::Ended, Reservation) = Built::run;
         let phases =
             [name::<Spec>(), name::<Reserved>(), name::<Opened>(), name::<Built>(), name::<machine::Ended>()];
         let picture = format!("File ─► {}", phases.join(" ─► "));

@@ -12,11 +12,14 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use super::board::Board;
 use super::error::BuildError;
 use super::exit::ExitLatch;
+use super::finish::RunningDevice;
+use super::live::{DeviceCounters, Live, Parts};
 use super::poison::{ErrorBlock, Interrupt, Poison, Reports, SliceDevice};
 use super::signals::Signals;
 use super::tree::{self, Connections};
 use super::vcpu::{Shared, Vcpu};
 use super::{Machine, Subscriber, Wake};
+use crate::api::{Journal, MachineEvent};
 use crate::arch::boot::{BootError, BootFiles};
 use crate::arch::native::boot::{self, Entry};
 use crate::arch::native::vcpu::{configure, create};
@@ -24,17 +27,17 @@ use crate::arch::native::vm::CACHED_PFNMAP;
 use crate::config::BootTables;
 use crate::firmware;
 use crate::hotplug::{Controller, Event, Maker, Occupant, Running, Slot};
-use crate::kvm::{SlotTable, Vm};
+use crate::kvm::{Routes, SlotTable, Vm};
 use crate::memory::GuestRam;
 use crate::pci::RootComplex;
 use crate::plan::{ERRORS, POWER_BUTTON, Plan};
 use crate::resources::{OpenDevice, OpenedDevice, Resources, ThreadError};
 
-/// Builds the machine of `plan`.
+/// Builds the machine of `plan`, with its events in `journal`.
 ///
 /// # Errors
 /// [`BuildError`]; everything is given back.
-pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
+pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Result<Machine, BuildError> {
     let Resources { hypervisor, vm, ram, mut boot, console, devices, spaces, leases, .. } = resources;
     let exit = ExitLatch::new()?;
     let kinds = plan.backings.iter().filter_map(|backing| {
@@ -52,8 +55,9 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     let tree = tree::build(plan, devices, &connections)?;
     subscribers.extend(tree.subscribers);
     let root = Arc::new(tree.root);
+    let routes = Arc::clone(&connections.assigner.routes);
     let maker = connections.assigner.maker(spaces.kernel());
-    let hotplug = keep(&root, tree.hotplug_slots, tree.fixed, maker)?;
+    let hotplug = keep(&root, tree.hotplug_slots, tree.fixed, maker, journal)?;
     board.pci(&root)?;
 
     let Loaded { entry, errors } = load_guest(plan, &vm, &ram.memory, &mut boot)?;
@@ -61,18 +65,47 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     let planned = vcpus.into_iter().zip(&plan.vcpus);
     let vcpus =
         planned.map(|(fd, vcpu)| Vcpu { index: vcpu.index, fd, host_cpus: vcpu.host_cpus.clone() }).collect();
-    let poison = Poison::new(plan, &ram, &leases, &slices, Reports { reporter, errors })?;
+    let poison = Poison::new(
+        plan,
+        &ram,
+        &leases,
+        &slices,
+        Reports { reporter, errors, journal: Arc::clone(journal) },
+    )?;
     let checks = poison.checks();
     let poison = Arc::new(Mutex::new(poison));
     subscribers.push(Arc::clone(&poison) as Subscriber);
     let events = EventManager::new().map_err(io::Error::other)?;
     subscribers.push(Arc::new(Mutex::new(Wake(Arc::clone(&exit)))));
-    let button = acpi_line(plan, POWER_BUTTON).map(|gsi| pulse(&vm, gsi));
+    let button = || acpi_line(plan, POWER_BUTTON).map(|gsi| pulse(&vm, gsi));
+    let live = Live::new(Arc::clone(&exit), parts(button(), &tree.devices, routes));
     // Until here signals end the process.
-    subscribers.push(Arc::new(Mutex::new(Signals::new(Arc::clone(&exit), button)?)));
+    subscribers.push(Arc::new(Mutex::new(Signals::new(Arc::clone(&exit), button())?)));
     let Board { ports, memory, .. } = board;
     let shared = Arc::new(Shared { ports, memory, exit, checks });
-    Ok(Machine { events, vcpus, shared, devices: tree.devices, hotplug, poison, subscribers, _vm: vm, ram })
+    Ok(Machine {
+        events,
+        vcpus,
+        shared,
+        devices: tree.devices,
+        hotplug,
+        poison,
+        live,
+        subscribers,
+        _vm: vm,
+        ram,
+    })
+}
+
+/// The parts of the machine that other threads use.
+fn parts(button: Option<Interrupt>, devices: &[RunningDevice], routes: Arc<Routes>) -> Parts {
+    let functions: Vec<_> =
+        devices.iter().map(|kept| (kept.id.clone(), Arc::clone(&kept.function))).collect();
+    let counters = move || -> Vec<DeviceCounters> {
+        let functions = functions.iter();
+        functions.map(|(id, of)| DeviceCounters { id: id.clone(), counters: of.counters() }).collect()
+    };
+    Parts { button, counters: Box::new(counters), messages: Box::new(move || routes.messages()) }
 }
 
 /// The device that a slice is, if it is one.
@@ -91,13 +124,23 @@ fn keep(
     slots: Vec<Slot>,
     fixed: Vec<Occupant>,
     maker: Maker,
+    journal: &Arc<Journal>,
 ) -> Result<Option<Running>, BuildError> {
     if slots.is_empty() && fixed.is_empty() {
         return Ok(None);
     }
-    let report = Box::new(|event: &Event| tracing::info!("{event}"));
-    let controller = Controller::new(Arc::clone(root), slots, fixed, maker, report)?;
+    let controller = Controller::new(Arc::clone(root), slots, fixed, maker, reporter(journal))?;
     Ok(Some(controller.start().map_err(ThreadError::from)?))
+}
+
+/// Reports events of host functions to the operator, by messages and in `journal`.
+fn reporter(journal: &Arc<Journal>) -> Box<dyn Fn(&Event) + Send> {
+    let journal = Arc::clone(journal);
+    Box::new(move |event| {
+        tracing::info!("{event}");
+        let (device, change, text) = (event.id.clone(), event.what.name(), event.to_string());
+        journal.publish(&MachineEvent::Device { device, change, text });
+    })
 }
 
 /// Whether KVM maps `slices` as the processor's own memory, when it lacks the capability `lacks`: the kernel has no pages of
@@ -165,6 +208,18 @@ fn pulse(vm: &Vm, gsi: u32) -> Interrupt {
 mod tests {
     use super::*;
     use crate::error::{Blame, Report};
+    use crate::hotplug::EventKind;
+
+    #[test]
+    fn what_happens_to_a_function_is_in_the_journal() {
+        let journal = Journal::opened();
+        let (id, function) = ("gpu0".to_owned(), "0000:41:00.0".to_owned());
+        reporter(&journal)(&Event { id, function, what: EventKind::Plugged(3) });
+        let [event] = &journal.values()[..] else { panic!("{:?}", journal.values()) };
+        assert_eq!((&event["event"], &event["device"]), (&"device".into(), &"gpu0".into()));
+        assert_eq!(event["change"], "plugged");
+        assert!(event["text"].as_str().unwrap().contains("slot 3"), "{event}");
+    }
 
     #[test]
     fn only_a_slice_of_an_egm_device_needs_kvm_to_cache_memory_without_pages() {

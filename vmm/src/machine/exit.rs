@@ -16,6 +16,8 @@ pub enum ExitReason {
     PoweredOff,
     /// The operator asked for it by this signal.
     Signal(i32),
+    /// The operator asked for it by the API.
+    Requested,
     /// The guest asked for a reset.
     Reset,
     /// The guest's kernel panicked and reported it (pvpanic).
@@ -56,7 +58,7 @@ impl ExitReason {
     /// `None` for a guest that ended as it should, otherwise the cause of the failure.
     pub fn blame(&self) -> Option<Blame> {
         match self {
-            Self::PoweredOff | Self::Signal(_) => None,
+            Self::PoweredOff | Self::Signal(_) | Self::Requested => None,
             Self::Reset
             | Self::Panicked
             | Self::CrashLoaded
@@ -64,6 +66,23 @@ impl ExitReason {
             | Self::BadMemory { .. } => Some(Blame::Guest),
             Self::Hypervisor { .. } | Self::NoThread { .. } => Some(Blame::Host),
             Self::Internal(_) => Some(Blame::Internal),
+        }
+    }
+
+    /// Name for programs.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::PoweredOff => "powered-off",
+            Self::Signal(_) => "signal",
+            Self::Requested => "requested",
+            Self::Reset => "reset",
+            Self::Panicked => "panicked",
+            Self::CrashLoaded => "crash-loaded",
+            Self::TripleFault { .. } => "triple-fault",
+            Self::BadMemory { .. } => "bad-memory",
+            Self::Hypervisor { .. } => "hypervisor",
+            Self::NoThread { .. } => "no-thread",
+            Self::Internal(_) => "internal",
         }
     }
 
@@ -84,6 +103,7 @@ impl fmt::Display for ExitReason {
         match self {
             Self::PoweredOff => f.write_str("the guest powered off"),
             Self::Signal(signal) => write!(f, "stopped by signal {signal}"),
+            Self::Requested => f.write_str("stopped by the API"),
             Self::Reset => f.write_str("the guest asked for a reset; start it again if that was meant"),
             Self::Panicked => f.write_str("the guest's kernel panicked"),
             Self::CrashLoaded => f.write_str("the guest's kernel crashed and started its crash kernel"),
@@ -127,9 +147,12 @@ impl ExitLatch {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// The operator asked once more: nothing is waited for any longer.
-    pub fn hurry(&self) {
-        self.hurried.store(true, Ordering::Release);
+    /// The operator ends the machine for `reason`. Once it ends, nothing is waited for any longer.
+    pub fn request(&self, reason: ExitReason) {
+        if self.is_set() {
+            self.hurried.store(true, Ordering::Release);
+        }
+        self.set(reason);
     }
 
     /// Whether the operator asked once more.
@@ -142,7 +165,7 @@ impl ExitLatch {
         self.reason.get()
     }
 
-    /// Readable once it is set.
+    /// Readable after it is set, and after each further request.
     pub fn wake(&self) -> &EventFd {
         &self.wake
     }
@@ -168,6 +191,7 @@ mod tests {
     fn only_power_off_and_the_operator_end_well() {
         assert_eq!(ExitReason::PoweredOff.blame(), None);
         assert_eq!(ExitReason::Signal(15).blame(), None);
+        assert_eq!(ExitReason::Requested.blame(), None);
         assert_eq!(ExitReason::Reset.blame(), Some(Blame::Guest));
         assert_eq!(ExitReason::Internal(String::new()).blame(), Some(Blame::Internal));
     }

@@ -15,6 +15,7 @@ mod bus;
 mod error;
 mod exit;
 mod finish;
+mod live;
 mod pl011;
 mod platform;
 mod poison;
@@ -31,6 +32,9 @@ pub use error::BuildError;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 pub use exit::{ExitLatch, ExitReason};
 pub use finish::Unfinished;
+#[cfg(test)]
+pub(crate) use live::Parts;
+pub use live::{DeviceCounters, Live, Unable};
 pub use tree::TreeError;
 
 use crate::hotplug;
@@ -50,6 +54,7 @@ pub struct Machine {
     devices: Vec<finish::RunningDevice>,
     hotplug: Option<hotplug::Running>,
     poison: Arc<Mutex<poison::Poison>>,
+    live: Live,
     subscribers: Vec<Subscriber>,
     _vm: Vm,
     ram: GuestRam,
@@ -72,22 +77,31 @@ impl Machine {
         self.hotplug.as_ref().map(|running| running.handle.clone())
     }
 
-    /// Runs the guest to its end. On every way out the vCPUs have stopped, and each device has made durable what
-    /// it promised or is named.
-    pub fn run(mut self) -> Ended {
+    /// Access from other threads, until it ends.
+    pub fn live(&self) -> Live {
+        self.live.clone()
+    }
+
+    /// Runs the guest to its end; calls `started` once the vCPUs run. On every way out the vCPUs have stopped, and each
+    /// device has made durable what it promised or is named.
+    pub fn run(mut self, started: &dyn Fn()) -> Ended {
         let exit = Arc::clone(&self.shared.exit);
         for subscriber in &self.subscribers {
             self.events.add_subscriber(Arc::clone(subscriber));
         }
         let mut running = Vec::with_capacity(self.vcpus.len());
-        let started = vcpu::prepare_kicks().and_then(|()| {
+        let begun = vcpu::prepare_kicks().and_then(|()| {
             self.vcpus.into_iter().try_for_each(|vcpu| {
                 running.push(vcpu.start(Arc::clone(&self.shared))?);
                 Ok(())
             })
         });
+        if begun.is_ok() {
+            started();
+        }
         program::forget_start(); // not earlier: the guest's first instruction does not wait for it
-        exit.set(started.err().unwrap_or_else(|| serve(&mut self.events, &self.shared, &running)));
+        exit.set(begun.err().unwrap_or_else(|| serve(&mut self.events, &self.shared, &running)));
+        self.live.close(); // before the memory is unmapped: no thread keeps a part of it
         running.into_iter().for_each(vcpu::RunningVcpu::stop);
         // Before anything else ends: they write to memory by themselves.
         let functions = self.hotplug.as_mut().map(hotplug::Running::end).unwrap_or_default();
@@ -123,12 +137,12 @@ fn serve(
     }
 }
 
-/// Lets the event loop turn when the machine ends.
+/// Lets the event loop turn when the machine ends, and when the operator no longer waits.
 struct Wake(Arc<ExitLatch>);
 
 impl MutEventSubscriber for Wake {
-    fn process(&mut self, _events: Events, ops: &mut EventOps<'_>) {
-        let _ = ops.remove(Events::empty(self.0.wake()));
+    fn process(&mut self, _events: Events, _ops: &mut EventOps<'_>) {
+        let _ = self.0.wake().read(); // the loop looks at the reason after each turn
     }
     fn init(&mut self, ops: &mut EventOps<'_>) {
         let _ = ops.add(Events::new(self.0.wake(), EventSet::IN));

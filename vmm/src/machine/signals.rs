@@ -33,10 +33,7 @@ impl Signals {
         if signal == libc::SIGPWR {
             return Self::press(self.button.as_ref());
         }
-        if self.exit.is_set() {
-            self.exit.hurry();
-        }
-        self.exit.set(ExitReason::Signal(signal));
+        self.exit.request(ExitReason::Signal(signal));
     }
 
     fn press(button: Option<&Interrupt>) {

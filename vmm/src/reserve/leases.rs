@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use egm_address::{CpuSet, InRegion, SpanSet};
+use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet};
 use egm_device::Backing;
 use egm_device::broker::BrokerLease;
 use egm_device::carve::plan::Request;
@@ -16,12 +16,13 @@ use egm_device::lease::Lease;
 use egm_device::ledger::{Identity, Ledger, Paths, Progress, Watch};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, Slice};
+use serde::Serialize;
 
 use super::error::ReserveError;
 use crate::config::Spec;
 use crate::error::Report;
 use crate::facts::Facts;
-use crate::plan::{BackingPlan, Plan};
+use crate::plan::{BackingPlan, MemoryKind, MemoryPlan, Plan};
 
 /// A slice of this machine.
 #[derive(Debug)]
@@ -104,6 +105,52 @@ impl Backing for Taken {
     fn outlives_power(&self) -> bool {
         self.backing().outlives_power()
     }
+}
+
+/// A slice as the operator sees it.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct SliceRecord {
+    /// Id of the backing.
+    pub(crate) id: String,
+    /// Name of the region; `None` for memory of the machine itself.
+    pub(crate) region: Option<String>,
+    /// First byte, counted in the region.
+    pub(crate) offset: u64,
+    /// Bytes.
+    pub(crate) size: u64,
+    /// Owner as the ledger has it; `None` for a slice of a broker, and for memory of the machine itself.
+    pub(crate) owner: Option<Owner>,
+    /// Bytes of it that were retired when the machine was planned: offset in the region, and size.
+    pub(crate) retired: Vec<RetiredSpan>,
+}
+
+impl SliceRecord {
+    /// Of `backing`, which is `taken` unless it is memory of the machine itself.
+    fn new(backing: &BackingPlan, taken: Option<&Arc<Taken>>) -> Self {
+        let owner = taken.and_then(|taken| match taken.as_ref() {
+            Taken::Own(lease) => Some(lease.owner().clone()),
+            Taken::Broker(..) => None,
+        });
+        let span = Span::new(Offset::new(backing.offset), backing.size).ok();
+        let retired = taken.zip(span).map(|(taken, span)| taken.region().retired.within(span));
+        let retired = retired.unwrap_or_default();
+        let retired = retired.iter().map(|bad| RetiredSpan { offset: bad.start().get(), size: bad.size() });
+        Self {
+            id: backing.id.clone(),
+            region: backing.region.clone(),
+            offset: backing.offset,
+            size: backing.size,
+            owner,
+            retired: retired.collect(),
+        }
+    }
+}
+
+/// Bytes that must not be used.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct RetiredSpan {
+    offset: u64,
+    pub(crate) size: u64,
 }
 
 /// Called from any thread with a slice's id and each step of the work on it.
@@ -191,6 +238,17 @@ impl Leases {
         })
     }
 
+    /// The slices of `plan`, for the operator.
+    pub(crate) fn records(&self, plan: &Plan) -> Vec<SliceRecord> {
+        let is_egm = |index| {
+            let egm = |piece: &MemoryPlan| piece.backing == index && piece.kind == MemoryKind::Egm;
+            plan.memory.iter().any(egm)
+        };
+        let slices = plan.backings.iter().enumerate();
+        let slices = slices.filter(|(index, backing)| backing.device || is_egm(*index));
+        slices.map(|(_, backing)| SliceRecord::new(backing, self.get(&backing.id))).collect()
+    }
+
     /// Records for each own slice that the machine runs as user `uid` with the VFIO devices that it has opened.
     ///
     /// # Errors
@@ -268,4 +326,24 @@ impl Named {
 fn near(facts: &Facts, region: &Region) -> Option<CpuSet> {
     let node = facts.nodes.iter().find(|node| Some(node.id) == region.node)?;
     Some(node.cpus.clone()).filter(|cpus| !cpus.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_of_each_slice_and_of_no_ordinary_memory() {
+        let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
+        let records = |config: &str, facts: &str| {
+            let spec = crate::config::load(&configs.join(config)).unwrap();
+            let facts = crate::facts::load(&configs.join("facts").join(facts)).unwrap();
+            let plan = crate::plan::plan(&spec, &facts).unwrap();
+            let records = Leases::default().records(&plan);
+            records.into_iter().map(|record| (record.id, record.region.is_some())).collect::<Vec<_>>()
+        };
+        assert_eq!(records("grace-1gpu-egm.json", "grace.json"), [("egm0".to_owned(), true)]);
+        assert_eq!(records("demo.json", "x86-server.json"), [("egm0".to_owned(), false)]);
+        assert_eq!(records("smoke.json", "x86-server.json"), []);
+    }
 }

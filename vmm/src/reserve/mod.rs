@@ -20,6 +20,6 @@ pub use self::error::{ReserveError, ServerError};
 pub use self::gpus::claim_gpus;
 pub(crate) use self::gpus::reached;
 pub use self::leases::{Leases, SliceProgress};
-pub(crate) use self::leases::{OwnSlice, Taken};
+pub(crate) use self::leases::{OwnSlice, SliceRecord, Taken};
 pub use self::loans::Broker;
 pub use self::servers::Servers;

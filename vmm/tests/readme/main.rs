@@ -158,6 +158,8 @@ fn every_command_of_ours_says_what_the_readme_shows() {
     let folder = folder();
     let blocks = blocks("console");
     let ours = blocks.iter().filter_map(|block| block.strip_prefix("$ egm-vmm ")?.split_once('\n'));
+    // Those of a machine that runs are compared in `vmm/tests/api.rs`.
+    let ours = ours.filter(|(words, _)| !words.starts_with("ctl ") && !words.starts_with("list "));
     let mut count = 0;
     for (arguments, shown) in ours {
         let output = Command::new(env!("CARGO_BIN_EXE_egm-vmm"))

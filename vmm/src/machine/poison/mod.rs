@@ -31,6 +31,7 @@ use self::again::Again;
 pub(super) use self::checks::MachineChecks;
 pub(super) use self::errors::{ErrorBlock, Interrupt};
 use self::places::{Place, Places};
+use crate::api::{Journal, MachineEvent};
 use crate::arch::native::machine_check::Reporter;
 use crate::error::Chain;
 use crate::memory::GuestRam;
@@ -64,6 +65,7 @@ pub(super) struct Poison {
     errors: Option<ErrorBlock>,
     again: Again,
     memories: Vec<Memory>,
+    journal: Arc<Journal>,
     /// Expires when the lists are due to be read.
     timer: TimerFd,
 }
@@ -74,6 +76,8 @@ pub(super) struct Reports {
     pub(super) reporter: Option<Reporter>,
     /// Of the firmware's tables.
     pub(super) errors: Option<ErrorBlock>,
+    /// To the operator.
+    pub(super) journal: Arc<Journal>,
 }
 
 /// A slice that is a PCI function.
@@ -109,7 +113,7 @@ impl Poison {
         ram: &GuestRam,
         leases: &Leases,
         devices: &[SliceDevice],
-        Reports { reporter, errors }: Reports,
+        Reports { reporter, errors, journal }: Reports,
     ) -> io::Result<Self> {
         let mut watch = PoisonWatch::new()?;
         let memory = |backing: &BackingPlan| {
@@ -133,7 +137,7 @@ impl Poison {
         if memories.iter().any(|memory| memory.growth.is_some()) {
             timer.reset(LOOK, Some(LOOK)).map_err(io::Error::from)?;
         }
-        Ok(Self { watch, checks, errors, again: Again::new()?, memories, timer })
+        Ok(Self { watch, checks, errors, again: Again::new()?, memories, journal, timer })
     }
 
     /// The machine checks, which vCPUs and the event loop share.
@@ -194,6 +198,8 @@ impl Poison {
             let _ = self.errors.take_if(block_is_bad); // else the VMM itself would read the bad page
             for bad in new.iter() {
                 memory.report(number, bad, event.cause, &self.checks, self.errors.as_mut());
+                let (offset, size) = (bad.start().get(), bad.size());
+                self.journal.publish(&MachineEvent::BadMemory { backing: memory.id.clone(), offset, size });
             }
         }
     }
@@ -265,5 +271,36 @@ impl MutEventSubscriber for Poison {
         let _ = ops.add(Events::new(&self.checks.wake, EventSet::IN));
         let _ = ops.add(Events::new(&self.timer, EventSet::IN));
         let _ = ops.add(Events::new(&self.again, EventSet::IN));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_memory_is_in_the_journal_once_however_often_it_is_reported() {
+        let journal = Journal::opened();
+        let mut poison = Poison {
+            watch: PoisonWatch::new().unwrap(),
+            checks: Arc::new(MachineChecks::new(Places(Vec::new()), None, 0).unwrap()),
+            errors: None,
+            again: Again::new().unwrap(),
+            memories: vec![Memory::new("node0", None, None)],
+            journal: Arc::clone(&journal),
+            timer: TimerFd::new().unwrap(),
+        };
+        let event = |start, memory: &str| {
+            let span = Span::new(Offset::new(start), 8192).unwrap();
+            Event { memory: memory.to_owned(), span, cause: Cause::Found }
+        };
+        for start in [4096, 4096, 8192] {
+            poison.event(&event(start, "memory node0"));
+            poison.event(&event(start, "of another machine"));
+        }
+        let found: Vec<_> =
+            journal.values().iter().map(|e| (e["offset"].as_u64(), e["size"].as_u64())).collect();
+        assert_eq!(found, [(Some(4096), Some(8192)), (Some(12288), Some(4096))]);
+        assert_eq!(journal.values()[0]["backing"], "node0");
     }
 }

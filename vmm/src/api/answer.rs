@@ -1,0 +1,160 @@
+//! Answers of the API as bytes of HTTP/1.1. Pure.
+
+use serde::Serialize;
+
+/// Status of an answer; the discriminant is its number (RFC 9110, clause 15).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub(super) enum Status {
+    Ok = 200,
+    NoContent = 204,
+    BadRequest = 400,
+    Forbidden = 403,
+    NotFound = 404,
+    MethodNotAllowed = 405,
+    Conflict = 409,
+    LengthRequired = 411,
+    ContentTooLarge = 413,
+    HeadTooLarge = 431,
+    NotImplemented = 501,
+    ServiceUnavailable = 503,
+    VersionNotSupported = 505,
+}
+
+impl Status {
+    const fn reason(self) -> &'static str {
+        match self {
+            Self::Ok => "OK",
+            Self::NoContent => "No Content",
+            Self::BadRequest => "Bad Request",
+            Self::Forbidden => "Forbidden",
+            Self::NotFound => "Not Found",
+            Self::MethodNotAllowed => "Method Not Allowed",
+            Self::Conflict => "Conflict",
+            Self::LengthRequired => "Length Required",
+            Self::ContentTooLarge => "Content Too Large",
+            Self::HeadTooLarge => "Request Header Fields Too Large",
+            Self::NotImplemented => "Not Implemented",
+            Self::ServiceUnavailable => "Service Unavailable",
+            Self::VersionNotSupported => "HTTP Version Not Supported",
+        }
+    }
+}
+
+/// Media type of a body.
+pub(super) const JSON: &str = "application/json";
+/// Of JSON lines.
+pub(super) const LINES: &str = "application/x-ndjson";
+/// Of server-sent events.
+pub(super) const SERVER_SENT: &str = "text/event-stream";
+/// Of Prometheus' text format.
+pub(super) const METRICS: &str = "text/plain; version=0.0.4";
+
+/// An answer to one request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub(super) status: Status,
+    media: &'static str,
+    /// Methods of the path, where another was used.
+    allow: Option<String>,
+    body: Vec<u8>,
+}
+
+impl Answer {
+    /// Success with `body`.
+    pub(super) fn text(media: &'static str, body: impl Into<Vec<u8>>) -> Self {
+        Self { status: Status::Ok, media, allow: None, body: body.into() }
+    }
+
+    /// Success with `value` as JSON.
+    pub(super) fn json(value: &impl Serialize) -> Self {
+        // Every map has string keys, so the value always has a JSON form.
+        Self::text(JSON, serde_json::to_vec(value).unwrap_or_default())
+    }
+
+    /// Success without a body.
+    pub(super) fn done() -> Self {
+        Self { status: Status::NoContent, media: JSON, allow: None, body: Vec::new() }
+    }
+
+    /// A failure in cloud-hypervisor's format: a list of texts. The first is what failed, the last the remedy.
+    pub(super) fn failure(status: Status, what: &str, remedy: &str) -> Self {
+        Self { status, ..Self::json(&[what, remedy]) }
+    }
+
+    /// Names the methods that the path has.
+    pub(super) fn allowing(self, methods: String) -> Self {
+        Self { allow: Some(methods), ..self }
+    }
+
+    /// The whole answer. `keeps_alive`: the connection takes another request.
+    pub(super) fn bytes(&self, keeps_alive: bool) -> Vec<u8> {
+        let mut head = start(self.status);
+        if let Some(methods) = &self.allow {
+            head.push_str(&format!("Allow: {methods}\r\n"));
+        }
+        if self.status != Status::NoContent {
+            head.push_str(&format!(
+                "Content-Type: {}\r\nContent-Length: {}\r\n",
+                self.media,
+                self.body.len()
+            ));
+        }
+        head.push_str(if keeps_alive {
+            "Connection: keep-alive\r\n\r\n"
+        } else {
+            "Connection: close\r\n\r\n"
+        });
+        let mut bytes = head.into_bytes();
+        bytes.extend(&self.body);
+        bytes
+    }
+}
+
+/// Status line and the fields of every answer.
+fn start(status: Status) -> String {
+    format!(
+        "HTTP/1.1 {} {}\r\nServer: egm-vmm\r\nCache-Control: no-store\r\n",
+        status as u16,
+        status.reason()
+    )
+}
+
+/// The head of an answer with a body that ends with the connection.
+pub(super) fn stream_head(media: &str) -> Vec<u8> {
+    format!("{}Content-Type: {media}\r\nConnection: close\r\n\r\n", start(Status::Ok)).into_bytes()
+}
+
+/// The interim answer to a client that waits before it sends a body (RFC 9110, clause 10.1.1).
+pub(super) const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(answer: &Answer, keeps_alive: bool) -> String {
+        String::from_utf8(answer.bytes(keeps_alive)).unwrap()
+    }
+
+    #[test]
+    fn an_answer_has_the_length_of_its_body_and_one_without_a_body_has_none() {
+        let answer = text(&Answer::json(&["a"]), true);
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        assert!(
+            answer.contains("\r\nContent-Length: 5\r\nConnection: keep-alive\r\n\r\n[\"a\"]"),
+            "{answer}"
+        );
+        let done = text(&Answer::done(), false);
+        assert!(done.starts_with("HTTP/1.1 204 No Content\r\n") && done.ends_with("close\r\n\r\n"), "{done}");
+        assert!(!done.contains("Content-"), "{done}");
+    }
+
+    #[test]
+    fn a_failure_is_a_list_of_texts_and_names_the_methods_of_its_path() {
+        let failure = Answer::failure(Status::MethodNotAllowed, "cannot \"x\"", "use GET");
+        let shown = text(&failure.allowing("GET".to_owned()), false);
+        assert!(shown.starts_with("HTTP/1.1 405 Method Not Allowed\r\n"), "{shown}");
+        assert!(shown.contains("\r\nAllow: GET\r\n"), "{shown}");
+        assert!(shown.ends_with("\r\n\r\n[\"cannot \\\"x\\\"\",\"use GET\"]"), "{shown}");
+    }
+}

@@ -1,0 +1,256 @@
+//! A client of the API: one request at a time on a Unix socket.
+
+use std::fmt::Write as _;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use egm_address::Printable;
+
+use crate::error::{Blame, Report};
+use crate::listener::connect;
+
+/// Time for a connection to take a request, and between two reads of its answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest head of an answer.
+const MAX_HEAD: u64 = 8 << 10;
+/// Longest answer.
+const MAX_BODY: u64 = 64 << 20;
+/// Longest event.
+const MAX_EVENT: u64 = 64 << 10;
+
+/// Why a request has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClientError {
+    /// No API listens there.
+    #[error("cannot reach the API at {}", path.display())]
+    Unreachable { path: PathBuf, source: io::Error },
+    /// The connection broke, or the answer is none of HTTP/1.1.
+    #[error("cannot read the answer of {}", path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    /// The API refused the request.
+    #[error("cannot {request}: {}", Printable(reason))]
+    Refused { request: String, status: u16, reason: String, remedy: Option<String> },
+}
+
+impl Report for ClientError {
+    fn blame(&self) -> Blame {
+        match self {
+            // The request itself is wrong.
+            Self::Refused { status: 400 | 404 | 405, .. } => Blame::Configuration,
+            Self::Unreachable { .. } | Self::Unreadable { .. } | Self::Refused { .. } => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Unreachable { .. } => Some("list the machines of this user: egm-vmm list".to_owned()),
+            Self::Unreadable { .. } => Some("check that a machine with --api listens there".to_owned()),
+            Self::Refused { remedy, .. } => remedy.as_ref().map(|remedy| Printable(remedy).to_string()),
+        }
+    }
+}
+
+/// An API, by its socket.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Client<'p> {
+    path: &'p Path,
+    patience: Duration,
+}
+
+/// An answer with success.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Reply {
+    /// Its body; empty where it has none.
+    pub(crate) body: String,
+}
+
+/// Status and body of an answer.
+struct Raw {
+    status: u16,
+    length: Option<u64>,
+    rest: BufReader<UnixStream>,
+}
+
+impl<'p> Client<'p> {
+    pub(crate) const fn new(path: &'p Path) -> Self {
+        Self { path, patience: PATIENCE }
+    }
+
+    /// With another limit of each wait.
+    pub(crate) const fn waiting(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// Sends a request without a body, and returns the answer.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub(crate) fn ask(&self, method: &str, target: &str) -> Result<Reply, ClientError> {
+        let Raw { status, length, rest } = self.send(method, target)?;
+        let mut body = String::new();
+        let read = rest.take(length.unwrap_or(MAX_BODY).min(MAX_BODY)).read_to_string(&mut body);
+        read.map_err(|source| self.unreadable(source))?;
+        match status {
+            200..300 => Ok(Reply { body }),
+            _ => Err(refused(format!("{method} {target}"), status, &body)),
+        }
+    }
+
+    /// Follows the events.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub(crate) fn follow(&self) -> Result<Events, ClientError> {
+        let (method, target) = ("GET", "/egm/v1/events");
+        let Raw { status, rest, .. } = self.send(method, target)?;
+        if status == 200 {
+            return Ok(Events { stream: rest });
+        }
+        let mut body = String::new();
+        let _ = rest.take(MAX_HEAD).read_to_string(&mut body); // the status says enough
+        Err(refused(format!("{method} {target}"), status, &body))
+    }
+
+    fn send(&self, method: &str, target: &str) -> Result<Raw, ClientError> {
+        let unreachable = |source| ClientError::Unreachable { path: self.path.to_owned(), source };
+        let stream = connect(self.path).map_err(unreachable)?; // fails where a server has too many clients to accept
+        stream.set_nonblocking(false).map_err(unreachable)?;
+        for set in [UnixStream::set_read_timeout, UnixStream::set_write_timeout] {
+            set(&stream, Some(self.patience)).map_err(unreachable)?;
+        }
+        let request = format!("{method} {target} HTTP/1.1\r\nHost: egm-vmm\r\nConnection: close\r\n\r\n");
+        // A server that refuses this client answers and closes before it reads.
+        let written = (&stream).write_all(request.as_bytes());
+        head(stream).map_err(|source| self.unreadable(written.err().unwrap_or(source)))
+    }
+
+    fn unreadable(&self, source: io::Error) -> ClientError {
+        ClientError::Unreadable { path: self.path.to_owned(), source }
+    }
+}
+
+/// Reads the head of an answer.
+fn head(stream: UnixStream) -> io::Result<Raw> {
+    let mut rest = BufReader::new(stream);
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let left = MAX_HEAD.saturating_sub(u64::try_from(head.len()).unwrap_or(u64::MAX));
+        if (&mut rest).take(left).read_until(b'\n', &mut head)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    let mut fields = [httparse::EMPTY_HEADER; 32];
+    let mut answer = httparse::Response::new(&mut fields);
+    let invalid = |_| io::Error::new(io::ErrorKind::InvalidData, "it is no answer of HTTP/1.1");
+    answer.parse(&head).map_err(invalid)?;
+    let length = answer.headers.iter().find(|field| field.name.eq_ignore_ascii_case("content-length"));
+    let length = length.and_then(|field| str::from_utf8(field.value).ok()?.parse().ok());
+    let status = answer.code.unwrap_or(0);
+    let length = if status == 204 { Some(0) } else { length };
+    Ok(Raw { status, length, rest })
+}
+
+/// The refusal of `request` with the texts of `body`: what failed, and the remedy.
+fn refused(request: String, status: u16, body: &str) -> ClientError {
+    let mut texts: Vec<String> = serde_json::from_str(body).unwrap_or_default();
+    let remedy = if texts.len() > 1 { texts.pop() } else { None };
+    let mut reason = texts.join(": ");
+    if reason.is_empty() {
+        let _ = write!(reason, "status {status}"); // a String takes everything
+    }
+    ClientError::Refused { request, status, reason, remedy }
+}
+
+/// Events of a machine, as they come.
+pub(crate) struct Events {
+    stream: BufReader<UnixStream>,
+}
+
+impl Events {
+    /// The next event, as JSON without a line end; `None` at the end of the machine's program, or at `until`.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub(crate) fn next(&mut self, until: Option<Instant>) -> io::Result<Option<String>> {
+        let mut line = Vec::new();
+        while line.last() != Some(&b'\n') {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(None);
+            }
+            self.stream.get_ref().set_read_timeout(left)?;
+            let most = MAX_EVENT.saturating_sub(u64::try_from(line.len()).unwrap_or(u64::MAX));
+            match (&mut self.stream).take(most).read_until(b'\n', &mut line) {
+                Ok(0) => return Ok(None),
+                Ok(_) => {}
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        line.pop();
+        Ok(Some(String::from_utf8_lossy(&line).into_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    use super::*;
+
+    /// The result of a request that is answered by `answer`.
+    fn answered(answer: &'static [u8]) -> Result<Reply, ClientError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 1024];
+            let count = stream.read(&mut request).unwrap();
+            assert!(request[..count].starts_with(b"GET /x HTTP/1.1\r\n"));
+            stream.write_all(answer).unwrap();
+        });
+        let reply = Client::new(&path).ask("GET", "/x");
+        server.join().unwrap();
+        reply
+    }
+
+    #[test]
+    fn an_answer_ends_with_its_length_or_with_the_connection() {
+        for answer in [
+            b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokbehind it".as_slice(),
+            b"HTTP/1.1 200 OK\r\n\r\nok",
+        ] {
+            assert_eq!(answered(answer).unwrap().body, "ok");
+        }
+        assert_eq!(answered(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap().body, "");
+    }
+
+    #[test]
+    fn a_refusal_has_its_reason_its_remedy_and_the_party_that_must_act() {
+        let refusal = answered(b"HTTP/1.1 409 Conflict\r\n\r\n[\"it ends\",\"wait\"]").unwrap_err();
+        assert_eq!(refusal.to_string(), "cannot GET /x: it ends");
+        assert_eq!((refusal.help().as_deref(), refusal.blame()), (Some("wait"), Blame::Host));
+        let unknown = answered(b"HTTP/1.1 404 Not Found\r\n\r\n").unwrap_err();
+        assert_eq!(
+            (unknown.to_string().as_str(), unknown.blame()),
+            ("cannot GET /x: status 404", Blame::Configuration)
+        );
+    }
+
+    #[test]
+    fn what_is_no_answer_is_an_error_of_the_host_and_cannot_print_control_characters() {
+        for answer in [b"SSH-2.0-x\r\n\r\n".as_slice(), b"", b"HTTP/1.1 200"] {
+            let error = answered(answer).unwrap_err();
+            assert!(matches!(error, ClientError::Unreadable { .. }), "{error}");
+            assert_eq!(error.blame(), Blame::Host);
+        }
+        let forged = answered(b"HTTP/1.1 501 x\r\n\r\n[\"a\\u001b[2J\",\"b\\u001b[2J\"]").unwrap_err();
+        assert!(!format!("{forged}{:?}", forged.help()).contains('\u{1b}'), "{forged}");
+    }
+}

@@ -1,0 +1,445 @@
+//! One client's connection as a state machine over bytes and time. Pure.
+//!
+//! ```text
+//!            request                 all sent, kept
+//!  Open ───────────────► answer ───────────────────────► Open
+//!   │ │                     │ all sent, not kept
+//!   │ └── refusal ──────────┴──────────────────────────► Draining ── deadline, end ─► Over
+//!   └──── events ───► Streaming ── end of the client ──► Over
+//! ```
+//! It reads nothing while it has something to send, so both buffers are bounded. Only a stream has no deadline.
+
+use std::time::{Duration, Instant};
+
+use super::answer::{Answer, CONTINUE, Status};
+use super::events::EventFormat;
+use super::http::{MAX_BODY, MAX_HEAD, Parsed, Refusal, Request, parse};
+
+/// Bytes of requests that a connection keeps.
+const CAPACITY: usize = MAX_HEAD + MAX_BODY;
+/// Bytes that are read at once and dropped.
+const DROPPED: usize = 64 << 10;
+
+/// Time limits of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    /// Of a request, from its first byte; of the first one, from the connection on.
+    pub(super) request: Duration,
+    /// Between two requests.
+    pub(super) idle: Duration,
+    /// Between two bytes of an answer.
+    pub(super) answer: Duration,
+    /// For what a client still sends after a refusal.
+    pub(super) drain: Duration,
+}
+
+impl Limits {
+    pub(super) const USUAL: Self = Self {
+        request: Duration::from_secs(10),
+        idle: Duration::from_secs(600),
+        answer: Duration::from_secs(10),
+        drain: Duration::from_secs(2),
+    };
+}
+
+/// A stream of events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stream {
+    pub(super) format: EventFormat,
+    /// Next event of the journal.
+    pub(super) cursor: u64,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Phase {
+    /// Takes requests.
+    Open,
+    /// The output is the last.
+    Last,
+    /// Gets events until its client leaves.
+    Streaming(Stream),
+    /// Has sent all, and reads what its client still sends: closing at once could cut the answer off.
+    Draining,
+    Over,
+}
+
+/// A client's connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    phase: Phase,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    /// Bytes of `output` that are sent.
+    sent: usize,
+    /// Whether it has sent a whole request.
+    has_asked: bool,
+    /// Whether the request that is being read got its interim answer.
+    is_continued: bool,
+    limits: Limits,
+    deadline: Option<Instant>,
+}
+
+impl Connection {
+    pub(super) fn new(limits: Limits, now: Instant) -> Self {
+        let mut connection = Self {
+            phase: Phase::Open,
+            input: Vec::new(),
+            output: Vec::new(),
+            sent: 0,
+            has_asked: false,
+            is_continued: false,
+            limits,
+            deadline: None,
+        };
+        connection.rearm(now);
+        connection
+    }
+
+    /// Bytes to read now; 0 while there is something to send.
+    pub(super) fn room(&self) -> usize {
+        match self.phase {
+            Phase::Open if self.output.is_empty() => CAPACITY.saturating_sub(self.input.len()),
+            Phase::Streaming(_) | Phase::Draining => DROPPED,
+            _ => 0,
+        }
+    }
+
+    /// Takes bytes of the client, at most [`room`](Self::room).
+    pub(super) fn receive(&mut self, bytes: &[u8], now: Instant) {
+        if self.phase == Phase::Open {
+            let is_first = self.input.is_empty();
+            self.input.extend(bytes.iter().take(self.room()));
+            // Further bytes give a request no further time.
+            if is_first && self.has_asked {
+                self.rearm(now);
+            }
+        }
+    }
+
+    /// The client sends no more.
+    pub(super) fn end_of_input(&mut self) {
+        self.phase = if self.output.is_empty() { Phase::Over } else { Phase::Last };
+    }
+
+    /// The next whole request, once the answer to the one before is sent. Answers what is none.
+    pub(super) fn next_request(&mut self, now: Instant) -> Option<Request> {
+        if self.phase != Phase::Open || !self.output.is_empty() {
+            return None;
+        }
+        match parse(&self.input) {
+            Parsed::Whole(request, length) => {
+                self.input.drain(..length);
+                self.has_asked = true;
+                self.is_continued = false;
+                Some(request)
+            }
+            Parsed::Part { waits } => {
+                if waits && !std::mem::replace(&mut self.is_continued, true) {
+                    self.output.extend(CONTINUE);
+                }
+                None
+            }
+            Parsed::Refused(refusal) => {
+                self.answer(&refused(refusal), false, now);
+                None
+            }
+        }
+    }
+
+    /// Sends `answer`; the connection ends after it unless it `keeps_alive`.
+    pub(super) fn answer(&mut self, answer: &Answer, keeps_alive: bool, now: Instant) {
+        self.output.extend(answer.bytes(keeps_alive));
+        if !keeps_alive {
+            self.phase = Phase::Last;
+        }
+        self.rearm(now);
+    }
+
+    /// Sends `head`, and from now on events.
+    pub(super) fn begin_stream(&mut self, head: &[u8], format: EventFormat) {
+        self.output.extend(head);
+        self.phase = Phase::Streaming(Stream { format, cursor: 0 });
+        self.deadline = None;
+    }
+
+    /// Its stream, if it is one.
+    pub(super) const fn is_stream(&self) -> bool {
+        matches!(self.phase, Phase::Streaming(_))
+    }
+
+    /// Its stream, when everything before is sent: a slow client has one batch of events in its output at most.
+    pub(super) fn drained_stream(&mut self) -> Option<&mut Stream> {
+        match &mut self.phase {
+            Phase::Streaming(stream) if self.output.is_empty() => Some(stream),
+            _ => None,
+        }
+    }
+
+    /// Sends `events` of its stream.
+    pub(super) fn push(&mut self, events: &[u8]) {
+        if self.is_stream() {
+            self.output.extend(events);
+        }
+    }
+
+    /// Bytes to send.
+    pub(super) fn output(&self) -> &[u8] {
+        self.output.get(self.sent..).unwrap_or_default()
+    }
+
+    /// `count` bytes of [`output`](Self::output) are sent. Returns whether the sending side is to be closed.
+    pub(super) fn sent(&mut self, count: usize, now: Instant) -> bool {
+        self.sent = self.sent.saturating_add(count);
+        if self.sent < self.output.len() {
+            if count > 0 {
+                self.rearm(now);
+            }
+            return false;
+        }
+        self.output = Vec::new(); // a plan is long
+        self.sent = 0;
+        let is_last = self.phase == Phase::Last;
+        if is_last {
+            self.phase = Phase::Draining;
+        }
+        self.rearm(now);
+        is_last
+    }
+
+    /// The client is gone.
+    pub(super) fn fail(&mut self) {
+        self.phase = Phase::Over;
+    }
+
+    /// Whether nothing is left to do.
+    pub(super) fn is_over(&self) -> bool {
+        self.phase == Phase::Over
+    }
+
+    /// When it ends unless something happens.
+    pub(super) const fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Ends it when its time is over.
+    pub(super) fn expire(&mut self, now: Instant) {
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            self.phase = Phase::Over;
+        }
+    }
+
+    fn rearm(&mut self, now: Instant) {
+        let limit = match self.phase {
+            Phase::Streaming(_) | Phase::Over => None,
+            Phase::Draining => Some(self.limits.drain),
+            Phase::Open | Phase::Last if !self.output.is_empty() => Some(self.limits.answer),
+            Phase::Open if self.has_asked && self.input.is_empty() => Some(self.limits.idle),
+            Phase::Open | Phase::Last => Some(self.limits.request),
+        };
+        self.deadline = limit.and_then(|limit| now.checked_add(limit));
+    }
+}
+
+/// The answer to bytes that are no request.
+fn refused(refusal: Refusal) -> Answer {
+    let (status, what, remedy) = match refusal {
+        Refusal::Malformed => (
+            Status::BadRequest,
+            "cannot read the request: it is not HTTP/1.1",
+            "use an HTTP client, or egm-vmm ctl",
+        ),
+        Refusal::Version => (
+            Status::VersionNotSupported,
+            "cannot read the request: its version of HTTP is unknown",
+            "use HTTP/1.1",
+        ),
+        Refusal::HeadTooLong => (
+            Status::HeadTooLarge,
+            "cannot read the request: its head is too long",
+            "send at most 8 KiB and 64 header fields",
+        ),
+        Refusal::BodyTooLong => {
+            (Status::ContentTooLarge, "cannot read the request: its body is too long", "send at most 64 KiB")
+        }
+        Refusal::NoLength => (
+            Status::LengthRequired,
+            "cannot read the request: its body has no length",
+            "send Content-Length instead of Transfer-Encoding",
+        ),
+    };
+    Answer::failure(status, what, remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIMITS: Limits = Limits::USUAL;
+
+    /// Sends everything; returns it as text.
+    fn sent(connection: &mut Connection, now: Instant) -> String {
+        let output = connection.output().to_vec();
+        connection.sent(output.len(), now);
+        String::from_utf8(output).unwrap()
+    }
+
+    fn at(start: Instant, since: Duration) -> Instant {
+        start.checked_add(since).unwrap()
+    }
+
+    fn is_over_at(connection: &mut Connection, now: Instant) -> bool {
+        connection.expire(now);
+        connection.is_over()
+    }
+
+    #[test]
+    fn requests_in_one_piece_are_answered_one_after_another_and_nothing_is_read_meanwhile() {
+        let now = Instant::now();
+        let mut connection = Connection::new(LIMITS, now);
+        connection.receive(b"GET /1 HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\nGET /3", now);
+        for path in ["/1", "/2"] {
+            assert_eq!(connection.next_request(now).unwrap().path, path);
+            connection.answer(&Answer::done(), true, now);
+            assert_eq!((connection.room(), connection.next_request(now)), (0, None));
+            assert!(sent(&mut connection, now).starts_with("HTTP/1.1 204 "));
+        }
+        assert_eq!(connection.next_request(now), None);
+        connection.receive(b" HTTP/1.1\r\n\r\n", now);
+        assert_eq!(connection.next_request(now).unwrap().path, "/3");
+    }
+
+    #[test]
+    fn a_request_gets_no_more_time_for_each_of_its_bytes() {
+        let start = Instant::now();
+        let mut connection = Connection::new(LIMITS, start);
+        for second in 0..9 {
+            connection.receive(b"x", at(start, Duration::from_secs(second)));
+        }
+        assert!(!is_over_at(&mut connection, at(start, Duration::from_secs(9))));
+        assert!(is_over_at(&mut connection, at(start, LIMITS.request)));
+    }
+
+    #[test]
+    fn a_client_that_has_asked_may_be_idle_longer_than_one_that_has_not() {
+        let start = Instant::now();
+        let mut connection = Connection::new(LIMITS, start);
+        connection.receive(b"GET / HTTP/1.1\r\n\r\n", start);
+        let _ = connection.next_request(start).unwrap();
+        connection.answer(&Answer::done(), true, start);
+        let _ = sent(&mut connection, start);
+        let later = at(start, LIMITS.request);
+        assert!(!is_over_at(&mut connection, later));
+        connection.receive(b"G", later);
+        assert!(is_over_at(&mut connection, at(later, LIMITS.request)), "half a request");
+    }
+
+    #[test]
+    fn a_client_that_does_not_take_its_answer_is_closed_and_one_that_takes_it_slowly_is_not() {
+        let start = Instant::now();
+        let mut connection = Connection::new(LIMITS, start);
+        connection.answer(&Answer::json(&"x".repeat(100)), true, start);
+        let later = at(start, Duration::from_secs(9));
+        connection.sent(1, later);
+        assert!(!is_over_at(&mut connection, at(start, LIMITS.answer)));
+        connection.sent(0, at(start, LIMITS.answer));
+        assert!(is_over_at(&mut connection, at(later, LIMITS.answer)));
+    }
+
+    #[test]
+    fn what_is_no_request_gets_its_status_and_then_only_what_it_still_sends_is_dropped() {
+        for (text, status) in [
+            ("\0\r\n\r\n", "400"),
+            ("PUT / HTTP/1.1\r\nContent-Length: 104857600\r\n\r\n", "413"),
+            ("PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", "411"),
+            ("GET / HTTP/3.0\r\n\r\n", "505"),
+        ] {
+            let now = Instant::now();
+            let mut connection = Connection::new(LIMITS, now);
+            connection.receive(text.as_bytes(), now);
+            assert_eq!(connection.next_request(now), None);
+            let answer = sent(&mut connection, now);
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+            assert!(answer.contains("Connection: close"), "{answer}");
+            connection.receive(b"GET / HTTP/1.1\r\n\r\n", now);
+            assert_eq!((connection.next_request(now), connection.input.len() <= text.len()), (None, true));
+            assert!(is_over_at(&mut connection, at(now, LIMITS.drain)));
+        }
+    }
+
+    #[test]
+    fn a_client_that_waits_gets_one_interim_answer_before_its_body() {
+        let now = Instant::now();
+        let mut connection = Connection::new(LIMITS, now);
+        connection.receive(b"PUT / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n", now);
+        assert_eq!(connection.next_request(now), None);
+        assert_eq!(sent(&mut connection, now), "HTTP/1.1 100 Continue\r\n\r\n");
+        connection.receive(b"a", now);
+        assert_eq!((connection.next_request(now), connection.output()), (None, b"".as_slice()));
+        connection.receive(b"b", now);
+        assert_eq!(connection.next_request(now).unwrap().body, b"ab");
+    }
+
+    #[test]
+    fn a_stream_takes_one_batch_at_a_time_and_has_no_deadline() {
+        let now = Instant::now();
+        let mut connection = Connection::new(LIMITS, now);
+        connection.begin_stream(b"head", EventFormat::Lines);
+        assert!(connection.drained_stream().is_none(), "the head is not sent yet");
+        let _ = sent(&mut connection, now);
+        assert!(connection.drained_stream().is_some() && connection.deadline().is_none());
+        connection.push(b"event");
+        assert!(connection.drained_stream().is_none());
+        assert_eq!(sent(&mut connection, now), "event");
+        assert_eq!(connection.deadline(), None);
+        connection.end_of_input();
+        assert!(connection.is_over());
+    }
+
+    #[test]
+    fn a_client_that_closes_its_side_gets_its_answer() {
+        let now = Instant::now();
+        let mut connection = Connection::new(LIMITS, now);
+        connection.answer(&Answer::done(), true, now);
+        connection.end_of_input();
+        assert!(!connection.is_over());
+        assert!(connection.sent(connection.output().len(), now), "the sending side is closed too");
+        connection.end_of_input();
+        assert!(connection.is_over());
+    }
+
+    proptest! {
+        /// However bytes are cut into pieces, the same requests are read, within the buffer.
+        #[test]
+        fn pieces_of_any_bytes_are_read_as_the_whole(
+            bytes in prop::collection::vec(prop_oneof![
+                Just(b"GET / HTTP/1.1\r\n\r\n".to_vec()),
+                Just(b"PUT /x HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc".to_vec()),
+                prop::collection::vec(any::<u8>(), 0..8),
+            ], 0..12),
+            size in 1usize..40,
+        ) {
+            let bytes = bytes.concat();
+            prop_assert_eq!(read(&bytes, size), read(&bytes, bytes.len().max(1)));
+        }
+    }
+
+    /// The requests in `bytes`, which come in pieces of `size`, and whether the connection was refused.
+    fn read(bytes: &[u8], size: usize) -> (Vec<Request>, bool) {
+        let now = Instant::now();
+        let mut connection = Connection::new(LIMITS, now);
+        let mut requests = Vec::new();
+        for piece in bytes.chunks(size) {
+            assert!(connection.room() > 0 && connection.input.len() <= CAPACITY);
+            connection.receive(piece, now);
+            while let Some(request) = connection.next_request(now) {
+                requests.push(request);
+                connection.answer(&Answer::done(), true, now);
+                let _ = sent(&mut connection, now);
+            }
+            let _ = sent(&mut connection, now);
+        }
+        (requests, connection.phase == Phase::Draining)
+    }
+}

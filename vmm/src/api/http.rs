@@ -1,0 +1,265 @@
+//! Bytes of a client to requests: the head by `httparse`, limits and framing by RFC 9112. Pure.
+
+use httparse::{EMPTY_HEADER, Header, Status};
+
+/// Longest request line and header fields together.
+pub(super) const MAX_HEAD: usize = 8 << 10;
+/// Longest body.
+pub(super) const MAX_BODY: usize = 64 << 10;
+/// Most header fields.
+const MAX_FIELDS: usize = 64;
+
+/// Method of a request, as far as the API has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Method {
+    Get,
+    Put,
+    Other,
+}
+
+impl Method {
+    /// Its name in a request.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Get => "GET",
+            Self::Put => "PUT",
+            Self::Other => "",
+        }
+    }
+
+    fn of(name: &str) -> Self {
+        [Self::Get, Self::Put].into_iter().find(|method| method.name() == name).unwrap_or(Self::Other)
+    }
+}
+
+/// A whole request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) method: Method,
+    /// As it was sent: percent signs have no meaning.
+    pub(super) path: String,
+    /// Text behind the question mark.
+    pub(super) query: String,
+    /// Whether the client reads server-sent events.
+    pub(super) accepts_server_sent: bool,
+    /// Whether the client keeps the connection for another request.
+    pub(super) keeps_alive: bool,
+    pub(super) body: Vec<u8>,
+}
+
+/// Why bytes are no request that this API reads. The connection ends after it, because the next request's start is
+/// unknown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    Malformed,
+    Version,
+    HeadTooLong,
+    BodyTooLong,
+    NoLength,
+}
+
+/// Meaning of the bytes so far.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Parsed {
+    /// A part of a request. Whether the client waits for an interim answer before it sends the body.
+    Part { waits: bool },
+    /// A request, and the number of its bytes.
+    Whole(Request, usize),
+    /// No request.
+    Refused(Refusal),
+}
+
+/// Properties of the header fields.
+#[derive(Default)]
+struct Fields {
+    length: Option<u64>,
+    closes: bool,
+    keeps: bool,
+    waits: bool,
+    accepts_server_sent: bool,
+}
+
+/// Reads the first request of `input`.
+pub(super) fn parse(input: &[u8]) -> Parsed {
+    let mut fields = [EMPTY_HEADER; MAX_FIELDS];
+    let mut head = httparse::Request::new(&mut fields);
+    let length = match head.parse(input.get(..MAX_HEAD).unwrap_or(input)) {
+        Ok(Status::Complete(length)) => length,
+        Ok(Status::Partial) if input.len() < MAX_HEAD => return Parsed::Part { waits: false },
+        Ok(Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
+            return Parsed::Refused(Refusal::HeadTooLong);
+        }
+        Err(httparse::Error::Version) => return Parsed::Refused(Refusal::Version),
+        Err(_) => return Parsed::Refused(Refusal::Malformed),
+    };
+    let fields = match Fields::of(head.headers) {
+        Ok(fields) => fields,
+        Err(refusal) => return Parsed::Refused(refusal),
+    };
+    let body = match usize::try_from(fields.length.unwrap_or(0)) {
+        Ok(body) if body <= MAX_BODY || egm_address::fault!("api-body-without-limit") => body,
+        _ => return Parsed::Refused(Refusal::BodyTooLong),
+    };
+    let end = length.saturating_add(body);
+    let Some(body) = input.get(length..end) else { return Parsed::Part { waits: fields.waits } };
+    let (path, query) = target(head.path.unwrap_or_default());
+    let request = Request {
+        method: Method::of(head.method.unwrap_or_default()),
+        path: path.to_owned(),
+        query: query.to_owned(),
+        accepts_server_sent: fields.accepts_server_sent,
+        keeps_alive: !fields.closes && (head.version == Some(1) || fields.keeps),
+        body: body.to_vec(),
+    };
+    Parsed::Whole(request, end)
+}
+
+impl Fields {
+    fn of(headers: &[Header<'_>]) -> Result<Self, Refusal> {
+        let mut fields = Self::default();
+        for header in headers {
+            let has = |word: &str| has_word(header.value, word);
+            match header.name.to_ascii_lowercase().as_str() {
+                // Both lengths would be a request for one reader and two for another.
+                "content-length" => {
+                    let length = length(header.value)?;
+                    if fields.length.replace(length).is_some_and(|other| other != length) {
+                        return Err(Refusal::Malformed);
+                    }
+                }
+                "transfer-encoding" => return Err(Refusal::NoLength),
+                "connection" => {
+                    fields.closes |= has("close");
+                    fields.keeps |= has("keep-alive");
+                }
+                "expect" => fields.waits |= has("100-continue"),
+                "accept" => fields.accepts_server_sent |= has("text/event-stream"),
+                _ => {}
+            }
+        }
+        Ok(fields)
+    }
+}
+
+/// The number of a Content-Length field: digits only.
+fn length(value: &[u8]) -> Result<u64, Refusal> {
+    if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
+        return Err(Refusal::Malformed);
+    }
+    let digits = str::from_utf8(value).map_err(|_| Refusal::Malformed)?;
+    digits.parse().map_err(|_| Refusal::BodyTooLong)
+}
+
+/// Whether the list `value` has `word`, parameters left out.
+fn has_word(value: &[u8], word: &str) -> bool {
+    let mut words =
+        value.split(|byte| *byte == b',').filter_map(|item| item.split(|byte| *byte == b';').next());
+    words.any(|item| item.trim_ascii().eq_ignore_ascii_case(word.as_bytes()))
+}
+
+/// Path and query of a request's target, which may have a scheme and a host.
+fn target(text: &str) -> (&str, &str) {
+    let text = match text.strip_prefix("http://") {
+        Some(rest) => rest.find('/').and_then(|slash| rest.get(slash..)).unwrap_or("/"),
+        None => text,
+    };
+    text.split_once('?').unwrap_or((text, ""))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn whole(text: &str) -> Request {
+        match parse(text.as_bytes()) {
+            Parsed::Whole(request, length) if length == text.len() => request,
+            other => panic!("{text:?}: {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn refused(text: &str, refusal: Refusal) {
+        assert_eq!(parse(text.as_bytes()), Parsed::Refused(refusal), "{text:?}");
+    }
+
+    #[test]
+    fn a_request_has_method_path_query_and_body() {
+        let request = whole("PUT /api/v1/vm.resize?a=b HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}");
+        assert_eq!((request.method, request.path.as_str()), (Method::Put, "/api/v1/vm.resize"));
+        assert_eq!((request.query.as_str(), request.body.as_slice()), ("a=b", b"{}".as_slice()));
+        assert!(request.keeps_alive && !request.accepts_server_sent);
+        let request =
+            whole("BREW http://localhost/pot HTTP/1.1\r\nAccept: a/b, Text/Event-Stream;q=1\r\n\r\n");
+        assert_eq!((request.method, request.path.as_str()), (Method::Other, "/pot"));
+        assert!(request.accepts_server_sent);
+        assert_eq!(whole("GET http://localhost HTTP/1.1\r\n\r\n").path, "/");
+    }
+
+    #[test]
+    fn a_connection_is_kept_as_the_version_and_the_client_have_it() {
+        for (version, field, keeps) in [
+            ("1.1", "", true),
+            ("1.1", "Connection: close\r\n", false),
+            ("1.1", "Connection: x, Close\r\n", false),
+            ("1.0", "", false),
+            ("1.0", "Connection: Keep-Alive\r\n", true),
+        ] {
+            let text = format!("GET / HTTP/{version}\r\n{field}\r\n");
+            assert_eq!(whole(&text).keeps_alive, keeps, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused_by_its_kind() {
+        refused("\u{1}\u{2}\r\n\r\n", Refusal::Malformed);
+        refused("GET / HTTP/1.1\r\nno colon\r\n\r\n", Refusal::Malformed);
+        refused("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Refusal::Version);
+        refused("PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", Refusal::NoLength);
+        for length in ["-1", "+1", "1, 1", "0x1", ""] {
+            refused(&format!("PUT / HTTP/1.1\r\nContent-Length: {length}\r\n\r\n"), Refusal::Malformed);
+        }
+        refused("PUT / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", Refusal::Malformed);
+        for length in [MAX_BODY as u64 + 1, 100 << 20, u64::MAX] {
+            refused(&format!("PUT / HTTP/1.1\r\nContent-Length: {length}\r\n\r\n"), Refusal::BodyTooLong);
+        }
+        refused("PUT / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n", Refusal::BodyTooLong);
+        refused(&format!("GET /{} HTTP/1.1\r\n", "a".repeat(MAX_HEAD)), Refusal::HeadTooLong);
+        refused(
+            &format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(MAX_FIELDS + 1)),
+            Refusal::HeadTooLong,
+        );
+        refused(&"\r\n".repeat(MAX_HEAD), Refusal::HeadTooLong);
+    }
+
+    #[test]
+    fn a_client_that_waits_before_it_sends_a_body_is_seen() {
+        let text = b"PUT / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n";
+        assert_eq!(parse(text), Parsed::Part { waits: true });
+        assert_eq!(parse(&text[..20]), Parsed::Part { waits: false });
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_within_the_limits(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+            if let Parsed::Whole(request, length) = parse(&bytes) {
+                prop_assert!(length <= bytes.len() && request.body.len() <= MAX_BODY);
+            }
+        }
+
+        /// The start of a request is never a whole one, and never refused.
+        #[test]
+        fn a_request_in_parts_is_read_once_it_is_whole(
+            path in "/[a-z.]{0,40}", body in prop::collection::vec(any::<u8>(), 0..64), cut in 0usize..1000,
+        ) {
+            let mut bytes = format!("PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len()).into_bytes();
+            bytes.extend(&body);
+            let cut = cut % bytes.len();
+            let is_part = matches!(parse(&bytes[..cut]), Parsed::Part { .. });
+            prop_assert!(is_part, "{cut}");
+            let Parsed::Whole(request, length) = parse(&bytes) else { panic!("{bytes:?}") };
+            prop_assert_eq!((request.path, request.body, length), (path, body, bytes.len()));
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The machine's numbers in Prometheus' text format.
+
+use std::fmt::{Display, Write};
+
+use super::published::{Published, State};
+use super::views::VERSION;
+use crate::machine::Live;
+use crate::reserve::SliceRecord;
+
+/// A label's name and value.
+type Label<'a> = (&'static str, &'a str);
+
+struct Metrics(String);
+
+impl Metrics {
+    /// Begins the metric `name`.
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        // A String takes everything.
+        let _ = write!(self.0, "# HELP egm_vmm_{name} {help}\n# TYPE egm_vmm_{name} {kind}\n");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[Label<'_>], value: impl Display) {
+        let labels: Vec<_> =
+            labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        let _ = writeln!(self.0, "egm_vmm_{name}{labels} {value}");
+    }
+}
+
+/// A label's value in quotes: names come from configurations.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// `microseconds` as seconds.
+fn seconds(microseconds: u64) -> String {
+    format!("{}.{:06}", microseconds / 1_000_000, microseconds % 1_000_000)
+}
+
+/// All metrics of the machine.
+pub(super) fn text(machine: &Published, state: &State) -> String {
+    let mut all = Metrics(String::new());
+    all.family("info", "gauge", "The program, the machine and its state.");
+    let phase = serde_json::to_value(state.phase()).unwrap_or_default();
+    let name = state.plan.as_ref().map_or("", |plan| plan.name.as_str());
+    let labels = [("version", VERSION), ("machine", name), ("state", phase.as_str().unwrap_or_default())];
+    all.sample("info", &labels, 1);
+    all.family("uptime_seconds", "gauge", "Time since the program's start.");
+    all.sample("uptime_seconds", &[], seconds(super::published::microseconds(machine.begun.elapsed())));
+    all.family("start_stage_seconds", "gauge", "Duration of each stage of the start.");
+    for stage in &state.stages {
+        all.sample("start_stage_seconds", &[("stage", stage.name())], seconds(stage.microseconds));
+    }
+    all.family("events_total", "counter", "Events of the machine.");
+    all.sample("events_total", &[], machine.journal().published());
+    all.family("slice_bytes", "gauge", "Size of each slice.");
+    let region = |slice: &SliceRecord| slice.region.clone().unwrap_or_default();
+    for slice in state.slices.iter() {
+        all.sample("slice_bytes", &[("slice", &slice.id), ("region", &region(slice))], slice.size);
+    }
+    all.family("slice_retired_bytes", "gauge", "Bytes of each slice that were retired at the start.");
+    for slice in state.slices.iter() {
+        let retired = slice.retired.iter().map(|bad| bad.size).fold(0, u64::saturating_add);
+        all.sample("slice_retired_bytes", &[("slice", &slice.id), ("region", &region(slice))], retired);
+    }
+    all.family("device_events_total", "counter", "Mistakes and failures that a device counted.");
+    for device in state.live.as_ref().and_then(Live::counters).unwrap_or_default() {
+        for (counter, number) in &device.counters {
+            all.sample("device_events_total", &[("device", &device.id), ("counter", counter)], number);
+        }
+    }
+    all.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_cannot_forge_another_sample() {
+        let mut metrics = Metrics(String::new());
+        metrics.sample("x", &[("device", "a\"} 1\nforged 2\\")], 3);
+        assert_eq!(metrics.0, "egm_vmm_x{device=\"a\\\"} 1\\nforged 2\\\\\"} 3\n");
+    }
+
+    #[test]
+    fn seconds_keep_all_digits() {
+        assert_eq!([seconds(0), seconds(1_000_001), seconds(62_500)], ["0.000000", "1.000001", "0.062500"]);
+    }
+
+    #[test]
+    fn every_sample_has_a_family_and_a_number() {
+        let machine = Published::new("vm.json".into());
+        machine.stage("configuration");
+        let text = text(&machine, &machine.state());
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let name = line.split(['{', ' ']).next().unwrap();
+            assert!(text.contains(&format!("# TYPE {name} ")), "{line}");
+            assert!(line.rsplit(' ').next().unwrap().parse::<f64>().is_ok(), "{line}");
+        }
+        assert!(text.contains("egm_vmm_start_stage_seconds{stage=\"configuration\"} 0."), "{text}");
+        assert!(text.contains("state=\"starting\"} 1\n"), "{text}");
+    }
+}

@@ -1,0 +1,471 @@
+//! The table of requests. Dispatch, refusals and the table of `docs/api.md` are made from it.
+
+use serde_json::{Value, json};
+
+use super::answer::{Answer, JSON, LINES, METRICS, SERVER_SENT, Status};
+use super::events::EventFormat;
+use super::http::{Method, Request};
+use super::published::{Published, State};
+use super::{metrics, views};
+use crate::machine::{Live, Unable};
+use crate::plan::{self, Plan};
+
+/// A request that the API has.
+pub(super) struct Route {
+    method: Method,
+    path: &'static str,
+    operation: Operation,
+    /// Its line in the document: the effect, or the remedy.
+    line: &'static str,
+}
+
+/// Effect of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Ping,
+    Info,
+    Counters,
+    PowerButton,
+    Stop,
+    Machine,
+    Plan,
+    Slices,
+    Interrupts,
+    Timings,
+    Events,
+    Metrics,
+    Requests,
+    /// Not built yet; the remedy.
+    Missing(&'static str),
+}
+
+use Method::{Get, Put};
+use Operation::Missing;
+
+const START: &str = "start the machine with egm-vmm run FILE --api PATH";
+const STOP: &str = "use vm.shutdown, and start the machine again with egm-vmm run";
+const FIXED: &str = "change the configuration, and start the machine again";
+const HOT_PLUG: &str = "list the device in the configuration; running machines have no plug by the API yet";
+const NO_STATE: &str = "shut the guest down; its state cannot be kept yet";
+
+const fn route(method: Method, path: &'static str, operation: Operation, line: &'static str) -> Route {
+    Route { method, path, operation, line }
+}
+
+/// Every request, in the order of the document.
+pub(super) const ROUTES: &[Route] = &[
+    route(Get, "/api/v1/vmm.ping", Operation::Ping, "version and process"),
+    route(Put, "/api/v1/vmm.shutdown", Operation::Stop, "end the machine and the program; disks are flushed"),
+    route(Get, "/api/v1/vm.info", Operation::Info, "processors, memory, payload, state, PCI addresses"),
+    route(
+        Get,
+        "/api/v1/vm.counters",
+        Operation::Counters,
+        "mistakes and failures that virtio devices counted",
+    ),
+    route(Put, "/api/v1/vm.power-button", Operation::PowerButton, "press the guest's power button"),
+    route(
+        Put,
+        "/api/v1/vm.shutdown",
+        Operation::Stop,
+        "the same as `vmm.shutdown`: the program ends with its machine",
+    ),
+    route(Get, "/egm/v1/machine", Operation::Machine, "name, state, process, version, configuration"),
+    route(
+        Get,
+        "/egm/v1/plan",
+        Operation::Plan,
+        "the plan of the machine, as `egm-vmm plan --json` prints it",
+    ),
+    route(Get, "/egm/v1/slices", Operation::Slices, "region, place, owner and retired bytes of each slice"),
+    route(Get, "/egm/v1/interrupts", Operation::Interrupts, "interrupt lines, and messages that vectors use"),
+    route(Get, "/egm/v1/timings", Operation::Timings, "duration of each stage of the start"),
+    route(
+        Get,
+        "/egm/v1/events",
+        Operation::Events,
+        "events, as JSON lines or server-sent events by `Accept`",
+    ),
+    route(Get, "/egm/v1/metrics", Operation::Metrics, "numbers in Prometheus' text format"),
+    route(
+        Get,
+        "/egm/v1/requests",
+        Operation::Requests,
+        "this table as JSON, with the requests that are not built",
+    ),
+    missing("/api/v1/vm.create", START),
+    missing("/api/v1/vm.boot", START),
+    missing("/api/v1/vm.delete", STOP),
+    missing("/api/v1/vm.reboot", STOP),
+    missing("/api/v1/vm.pause", NO_STATE),
+    missing("/api/v1/vm.resume", NO_STATE),
+    missing("/api/v1/vm.snapshot", NO_STATE),
+    missing("/api/v1/vm.restore", NO_STATE),
+    missing("/api/v1/vm.send-migration", NO_STATE),
+    missing("/api/v1/vm.receive-migration", NO_STATE),
+    missing("/api/v1/vm.coredump", "use the guest's own crash kernel (kdump)"),
+    missing("/api/v1/vm.add-device", HOT_PLUG),
+    missing("/api/v1/vm.add-user-device", HOT_PLUG),
+    missing("/api/v1/vm.add-disk", HOT_PLUG),
+    missing("/api/v1/vm.add-net", HOT_PLUG),
+    missing("/api/v1/vm.add-vsock", HOT_PLUG),
+    missing("/api/v1/vm.add-fs", "share files by a disk or by the network"),
+    missing("/api/v1/vm.add-pmem", "use a disk, or a slice of an fsdax region"),
+    missing("/api/v1/vm.add-vdpa", "use a tap, or an assigned NIC"),
+    missing("/api/v1/vm.add-generic-vhost-user", "use a vfio-user device"),
+    missing("/api/v1/vm.remove-device", HOT_PLUG),
+    missing("/api/v1/vm.resize", FIXED),
+    missing("/api/v1/vm.resize-disk", FIXED),
+    missing("/api/v1/vm.resize-zone", FIXED),
+    missing("/api/v1/vm.nmi", "use the guest's console (SysRq)"),
+];
+
+/// The table as JSON.
+fn requests() -> Vec<Value> {
+    let shown = |Route { method, path, operation, line }: &Route| {
+        let built = !matches!(operation, Missing(_));
+        json!({ "method": method.name(), "path": path, "built": built, "text": line })
+    };
+    ROUTES.iter().map(shown).collect()
+}
+
+/// A request of cloud-hypervisor's that is not built.
+const fn missing(path: &'static str, remedy: &'static str) -> Route {
+    route(Put, path, Missing(remedy), remedy)
+}
+
+/// The reply to a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Response {
+    Answer(Answer),
+    /// Events until the client leaves, in this form and of this media type.
+    Events(EventFormat, &'static str),
+}
+
+impl From<Answer> for Response {
+    fn from(answer: Answer) -> Self {
+        Self::Answer(answer)
+    }
+}
+
+/// Carries out `request` on `machine`.
+pub(super) fn respond(request: &Request, machine: &Published) -> Response {
+    let here = || ROUTES.iter().filter(|route| route.path == request.path);
+    let Some(route) = here().find(|route| route.method == request.method) else {
+        let methods: Vec<_> = here().map(|route| route.method.name()).collect();
+        return unknown(&methods).into();
+    };
+    let state = machine.state();
+    match route.operation {
+        Missing(remedy) => {
+            Answer::failure(Status::NotImplemented, "this request is not implemented", remedy).into()
+        }
+        _ if !request.body.is_empty() => {
+            let what = "cannot read the request: it takes no body";
+            Answer::failure(Status::BadRequest, what, "send it without a body").into()
+        }
+        Operation::Events => events(request, machine),
+        operation => answer(operation, machine, &state).into(),
+    }
+}
+
+/// The answer to a request of a path with these `methods`, and not the one that was used.
+fn unknown(methods: &[&str]) -> Answer {
+    if methods.is_empty() {
+        let what = "cannot find this path in the API";
+        return Answer::failure(Status::NotFound, what, "use a path of docs/api.md");
+    }
+    let methods = methods.join(", ");
+    let remedy = format!("use {methods}");
+    Answer::failure(Status::MethodNotAllowed, "this path has no such method", &remedy).allowing(methods)
+}
+
+fn answer(operation: Operation, machine: &Published, state: &State) -> Answer {
+    match operation {
+        Operation::Ping => Answer::json(&views::ping()),
+        Operation::Info => of_plan(state, |plan| Answer::json(&views::info(plan, state.phase()))),
+        Operation::Counters => match running(state).map(Live::counters) {
+            Ok(Some(counters)) => Answer::json(&views::counters(&counters)),
+            Ok(None) => unable(Unable::Ending),
+            Err(answer) => answer,
+        },
+        Operation::PowerButton => match running(state).map(Live::press_power_button) {
+            Ok(Ok(())) => Answer::done(),
+            Ok(Err(error)) => unable(error),
+            Err(answer) => answer,
+        },
+        Operation::Stop => match running(state) {
+            Ok(live) => {
+                live.stop();
+                Answer::done()
+            }
+            Err(answer) => answer,
+        },
+        Operation::Machine => Answer::json(&views::machine(machine, state)),
+        Operation::Plan => of_plan(state, |plan| Answer::text(JSON, plan::json(plan))),
+        Operation::Slices => of_plan(state, |_| Answer::json(&&*state.slices)),
+        Operation::Interrupts => {
+            of_plan(state, |plan| Answer::json(&views::interrupts(plan, state.live.as_ref())))
+        }
+        Operation::Requests => Answer::json(&requests()),
+        Operation::Timings => Answer::json(&views::timings(state)),
+        Operation::Metrics => Answer::text(METRICS, metrics::text(machine, state)),
+        // Dispatched already.
+        Operation::Events | Missing(_) => Answer::failure(Status::NotImplemented, "not here", ""),
+    }
+}
+
+/// The machine, if it runs.
+fn running(state: &State) -> Result<&Live, Answer> {
+    match (&state.live, state.ended) {
+        (_, Some(_)) => Err(unable(Unable::Ending)),
+        (Some(live), None) => Ok(live),
+        (None, None) => {
+            let what = "the machine does not run yet";
+            Err(Answer::failure(
+                Status::Conflict,
+                what,
+                "wait for the event \"started\", or end the program: kill PID",
+            ))
+        }
+    }
+}
+
+/// What `make` makes of the plan, once there is one.
+fn of_plan(state: &State, make: impl FnOnce(&Plan) -> Answer) -> Answer {
+    match &state.plan {
+        Some(plan) => make(plan),
+        None => {
+            let what = "the machine has no plan yet";
+            Answer::failure(Status::Conflict, what, "ask again: its memory is being reserved")
+        }
+    }
+}
+
+fn unable(error: Unable) -> Answer {
+    let (what, remedy) = match error {
+        Unable::Ending => ("the machine ends, or has ended", "start it again: egm-vmm run FILE"),
+        Unable::NoButton => {
+            ("cannot press the power button: the guest has a device tree, which has none", "use vm.shutdown")
+        }
+    };
+    Answer::failure(Status::Conflict, what, remedy)
+}
+
+/// Kept events with the query `follow=0`, otherwise these and all later ones.
+fn events(request: &Request, machine: &Published) -> Response {
+    let (format, media) = match request.accepts_server_sent {
+        true => (EventFormat::ServerSent, SERVER_SENT),
+        false => (EventFormat::Lines, LINES),
+    };
+    match request.query.as_str() {
+        "" => Response::Events(format, media),
+        "follow=0" => {
+            let kept = machine.journal().read(&mut 0, usize::MAX);
+            Answer::text(media, kept.encode(format)).into()
+        }
+        _ => {
+            let what = "cannot read the request: its query is unknown";
+            Answer::failure(Status::BadRequest, what, "use follow=0, or no query").into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::MachineEvent;
+    use crate::machine::{DeviceCounters, ExitLatch, ExitReason, Parts};
+
+    fn request(method: Method, path: &str) -> Request {
+        let (path, query) = path.split_once('?').unwrap_or((path, ""));
+        let (path, query) = (path.to_owned(), query.to_owned());
+        Request { method, path, query, accepts_server_sent: false, keeps_alive: true, body: Vec::new() }
+    }
+
+    fn answer_to(request: &Request, machine: &Published) -> Answer {
+        match respond(request, machine) {
+            Response::Answer(answer) => answer,
+            Response::Events(..) => panic!("{request:?} is answered by events"),
+        }
+    }
+
+    fn status(method: Method, path: &str, machine: &Published) -> Status {
+        answer_to(&request(method, path), machine).status
+    }
+
+    fn json(path: &str, machine: &Published) -> Value {
+        let bytes = answer_to(&request(Get, path), machine).bytes(true);
+        let text = String::from_utf8(bytes).unwrap();
+        serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
+    }
+
+    fn starting() -> Published {
+        Published::new("vm.json".into())
+    }
+
+    /// A machine that runs, without KVM.
+    fn live(button: bool) -> Live {
+        let button = button.then(|| Box::new(|| ()) as Box<dyn Fn() + Send>);
+        let device =
+            || vec![DeviceCounters { id: "disk".to_owned(), counters: vec![("failed requests", 2)] }];
+        let parts =
+            Parts { button, counters: Box::new(device), messages: Box::new(Vec::<crate::kvm::Message>::new) };
+        Live::new(ExitLatch::new().unwrap(), parts)
+    }
+
+    fn plan_of_a_config() -> Plan {
+        let configs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
+        let spec = crate::config::load(&configs.join("grace-1gpu-egm.json")).unwrap();
+        plan::plan(&spec, &crate::facts::load(&configs.join("facts/grace.json")).unwrap()).unwrap()
+    }
+
+    /// The rows of a table in `docs/api.md` that the table of requests has.
+    fn rows(routes: impl Iterator<Item = &'static Route>) -> Vec<String> {
+        routes
+            .map(|Route { method, path, operation, line }| match operation {
+                Missing(_) => format!("| `{path}` | {line} |"),
+                _ => format!("| `{} {path}` | {line} |", method.name()),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_document_lists_exactly_the_table() {
+        let page = include_str!("../../../docs/api.md");
+        let listed: Vec<&str> =
+            page.lines().filter(|line| line.starts_with("| `") && line.contains("/v1/")).collect();
+        assert_eq!(listed, rows(ROUTES.iter()), "write it as the table has it");
+    }
+
+    #[test]
+    fn every_request_of_the_table_has_an_answer_and_another_method_and_a_body_have_theirs() {
+        let machine = starting();
+        machine.journal().open().unwrap();
+        for Route { method, path, operation, .. } in ROUTES {
+            let other = if *method == Get { Put } else { Get };
+            assert_eq!(status(other, path, &machine), Status::MethodNotAllowed, "{path}");
+            assert_eq!(status(Method::Other, path, &machine), Status::MethodNotAllowed, "{path}");
+            let with_body = Request { body: b"{}".to_vec(), ..request(*method, path) };
+            let is_missing = matches!(operation, Missing(_));
+            let expected = if is_missing { Status::NotImplemented } else { Status::BadRequest };
+            assert_eq!(answer_to(&with_body, &machine).status, expected, "{path}");
+            if *operation != Operation::Events {
+                let status = status(*method, path, &machine);
+                assert_eq!(status == Status::NotImplemented, is_missing, "{path}");
+            }
+        }
+        for path in ["/", "", "/api/v1/vm.infos", "/api/v1/vm.info/", "/egm/v1", "*"] {
+            assert_eq!(status(Get, path, &machine), Status::NotFound, "{path:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_built_names_a_remedy_in_the_list_that_clients_read() {
+        let bytes = answer_to(&request(Put, "/api/v1/vm.create"), &starting()).bytes(true);
+        let text = String::from_utf8(bytes).unwrap();
+        let body: Vec<String> = serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap();
+        assert_eq!(body, ["this request is not implemented", START]);
+        let listed = json("/egm/v1/requests", &starting());
+        assert_eq!(listed.as_array().unwrap().len(), ROUTES.len());
+        let create =
+            listed.as_array().unwrap().iter().find(|row| row["path"] == "/api/v1/vm.create").unwrap();
+        assert_eq!((&create["built"], &create["text"]), (&Value::from(false), &Value::from(START)));
+    }
+
+    #[test]
+    fn a_machine_that_starts_has_no_controls_yet_and_no_values_that_are_not_known() {
+        let machine = starting();
+        for (method, path) in [
+            (Get, "/api/v1/vm.info"),
+            (Get, "/api/v1/vm.counters"),
+            (Put, "/api/v1/vm.power-button"),
+            (Put, "/api/v1/vm.shutdown"),
+            (Get, "/egm/v1/plan"),
+            (Get, "/egm/v1/slices"),
+            (Get, "/egm/v1/interrupts"),
+        ] {
+            assert_eq!(status(method, path, &machine), Status::Conflict, "{path}");
+        }
+        let shown = json("/egm/v1/machine", &machine);
+        assert_eq!((&shown["state"], &shown["name"]), (&Value::from("starting"), &Value::Null));
+        assert_eq!(json("/egm/v1/timings", &machine)["stages"], json!([]));
+    }
+
+    #[test]
+    fn a_running_machine_is_shown_pressed_and_stopped_once() {
+        let machine = starting();
+        machine.stage("configuration");
+        machine.planned(plan_of_a_config(), Vec::new());
+        let live = live(true);
+        machine.started(live.clone());
+        assert_eq!(json("/egm/v1/machine", &machine)["state"], "running");
+        assert_eq!(json("/api/v1/vm.counters", &machine)["disk"]["failed_requests"], 2);
+        let info = json("/api/v1/vm.info", &machine);
+        assert_eq!(
+            (&info["state"], info["config"]["payload"]["kernel"].is_string()),
+            (&Value::from("Running"), true)
+        );
+        let (plan, vcpus) = (json("/egm/v1/plan", &machine), &info["config"]["cpus"]["boot_vcpus"]);
+        assert_eq!(vcpus.as_u64(), Some(plan["vcpus"].as_array().unwrap().len() as u64));
+        assert!(info["device_tree"].as_object().unwrap().values().all(|node| node["pci_bdf"].is_string()));
+        let stages = json("/egm/v1/timings", &machine)["stages"].clone();
+        assert_eq!(
+            (&stages[0]["stage"], &stages[1]["stage"]),
+            (&Value::from("configuration"), &Value::from("vcpus"))
+        );
+        assert_eq!(status(Put, "/api/v1/vm.power-button", &machine), Status::NoContent);
+        assert_eq!(status(Put, "/api/v1/vmm.shutdown", &machine), Status::NoContent);
+        assert!(live.is_ending());
+        assert_eq!(json("/egm/v1/machine", &machine)["state"], "ending");
+        assert_eq!(status(Put, "/api/v1/vm.power-button", &machine), Status::Conflict);
+        machine.ended(&ExitReason::Requested);
+        assert_eq!(status(Put, "/api/v1/vm.shutdown", &machine), Status::Conflict);
+        assert_eq!(json("/egm/v1/machine", &machine)["ended"], "requested");
+        assert_eq!(json("/api/v1/vm.info", &machine)["state"], "Shutdown");
+    }
+
+    #[test]
+    fn a_guest_without_a_power_button_is_a_conflict() {
+        let machine = starting();
+        machine.started(live(false));
+        assert_eq!(status(Put, "/api/v1/vm.power-button", &machine), Status::Conflict);
+    }
+
+    #[test]
+    fn kept_events_are_a_body_and_the_others_a_stream() {
+        let machine = starting();
+        machine.journal().open().unwrap();
+        machine.journal().publish(&MachineEvent::Started);
+        machine.ended(&ExitReason::Panicked);
+        let bytes = answer_to(&request(Get, "/egm/v1/events?follow=0"), &machine).bytes(true);
+        let text = String::from_utf8(bytes).unwrap();
+        assert!(text.contains(LINES) && text.contains("\"reason\":\"panicked\""), "{text}");
+        assert_eq!(text.lines().filter(|line| line.starts_with('{')).count(), 2, "{text}");
+        let mut follow = request(Get, "/egm/v1/events");
+        assert_eq!(respond(&follow, &machine), Response::Events(EventFormat::Lines, LINES));
+        follow.accepts_server_sent = true;
+        assert_eq!(respond(&follow, &machine), Response::Events(EventFormat::ServerSent, SERVER_SENT));
+        assert_eq!(status(Get, "/egm/v1/events?since=1", &machine), Status::BadRequest);
+    }
+
+    #[test]
+    fn the_end_is_one_event_whatever_ended_the_machine() {
+        let error = crate::reserve::ReserveError::Moved { attempts: 4 };
+        let machine = starting();
+        machine.journal().open().unwrap();
+        machine.ended(&ExitReason::Reset);
+        machine.failed(&error);
+        assert_eq!(
+            (machine.journal().published(), json("/egm/v1/machine", &machine)["ended"].clone()),
+            (1, "reset".into())
+        );
+        let other = starting();
+        other.journal().open().unwrap();
+        other.failed(&error);
+        assert_eq!(
+            (other.journal().published(), json("/egm/v1/machine", &other)["ended"].clone()),
+            (1, "failed".into())
+        );
+    }
+}

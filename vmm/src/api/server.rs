@@ -1,0 +1,365 @@
+//! The API's thread: one epoll set with the listener, the journal's descriptor and each client.
+//!
+//! It waits for no client: what a client does not take at once waits in its connection, which reads nothing meanwhile.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, EventFlags};
+use rustix::fs::Timespec;
+use rustix::process::geteuid;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::answer::{Answer, Status, stream_head};
+use super::connection::{Connection, Limits};
+use super::published::Published;
+use super::routes::{self, Response};
+use crate::error::{Blame, Report};
+use crate::listener::Listener;
+use crate::passthrough::borrowed;
+use crate::resources::ThreadError;
+
+/// Most clients at a time.
+const MOST_CLIENTS: usize = 16;
+/// Most of them that read events: the others control the machine.
+const MOST_READERS: usize = 8;
+/// Bytes that are read from a client before others have their turn.
+const AT_ONCE: usize = 16 << 10;
+/// Events that a reader gets before others have their turn.
+const BATCH: usize = 64;
+/// The stack's deepest path is a plan as JSON.
+const STACK: usize = 256 << 10;
+/// Time without new clients after the host had no descriptor for one.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Names in the epoll set. Clients have the numbers from 2 on.
+const LISTENER: u64 = 0;
+const WAKE: u64 = 1;
+
+/// Why a machine has no API.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ServerError {
+    #[error("cannot listen on API socket {}", path.display())]
+    Listen { path: PathBuf, source: io::Error },
+    #[error("cannot make the API's event descriptors")]
+    Descriptors(#[source] io::Error),
+    #[error("cannot serve the API")]
+    Thread(#[source] ThreadError),
+}
+
+impl Report for ServerError {
+    fn blame(&self) -> Blame {
+        match self {
+            // A process of the host listens there.
+            Self::Listen { source, .. } if source.kind() == io::ErrorKind::AddrInUse => Blame::Host,
+            Self::Listen { .. } => Blame::Configuration,
+            Self::Descriptors(_) | Self::Thread(_) => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        Some(match self {
+            Self::Listen { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
+                "choose another --api PATH, or end the machine that listens there: egm-vmm list".to_owned()
+            }
+            Self::Listen { .. } => {
+                "choose a path of at most 107 bytes for a new file, in a folder that you may write".to_owned()
+            }
+            Self::Descriptors(_) => "raise the limit of open files: ulimit -n 65536".to_owned(),
+            Self::Thread(_) => ThreadError::HELP.to_owned(),
+        })
+    }
+}
+
+/// A machine's API. Dropping it sends the last events, closes all connections and removes the socket.
+pub(crate) struct Server {
+    is_over: Arc<AtomicBool>,
+    wake: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Serves `machine` at `path`, for this user and root.
+    ///
+    /// # Errors
+    /// [`ServerError`].
+    pub(crate) fn start(path: &Path, machine: Arc<Published>) -> Result<Self, ServerError> {
+        Self::start_with(path, machine, Limits::USUAL)
+    }
+
+    fn start_with(path: &Path, machine: Arc<Published>, limits: Limits) -> Result<Self, ServerError> {
+        let listener = Listener::bind(path);
+        let listener = listener.map_err(|source| ServerError::Listen { path: path.to_owned(), source })?;
+        let wake = machine.journal().open().map_err(ServerError::Descriptors)?;
+        let is_over = Arc::<AtomicBool>::default();
+        let serving = Serving::new(listener, &wake, machine, limits).map_err(ServerError::Descriptors)?;
+        let over = Arc::clone(&is_over);
+        let thread = thread::Builder::new().name("api".to_owned()).stack_size(STACK);
+        let thread = thread.spawn(move || serving.run(&over));
+        let thread = thread.map_err(|error| ServerError::Thread(error.into()))?;
+        Ok(Self { is_over, wake, thread: Some(thread) })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Release);
+        let _ = self.wake.write(1);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// A client.
+struct Client {
+    stream: UnixStream,
+    connection: Connection,
+    /// The events that the epoll set waits for.
+    interest: EventFlags,
+}
+
+/// The thread's state.
+struct Serving {
+    epoll: OwnedFd,
+    listener: Listener,
+    wake: Arc<EventFd>,
+    machine: Arc<Published>,
+    limits: Limits,
+    /// The user of this process at the start, which may connect beside root.
+    owner: u32,
+    clients: BTreeMap<u64, Client>,
+    next: u64,
+    /// When the listener is waited for again.
+    resume: Option<Instant>,
+}
+
+impl Serving {
+    fn new(
+        listener: Listener,
+        wake: &Arc<EventFd>,
+        machine: Arc<Published>,
+        limits: Limits,
+    ) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let (wake, owner) = (Arc::clone(wake), geteuid().as_raw());
+        let (clients, next, resume) = (BTreeMap::new(), WAKE.saturating_add(1), None);
+        let serving = Self { epoll, listener, wake, machine, limits, owner, clients, next, resume };
+        watch(&serving.epoll, serving.listener.as_fd(), LISTENER, EventFlags::IN)?;
+        watch(&serving.epoll, borrowed(&serving.wake), WAKE, EventFlags::IN)?;
+        Ok(serving)
+    }
+
+    fn run(mut self, is_over: &AtomicBool) {
+        while !is_over.load(Ordering::Acquire) {
+            if let Err(error) = self.turn() {
+                return tracing::warn!(
+                    "the API ends, and the machine goes on: cannot wait for clients: {error}"
+                );
+            }
+        }
+        self.serve_streams(Instant::now()); // the last events, as far as clients take them at once
+    }
+
+    fn turn(&mut self) -> io::Result<()> {
+        let mut events = Vec::with_capacity(MOST_CLIENTS);
+        let limit = self.deadline().map(|end| end.saturating_duration_since(Instant::now()));
+        let limit = limit.map(round_up).and_then(|limit| Timespec::try_from(limit).ok());
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), limit.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let now = Instant::now();
+        self.resume(now)?;
+        for event in &events {
+            match event.data.u64() {
+                LISTENER => self.accept(now)?,
+                WAKE => {
+                    let _ = self.wake.read();
+                    self.serve_streams(now);
+                }
+                key => self.serve(key, now),
+            }
+        }
+        self.clients.values_mut().for_each(|client| client.connection.expire(now));
+        self.clients.retain(|_, client| !client.connection.is_over());
+        Ok(())
+    }
+
+    /// The next time at which something is due without an event. An idle API has none.
+    fn deadline(&self) -> Option<Instant> {
+        let clients = self.clients.values().filter_map(|client| client.connection.deadline());
+        clients.chain(self.resume).min()
+    }
+
+    fn resume(&mut self, now: Instant) -> io::Result<()> {
+        match self.resume.take_if(|at| *at <= now) {
+            Some(_) => watch(&self.epoll, self.listener.as_fd(), LISTENER, EventFlags::IN),
+            None => Ok(()),
+        }
+    }
+
+    /// Accepts or refuses one client.
+    fn accept(&mut self, now: Instant) -> io::Result<()> {
+        let stream = match self.listener.accept() {
+            Ok(Some(stream)) => stream,
+            Ok(None) => return Ok(()),
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) =>
+            {
+                return Ok(());
+            }
+            // The client would be announced again and again.
+            Err(_) => {
+                self.resume = now.checked_add(PAUSE);
+                return Ok(epoll::delete(&self.epoll, &self.listener)?);
+            }
+        };
+        let user = egm_device::broker::user_of(stream.as_fd());
+        if !user.is_ok_and(|user| may_use(user, self.owner)) {
+            let what = "this user may not use the API";
+            refuse(&stream, Status::Forbidden, what, "connect as the user of the machine, or as root");
+            return Ok(());
+        }
+        if self.clients.len() >= MOST_CLIENTS {
+            refuse(
+                &stream,
+                Status::ServiceUnavailable,
+                "the API has 16 clients",
+                "close a connection, and try again",
+            );
+            return Ok(());
+        }
+        let key = self.next;
+        self.next = self.next.saturating_add(1);
+        let (connection, interest) = (Connection::new(self.limits, now), EventFlags::IN);
+        if watch(&self.epoll, stream.as_fd(), key, interest).is_ok() {
+            self.clients.insert(key, Client { stream, connection, interest });
+        }
+        Ok(())
+    }
+
+    /// Reads, answers and writes as far as client `key` lets it.
+    fn serve(&mut self, key: u64, now: Instant) {
+        let readers = self.clients.values().filter(|client| client.connection.is_stream()).count();
+        let Some(client) = self.clients.get_mut(&key) else { return };
+        client.read(now);
+        client.write(now);
+        while let Some(request) = client.connection.next_request(now) {
+            let response = match routes::respond(&request, &self.machine) {
+                Response::Events(..) if readers >= MOST_READERS => Response::Answer(Answer::failure(
+                    Status::ServiceUnavailable,
+                    "the API has 8 readers of events",
+                    "close one of them, or use the query follow=0",
+                )),
+                response => response,
+            };
+            match response {
+                Response::Answer(answer) => client.connection.answer(&answer, request.keeps_alive, now),
+                Response::Events(format, media) => {
+                    client.connection.begin_stream(&stream_head(media), format)
+                }
+            }
+            client.write(now);
+        }
+        client.write(now); // an interim answer, or a refusal
+        client.feed(&self.machine, now);
+        client.update(&self.epoll, key);
+    }
+
+    /// Sends new events to their readers.
+    fn serve_streams(&mut self, now: Instant) {
+        for (key, client) in &mut self.clients {
+            client.feed(&self.machine, now);
+            client.update(&self.epoll, *key);
+        }
+    }
+}
+
+impl Client {
+    fn read(&mut self, now: Instant) {
+        let mut buffer = [0; AT_ONCE];
+        let room = self.connection.room().min(AT_ONCE);
+        let Some(buffer) = buffer.get_mut(..room).filter(|buffer| !buffer.is_empty()) else { return };
+        match (&self.stream).read(buffer) {
+            Ok(0) => self.connection.end_of_input(),
+            Ok(count) => self.connection.receive(buffer.get(..count).unwrap_or_default(), now),
+            Err(error) if is_later(&error) => {}
+            Err(_) => self.connection.fail(),
+        }
+    }
+
+    fn write(&mut self, now: Instant) {
+        while !self.connection.output().is_empty() {
+            match (&self.stream).write(self.connection.output()) {
+                Ok(count) => {
+                    if self.connection.sent(count, now) {
+                        let _ = self.stream.shutdown(Shutdown::Write);
+                    }
+                }
+                Err(error) if is_later(&error) => return,
+                Err(_) => return self.connection.fail(),
+            }
+        }
+    }
+
+    /// Sends events, if it reads them and has taken those before.
+    fn feed(&mut self, machine: &Published, now: Instant) {
+        while let Some(stream) = self.connection.drained_stream() {
+            let batch = machine.journal().read(&mut stream.cursor, BATCH);
+            if batch.is_empty() {
+                return;
+            }
+            let bytes = batch.encode(stream.format);
+            self.connection.push(&bytes);
+            self.write(now);
+        }
+    }
+
+    /// Waits for what its connection needs next.
+    fn update(&mut self, epoll: &OwnedFd, key: u64) {
+        let mut interest = EventFlags::empty();
+        interest.set(EventFlags::IN, self.connection.room() > 0);
+        interest.set(EventFlags::OUT, !self.connection.output().is_empty());
+        if interest != self.interest {
+            let data = epoll::EventData::new_u64(key);
+            match epoll::modify(epoll, &self.stream, data, interest) {
+                Ok(()) => self.interest = interest,
+                Err(_) => self.connection.fail(),
+            }
+        }
+    }
+}
+
+/// Whether `user` may use the API of a machine of `owner`.
+fn may_use(user: u32, owner: u32) -> bool {
+    user == owner || user == 0 || egm_address::fault!("api-for-every-user")
+}
+
+/// Answers a client that is not served, as far as it takes the answer at once.
+fn refuse(stream: &UnixStream, status: Status, what: &str, remedy: &str) {
+    let _ = rustix::io::write(stream, &Answer::failure(status, what, remedy).bytes(false));
+}
+
+/// Whether the call is to be repeated when the descriptor is ready.
+fn is_later(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// epoll counts whole milliseconds: a deadline is over when the wait for it is.
+fn round_up(limit: Duration) -> Duration {
+    limit.saturating_add(Duration::from_millis(1))
+}
+
+fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>, name: u64, interest: EventFlags) -> io::Result<()> {
+    Ok(epoll::add(epoll, fd, epoll::EventData::new_u64(name), interest)?)
+}
+
+#[cfg(test)]
+mod tests;

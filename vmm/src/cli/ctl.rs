@@ -1,0 +1,314 @@
+//! `egm-vmm ctl`: a client of a machine's API.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use egm_report::program::Outcome;
+use egm_report::show::{Screen, Side, Table, Unwritten, print, printable_lines, size};
+use serde_json::Value;
+
+use crate::api::{Client, ClientError};
+use crate::error::{Blame, Report};
+
+/// Time that a machine has to flush its disks after a request to stop, and to return its slices.
+const STOP: Duration = Duration::from_secs(45);
+
+/// Control a machine that was started with --api
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLE)]
+pub(super) struct Args {
+    /// Socket of the machine's API
+    #[arg(long, value_name = "PATH")]
+    api: PathBuf,
+    /// Print the answer as JSON
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// Print version and process
+    Ping,
+    /// Print name, state, process and configuration
+    Machine,
+    /// Print processors, memory, payload, state and PCI addresses (JSON)
+    Info,
+    /// Print mistakes and failures that the virtio devices counted (JSON)
+    Counters,
+    /// Print the plan of the machine (JSON)
+    Plan,
+    /// Print region, place, owner and retired bytes of each slice
+    Slices,
+    /// Print interrupt lines, and messages that vectors use (JSON)
+    Interrupts,
+    /// Print the duration of each stage of the start
+    Timings,
+    /// Print the latest events, one JSON object a line
+    Events {
+        /// Print later events too, until the machine's program ends
+        #[arg(long)]
+        follow: bool,
+    },
+    /// Print numbers in Prometheus' text format
+    Metrics,
+    /// Press the guest's power button
+    PowerButton,
+    /// Press the power button, and end the machine when its guest does not
+    Shutdown {
+        /// Time for the guest to shut down, in seconds; 0 ends the machine at once
+        #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+        timeout: u32,
+    },
+    /// Send a GET request, and print the answer
+    Get {
+        /// Path of the request, such as /api/v1/vm.info
+        #[arg(value_name = "REQUEST")]
+        request: String,
+    },
+    /// Send a PUT request without a body, and print the answer
+    Put {
+        /// Path of the request, such as /api/v1/vm.power-button
+        #[arg(value_name = "REQUEST")]
+        request: String,
+    },
+}
+
+const EXAMPLE: &str = "\
+Examples: a machine with an API; its state; its end
+
+  egm-vmm run vm.json --api vm.sock
+  egm-vmm ctl --api vm.sock machine
+  egm-vmm ctl --api vm.sock shutdown --timeout 30
+
+Exit codes:
+
+  0  the request was carried out
+  2  the command line is wrong, or the API has no such request
+  3  no API listens at PATH, or the machine cannot do it now";
+
+/// A machine goes on although it was to stop.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot end the machine within {} s", STOP.as_secs())]
+struct Unstopped;
+
+impl Report for Unstopped {
+    fn blame(&self) -> Blame {
+        Blame::Host
+    }
+
+    fn help(&self) -> Option<String> {
+        Some(
+            "look at its messages; once more \"shutdown --timeout 0\" ends the wait for its disks".to_owned(),
+        )
+    }
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    let client = Client::new(&args.api);
+    let get = |target: &str| client.ask("GET", target).map(|reply| reply.body);
+    let out = match &args.verb {
+        Verb::Ping => shown(args, &get("/api/v1/vmm.ping")?, fields),
+        Verb::Machine => shown(args, &get("/egm/v1/machine")?, fields),
+        Verb::Slices => shown(args, &get("/egm/v1/slices")?, slices),
+        Verb::Timings => shown(args, &get("/egm/v1/timings")?, timings),
+        Verb::Info => pretty(&get("/api/v1/vm.info")?),
+        Verb::Counters => pretty(&get("/api/v1/vm.counters")?),
+        Verb::Plan => pretty(&get("/egm/v1/plan")?),
+        Verb::Interrupts => pretty(&get("/egm/v1/interrupts")?),
+        Verb::Metrics => get("/egm/v1/metrics")?,
+        Verb::Events { follow: false } => get("/egm/v1/events?follow=0")?,
+        Verb::Events { follow: true } => return follow(client, &args.api),
+        Verb::PowerButton => client.ask("PUT", "/api/v1/vm.power-button")?.body,
+        Verb::Shutdown { timeout } => return shutdown(client, &args.api, *timeout),
+        Verb::Get { request } => raw(&client.ask("GET", request)?.body),
+        Verb::Put { request } => raw(&client.ask("PUT", request)?.body),
+    };
+    print(for_stdout(out));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `text` for a terminal without control characters, which names of devices may have; otherwise as it came.
+fn for_stdout(text: String) -> String {
+    if io::stdout().is_terminal() { printable_lines(&text) } else { text }
+}
+
+/// `body` as it came with `--json`, otherwise as `view` shows it.
+fn shown(args: &Args, body: &str, view: fn(&Value, &mut Table<'_>)) -> String {
+    let Some(value) = (!args.json).then(|| serde_json::from_str(body).ok()).flatten() else {
+        return raw(body);
+    };
+    let heads: &[&str] = match args.verb {
+        Verb::Slices => &["slice", "region", "offset", "size", "owner", "retired"],
+        Verb::Timings => &["stage", "ms"],
+        _ => &["field", "value"],
+    };
+    let sides: &[Side] = match args.verb {
+        Verb::Slices => &[Side::Left, Side::Left, Side::Right, Side::Right, Side::Left, Side::Right],
+        Verb::Timings => &[Side::Left, Side::Right],
+        _ => &[Side::Left, Side::Left],
+    };
+    let mut table = Table::new(sides, heads);
+    view(&value, &mut table);
+    let mut out = String::new();
+    table.write(&mut out, Screen::of_stdout());
+    out
+}
+
+/// A body with the line end that a terminal needs.
+fn raw(body: &str) -> String {
+    if body.is_empty() || body.ends_with('\n') { body.to_owned() } else { format!("{body}\n") }
+}
+
+fn pretty(body: &str) -> String {
+    let value = serde_json::from_str(body).map(|value: Value| format!("{value:#}\n"));
+    value.unwrap_or_else(|_| raw(body))
+}
+
+/// A text without quotes, or another value as JSON.
+fn cell(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn fields(value: &Value, table: &mut Table<'_>) {
+    for (field, value) in value.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
+        table.row(None, vec![field.clone(), cell(value)]);
+    }
+}
+
+fn slices(value: &Value, table: &mut Table<'_>) {
+    for slice in value.as_array().into_iter().flatten() {
+        let bytes = |value: &Value| value.as_u64().map_or_else(|| "-".to_owned(), size);
+        let retired = slice["retired"].as_array().into_iter().flatten();
+        let retired = retired.filter_map(|bad| bad["size"].as_u64()).fold(0, u64::saturating_add);
+        let owner = match &slice["owner"] {
+            Value::Null if slice["region"].is_null() => "the machine itself".to_owned(),
+            Value::Null => "a broker's client".to_owned(),
+            owner => format!("{}, user {}, process {}", cell(&owner["name"]), owner["uid"], owner["pid"]),
+        };
+        let offset = slice["offset"].as_u64().map_or_else(|| "-".to_owned(), |offset| format!("{offset:#x}"));
+        let (id, region) = (cell(&slice["id"]), slice["region"].as_str().unwrap_or("-").to_owned());
+        table.row(None, vec![id, region, offset, bytes(&slice["size"]), owner, size(retired)]);
+    }
+}
+
+fn timings(value: &Value, table: &mut Table<'_>) {
+    let milliseconds = |value: &Value| {
+        let microseconds = value.as_u64().unwrap_or(0);
+        format!("{}.{:03}", microseconds / 1000, microseconds % 1000)
+    };
+    for stage in value["stages"].as_array().into_iter().flatten() {
+        table.row(None, vec![cell(&stage["stage"]), milliseconds(&stage["microseconds"])]);
+    }
+    table.row(None, vec!["total".to_owned(), milliseconds(&value["total_microseconds"])]);
+}
+
+/// Prints events until the machine's program ends, or the reader of this output does.
+fn follow(client: Client<'_>, path: &Path) -> Outcome {
+    let mut events = client.follow()?;
+    let mut out = io::stdout();
+    while let Some(event) = events.next(None).map_err(|source| unreadable(path, source))? {
+        match writeln!(out, "{}", for_stdout(event)).and_then(|()| out.flush()) {
+            Ok(()) => {}
+            // The reader of this output has seen enough (`| head`).
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
+            Err(error) => return Err(Unwritten::from(error).into()),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn unreadable(path: &Path, source: io::Error) -> ClientError {
+    ClientError::Unreadable { path: path.to_owned(), source }
+}
+
+/// Presses the power button, waits for the machine's end, and requests it after `timeout` seconds.
+fn shutdown(client: Client<'_>, path: &Path, timeout: u32) -> Outcome {
+    let mut events = client.follow()?; // before the press: no event is missed
+    let mut ends_within = |limit: Duration| -> Result<bool, ClientError> {
+        let until = Instant::now().checked_add(limit);
+        while let Some(event) = events.next(until).map_err(|source| unreadable(path, source))? {
+            if is_end(&event) {
+                return Ok(true);
+            }
+        }
+        Ok(until.is_some_and(|until| Instant::now() < until)) // the stream's end is the program's
+    };
+    if timeout > 0 {
+        match client.ask("PUT", "/api/v1/vm.power-button") {
+            Ok(_) if ends_within(Duration::from_secs(timeout.into()))? => return Ok(ExitCode::SUCCESS),
+            // A guest without a button, or that does not shut down.
+            Ok(_) | Err(ClientError::Refused { status: 409, .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    match client.ask("PUT", "/api/v1/vm.shutdown") {
+        Ok(_) => {}
+        Err(ClientError::Refused { status: 409, .. }) if !is_starting(client) => {} // it ends already
+        Err(error) => return Err(error.into()),
+    }
+    if ends_within(STOP)? { Ok(ExitCode::SUCCESS) } else { Err(Unstopped.into()) }
+}
+
+/// Whether the machine has no vCPUs to stop yet.
+fn is_starting(client: Client<'_>) -> bool {
+    let machine = client.ask("GET", "/egm/v1/machine").ok();
+    let machine = machine.and_then(|reply| serde_json::from_str::<Value>(&reply.body).ok());
+    machine.is_some_and(|machine| machine["state"] == "starting")
+}
+
+/// Whether `event` is the machine's last.
+fn is_end(event: &str) -> bool {
+    let event: Value = serde_json::from_str(event).unwrap_or_default();
+    event["event"] == "stopped" || event["event"] == "failed"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static SIDES: [Side; 6] = [Side::Left; 6];
+
+    fn rows(view: fn(&Value, &mut Table<'_>), columns: usize, value: &Value) -> Vec<Vec<String>> {
+        let mut table = Table::new(&SIDES[..columns], &["x"; 6][..columns]);
+        view(value, &mut table);
+        let mut out = String::new();
+        table.write(&mut out, Screen::FILE);
+        let words = |line: &str| {
+            line.split("  ").map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect()
+        };
+        out.lines().skip(1).map(words).collect()
+    }
+
+    #[test]
+    fn answers_are_tables_of_what_they_have() {
+        let machine = serde_json::json!({ "name": "vm1", "ended": null, "pid": 7 });
+        assert_eq!(rows(fields, 2, &machine), [["name", "vm1"], ["pid", "7"]]);
+        let slice = serde_json::json!([{ "id": "egm0", "region": "local", "offset": 4096, "size": 1 << 21,
+            "owner": { "name": "vm1", "uid": 0, "pid": 7 }, "retired": [{ "offset": 4096, "size": 1024 }] }]);
+        assert_eq!(
+            rows(slices, 6, &slice),
+            [["egm0", "local", "0x1000", "2 MiB", "vm1, user 0, process 7", "1 KiB"]]
+        );
+        let stages = serde_json::json!({ "stages": [{ "stage": "plan", "microseconds": 1500 }], "total_microseconds": 1500 });
+        assert_eq!(rows(timings, 2, &stages), [["plan", "1.500"], ["total", "1.500"]]);
+    }
+
+    #[test]
+    fn a_hostile_answer_is_an_empty_table_or_its_text() {
+        for value in [Value::Null, serde_json::json!([[[]]]), serde_json::json!({ "stages": 1 })] {
+            assert!(rows(fields, 2, &value).len() < 2 && rows(slices, 6, &value).len() < 2);
+            assert_eq!(rows(timings, 2, &value).len(), 1);
+        }
+        assert_eq!(pretty("no JSON"), "no JSON\n");
+    }
+
+    #[test]
+    fn only_the_machines_end_is_an_end() {
+        assert!(is_end("{\"event\":\"stopped\"}") && is_end("{\"event\":\"failed\"}"));
+        assert!(!is_end("{\"event\":\"started\"}") && !is_end("stopped") && !is_end(""));
+    }
+}
