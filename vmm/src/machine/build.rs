@@ -72,7 +72,8 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     subscribers.push(Arc::new(Mutex::new(Signals::new(Arc::clone(&exit), button)?)));
     let Board { ports, memory, .. } = board;
     let shared = Arc::new(Shared { ports, memory, exit, checks });
-    Ok(Machine { events, vcpus, shared, devices: tree.devices, hotplug, poison, subscribers, _vm: vm, ram })
+    let (devices, sandbox) = (tree.devices, None);
+    Ok(Machine { events, vcpus, shared, devices, hotplug, poison, subscribers, sandbox, _vm: vm, ram })
 }
 
 /// The device that a slice is, if it is one.

@@ -20,6 +20,7 @@ mod platform;
 mod poison;
 mod serial;
 mod signals;
+mod start;
 mod tree;
 mod vcpu;
 
@@ -37,7 +38,7 @@ use crate::hotplug;
 use crate::kvm::Vm;
 use crate::lock::lock;
 use crate::memory::GuestRam;
-use crate::program;
+use crate::sandbox::Sandbox;
 
 /// A part of the event loop.
 type Subscriber = Arc<Mutex<dyn MutEventSubscriber + Send>>;
@@ -51,6 +52,7 @@ pub struct Machine {
     hotplug: Option<hotplug::Running>,
     poison: Arc<Mutex<poison::Poison>>,
     subscribers: Vec<Subscriber>,
+    sandbox: Option<Arc<Sandbox>>,
     _vm: Vm,
     ram: GuestRam,
 }
@@ -72,6 +74,15 @@ impl Machine {
         self.hotplug.as_ref().map(|running| running.handle.clone())
     }
 
+    /// Encloses the machine's threads in `sandbox` before the guest runs.
+    pub(crate) fn within(mut self, sandbox: Option<Arc<Sandbox>>) -> Self {
+        if sandbox.is_some() {
+            lock(&self.poison).leave_ledger();
+        }
+        self.sandbox = sandbox;
+        self
+    }
+
     /// Runs the guest to its end. On every way out the vCPUs have stopped, and each device has made durable what
     /// it promised or is named.
     pub fn run(mut self) -> Ended {
@@ -80,13 +91,15 @@ impl Machine {
             self.events.add_subscriber(Arc::clone(subscriber));
         }
         let mut running = Vec::with_capacity(self.vcpus.len());
+        let start = Arc::new(start::Start::new(self.sandbox));
         let started = vcpu::prepare_kicks().and_then(|()| {
             self.vcpus.into_iter().try_for_each(|vcpu| {
-                running.push(vcpu.start(Arc::clone(&self.shared))?);
+                running.push(vcpu.start(Arc::clone(&self.shared), Arc::clone(&start))?);
                 Ok(())
             })
         });
-        program::forget_start(); // not earlier: the guest's first instruction does not wait for it
+        let started = started.and_then(|()| start.go());
+        start.cancel();
         exit.set(started.err().unwrap_or_else(|| serve(&mut self.events, &self.shared, &running)));
         running.into_iter().for_each(vcpu::RunningVcpu::stop);
         // Before anything else ends: they write to memory by themselves.
