@@ -1,4 +1,4 @@
-//! A machine of an unprivileged user, and the root process that keeps its slices' locks.
+//! A machine of an unprivileged user or in a sandbox, and the root process that keeps its slices' locks.
 //!
 //! ```text
 //!  keeper (root)                                  machine

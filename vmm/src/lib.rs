@@ -47,6 +47,7 @@ pub mod plan;
 mod program;
 pub mod reserve;
 pub mod resources;
+mod sandbox;
 mod user;
 pub mod virtio;
 

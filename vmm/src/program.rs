@@ -12,16 +12,25 @@ use std::ptr::with_exposed_provenance_mut;
 
 use rustix::mm::{Advice, madvise};
 
-/// Gives back the mapped pages of this program's instructions and constants; to be called when the start is over. It is a
-/// courtesy: where `/proc` is missing they stay.
-pub(crate) fn forget_start() {
-    let here: fn() = forget_start;
-    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    for range in unwritten(&maps, here as usize) {
-        let start = with_exposed_provenance_mut(range.start);
-        // SAFETY: the range is one mapping of the program file that never had write permission, so that no page of it differs
-        // from the file: every later access finds the bytes that it would have found.
-        let _ = unsafe { madvise(start, range.len(), Advice::LinuxDontNeed) };
+/// Mappings of this program's instructions and constants. It is a courtesy: where `/proc` is missing there are none.
+pub(crate) struct StartPages(Vec<Range<usize>>);
+
+impl StartPages {
+    /// Finds them, by a file that a sandboxed process cannot open any more.
+    pub(crate) fn find() -> Self {
+        let here: fn() -> Self = Self::find;
+        let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        Self(unwritten(&maps, here as usize))
+    }
+
+    /// Gives back their pages; to be called when the start is over.
+    pub(crate) fn forget(self) {
+        for range in self.0 {
+            let start = with_exposed_provenance_mut(range.start);
+            // SAFETY: the range is one mapping of the program file that never had write permission, so that no page of it
+            // differs from the file: every later access finds the bytes that it would have found.
+            let _ = unsafe { madvise(start, range.len(), Advice::LinuxDontNeed) };
+        }
     }
 }
 
@@ -97,7 +106,7 @@ mod tests {
     #[test]
     fn instructions_and_constants_that_only_the_start_needed_are_in_memory_no_more() {
         static CONSTANT: [u8; 4] = *b"text";
-        let here: fn() = forget_start;
+        let here: fn() -> StartPages = StartPages::find;
         let both = [here as usize, (&raw const CONSTANT).addr()];
         let maps = fs::read_to_string("/proc/self/maps").unwrap();
         for range in unwritten(&maps, here as usize) {
@@ -106,7 +115,7 @@ mod tests {
             unsafe { madvise(start, range.len(), Advice::LinuxPopulateRead) }.unwrap();
         }
         let before = both.map(resident);
-        forget_start();
+        StartPages::find().forget();
         let after = both.map(resident);
         assert!(after[0] < before[0] && after[1] < before[1], "{after:?} KiB of {before:?} KiB");
         assert_eq!(CONSTANT, *b"text");

@@ -117,13 +117,7 @@ impl User {
         setresgid(self.gid, self.gid, self.gid).map_err(step("become the user's group"))?;
         setresuid(self.uid, self.uid, self.uid).map_err(step("become the user"))?;
         self.verify()?;
-        // The kernel clears it when the user changes. The parent holds the slices' locks: without it they are free.
-        let orphan = |source| UserError::Drop { step: "follow the parent process", source };
-        set_parent_process_death_signal(Some(Signal::KILL)).map_err(|errno| orphan(errno.into()))?;
-        if std::os::unix::process::parent_id() != parent {
-            return Err(orphan(io::Error::other("it has ended")));
-        }
-        Ok(())
+        follow(parent) // the kernel clears it when the user changes
     }
 
     /// Checks every thread by what the kernel reports of it (proc_pid_status(5)).
@@ -173,6 +167,19 @@ impl User {
 fn field<'a>(status: &'a str, name: &str) -> &'a str {
     let value = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':');
     status.lines().find_map(value).unwrap_or_default().trim()
+}
+
+/// Ends this process when its parent, `parent`, ends: that holds the slices' locks, and without it they are free.
+///
+/// # Errors
+/// [`UserError::Drop`]; it has ended already.
+pub(crate) fn follow(parent: u32) -> Result<(), UserError> {
+    let orphan = |source| UserError::Drop { step: "follow the parent process", source };
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|errno| orphan(errno.into()))?;
+    if std::os::unix::process::parent_id() != parent {
+        return Err(orphan(io::Error::other("it has ended")));
+    }
+    Ok(())
 }
 
 /// Lets nothing that this process executes have more privileges than it, in threads that are started from now on.

@@ -10,6 +10,7 @@
 //! | `vcpu` | vCPUs and interrupt controllers; registers at the first instruction |
 //! | `interrupts` | numbers of lines and messages |
 //! | `machine_check` | reports of bad memory to a vCPU |
+//! | `system_call` | arguments of a system call, from a thread's registers |
 
 pub mod aarch64;
 pub mod boot;

@@ -7,17 +7,18 @@ use std::sync::Arc;
 use egm_address::Printable;
 use egm_device::progress::Bars;
 use egm_device::trust::parse_name;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use super::Outcome;
 use crate::api::{Published, Server};
-use crate::config::{self, Overrides};
+use crate::config::{self, Overrides, Spec};
 use crate::custody;
 use crate::error::{Blame, Chain, Report};
 use crate::launch::{Confined, Reserved};
 use crate::listener::remove_stale;
 use crate::machine::{self, ExitReason};
 use crate::reserve::Broker;
+use crate::sandbox::{self, Mode};
 use crate::user::User;
 
 /// Start the virtual machine of a configuration file and wait for its end
@@ -43,8 +44,23 @@ pub(super) struct Args {
     /// Excludes --broker, because the machine would keep root's connection to it. An unprivileged user needs only --broker.
     #[arg(long, value_name = "NAME", conflicts_with = if egm_address::fault!("user-with-broker") { "class" } else { "broker" })]
     user: Option<String>,
+    /// Restrict this process while the guest runs: strict, log or off
+    ///
+    /// strict: each thread may make the few system calls that it needs, no file is opened, no program is started, and no
+    /// capability is kept. Another call ends the machine with exit code 4, and is named. A second process of root returns
+    /// slices. log: the kernel logs calls that strict would refuse. Not every scenario of the lab has run with strict yet.
+    /// Excludes --api, whose thread has no list of calls yet.
+    #[arg(
+        long,
+        value_name = "MODE",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true,
+        conflicts_with = "api"
+    )]
+    sandbox: Mode,
     /// Descriptor of the process that returns the slices; it starts this one
-    #[arg(long, hide = true, requires = "user")]
+    #[arg(long, hide = true)]
     keeper: Option<i32>,
     /// Trust domain of the machine: machines of one domain share a region that a GPU reaches
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
@@ -71,6 +87,14 @@ impl Args {
             append: self.append.clone(),
             trust_domain: self.trust_domain.clone(),
         }
+    }
+
+    /// Whether another process returns the slices of the machine of `spec`: in a sandbox no file of the ledger is opened.
+    /// That process starts this one again, which reads the configuration then.
+    fn needs_keeper(&self, spec: &Spec) -> bool {
+        let is_read_once = self.file.as_os_str() == "-";
+        let has_own_slices = !spec.egm.is_empty() && self.broker.is_none() && geteuid().is_root();
+        self.keeper.is_none() && self.sandbox.is_on() && has_own_slices && !is_read_once
     }
 
     fn broker(&self) -> Option<Broker> {
@@ -138,18 +162,14 @@ fn raise_open_files() {
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
-    let confined = match (&args.user, args.keeper) {
-        (Some(name), None) => {
-            User::find(name)?;
-            let bars = Bars::default();
-            let kept = custody::keep("--keeper", &|slice, step| bars.report(slice, step));
-            // The machine's process may not have the right to remove it.
-            let _ = args.api.as_deref().map(remove_stale);
-            return kept;
-        }
-        (Some(name), Some(number)) => Some(Confined::new(name, number)?),
-        (None, _) => None,
-    };
+    if let (Some(name), None) = (&args.user, args.keeper) {
+        User::find(name)?;
+        let kept = keep();
+        // The machine's process may not have the right to remove it.
+        let _ = args.api.as_deref().map(remove_stale);
+        return kept;
+    }
+    let confined = Confined::new(args.user.as_deref(), args.keeper, args.sandbox)?;
     raise_open_files();
     // Until there is a guest, its power button does nothing; an unhandled signal would end this process.
     let _ = signal_hook::flag::register(libc::SIGPWR, Arc::default());
@@ -161,8 +181,12 @@ pub(super) fn run(args: &Args) -> Outcome {
 }
 
 /// Runs the machine of `args` to its end, and publishes each step. Its plan is kept for `has_api` only.
-fn run_machine(args: &Args, confined: Option<Confined>, machine: &Published, has_api: bool) -> Outcome {
+fn run_machine(args: &Args, confined: Confined, machine: &Published, has_api: bool) -> Outcome {
     let spec = config::load_with(&args.file, &args.overrides())?;
+    if args.needs_keeper(&spec) {
+        sandbox::check(args.sandbox, &spec, false)?;
+        return keep();
+    }
     machine.stage("configuration");
     let waiting = |slice: &str, why: &str| eprintln!("{slice} waits: {}", Printable(why));
     let reserved = Reserved::of(&spec, args.broker().as_ref(), confined, &waiting)?;
@@ -187,6 +211,12 @@ fn run_machine(args: &Args, confined: Option<Confined>, machine: &Published, has
     let outcome = report(ended);
     drop(reservation);
     outcome
+}
+
+/// Runs this command line once more, as the machine, and returns its slices at its end.
+fn keep() -> Outcome {
+    let bars = Bars::default();
+    custody::keep("--keeper", &|slice, step| bars.report(slice, step))
 }
 
 /// Prints how the machine ended.

@@ -31,6 +31,7 @@ use crate::memory::Present;
 use crate::plan::{self, Plan};
 use crate::reserve::{Broker, Servers, SliceRecord};
 use crate::resources::{self, Resources};
+use crate::sandbox;
 
 type Outcome<T> = Result<T, Box<dyn Report>>;
 
@@ -38,7 +39,7 @@ type Outcome<T> = Result<T, Box<dyn Report>>;
 pub(crate) struct Reserved {
     plan: Plan,
     servers: Servers,
-    confined: Option<Confined>,
+    confined: Confined,
     held: Reservation,
 }
 
@@ -51,9 +52,11 @@ impl Reserved {
     pub(crate) fn of(
         spec: &Spec,
         broker: Option<&Broker>,
-        confined: Option<Confined>,
+        confined: Confined,
         waiting: &dyn Fn(&str, &str),
     ) -> Outcome<Self> {
+        let is_returned_here = broker.is_none() && !confined.has_keeper();
+        sandbox::check(confined.mode(), spec, is_returned_here)?;
         let servers = Servers::of(&spec.devices)?;
         let scope = Scope::of(spec);
         if let Scope::Only { regions: true, .. } = scope {
@@ -72,7 +75,7 @@ impl Reserved {
         let mut held = Reservation::new(facts, leases);
         // The broker claims the GPUs that its client's user may open.
         if broker.is_none() || geteuid().is_root() {
-            held.claim_gpus(&plan, spec.trust_domain.as_deref(), confined.as_ref())?;
+            held.claim_gpus(&plan, spec.trust_domain.as_deref(), &confined)?;
         }
         Ok(Self { plan, servers, confined, held })
     }
@@ -93,7 +96,7 @@ impl Reserved {
     /// [`resources::ResourceError`], and [`crate::reserve::CloseError`] for a machine that cannot run as its user.
     pub(crate) fn open(self) -> Outcome<Opened> {
         let Self { plan, servers, confined, held } = self;
-        if confined.is_some() {
+        if confined.is_of_user() {
             held.leases().check_confinable(&plan)?;
         }
         let bar = Bar::new("memory present");
@@ -108,7 +111,7 @@ pub(crate) struct Opened {
     plan: Plan,
     // Closed before the slices are returned.
     resources: Resources,
-    confined: Option<Confined>,
+    confined: Confined,
     held: Reservation,
 }
 
@@ -124,24 +127,22 @@ impl Opened {
     }
 
     /// Builds the machine, with its events in `journal`. Afterwards this process has no file of a region that it does not
-    /// need, and the privileges that the machine's user has.
+    /// need, and the privileges that the machine's user has. In a sandbox, all its threads but this one are enclosed.
     ///
     /// # Errors
-    /// [`machine::BuildError`], and what the kernel refuses.
+    /// [`machine::BuildError`], [`sandbox::SandboxError`], and what the kernel refuses.
     pub(crate) fn build(self, journal: &Arc<Journal>) -> Outcome<Built> {
         let Self { plan, resources, confined, mut held } = self;
         let machine = machine::build(&plan, resources, journal)?;
-        let uid = confined.as_ref().map_or_else(|| geteuid().as_raw(), Confined::uid);
-        held.leases().record_process(uid)?;
-        let notes = match &confined {
-            None => held.leases().close_files(&plan)?,
-            Some(_) => held.leases().close_files_for_user(&plan, !held.facts().servers.is_empty())?,
+        held.leases().record_process(confined.uid())?;
+        let notes = match confined.is_of_user() {
+            false => held.leases().close_files(&plan)?,
+            true => held.leases().close_files_for_user(&plan, !held.facts().servers.is_empty())?,
         };
         notes.iter().for_each(|note| tracing::info!("{note}"));
-        if let Some(confined) = &confined {
-            held.enter(confined)?;
-        }
-        Ok(Built { machine, held })
+        held.enter(&confined)?;
+        let sandbox = confined.enclose(&plan, held.leases())?;
+        Ok(Built { machine: machine.within(sandbox), held })
     }
 }
 
@@ -167,6 +168,7 @@ impl Built {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sandbox::Mode;
 
     fn name<T>() -> &'static str {
         std::any::type_name::<T>().rsplit("::").next().unwrap()
@@ -175,7 +177,8 @@ mod tests {
     #[test]
     fn the_picture_of_the_program_names_each_phase_in_its_order() {
         // Compiles only while each phase is made from the one before it.
-        let _: fn(&Spec) -> Outcome<Reserved> = |spec| Reserved::of(spec, None, None, &|_, _| ());
+        let _: fn(&Spec) -> Outcome<Reserved> =
+            |spec| Reserved::of(spec, None, Confined::new(None, None, Mode::Off)?, &|_, _| ());
         let _: fn(Reserved) -> Outcome<Opened> = Reserved::open;
         let _: fn(Opened, &Arc<Journal>) -> Outcome<Built> = Opened::build;
         let _: fn(Built, &dyn Fn()) -> (machine::Ended, Reservation) = Built::run;

@@ -33,8 +33,8 @@ impl Reservation {
         &self.leases
     }
 
-    /// Claims the GPUs of `plan` that reach a region, for a machine of the trust domain `domain`. The claims of a confined
-    /// machine end with its process.
+    /// Claims the GPUs of `plan` that reach a region, for a machine of the trust domain `domain`. The claims of a machine
+    /// without the ledger's files end with its process.
     ///
     /// # Errors
     /// [`reserve::ReserveError`].
@@ -42,23 +42,25 @@ impl Reservation {
         &mut self,
         plan: &Plan,
         domain: Option<&str>,
-        confined: Option<&Confined>,
+        confined: &Confined,
     ) -> Result<(), Box<dyn Report>> {
         self.gpus = reserve::claim_gpus(plan, domain)?;
-        if let Some(confined) = confined {
+        if !confined.keeps_ledger() {
             self.gpus.take().map(|gpus| gpus.leave(confined.uid())).transpose()?;
         }
         Ok(())
     }
 
-    /// Leaves the slices to the keeper of `confined` and drops all privileges.
+    /// Leaves the slices to the keeper of `confined`, if it has one, and drops the privileges that the machine's user lacks.
     ///
     /// # Errors
     /// The keeper has ended, or the kernel refuses.
     pub(super) fn enter(&mut self, confined: &Confined) -> Result<(), Box<dyn Report>> {
-        confined.hand_over(&self.leases)?;
-        self.is_left = true;
-        self.leases.close_locks()?;
+        if confined.has_keeper() {
+            confined.hand_over(&self.leases)?;
+            self.is_left = true;
+            self.leases.close_locks()?;
+        }
         confined.drop_privileges()
     }
 }

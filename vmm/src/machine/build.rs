@@ -92,6 +92,7 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
         poison,
         live,
         subscribers,
+        sandbox: None,
         _vm: vm,
         ram,
     })

@@ -50,6 +50,8 @@ pub enum ExitReason {
         /// The reason, in words.
         what: String,
     },
+    /// A thread could not be enclosed in the sandbox; the guest did not run.
+    Sandbox(String),
     /// A part of ours broke.
     Internal(String),
 }
@@ -64,7 +66,7 @@ impl ExitReason {
             | Self::CrashLoaded
             | Self::TripleFault { .. }
             | Self::BadMemory { .. } => Some(Blame::Guest),
-            Self::Hypervisor { .. } | Self::NoThread { .. } => Some(Blame::Host),
+            Self::Hypervisor { .. } | Self::NoThread { .. } | Self::Sandbox(_) => Some(Blame::Host),
             Self::Internal(_) => Some(Blame::Internal),
         }
     }
@@ -111,6 +113,7 @@ impl fmt::Display for ExitReason {
             Self::BadMemory { vcpu, what } => write!(f, "vCPU {vcpu} met bad memory of the host: {what}"),
             Self::Hypervisor { vcpu, what } => write!(f, "KVM cannot go on with vCPU {vcpu}: {what}"),
             Self::NoThread { vcpu, what } => write!(f, "cannot start the thread of vCPU {vcpu}: {what}"),
+            Self::Sandbox(what) => f.write_str(what),
             Self::Internal(what) => write!(f, "internal error: {what}"),
         }
     }

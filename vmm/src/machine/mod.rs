@@ -21,6 +21,7 @@ mod platform;
 mod poison;
 mod serial;
 mod signals;
+mod start;
 mod tree;
 mod vcpu;
 
@@ -41,7 +42,7 @@ use crate::hotplug;
 use crate::kvm::Vm;
 use crate::lock::lock;
 use crate::memory::GuestRam;
-use crate::program;
+use crate::sandbox::Sandbox;
 
 /// A part of the event loop.
 type Subscriber = Arc<Mutex<dyn MutEventSubscriber + Send>>;
@@ -56,6 +57,7 @@ pub struct Machine {
     poison: Arc<Mutex<poison::Poison>>,
     live: Live,
     subscribers: Vec<Subscriber>,
+    sandbox: Option<Arc<Sandbox>>,
     _vm: Vm,
     ram: GuestRam,
 }
@@ -82,6 +84,15 @@ impl Machine {
         self.live.clone()
     }
 
+    /// Encloses the machine's threads in `sandbox` before the guest runs.
+    pub(crate) fn within(mut self, sandbox: Option<Arc<Sandbox>>) -> Self {
+        if sandbox.is_some() {
+            lock(&self.poison).leave_ledger();
+        }
+        self.sandbox = sandbox;
+        self
+    }
+
     /// Runs the guest to its end; calls `started` once the vCPUs run. On every way out the vCPUs have stopped, and each
     /// device has made durable what it promised or is named.
     pub fn run(mut self, started: &dyn Fn()) -> Ended {
@@ -90,16 +101,18 @@ impl Machine {
             self.events.add_subscriber(Arc::clone(subscriber));
         }
         let mut running = Vec::with_capacity(self.vcpus.len());
+        let start = Arc::new(start::Start::new(self.sandbox));
         let begun = vcpu::prepare_kicks().and_then(|()| {
             self.vcpus.into_iter().try_for_each(|vcpu| {
-                running.push(vcpu.start(Arc::clone(&self.shared))?);
+                running.push(vcpu.start(Arc::clone(&self.shared), Arc::clone(&start))?);
                 Ok(())
             })
         });
+        let begun = begun.and_then(|()| start.go());
+        start.cancel();
         if begun.is_ok() {
             started();
         }
-        program::forget_start(); // not earlier: the guest's first instruction does not wait for it
         exit.set(begun.err().unwrap_or_else(|| serve(&mut self.events, &self.shared, &running)));
         self.live.close(); // before the memory is unmapped: no thread keeps a part of it
         running.into_iter().for_each(vcpu::RunningVcpu::stop);

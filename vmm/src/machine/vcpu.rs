@@ -15,6 +15,7 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 use super::bus::Bus;
 use super::exit::{ExitLatch, ExitReason};
 use super::poison::MachineChecks;
+use super::start::Start;
 use crate::arch::native::vcpu::program_counter;
 use crate::kvm::internal_suberror;
 
@@ -70,14 +71,19 @@ impl Vcpu {
     ///
     /// # Errors
     /// [`ExitReason::NoThread`].
-    pub(super) fn start(mut self, shared: Arc<Shared>) -> Result<RunningVcpu, ExitReason> {
+    pub(super) fn start(mut self, shared: Arc<Shared>, start: Arc<Start>) -> Result<RunningVcpu, ExitReason> {
         let vcpu = self.index;
         let stopped = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&stopped);
         let name = format!("vcpu{vcpu}");
         let body = move || {
             pin(self.host_cpus.as_ref());
-            while !shared.exit.is_set() {
+            let runs = start.enter().unwrap_or_else(|reason| {
+                shared.exit.set(reason);
+                false
+            });
+            drop(start);
+            while runs && !shared.exit.is_set() {
                 let told = shared.checks.deliver(vcpu, &self.fd);
                 if let Some(reason) = told.or_else(|| self.run_once(&shared)) {
                     shared.exit.set(reason);

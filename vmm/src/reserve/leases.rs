@@ -15,7 +15,7 @@ use egm_device::carve::plan::Request;
 use egm_device::lease::Lease;
 use egm_device::ledger::{Identity, Ledger, Paths, Progress, Watch};
 use egm_device::owner::Owner;
-use egm_device::region::{Region, Slice};
+use egm_device::region::{Region, RegionKind, Slice};
 use serde::Serialize;
 
 use super::error::ReserveError;
@@ -66,6 +66,11 @@ impl Taken {
             Self::Own(lease) => lease.slice(),
             Self::Broker(loan, _) => loan.slice(),
         }
+    }
+
+    /// Whether a broker granted it.
+    pub(crate) const fn is_of_broker(&self) -> bool {
+        matches!(self, Self::Broker(..))
     }
 
     /// Keeps `bad` (bytes of the region) from later owners. A broker records it when the slice is returned.
@@ -261,6 +266,16 @@ impl Leases {
     pub(crate) fn leave_own(mut self) -> Self {
         self.0.retain(|named| matches!(named.taken.as_ref(), Taken::Broker(..)));
         self
+    }
+
+    /// Whether a slice is of a broker.
+    pub(crate) fn has_broker(&self) -> bool {
+        self.0.iter().any(|named| named.taken.is_of_broker())
+    }
+
+    /// Whether a slice is of an EGM device: its list of retired pages is read while the guest runs.
+    pub(crate) fn has_egm_device(&self) -> bool {
+        self.0.iter().any(|named| matches!(named.taken.region().kind, RegionKind::Egm { .. }))
     }
 
     /// Adds to `facts` the retired pages that they lack; returns whether there were any.

@@ -39,6 +39,10 @@ impl Drop for Machine {
 impl Machine {
     /// Returns when the guest runs.
     fn start() -> Self {
+        Self::start_with(["--user", USER])
+    }
+
+    fn start_with(options: [&str; 2]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = json!({
             "name": NAME,
@@ -52,7 +56,7 @@ impl Machine {
         let mut keeper = Command::new(env!("CARGO_BIN_EXE_egm-vmm"))
             .arg("run")
             .arg(&file)
-            .args(["--user", USER])
+            .args(options)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -81,6 +85,13 @@ impl Machine {
         kill_process(process, signal).unwrap();
         self.keeper.wait().unwrap().code()
     }
+}
+
+/// The statuses of the machine's threads, but for the kernel's own.
+fn statuses(machine: &Machine) -> Vec<String> {
+    let threads = fs::read_dir(machine.path("task")).unwrap();
+    let statuses = threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("status")).unwrap());
+    statuses.filter(|status| !status.starts_with("Name:\tkvm")).collect()
 }
 
 /// The inode of the mapping of 4 MiB in a line of `/proc/PID/maps`: the slice, for no other file is so large here.
@@ -170,5 +181,27 @@ fn a_killed_machine_s_slices_are_returned_and_a_killed_keeper_takes_the_machine_
     while Path::new(&machine.path("status")).exists() {
         std::thread::yield_now();
     }
+    assert!(!is_granted());
+}
+
+#[test]
+fn a_sandboxed_machine_of_root_leaves_its_slices_to_another_process() {
+    if !can_run() {
+        return;
+    }
+    let Some(_pool) = Pool::reserve(2, 2 << 10) else { return };
+    let mut machine = Machine::start_with(["--sandbox", "strict"]);
+    for status in statuses(&machine) {
+        for line in
+            ["CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"]
+        {
+            assert!(status.contains(line), "{line}: {status}");
+        }
+    }
+    let open = machine.descriptors();
+    assert!(open.iter().all(|(_, file)| !file.contains("egm-device")), "{open:?}");
+    assert!(is_granted());
+    let keeper = Pid::from_child(&machine.keeper);
+    assert_eq!(machine.end(keeper, Signal::TERM), Some(0));
     assert!(!is_granted());
 }

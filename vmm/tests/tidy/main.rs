@@ -64,6 +64,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("vmm/src/memory/mod.rs", "our mappings as vm-memory's regions, and shared with devices"),
     ("vmm/src/passthrough/descriptor.rs", "an eventfd's descriptor"),
     ("vmm/src/program.rs", "the program's own pages"),
+    ("vmm/src/sandbox/sys.rs", "the report of a refused system call, Landlock for a single thread"),
     ("vmm/src/virtio/blk/io/uring.rs", "pointers that the kernel's ring keeps"),
     ("vmm/src/virtio/iovec.rs", "readv and writev on guest memory"),
     ("vmm/src/virtio/net/tap.rs", "ioctls of a tap"),

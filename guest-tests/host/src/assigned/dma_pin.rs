@@ -76,8 +76,7 @@ fn run_one(steps: &mut Steps<'_>, pin: &Pin) -> Result<(), LabError> {
         "egm": [{ "region": pin.region, "size": size, "node": 1 }],
     });
     let config = payload(runner, scenario, pin.name, &egm_fixtures::payload::halt(Ports::USUAL), keys)?;
-    let mut command = Command::new(&runner.tools.vmm);
-    command.arg("run").arg(config);
+    let mut command = runner.tools.run(&config);
     if pin.is_confined {
         command.args(["--user", confined::NAME]);
     }

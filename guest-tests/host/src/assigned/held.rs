@@ -4,7 +4,6 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::Command;
 
 use egm_fixtures::payload::Ports;
 
@@ -49,8 +48,7 @@ pub(crate) fn with(
 ) -> Result<String, Fault> {
     let config =
         payload(runner, scenario, "held", &egm_fixtures::payload::halt(Ports::USUAL), devices(functions));
-    let mut command = Command::new(&runner.tools.vmm);
-    command.arg("run").arg(config.map_err(|error| chain(&error))?);
+    let command = runner.tools.run(&config.map_err(|error| chain(&error))?);
     let (console, log) = (report.join("console.log"), report.join("vmm.log"));
     let mut seen = None;
     let ending = watch(command, Limit::Total(scenario.deadline), &console, &log, |line| {

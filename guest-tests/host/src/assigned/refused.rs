@@ -1,7 +1,9 @@
 //! Scenario: all that can be wrong with a function and its host. The VMM names each fault with its rule and a remedy,
 //! exits with 2 (configuration) or 3 (host), and holds nothing afterwards: the same machine then starts.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::iter;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -192,8 +194,12 @@ impl Machines<'_> {
         let mut cases = Vec::new();
         let first = self.machine(&self.config);
         let ending = self.run(first, || {
-            let holder = format!("(egm-vmm run {}) has {}", self.config.display(), self.function);
-            let holder = holder.replace("egm-vmm", &self.runner.tools.vmm.to_string_lossy());
+            let command = self.machine(&self.config);
+            let words: Vec<_> = iter::once(command.get_program())
+                .chain(command.get_args())
+                .map(OsStr::to_string_lossy)
+                .collect();
+            let holder = format!("({}) has {}", words.join(" "), self.function);
             let file = format!("{} is in use: process ", self.file.display());
             cases.push(self.refusal("had by another machine", &[&file, &holder]));
             Reaction::Terminate
@@ -246,9 +252,7 @@ impl Machines<'_> {
     }
 
     fn machine(&self, config: &Path) -> Command {
-        let mut command = Command::new(&self.runner.tools.vmm);
-        command.arg("run").arg(config);
-        command
+        self.runner.tools.run(config)
     }
 
     /// The working machine, started by an unprivileged user with a memory-lock limit of `kib` KiB.

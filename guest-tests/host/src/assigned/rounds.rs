@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use egm_fixtures::payload::{Entry, Payload, Ports};
 
@@ -88,8 +87,7 @@ impl<'a> Machines<'a> {
             End::Terminated => (&self.sleeps, Reaction::Terminate, Ending::Exit(0)),
             End::Killed => (&self.sleeps, Reaction::Kill, Ending::Signal(9)),
         };
-        let mut command = Command::new(&self.runner.tools.vmm);
-        command.arg("run").arg(config);
+        let command = self.runner.tools.run(config);
         let (console, said) = (self.report.join("console.log"), self.report.join("vmm.log"));
         let mut ran = false;
         let ending = watch(command, Limit::Total(self.scenario.deadline), &console, &said, |line| {

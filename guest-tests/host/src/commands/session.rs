@@ -26,7 +26,7 @@ use crate::images::kernel;
 use crate::images::portable::Portable;
 use crate::images::rdma_kit::Kit;
 use crate::images::rootfs;
-use crate::images::tools::Tools;
+use crate::images::tools::{Sandbox, Tools};
 use crate::runner::machine::{Runner, Vmm};
 use crate::scenarios::{self, run_scenario};
 use crate::skips::{Site, Skips};
@@ -51,6 +51,9 @@ pub(crate) struct RunArguments {
     /// Emulated hosts at a time [default: one for each processor, as far as memory goes].
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
+    /// Sandbox of the machines: strict, log or off [default: that of egm-vmm run].
+    #[arg(long, value_name = "MODE", hide_possible_values = true)]
+    sandbox: Option<Sandbox>,
     /// Plant this fault in the host's programs, which must be built for it: see scripts/test --faults.
     #[arg(long, value_name = "NAME")]
     fault: Option<String>,
@@ -89,6 +92,7 @@ impl RunArguments {
             full: false,
             shard: None,
             jobs: None,
+            sandbox: None,
             fault: None,
             place: None,
             vmm: Vmm::Egm,
@@ -158,6 +162,7 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
         Some(directory) => Tools::copied(directory),
         None => Tools::of_checkout(&cache()?)?,
     };
+    tools.sandbox = arguments.sandbox;
     let provided = find(&arguments.peers, PeerName::CloudHypervisor);
     tools.cloud_hypervisor = provided.as_deref().map(Portable::here).or(tools.cloud_hypervisor);
     let mut skipped = Vec::new();
@@ -238,6 +243,7 @@ fn in_own_process(scenario: &Scenario, arguments: &RunArguments) -> Result<Scena
     if let Some(fault) = scenario.fault {
         command.env(FAULT_VARIABLE, fault.name);
     }
+    command.args(arguments.sandbox.into_iter().flat_map(Sandbox::words));
     for (option, path) in [("--tools", &arguments.tools), ("--work", &arguments.work)] {
         command.args(path.iter().flat_map(|path| [OsStr::new(option), path.as_os_str()]));
     }

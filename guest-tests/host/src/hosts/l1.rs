@@ -26,7 +26,7 @@ use crate::images::emulator::Emulator;
 use crate::images::initramfs;
 use crate::images::kernel::{self, StockKernel};
 use crate::images::rdma_kit::Kit;
-use crate::images::tools::{Tools, beside};
+use crate::images::tools::{Sandbox, Tools, beside};
 
 /// Permitted silence of the emulated host, beyond the scenarios' deadlines: on a busy machine it boots for minutes.
 const OVERHEAD: Duration = Duration::from_secs(240);
@@ -135,19 +135,22 @@ fn run_in(
     let grace = on_grace.is_some();
     let gigantic = !grace && scenarios.iter().any(|s| s.gigantic);
     let host = Host { kernel: &kernel, cache, plugged, grace, wire, clock: Clock::Real, gigantic };
-    run_under(&host, scenarios, share, stage)
+    let sandbox = tools.sandbox.into_iter().flat_map(Sandbox::words);
+    let arguments: Vec<_> = ARGUMENTS.into_iter().chain(sandbox).collect();
+    run_under(&host, &arguments, scenarios, share, stage)
 }
 
-/// Runs `scenarios` under one kernel; a scenario without a result there is broken, with the reason.
+/// Runs `scenarios` under one kernel, by this program with `arguments` and their names; a scenario without a result there is broken, with the reason.
 fn run_under(
     host: &Host<'_>,
+    arguments: &[&str],
     scenarios: &[Scenario],
     share: &Path,
     stage: &Stage,
 ) -> Result<Vec<ScenarioResult>, LabError> {
     let silence = scenarios.iter().map(|s| s.deadline).max().unwrap_or_default() + OVERHEAD;
     let names = scenarios.iter().map(|s| s.name);
-    let arguments: Vec<_> = ARGUMENTS.iter().copied().chain(names).collect();
+    let arguments: Vec<_> = arguments.iter().copied().chain(names).collect();
     let ending = boot_under(host, share, &arguments, silence, stage)?;
     let json = fs::read(share.join(RESULTS)).ok();
     let results: Option<Vec<ScenarioResult>> = json.and_then(|json| serde_json::from_slice(&json).ok());

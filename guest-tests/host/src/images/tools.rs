@@ -1,6 +1,7 @@
 //! Programs and files for running scenarios.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::engine::error::LabError;
 use crate::engine::scenario::Scenario;
@@ -23,6 +24,29 @@ const CLOUD_HYPERVISOR: &str = "cloud-hypervisor";
 
 /// Folder of the build directory in which `scripts/lab/arm64` puts the programs for the emulated Grace host.
 const ARM64_FOLDER: &str = "aarch64-unknown-linux-gnu/lab";
+
+/// What the machines of scenarios have for `egm-vmm run --sandbox`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Sandbox {
+    /// Calls that a machine does not need end it.
+    Strict,
+    /// The kernel logs them.
+    Log,
+    /// No sandbox.
+    Off,
+}
+
+impl Sandbox {
+    /// The words of a command line.
+    pub(crate) const fn words(self) -> [&'static str; 2] {
+        let mode = match self {
+            Self::Strict => "strict",
+            Self::Log => "log",
+            Self::Off => "off",
+        };
+        ["--sandbox", mode]
+    }
+}
 
 /// Programs and files for running scenarios.
 #[derive(Debug, Clone)]
@@ -55,6 +79,8 @@ pub(crate) struct Tools {
     pub(crate) emulator: Option<Emulator>,
     /// cloud-hypervisor, where the user provides it.
     pub(crate) cloud_hypervisor: Option<Portable>,
+    /// The sandbox of machines, where the user chose one.
+    pub(crate) sandbox: Option<Sandbox>,
 }
 
 impl Tools {
@@ -76,8 +102,16 @@ impl Tools {
             tests: Some(lab.with_file_name(TESTS)).filter(|folder| folder.exists()),
             emulator: None,
             cloud_hypervisor: None,
+            sandbox: None,
             lab,
         })
+    }
+
+    /// The command that runs the machine of `config`.
+    pub(crate) fn run(&self, config: &Path) -> Command {
+        let mut command = Command::new(&self.vmm);
+        command.arg("run").arg(config).args(self.sandbox.into_iter().flat_map(Sandbox::words));
+        command
     }
 
     /// The emulated Grace host's tools: programs for aarch64 and Debian's newest kernel for arm64.
@@ -103,6 +137,7 @@ impl Tools {
             tests: None,
             emulator: None,
             cloud_hypervisor: None,
+            sandbox: None,
         }
     }
 

@@ -196,11 +196,7 @@ impl Runner {
     /// The command that starts `machine`.
     pub(crate) fn command(&self, machine: &Machine) -> Command {
         match self.vmm {
-            Vmm::Egm => {
-                let mut command = Command::new(&self.tools.vmm);
-                command.arg("run").arg(&machine.config);
-                command
-            }
+            Vmm::Egm => self.tools.run(&machine.config),
             Vmm::Qemu => {
                 let mut command = Command::new("qemu-system-x86_64");
                 let kernel = self.tools.kernel.image();

@@ -12,6 +12,8 @@ pub mod layout;
 pub mod machine_check;
 pub mod rooms;
 #[cfg(target_arch = "aarch64")]
+pub mod system_call;
+#[cfg(target_arch = "aarch64")]
 pub mod vcpu;
 #[cfg(target_arch = "aarch64")]
 pub mod vm;

@@ -55,6 +55,8 @@ struct Memory {
     growth: Option<RetiredListPoll>,
     /// Bytes known to be bad.
     bad: SpanSet<InRegion>,
+    /// Whether the ledger's record of a slice of this process can be changed.
+    has_ledger: bool,
 }
 
 /// The part of the event loop that handles bad memory.
@@ -93,7 +95,7 @@ impl Memory {
         let egm = slice.filter(|slice| matches!(slice.region().kind, RegionKind::Egm { .. }));
         let growth = egm.map(|slice| RetiredListPoll::new(slice.region().clone()));
         let (slice, device) = (slice.cloned(), device.cloned());
-        Self { id: id.to_owned(), name, slice, device, growth, bad: SpanSet::default() }
+        Self { id: id.to_owned(), name, slice, device, growth, bad: SpanSet::default(), has_ledger: true }
     }
 
     /// Offset of its first byte in the region.
@@ -138,6 +140,12 @@ impl Poison {
             timer.reset(LOOK, Some(LOOK)).map_err(io::Error::from)?;
         }
         Ok(Self { watch, checks, errors, again: Again::new()?, memories, journal, timer })
+    }
+
+    /// Leaves bad pages of this process's slices to the scrub after the machine's end: it runs in a sandbox, without the
+    /// ledger's files.
+    pub(super) fn leave_ledger(&mut self) {
+        self.memories.iter_mut().for_each(|memory| memory.has_ledger = false);
     }
 
     /// The machine checks, which vCPUs and the event loop share.
@@ -215,7 +223,8 @@ impl Memory {
         checks: &MachineChecks,
         mut errors: Option<&mut ErrorBlock>,
     ) {
-        let recorded = self.slice.as_ref().map(|slice| slice.retire(&SpanSet::from_iter([bad])));
+        let recordable = self.slice.as_ref().filter(|slice| self.has_ledger || slice.is_of_broker());
+        let recorded = recordable.map(|slice| slice.retire(&SpanSet::from_iter([bad])));
         let mut line = format!("bad memory: \"{}\", {:#x} bytes at {:#x}", self.id, bad.size(), bad.start());
         if let Some(slice) = &self.slice {
             line.push_str(&format!(" of region \"{}\"", slice.region().name));
@@ -243,6 +252,7 @@ impl Memory {
         match recorded {
             Some(Ok(())) => line.push_str(", no later owner gets it"),
             Some(Err(error)) => line.push_str(&format!(", later owners are not: {}", Chain(error.as_ref()))),
+            None if self.slice.is_some() => line.push_str("; the scrub after the machine's end records it"),
             None => {}
         }
         tracing::warn!("{line}");

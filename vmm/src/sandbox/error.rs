@@ -1,0 +1,57 @@
+//! Reasons why a machine is not enclosed, and does not run.
+
+use std::io;
+
+use landlock::RulesetError;
+use seccompiler::BackendError;
+
+use super::table::ThreadKind;
+use crate::error::{Blame, Report};
+
+/// Why a machine cannot be enclosed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SandboxError {
+    /// Its scrubs start threads, which no filter permits.
+    #[error("cannot sandbox the machine: slice \"{id}\" is a PCI function, and its scrubs start threads")]
+    Slice { id: String },
+    /// Another process needs root's rights and the configuration as a file.
+    #[error("cannot sandbox the machine: it has slices, which no other process can return")]
+    NoKeeper,
+    #[error("cannot make the filter of a thread ({kind:?})")]
+    Filter { kind: ThreadKind, source: BackendError },
+    #[error("cannot make Landlock rules")]
+    Landlock(#[from] RulesetError),
+    #[error("cannot sandbox thread {thread}: the sandbox has no filter for it")]
+    Unknown { thread: String },
+    #[error("cannot sandbox thread {thread}: cannot {step}")]
+    Refused { thread: String, step: &'static str, source: io::Error },
+    #[error("cannot sandbox thread {thread}: it does not answer a signal")]
+    Silent { thread: String },
+    #[error("cannot {step}")]
+    Prepare { step: &'static str, source: io::Error },
+}
+
+impl Report for SandboxError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Slice { .. } | Self::NoKeeper => Blame::Configuration,
+            Self::Filter { .. } | Self::Unknown { .. } => Blame::Internal,
+            Self::Landlock(_) | Self::Refused { .. } | Self::Silent { .. } | Self::Prepare { .. } => {
+                Blame::Host
+            }
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Slice { .. } => Some("set \"as\": \"memory\" for it, or leave out --sandbox".to_owned()),
+            Self::NoKeeper => Some(
+                "as root, put the configuration into a file; other users get slices by --broker".to_owned(),
+            ),
+            Self::Refused { .. } => {
+                Some("use a kernel with CONFIG_SECCOMP_FILTER, or leave out --sandbox".to_owned())
+            }
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Walls around a machine's process, so that a guest that breaks the monitor gets nothing more by it.
+//!
+//! ```text
+//!  plan ─► parts ─┐
+//!                 ├─► program (a filter for each kind of thread) ─┐
+//!  table: calls, requests, reasons ───────────────────────────────┤
+//!                                                                 ▼
+//!  Walls: no_new_privs, Landlock, no capabilities ─► each thread encloses itself ─► a refused call ends the process
+//!                                                    before the first guest instruction     report.rs, sys.rs
+//! ```
+//! Everything is open by then, so that no thread opens, connects, starts or executes anything any more, but what
+//! [`table`] has with its reason. What the machine took of the host is returned by another process: see
+//! [`crate::custody`].
+
+mod calls;
+mod compile;
+mod error;
+mod parts;
+mod paths;
+mod report;
+mod sys;
+mod table;
+mod threads;
+mod walls;
+
+use std::io;
+use std::sync::Arc;
+
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use seccompiler::BpfProgram;
+use vmm_sys_util::signal::register_signal_handler;
+
+pub(crate) use self::error::SandboxError;
+use self::table::{MachinePart, ThreadKind};
+use self::walls::{Failure, Walls};
+use crate::arch::native::system_call::ARCHITECTURE;
+use crate::config::Spec;
+use crate::plan::Plan;
+
+/// What happens to a system call that a running machine has no use for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub(crate) enum Mode {
+    /// Nothing: there is no sandbox.
+    #[default]
+    Off,
+    /// The kernel logs it, and carries it out.
+    Log,
+    /// The machine ends with exit code 4 and a message that names thread and call.
+    Strict,
+}
+
+impl Mode {
+    /// Whether there are filters.
+    pub(crate) const fn is_on(self) -> bool {
+        !matches!(self, Self::Off)
+    }
+}
+
+/// The walls of a machine that is built and does not run yet.
+#[derive(Debug)]
+pub(crate) struct Sandbox {
+    mode: Mode,
+    parts: Vec<MachinePart>,
+    /// Of the process, which handlers of signals read.
+    walls: &'static Walls,
+    vcpu: BpfProgram,
+    event_loop: BpfProgram,
+}
+
+/// What the plan of a machine does not show.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Openings {
+    /// A broker's connection stays open.
+    pub(crate) broker: bool,
+    /// The file of an EGM device stays open.
+    pub(crate) egm_device: bool,
+}
+
+impl Sandbox {
+    /// The walls of the machine of `plan`; `None` with [`Mode::Off`]. To be made once in a process, when it has its user and
+    /// everything is open.
+    ///
+    /// # Errors
+    /// [`SandboxError`].
+    pub(crate) fn new(
+        mode: Mode,
+        plan: &Plan,
+        openings: Openings,
+    ) -> Result<Option<Arc<Self>>, SandboxError> {
+        if !mode.is_on() {
+            return Ok(None);
+        }
+        let strict = mode == Mode::Strict;
+        let ruleset = if strict { paths::ruleset(&paths::folders(plan))? } else { None };
+        if strict && ruleset.is_none() {
+            tracing::info!("this kernel has no Landlock: only filters keep the machine from files");
+        }
+        // Leaked: threads and handlers use it until the process ends.
+        let walls: &'static Walls = Box::leak(Box::new(Walls { ruleset, drops_capabilities: strict }));
+        let parts = parts::of(plan, openings.broker, openings.egm_device);
+        let (vcpu, event_loop) =
+            (filter(mode, &parts, ThreadKind::Vcpu)?, filter(mode, &parts, ThreadKind::EventLoop)?);
+        sys::keep_allocator_from_files();
+        prepare(mode)?;
+        Ok(Some(Arc::new(Self { mode, parts, walls, vcpu, event_loop })))
+    }
+
+    /// Encloses all threads of this process but the calling one.
+    ///
+    /// # Errors
+    /// [`SandboxError`]: the machine must not run.
+    pub(crate) fn enclose_others(&self) -> Result<(), SandboxError> {
+        let others = threads::with_kinds(threads::others, threads::NAMING)?;
+        let with_filter = |(thread, kind)| Ok((thread, filter(self.mode, &self.parts, kind)?));
+        let others = others.into_iter().map(with_filter).collect::<Result<Vec<_>, SandboxError>>()?;
+        threads::enclose(others, self.walls)
+    }
+
+    /// Encloses the calling thread, a vCPU.
+    ///
+    /// # Errors
+    /// [`SandboxError`]: the machine must not run.
+    pub(crate) fn enclose_vcpu(&self) -> Result<(), SandboxError> {
+        self.enclose(&self.vcpu)
+    }
+
+    /// Encloses the calling thread, the event loop: the last, because the threads that it starts have its limits.
+    ///
+    /// # Errors
+    /// [`SandboxError`]: the machine must not run.
+    pub(crate) fn enclose_event_loop(&self) -> Result<(), SandboxError> {
+        self.enclose(&self.event_loop)
+    }
+
+    fn enclose(&self, filter: &BpfProgram) -> Result<(), SandboxError> {
+        self.walls.enclose(filter).map_err(|Failure { step, source }| {
+            let thread = std::thread::current().name().unwrap_or("without a name").to_owned();
+            SandboxError::Refused { thread, step: step.action(), source }
+        })
+    }
+}
+
+/// Refuses a machine that cannot run within walls, before anything is reserved for it. `is_returned_here` if this process would
+/// have to return its slices.
+///
+/// # Errors
+/// [`SandboxError::Slice`] and [`SandboxError::NoKeeper`].
+pub(crate) fn check(mode: Mode, spec: &Spec, is_returned_here: bool) -> Result<(), SandboxError> {
+    if !mode.is_on() {
+        return Ok(());
+    }
+    if let Some(id) = parts::slice_device(spec) {
+        return Err(SandboxError::Slice { id: id.to_owned() });
+    }
+    match is_returned_here && !spec.egm.is_empty() {
+        true => Err(SandboxError::NoKeeper),
+        false => Ok(()),
+    }
+}
+
+fn filter(mode: Mode, parts: &[MachinePart], kind: ThreadKind) -> Result<BpfProgram, SandboxError> {
+    let program = compile::program(kind, parts, std::process::id(), mode, ARCHITECTURE);
+    program.map_err(|source| SandboxError::Filter { kind, source })
+}
+
+/// What holds for the whole process: the report of refused calls, and no debugger of this user.
+fn prepare(mode: Mode) -> Result<(), SandboxError> {
+    let failed = |step| move |source: io::Error| SandboxError::Prepare { step, source };
+    register_signal_handler(libc::SIGSYS, sys::on_refused)
+        .map_err(|error| failed("catch refused system calls")(io::Error::from_raw_os_error(error.errno())))?;
+    if mode == Mode::Strict {
+        // A change of the user may have set it to what `fs.suid_dumpable` has.
+        set_dumpable_behavior(DumpableBehavior::NotDumpable)
+            .map_err(|errno| failed("keep debuggers from this process")(errno.into()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,41 @@
+//! The parts of a machine that need system calls of their own, by its plan. Pure.
+
+use super::table::MachinePart;
+use crate::config::{Console, DeviceKind, Spec};
+use crate::plan::{FunctionRole, Plan};
+
+/// The parts of the machine of `plan`. `has_broker` if slices came from a broker, `has_egm` if the file of an EGM device stays
+/// open.
+pub(super) fn of(plan: &Plan, has_broker: bool, has_egm: bool) -> Vec<MachinePart> {
+    let devices = plan.pci.iter().filter_map(|function| match &function.role {
+        FunctionRole::Endpoint { device, .. } => part_of(&device.kind),
+        _ => None,
+    });
+    let console = matches!(plan.console, Console::Socket { .. }).then_some(MachinePart::ConsoleSocket);
+    let parts = [
+        console,
+        plan.passthrough.is_some().then_some(MachinePart::Function),
+        has_broker.then_some(MachinePart::Broker),
+        has_egm.then_some(MachinePart::EgmDevice),
+    ];
+    devices.chain(parts.into_iter().flatten()).collect()
+}
+
+const fn part_of(device: &DeviceKind) -> Option<MachinePart> {
+    match device {
+        DeviceKind::VirtioBlk { .. } => Some(MachinePart::Disk),
+        DeviceKind::VirtioNet { .. } => Some(MachinePart::Net),
+        DeviceKind::VirtioVsock { socket: Some(_), .. } => Some(MachinePart::Vsock),
+        DeviceKind::VirtioVsock { socket: None, .. } => Some(MachinePart::VhostVsock),
+        DeviceKind::Vfio { .. } => Some(MachinePart::Function),
+        DeviceKind::VfioUser { .. } => Some(MachinePart::Server),
+        // The first needs nothing of its own; a machine with the second is refused: see `SandboxError::Slice`.
+        DeviceKind::VirtioRng | DeviceKind::Egm { .. } => None,
+    }
+}
+
+/// Id of the first slice of `spec` that is a PCI function.
+pub(super) fn slice_device(spec: &Spec) -> Option<&str> {
+    let slice = spec.devices.iter().find(|device| matches!(device.kind, DeviceKind::Egm { .. }));
+    slice.map(|device| device.id.as_str())
+}

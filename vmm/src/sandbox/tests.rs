@@ -1,0 +1,310 @@
+//! Each kind of thread with its real filter, in a process of its own: what the table permits goes on, and the rest ends the
+//! process by name.
+#![expect(unsafe_code, reason = "system calls as an attacker makes them")]
+
+use std::fs::{self, File};
+use std::io;
+use std::process::{Command, Output};
+use std::sync::mpsc::channel;
+use std::thread::{self, JoinHandle};
+
+use rustix::thread::Pid;
+
+use super::calls::{self, Call};
+use super::table::{Condition, KINDS, PermittedCall, REQUESTS, ROWS};
+use super::*;
+
+/// What a child process does: see [`act`].
+const ACT: &str = "EGM_VMM_TEST_SANDBOX";
+/// Printed by a child that was not stopped.
+const ALIVE: &str = "the thread goes on";
+
+const PARTS: &[MachinePart] = &[
+    MachinePart::Disk,
+    MachinePart::Net,
+    MachinePart::Vsock,
+    MachinePart::VhostVsock,
+    MachinePart::ConsoleSocket,
+    MachinePart::Function,
+    MachinePart::Server,
+    MachinePart::Broker,
+    MachinePart::EgmDevice,
+];
+
+/// The name of a thread of `kind`, as its start gives it.
+const fn name(kind: ThreadKind) -> &'static str {
+    match kind {
+        ThreadKind::Vcpu => "vcpu0",
+        ThreadKind::EventLoop => "egm-vmm",
+        ThreadKind::Console => "console",
+        ThreadKind::Block => "blk",
+        ThreadKind::Hotplug => "hotplug",
+        ThreadKind::ServerWatch => "vfio-user",
+        ThreadKind::Reaper => "reaper",
+    }
+}
+
+/// Calls by which an attacker would leave the process. Each is harmless if nothing refuses it.
+const ATTACKS: &[(&str, [u64; 6])] = &[
+    ("openat", [NONE, 0, 0, 0, 0, 0]),
+    ("openat2", [NONE, 0, 0, 0, 0, 0]),
+    ("connect", [NONE, 0, 0, 0, 0, 0]),
+    ("socket", [2, 1, 0, 0, 0, 0]),
+    ("ptrace", [16, 0, 0, 0, 0, 0]),
+    ("process_vm_readv", [0; 6]),
+    ("kill", [0; 6]),
+    ("tgkill", [1, 1, 0, 0, 0, 0]),
+    ("execve", [0; 6]),
+    ("execveat", [NONE, 0, 0, 0, 0, 0]),
+    ("clone", [NONE, 0, 0, 0, 0, 0]),
+    ("clone3", [0; 6]),
+    ("mmap", [0, 4096, 1 | 4, 0x22, NONE, 0]),
+    ("mprotect", [1, 4096, 1 | 4, 0, 0, 0]),
+    ("pkey_mprotect", [1, 4096, 1 | 4, 0, 0, 0]),
+    ("io_uring_setup", [0; 6]),
+    ("io_uring_register", [NONE, 0, 0, 0, 0, 0]),
+    ("memfd_create", [0; 6]),
+    ("userfaultfd", [NONE, 0, 0, 0, 0, 0]),
+    ("mount", [0; 6]),
+    ("unshare", [0; 6]),
+    ("bpf", [NONE, 0, 0, 0, 0, 0]),
+    ("pidfd_getfd", [NONE, 0, 0, 0, 0, 0]),
+    ("setresuid", [NONE, NONE, NONE, 0, 0, 0]),
+    ("prctl", [4, 0, 0, 0, 0, 0]),
+    ("rt_sigaction", [31, 0, 0, 8, 0, 0]),
+    ("ioctl", [NONE, 0xae01, 0, 0, 0, 0]),
+    ("bind", [NONE, 0, 0, 0, 0, 0]),
+];
+/// -1: no descriptor, no user, all flags.
+const NONE: u64 = u64::MAX;
+
+/// Calls that do not return here.
+const WITHOUT_RETURN: [&str; 3] = ["exit", "exit_group", "rt_sigreturn"];
+
+/// Makes a system call.
+fn make(call: &Call, arguments: [u64; 6]) -> i64 {
+    let number = i64::from(call.number(ARCHITECTURE).unwrap());
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: no argument is the address of something that the kernel could change.
+    unsafe { libc::syscall(number, a, b, c, d, e, f) }
+}
+
+/// Arguments that `condition` permits, and that mean nothing to the kernel otherwise.
+fn permitted(condition: Condition) -> [u64; 6] {
+    let mut arguments = [NONE; 6];
+    let (index, value) = match condition {
+        Condition::Any => return arguments,
+        Condition::Without(index, _) | Condition::Null(index) => (index, 0),
+        Condition::OneOf(index, values) => (index, u64::from(values[0])),
+        Condition::ThisProcess(index) => (index, u64::from(std::process::id())),
+    };
+    arguments[usize::from(index)] = value;
+    arguments
+}
+
+fn walls() -> Walls {
+    Walls { ruleset: paths::ruleset(&[]).unwrap(), drops_capabilities: true }
+}
+
+/// Runs `inside` on a thread of `kind` that has enclosed itself.
+fn enclosed(kind: ThreadKind, inside: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    prepare(Mode::Strict).unwrap();
+    sys::keep_allocator_from_files();
+    let filter = filter(Mode::Strict, PARTS, kind).unwrap();
+    let body = move || {
+        walls().enclose(&filter).unwrap();
+        inside();
+    };
+    thread::Builder::new().name(name(kind).to_owned()).spawn(body).unwrap()
+}
+
+/// The child's part: the kind of a thread, and the call that it makes, or `permitted` for all of the table.
+fn act(kind: &str, call: &str) {
+    let kind = *KINDS.iter().find(|other| name(**other) == kind).unwrap();
+    let calls: Vec<(&Call, [u64; 6])> = match call {
+        "permitted" => permitted_calls(kind),
+        _ => ATTACKS
+            .iter()
+            .filter(|(name, _)| *name == call)
+            .map(|(name, arguments)| (calls::named(name).unwrap(), *arguments))
+            .collect(),
+    };
+    let inside = move || {
+        // What every thread does: memory, locks, output.
+        let mut memory = vec![vec![1_u8; 1 << 20], vec![2; 100]];
+        memory.swap_remove(0);
+        for (call, arguments) in calls {
+            make(call, arguments);
+        }
+        println!("{ALIVE} with {} bytes", memory[0].len());
+        std::process::exit(0); // the end of the test harness would make other calls
+    };
+    let _ = enclosed(kind, inside).join();
+}
+
+/// Every call of the table that a thread of `kind` may make, once with each request.
+fn permitted_calls(kind: ThreadKind) -> Vec<(&'static Call, [u64; 6])> {
+    let here = |row: &&PermittedCall| row.kinds.contains(&kind) && !WITHOUT_RETURN.contains(&row.call);
+    let rows =
+        ROWS.iter().filter(here).map(|row| (calls::named(row.call).unwrap(), permitted(row.condition)));
+    let ioctl = calls::named("ioctl").unwrap();
+    let requests = REQUESTS.iter().filter(|request| request.kinds.contains(&kind));
+    let requests = requests.map(|request| (ioctl, [NONE, request.number.into(), NONE, NONE, NONE, NONE]));
+    rows.filter(|(call, _)| call.number(ARCHITECTURE).is_some()).chain(requests).collect()
+}
+
+/// Runs `test` of this module once more, as a child that does `what`.
+fn child(test: &str, what: &str) -> Output {
+    let (_, module) = module_path!().split_once("::").unwrap();
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", &format!("{module}::{test}")])
+        .env(ACT, what)
+        .output()
+        .unwrap()
+}
+
+/// What a child printed as messages.
+fn messages(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Whether the thread of a child was not stopped.
+fn goes_on(output: &Output) -> bool {
+    String::from_utf8_lossy(&output.stdout).contains(ALIVE)
+}
+
+/// Whether this process is a child; then it has done its part.
+fn is_child() -> bool {
+    let Ok(what) = std::env::var(ACT) else { return false };
+    let (kind, call) = what.split_once(' ').unwrap();
+    act(kind, call);
+    true
+}
+
+#[test]
+fn each_thread_may_make_every_call_of_its_filter() {
+    if is_child() {
+        return;
+    }
+    for kind in KINDS {
+        let output =
+            child("each_thread_may_make_every_call_of_its_filter", &format!("{} permitted", name(*kind)));
+        assert!(output.status.success() && goes_on(&output), "{kind:?}: {}", messages(&output));
+    }
+}
+
+#[test]
+fn each_thread_that_leaves_its_filter_ends_the_process_by_name() {
+    if is_child() {
+        return;
+    }
+    for kind in KINDS {
+        let permitted: Vec<_> = ROWS
+            .iter()
+            .filter(|row| row.kinds.contains(kind) && row.condition == Condition::Any)
+            .map(|row| row.call)
+            .collect();
+        for (call, _) in ATTACKS.iter().filter(|(call, _)| !permitted.contains(call)) {
+            let thread = name(*kind);
+            let test = "each_thread_that_leaves_its_filter_ends_the_process_by_name";
+            let output = child(test, &format!("{thread} {call}"));
+            let messages = messages(&output);
+            let expected =
+                format!("error: cannot go on: thread {thread} made the system call {call} (number ");
+            assert!(messages.contains(&expected), "{thread} {call}: {messages}");
+            assert_eq!(output.status.code(), Some(4), "{thread} {call}: {messages}");
+            assert!(!goes_on(&output), "{thread} {call}: {messages}");
+        }
+    }
+}
+
+/// A line of the kernel's status of a thread of this process.
+fn status(thread: Pid, field: &str) -> String {
+    let text = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.unwrap_or_default().trim().to_owned()
+}
+
+/// A thread that waits for the returned sender, and its number.
+fn waiting(name: &str) -> (std::sync::mpsc::Sender<()>, threads::Thread, JoinHandle<()>) {
+    let (end, wait) = channel::<()>();
+    let (number, numbered) = channel();
+    let body = move || {
+        number.send(rustix::thread::gettid()).unwrap();
+        let _ = wait.recv();
+    };
+    let thread = thread::Builder::new().name(name.to_owned()).spawn(body).unwrap();
+    let id = numbered.recv().unwrap();
+    (end, threads::Thread { id, name: name.to_owned() }, thread)
+}
+
+#[test]
+fn threads_that_wait_enclose_themselves_and_go_on() {
+    if std::env::var_os(ACT).is_none() {
+        let output = child("threads_that_wait_enclose_themselves_and_go_on", "");
+        return assert!(output.status.success() && goes_on(&output), "{}", messages(&output));
+    }
+    prepare(Mode::Strict).unwrap();
+    let walls: &'static Walls = Box::leak(Box::new(walls()));
+    let all: Vec<_> = ["console", "blk", "hotplug", "vfio-user", "reaper"].map(waiting).into();
+    let filtered = |thread: &threads::Thread| {
+        let kind = ThreadKind::of_thread(&thread.name).unwrap();
+        (thread.clone(), filter(Mode::Strict, PARTS, kind).unwrap())
+    };
+    let before = status(all[0].1.id, "Seccomp");
+    threads::enclose(all.iter().map(|(_, thread, _)| filtered(thread)).collect(), walls).unwrap();
+    for (_, thread, _) in &all {
+        let found = ["Seccomp", "NoNewPrivs", "CapPrm", "CapEff"].map(|field| status(thread.id, field));
+        let none = "0".repeat(16);
+        assert_eq!(found, ["2", "1", &none, &none], "{}", thread.name);
+    }
+    assert!(before == "0" || before == "2", "a test may run in a container's filter: {before}");
+    for (end, _, thread) in all {
+        drop(end);
+        thread.join().unwrap();
+    }
+    println!("{ALIVE}");
+}
+
+#[test]
+fn a_thread_of_no_known_kind_is_an_error_that_names_it() {
+    let (end, _, stranger) = waiting("a-stranger");
+    let program = filter(Mode::Strict, &[], ThreadKind::Vcpu).unwrap();
+    let walls = Box::leak(Box::new(walls()));
+    let sandbox =
+        Sandbox { mode: Mode::Strict, parts: Vec::new(), walls, vcpu: program.clone(), event_loop: program };
+    // Threads of the test harness have no kind either.
+    let error = sandbox.enclose_others().unwrap_err();
+    assert!(matches!(error, SandboxError::Unknown { .. }), "{error}");
+    drop(end);
+    stranger.join().unwrap();
+}
+
+#[test]
+fn landlock_keeps_a_thread_from_files_that_a_filter_would_let_it_open() {
+    let Some(ruleset) = paths::ruleset(&[]).unwrap() else {
+        return println!("skipped: this kernel has no Landlock");
+    };
+    let opened = || File::open("/proc/version").map(drop).map_err(|error| error.kind());
+    let restricted = thread::spawn(move || {
+        rustix::thread::set_no_new_privs(true).unwrap();
+        sys::restrict(std::os::fd::AsFd::as_fd(&ruleset)).unwrap();
+        opened()
+    });
+    assert_eq!(restricted.join().unwrap(), Err(io::ErrorKind::PermissionDenied));
+    assert_eq!(opened(), Ok(()), "only that thread is restricted");
+}
+
+#[test]
+fn a_machine_with_a_slice_as_a_device_is_refused_and_one_without_a_keeper_too() {
+    let mut spec = crate::config::load(
+        &std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/egm-device.json"),
+    )
+    .unwrap();
+    let error = |mode, spec: &Spec, here| check(mode, spec, here).err();
+    assert!(matches!(error(Mode::Strict, &spec, false), Some(SandboxError::Slice { id }) if id == "egm0"));
+    assert!(error(Mode::Off, &spec, true).is_none());
+    spec.devices.retain(|device| !matches!(device.kind, crate::config::DeviceKind::Egm { .. }));
+    assert!(matches!(error(Mode::Log, &spec, true), Some(SandboxError::NoKeeper)));
+    assert!(error(Mode::Strict, &spec, false).is_none());
+}
