@@ -23,6 +23,8 @@ const CONFIGURATION: i32 = 2;
 const HOST: i32 = 3;
 /// A user that this host has no other process of.
 const UID: &str = "1073741827";
+/// The unprivileged user that every distribution has.
+const NOBODY: &str = "65534";
 
 /// A program with an API at `vm.sock` of its folder.
 struct Machine {
@@ -44,12 +46,12 @@ impl Machine {
     }
 
     /// One that runs a guest which sleeps; `None` without KVM.
-    fn running() -> Option<Self> {
+    fn running(words: &[&str]) -> Option<Self> {
         if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
             println!("skipped: /dev/kvm: {error}");
             return None;
         }
-        let mut machine = Self::start("vm.json", &[], |folder| {
+        let mut machine = Self::start("vm.json", words, |folder| {
             let disk = json!([{ "id": "random", "type": "virtio-rng", "root_port": false }]);
             let slices = json!([{ "region": "local", "size": "6MiB", "node": 1 }]);
             let config = json!({
@@ -105,6 +107,20 @@ impl Machine {
         let output = self.ctl(words);
         assert!(output.status.success(), "{words}: {output:?}");
         serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Lets every user connect, and `user` too; the API refuses that user.
+    #[track_caller]
+    fn assert_refused_to(&self, user: &str) {
+        let folder = self.folder.path();
+        fs::copy(PROGRAM, folder.join("egm-vmm")).unwrap();
+        fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(self.path(), Permissions::from_mode(0o666)).unwrap();
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", user, "--regid", user, "--clear-groups"]).arg(folder.join("egm-vmm"));
+        let output = command.args(["ctl", "--api", "vm.sock", "ping"]).current_dir(folder).output().unwrap();
+        assert_eq!(output.status.code(), Some(HOST), "{output:?}");
+        assert!(text(&output.stderr).contains("this user may not use the API"), "{output:?}");
     }
 
     /// The answer to `bytes` of a client that then closes its side.
@@ -249,20 +265,24 @@ fn another_user_is_refused_even_where_the_socket_is_open_to_all() {
         return println!("skipped: only root starts a program as another user");
     }
     let machine = Machine::starting();
-    let program = machine.folder.path().join("egm-vmm");
-    fs::copy(PROGRAM, &program).unwrap();
-    fs::set_permissions(machine.folder.path(), Permissions::from_mode(0o755)).unwrap();
-    fs::set_permissions(machine.path(), Permissions::from_mode(0o666)).unwrap();
-    let output = Command::new("setpriv")
-        .args(["--reuid", UID, "--regid", UID, "--clear-groups"])
-        .arg(program)
-        .args(["ctl", "--api", "vm.sock", "ping"])
-        .current_dir(machine.folder.path())
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(HOST), "{output:?}");
-    assert!(text(&output.stderr).contains("this user may not use the API"), "{output:?}");
+    machine.assert_refused_to(UID);
     assert!(machine.ctl("ping").status.success());
+}
+
+/// The machine's process has no right to remove its socket then: root's keeper does it.
+#[test]
+fn the_api_of_a_machine_of_a_user_is_root_s_alone_and_its_socket_is_removed() {
+    if !geteuid().is_root() {
+        return println!("skipped: only root starts a machine for another user");
+    }
+    let Some(mut machine) = Machine::running(&["--user", NOBODY]) else { return };
+    assert_eq!(machine.json("machine --json")["state"], "running");
+    machine.assert_refused_to(NOBODY);
+    let stopped = machine.ctl("shutdown --timeout 0");
+    assert!(stopped.status.success(), "{stopped:?}");
+    let ended = machine.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(!machine.path().exists());
 }
 
 /// The blocks of `docs/api.md` are of a machine that starts; `…` stands for any lines.
@@ -287,7 +307,7 @@ fn the_page_shows_what_the_program_prints() {
 
 #[test]
 fn a_running_machine_shows_its_plan_slices_and_counters_and_ends_by_the_api() {
-    let Some(mut machine) = Machine::running() else { return };
+    let Some(mut machine) = Machine::running(&[]) else { return };
     assert_eq!(machine.json("machine --json")["state"], "running");
     let plan = machine.json("plan");
     assert_eq!(
@@ -329,7 +349,7 @@ fn a_running_machine_shows_its_plan_slices_and_counters_and_ends_by_the_api() {
 
 #[test]
 fn the_end_by_a_signal_is_an_event_too_and_a_stalled_reader_does_not_delay_it() {
-    let Some(mut machine) = Machine::running() else { return };
+    let Some(mut machine) = Machine::running(&[]) else { return };
     let mut reader = UnixStream::connect(machine.path()).unwrap();
     reader.write_all(b"GET /egm/v1/events HTTP/1.1\r\n\r\n").unwrap();
     reader.read_exact(&mut [0; 15]).unwrap();

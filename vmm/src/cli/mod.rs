@@ -40,7 +40,7 @@ One JSON file describes a machine. Print its plan, then start it:
 
 Exit codes:
 
-  0  the guest powered off, or a signal ended it
+  0  the guest powered off, or a signal or the API ended it
   1  the guest failed
   2  the configuration or the command line is wrong
   3  the host lacks something

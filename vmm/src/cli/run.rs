@@ -129,7 +129,7 @@ guest runs, SIGPWR has no effect, and the other signals end the program at once.
 
 Exit codes:
 
-  0  the guest powered off, or a signal ended it
+  0  the guest powered off, or a signal or the API ended it
   1  the guest failed: panic, reset, triple fault
   2  the configuration or the command line is wrong
   3  the host lacks something
