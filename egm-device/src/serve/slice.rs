@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use egm_address::{InBar, InRegion, SpanSet};
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 
 use super::file::DeviceConfig;
 use crate::backing::Backing;
@@ -39,23 +39,13 @@ pub enum SliceError {
 }
 
 impl Report for SliceError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Grant { source, .. } => source.blame(),
-            Self::Broker { source, .. } => source.blame(),
-            Self::NoRegion { .. } | Self::Descriptor { .. } => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::NoRegion { .. } => Some("egm-device regions lists them".to_owned()),
-            Self::Grant { source, .. } => source.help(),
-            Self::Broker { source, .. } => source.help(),
-            Self::Descriptor { .. } => Some(
-                "raise the limits of descriptors and threads: LimitNOFILE=, TasksMax=, ulimit -n -u"
-                    .to_owned(),
-            ),
+            Self::NoRegion { .. } => Blame::Host.help("egm-device regions lists them"),
+            Self::Grant { source, .. } => source.remedy(),
+            Self::Broker { source, .. } => source.remedy(),
+            Self::Descriptor { .. } => Blame::Host
+                .help("raise the limits of descriptors and threads: LimitNOFILE=, TasksMax=, ulimit -n -u"),
         }
     }
 }
