@@ -17,7 +17,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 
 use crate::config;
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 use crate::listener::Listener;
 use crate::lock::lock;
 
@@ -59,38 +59,35 @@ pub enum ConsoleError {
 }
 
 impl Report for ConsoleError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::File { .. } | Self::NotAFile { .. } | Self::Socket { .. } => Blame::Configuration,
-            Self::Relay(_) | Self::Pty(_) => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        Some(match self {
             Self::File { source, .. } if source.raw_os_error() == Some(libc::ENXIO) => {
-                "start who reads this pipe first; for a socket of ours, set \"console\".\"type\" to \"socket\""
-                    .to_owned()
+                Blame::Configuration.help(
+                    "start who reads this pipe first; for a socket of ours, set \"console\".\"type\" to \"socket\"",
+                )
             }
-            Self::File { source, .. } if source.raw_os_error() == Some(libc::ELOOP) => {
-                "it is a symbolic link: set \"console\".\"path\" to the file itself".to_owned()
+            Self::File { source, .. } if source.raw_os_error() == Some(libc::ELOOP) => Blame::Configuration
+                .help("it is a symbolic link: set \"console\".\"path\" to the file itself"),
+            Self::NotAFile { .. } => {
+                Blame::Configuration.help("set \"console\".\"path\" to a file that may be made")
             }
-            Self::NotAFile { .. } => "set \"console\".\"path\" to a file that may be made".to_owned(),
-            Self::File { .. } => {
-                "set \"console\".\"path\" to a file that you may write, in a folder that exists".to_owned()
-            }
+            Self::File { .. } => Blame::Configuration
+                .help("set \"console\".\"path\" to a file that you may write, in a folder that exists"),
             Self::Socket { source, .. }
                 if matches!(source.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AlreadyExists) =>
             {
-                "set \"console\".\"path\" to a path that does not exist yet, or end who listens there"
-                    .to_owned()
+                Blame::Configuration.help(
+                    "set \"console\".\"path\" to a path that does not exist yet, or end who listens there",
+                )
             }
-            Self::Socket { .. } => {
-                "set \"console\".\"path\" to a path in a folder that exists and that you may write".to_owned()
+            Self::Socket { .. } => Blame::Configuration.help(
+                "set \"console\".\"path\" to a path in a folder that exists and that you may write",
+            ),
+            Self::Relay(_) => {
+                Blame::Host.help("raise the limits of open files and of threads: ulimit -n 65536 -u 65536")
             }
-            Self::Relay(_) => "raise the limits of open files and of threads: ulimit -n 65536 -u 65536".to_owned(),
-            Self::Pty(_) => "mount devpts on /dev/pts, or set \"console\" to \"stdio\"".to_owned(),
-        })
+            Self::Pty(_) => Blame::Host.help("mount devpts on /dev/pts, or set \"console\" to \"stdio\""),
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::Outcome;
 use crate::config::{self, Overrides};
 use crate::custody;
-use crate::error::{Blame, Chain, Report};
+use crate::error::{Chain, Remedy, Report};
 use crate::launch::{Confined, Reserved};
 use crate::machine::{self, ExitReason};
 use crate::reserve::Broker;
@@ -111,16 +111,12 @@ Exit codes:
 #[error("{reason}")]
 struct Ended {
     reason: ExitReason,
-    blame: Blame,
+    remedy: Remedy,
 }
 
 impl Report for Ended {
-    fn blame(&self) -> Blame {
-        self.blame
-    }
-
-    fn help(&self) -> Option<String> {
-        self.reason.help()
+    fn remedy(&self) -> Remedy {
+        self.remedy.clone()
     }
 }
 
@@ -175,9 +171,9 @@ fn report(ended: machine::Ended) -> Outcome {
     if let ExitReason::Signal(_) = reason {
         eprintln!("{reason}; disks are flushed"); // confirms to the sender that the signal was heeded
     }
-    match reason.blame() {
+    match reason.remedy() {
         None => Ok(ExitCode::SUCCESS),
-        Some(blame) => Err(Box::new(Ended { reason, blame })),
+        Some(remedy) => Err(Box::new(Ended { reason, remedy })),
     }
 }
 

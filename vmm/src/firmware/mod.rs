@@ -18,7 +18,7 @@ use room::{Contents, Room};
 
 use crate::arch::aarch64::layout::{MOST_REGIONS, REDISTRIBUTOR, TREE};
 use crate::config::{Architecture, MAX_NODES, MAX_VCPUS};
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 use crate::plan::{MemoryPlan, Plan, WindowKind};
 
 /// Bytes at the end of the firmware window that no table uses: on x86 the BIOS's reset vector is there.
@@ -138,22 +138,14 @@ pub enum FirmwareError {
 }
 
 impl Report for FirmwareError {
-    fn blame(&self) -> Blame {
-        match self {
-            Self::TooLarge { .. } | Self::NoInitiator { .. } => Blame::Configuration,
-            _ => Blame::Internal,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
+    fn remedy(&self) -> Remedy {
         match self {
             Self::TooLarge { .. } => {
-                Some("use fewer vCPUs, NUMA nodes or root ports, or smaller node ids".to_owned())
+                Blame::Configuration.help("use fewer vCPUs, NUMA nodes or root ports, or smaller node ids")
             }
-            Self::NoInitiator { from, .. } => {
-                Some(format!("give node {from} vCPUs, or take its \"access\" figures out"))
-            }
-            _ => None,
+            Self::NoInitiator { from, .. } => Blame::Configuration
+                .help(format!("give node {from} vCPUs, or take its \"access\" figures out")),
+            _ => Blame::Internal.into(),
         }
     }
 }

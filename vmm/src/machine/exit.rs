@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::error::Blame;
+use crate::error::{Blame, Remedy};
 use crate::resources::ThreadError;
 
 /// Why the machine ended.
@@ -53,29 +53,20 @@ pub enum ExitReason {
 }
 
 impl ExitReason {
-    /// `None` for a guest that ended as it should, otherwise the cause of the failure.
-    pub fn blame(&self) -> Option<Blame> {
-        match self {
-            Self::PoweredOff | Self::Signal(_) => None,
-            Self::Reset
-            | Self::Panicked
-            | Self::CrashLoaded
-            | Self::TripleFault { .. }
-            | Self::BadMemory { .. } => Some(Blame::Guest),
-            Self::Hypervisor { .. } | Self::NoThread { .. } => Some(Blame::Host),
-            Self::Internal(_) => Some(Blame::Internal),
-        }
-    }
-
-    /// The remedy, if there is a known one.
-    pub fn help(&self) -> Option<String> {
-        match self {
-            Self::NoThread { .. } => Some(ThreadError::HELP.to_owned()),
-            Self::BadMemory { .. } => {
-                Some("look for the memory that fails: dmesg, egm-device ledger show".to_owned())
+    /// `None` for a guest that ended as it should, otherwise the remedy of the failure.
+    pub fn remedy(&self) -> Option<Remedy> {
+        Some(match self {
+            Self::PoweredOff | Self::Signal(_) => return None,
+            Self::Reset | Self::Panicked | Self::CrashLoaded | Self::TripleFault { .. } => {
+                Blame::Guest.into()
             }
-            _ => None,
-        }
+            Self::BadMemory { .. } => {
+                Blame::Guest.help("look for the memory that fails: dmesg, egm-device ledger show")
+            }
+            Self::Hypervisor { .. } => Blame::Host.into(),
+            Self::NoThread { .. } => Blame::Host.help(ThreadError::HELP),
+            Self::Internal(_) => Blame::Internal.into(),
+        })
     }
 }
 
@@ -166,9 +157,9 @@ mod tests {
 
     #[test]
     fn only_power_off_and_the_operator_end_well() {
-        assert_eq!(ExitReason::PoweredOff.blame(), None);
-        assert_eq!(ExitReason::Signal(15).blame(), None);
-        assert_eq!(ExitReason::Reset.blame(), Some(Blame::Guest));
-        assert_eq!(ExitReason::Internal(String::new()).blame(), Some(Blame::Internal));
+        assert_eq!(ExitReason::PoweredOff.remedy(), None);
+        assert_eq!(ExitReason::Signal(15).remedy(), None);
+        assert_eq!(ExitReason::Reset.remedy(), Some(Blame::Guest.into()));
+        assert_eq!(ExitReason::Internal(String::new()).remedy(), Some(Blame::Internal.into()));
     }
 }

@@ -34,8 +34,7 @@ use vmm_sys_util::ioctl::ioctl_with_ref;
 
 use super::ActivateError;
 use super::Interrupt;
-use crate::error::Blame;
-use crate::error::Report;
+use crate::error::{Blame, Remedy, Report};
 
 /// The kernel's vhost does not do what a device needs.
 #[derive(Debug, thiserror::Error)]
@@ -60,25 +59,16 @@ pub enum VhostError {
 }
 
 impl Report for VhostError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Setup { .. } => Blame::Host,
-            Self::CidTaken { .. } => Blame::Configuration,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        Some(match self {
-            Self::Setup { device: "/dev/vhost-net", .. } => {
-                "set \"vhost\": false for this device, or load the module: modprobe vhost_net".to_owned()
-            }
+            Self::Setup { device: "/dev/vhost-net", .. } => Blame::Host
+                .help("set \"vhost\": false for this device, or load the module: modprobe vhost_net"),
             Self::Setup { .. } => {
-                "give the device a \"socket\", or load the module: modprobe vhost_vsock".to_owned()
+                Blame::Host.help("give the device a \"socket\", or load the module: modprobe vhost_vsock")
             }
-            Self::CidTaken { cid } => {
-                format!("set another \"cid\" from 3 on, such as {}", cid.saturating_add(1))
-            }
-        })
+            Self::CidTaken { cid } => Blame::Configuration
+                .help(format!("set another \"cid\" from 3 on, such as {}", cid.saturating_add(1))),
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::names;
 use super::row::Row;
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 
 /// An argument that is neither a function nor, alone, a file.
 #[derive(Debug, thiserror::Error)]
@@ -15,12 +15,8 @@ use crate::error::{Blame, Report};
 pub(super) struct NotOne(pub(super) PciAddressError);
 
 impl Report for NotOne {
-    fn blame(&self) -> Blame {
-        Blame::Configuration
-    }
-
-    fn help(&self) -> Option<String> {
-        Some("write host functions, or one configuration file that exists".to_owned())
+    fn remedy(&self) -> Remedy {
+        Blame::Configuration.help("write host functions, or one configuration file that exists")
     }
 }
 
