@@ -64,10 +64,10 @@ fn mappings_of_the_files_are_found_in_every_process_and_thread() {
     process("50", b"");
     fs::create_dir_all(proc.path().join("50/task/51")).unwrap();
     fs::write(proc.path().join("50/task/51/maps"), b"0-1000 rw-s 0 00:06 77 /dev/egm5\n").unwrap();
-    let thread = FileName { inode: (0, 6, 77), ..EGM.clone() };
+    let thread = FileName { inode: Inode(0, 6, 77), ..EGM.clone() };
     assert_eq!(
         objects(&scan(proc.path(), &[thread].into())),
-        [&KernelObject::Mapping((0, 6, 77), 0..0x1000)]
+        [&KernelObject::Mapping(Inode(0, 6, 77), 0..0x1000)]
     );
     // A file that cannot be read may name anything.
     fs::create_dir_all(proc.path().join("4/maps")).unwrap();
@@ -93,7 +93,7 @@ fn descriptors_are_found_in_tables_of_threads_too_and_rings_and_devices_by_what_
     let found = scan(proc.path(), &[file].into());
     assert_eq!(objects(&found), [&KernelObject::Descriptor(inode, None)]);
     let null = FileName::at(Path::new("/dev/null")).unwrap();
-    let other_node = FileName { inode: (9, 9, 9), ..null };
+    let other_node = FileName { inode: Inode(9, 9, 9), ..null };
     assert!(matches!(
         *objects(&scan(proc.path(), &[other_node].into())),
         [KernelObject::Descriptor(_, Some((1, 3)))]
