@@ -233,11 +233,12 @@ impl Connection {
         }
         let mut head = [0; HEADER as usize];
         self.fill(&mut head)?;
-        self.rest(Header::decode(&head, most)?)
+        let (header, length) = Header::decode(&head, most)?;
+        self.rest(header, length)
     }
 
     /// Reads the body of `length` bytes.
-    fn rest(&mut self, (header, length): (Header, usize)) -> Result<(), Broken> {
+    fn rest(&mut self, header: Header, length: usize) -> Result<(), Broken> {
         self.header = header;
         let mut body = std::mem::take(&mut self.body);
         // A peer that once sent a lot must not keep that memory allocated.

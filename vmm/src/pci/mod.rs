@@ -30,12 +30,6 @@ impl DecodedBar {
     }
 }
 
-impl From<(u8, Span<Guest>)> for DecodedBar {
-    fn from((index, span): (u8, Span<Guest>)) -> Self {
-        Self::new(index, span)
-    }
-}
-
 /// A PCI function behind the root complex. All methods run on vCPU threads, several at once.
 ///
 /// The defaults are those of a function without base address registers.
