@@ -62,7 +62,8 @@ impl Domain<'_> {
         &self,
         mlx5: &Mlx5,
         buffer: RawFd,
-        (offset, size): (u64, usize),
+        offset: u64,
+        size: usize,
         name: u64,
         access: Access,
     ) -> Result<Registered<'_, DmaBuf>, VerbsError> {

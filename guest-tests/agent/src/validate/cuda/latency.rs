@@ -30,7 +30,7 @@ pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken
         let sizes = chains(managed::bounded(gpu, kind, setting.most)?);
         let memory = gpu.memory(kind, sizes.iter().copied().max().unwrap_or(DISTANCE))?;
         let turns = Turns::of_gpu(setting, gpu)?;
-        by_size([gpu, gpu], &memory, &sizes, (&kind.to_string(), setting.seed), &turns, claim)
+        by_size([gpu, gpu], &memory, &sizes, &kind.to_string(), setting.seed, &turns, claim)
     })
 }
 
@@ -44,7 +44,8 @@ pub(crate) fn by_size(
     [gpu, home]: [&Gpu; 2],
     memory: &Memory,
     sizes: &[u64],
-    (what, seed): (&str, u64),
+    what: &str,
+    seed: u64,
     turns: &Turns,
     claim: &mut Claim,
 ) -> Result<Vec<Figure>, Broken> {
@@ -124,10 +125,11 @@ impl Chain {
         let (end, found) = gpu.result(0)?;
         let (clock, chain) = (Clock::new(&gpu.context, None)?, memory.part(0, self.bytes())?);
         let (mut at, series) = (0, format!("{what}: latency"));
-        let seconds = rounds(turns, (&series, self.bytes()), ROUNDS, || {
-            let start = (u64::from(at) * STRIDE, STEPS);
-            let seconds = clock
-                .seconds(&gpu.stream, None, || Ok(gpu.kernels.chase(&gpu.stream, chain, start, end)?))?;
+        let seconds = rounds(turns, &series, self.bytes(), ROUNDS, || {
+            let start = u64::from(at) * STRIDE;
+            let seconds = clock.seconds(&gpu.stream, None, || {
+                Ok(gpu.kernels.chase(&gpu.stream, chain, start, STEPS, end)?)
+            })?;
             at = self.after(at);
             let (is, right) = (found.read(0), u64::from(at) * STRIDE);
             claim.holds(is == right, || {

@@ -6,9 +6,9 @@
 //! page's first byte; and `addr` does not move on, so the next page gets the packet's beginning once more. What begins with
 //! a page and ends in it is right, and so are atomics, which have a function of their own.
 
-use egm_vendor::verbs::{Access, Memory, Registered, VerbsError, Work};
+use egm_vendor::verbs::{Access, Memory, VerbsError, Work};
 
-use super::super::rdma::data;
+use super::super::rdma::data::{self, Ends};
 use super::super::rdma::kinds;
 use super::super::rdma::loopback::{self, Loopback};
 use super::super::rdma::site::Site;
@@ -70,8 +70,9 @@ fn loses_its_place(site: &Site<'_>, wire: &Loopback<'_>, seed: u64) -> Result<bo
 pub(super) fn each_page<N: Memory, F: Memory>(
     site: &Site<'_>,
     wire: &Loopback<'_>,
-    (near, far): (&mut Registered<'_, N>, &mut Registered<'_, F>),
-    (size, seed): (usize, u64),
+    Ends { near, far }: &mut Ends<'_, N, F>,
+    size: usize,
+    seed: u64,
     claim: &mut Claim,
 ) -> Result<(), VerbsError> {
     let mut random = Random::new(seed);
@@ -102,13 +103,10 @@ pub(super) fn each_page<N: Memory, F: Memory>(
             let (wrong, beside) = if back {
                 (
                     data::difference(near, at, packet, seed_of(at)),
-                    data::changed(near, at, (packet, page), poison),
+                    data::changed(near, at, packet..page, poison),
                 )
             } else {
-                (
-                    data::difference(far, at, packet, seed_of(at)),
-                    data::changed(far, at, (packet, page), poison),
-                )
+                (data::difference(far, at, packet, seed_of(at)), data::changed(far, at, packet..page, poison))
             };
             if let Some(byte) = wrong {
                 claim.untrue(format!(

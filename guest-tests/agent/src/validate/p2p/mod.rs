@@ -102,7 +102,7 @@ fn latency(setting: &Setting) -> Result<Finding, Broken> {
         let most = sizes.iter().copied().max().unwrap_or(0);
         let memory = Memory::for_peers(&to.context, most, &[&from.context])?;
         let turns = Turns::new(setting, String::new())?;
-        by_size([from, to], &memory, &sizes, (&pair(from, to), setting.seed), &turns, claim)
+        by_size([from, to], &memory, &sizes, &pair(from, to), setting.seed, &turns, claim)
     })
 }
 

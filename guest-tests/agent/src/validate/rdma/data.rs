@@ -1,5 +1,7 @@
 //! Data arrives as it was sent: every byte, and no byte next to it.
 
+use std::ops::Range;
+
 use egm_vendor::verbs::{Access, Memory, Registered, Remote, Sge, VerbsError, Work};
 
 use super::super::Setting;
@@ -19,6 +21,12 @@ pub(in crate::validate) const GUARD: usize = 4096;
 const LARGEST: usize = 1 << 30;
 /// Odd sizes, each at an odd place.
 const SIZES: [usize; 7] = [1, 3, 255, 1023, 4095, 4097, 65_537];
+
+/// Registered memory at both ends of a transfer.
+pub(in crate::validate) struct Ends<'d, N, F> {
+    pub(in crate::validate) near: Registered<'d, N>,
+    pub(in crate::validate) far: Registered<'d, F>,
+}
 
 /// Fills `size` bytes from `offset` with the pattern `seed`.
 pub(in crate::validate) fn put<M: Memory>(
@@ -49,20 +57,20 @@ pub(in crate::validate) fn difference<M: Memory>(
     wrong
 }
 
-/// Whether, of the pattern `poison` that was put at `start`, one of the bytes from `from` to `to` is another now.
+/// Whether, of the pattern `poison` that was put at `start`, one of these `bytes` is another now.
 pub(in crate::validate) fn changed<M: Memory>(
     region: &Registered<'_, M>,
     start: usize,
-    (from, to): (usize, usize),
+    bytes: Range<usize>,
     poison: u64,
 ) -> bool {
     let mut seen = vec![0u8; CHUNK];
     let mut changed = false;
-    each_chunk(to, poison, |at, bytes| {
-        let first = from.saturating_sub(at).min(bytes.len());
-        let seen = &mut seen[first..bytes.len()];
+    each_chunk(bytes.end, poison, |at, chunk| {
+        let first = bytes.start.saturating_sub(at).min(chunk.len());
+        let seen = &mut seen[first..chunk.len()];
         region.load(start + at + first, seen);
-        changed |= *seen != bytes[first..];
+        changed |= *seen != chunk[first..];
     });
     changed
 }
@@ -118,46 +126,49 @@ pub(in crate::validate) fn moves(
                 claim.seen(format!("{}: left out, for nothing of it is free", kind.name));
                 continue;
             }
-            let memories =
-                kind.memory(size + 2 * GUARD).and_then(|near| Ok((near, kind.memory(size + 2 * GUARD)?)));
-            match memories {
-                Ok((near, far)) => {
-                    one_kind(site, wire, &kind.name, (near, far), (size, access, setting.seed), &mut claim)
-                }
-                Err(broken) => claim.untrue(broken.to_string()),
+            if let Err(broken) = one_kind(site, wire, kind, size, access, setting.seed, &mut claim) {
+                claim.untrue(broken.to_string());
             }
         }
         Ok(claim.finish())
     })
 }
 
+/// Moves data in memory of one kind; what does not arrive is noted in `claim`.
 fn one_kind(
     site: &Site<'_>,
     wire: &Loopback<'_>,
-    name: &str,
-    (near, far): (Mapping, Mapping),
-    (size, access, seed): (usize, Access, u64),
+    kind: &Kind,
+    size: usize,
+    access: Access,
+    seed: u64,
     claim: &mut Claim,
-) {
-    let registered =
-        wire.domain.register(near, access).and_then(|near| Ok((near, wire.domain.register(far, access)?)));
-    let moved = registered.and_then(|(mut near, mut far)| {
-        whole(site, wire, (&mut near, &mut far), (size, seed), claim, name)?;
-        pieces(site, wire, (&mut near, &mut far), seed, claim, name)
+) -> Result<(), Broken> {
+    let (near, far) = (kind.memory(size + 2 * GUARD)?, kind.memory(size + 2 * GUARD)?);
+    let registered = wire
+        .domain
+        .register(near, access)
+        .and_then(|near| Ok(Ends { near, far: wire.domain.register(far, access)? }));
+    let name = &kind.name;
+    let moved = registered.and_then(|mut ends| {
+        whole(site, wire, &mut ends, size, seed, claim, name)?;
+        pieces(site, wire, &mut ends, seed, claim, name)
     });
     match moved {
         Ok(()) => claim
             .seen(format!("{name}: {size} bytes written, read and sent, {} unaligned pieces", SIZES.len())),
         Err(error) => claim.untrue(format!("{name}: {error}")),
     }
+    Ok(())
 }
 
 /// All of it: a write, a read, a send.
 pub(in crate::validate) fn whole<N: Memory, F: Memory>(
     site: &Site<'_>,
     wire: &Loopback<'_>,
-    (near, far): (&mut Registered<'_, N>, &mut Registered<'_, F>),
-    (size, seed): (usize, u64),
+    Ends { near, far }: &mut Ends<'_, N, F>,
+    size: usize,
+    seed: u64,
     claim: &mut Claim,
     name: &str,
 ) -> Result<(), VerbsError> {
@@ -178,7 +189,7 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
     told("write's surroundings before", difference(far, 0, GUARD, poison));
     told(
         "write's surroundings behind",
-        changed(far, 0, (GUARD + size, size + 2 * GUARD), poison).then_some(size),
+        changed(far, 0, GUARD + size..size + 2 * GUARD, poison).then_some(size),
     );
 
     let (sent, poison) = (random.next(), random.next());
@@ -191,7 +202,7 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
     told("read's surroundings before", difference(near, 0, GUARD, poison));
     told(
         "read's surroundings behind",
-        changed(near, 0, (GUARD + size, size + 2 * GUARD), poison).then_some(size),
+        changed(near, 0, GUARD + size..size + 2 * GUARD, poison).then_some(size),
     );
 
     let (sent, poison) = (random.next(), random.next());
@@ -213,7 +224,7 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
 fn pieces(
     site: &Site<'_>,
     wire: &Loopback<'_>,
-    (near, far): (&mut Registered<'_, Mapping>, &mut Registered<'_, Mapping>),
+    Ends { near, far }: &mut Ends<'_, Mapping, Mapping>,
     seed: u64,
     claim: &mut Claim,
     name: &str,
@@ -232,7 +243,7 @@ fn pieces(
                 "{name}: byte {at:#x} of a write of {size:#x} bytes from {from:#x} to {to:#x} is wrong"
             ));
         }
-        if difference(far, 0, to, poison).is_some() || changed(far, 0, (to + size, to + size + 8), poison) {
+        if difference(far, 0, to, poison).is_some() || changed(far, 0, to + size..to + size + 8, poison) {
             claim.untrue(format!("{name}: a write of {size:#x} bytes to {to:#x} changed bytes beside it"));
         }
     }

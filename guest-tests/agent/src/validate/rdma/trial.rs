@@ -28,7 +28,8 @@ pub(in crate::validate) fn tried<M>(
     site: &Site<'_>,
     wire: &Loopback<'_>,
     setting: &Setting,
-    (gpu, memory): (&Gpu, &Memory),
+    gpu: &Gpu,
+    memory: &Memory,
     region: &Registered<'_, M>,
     has_atomics: bool,
 ) -> Result<Finding, Broken> {
@@ -74,7 +75,7 @@ impl<M> Trial<'_, M> {
 
     /// Has the GPU compare them.
     fn differ(&self, offset: usize, size: usize, seed: u64) -> Result<Option<Wrong>, Broken> {
-        self.gpu.compare_at(self.memory, (offset as u64, size as u64), seed)
+        self.gpu.compare_at(self.memory, offset as u64..(offset + size) as u64, seed)
     }
 
     /// Writes may still be on their way after completion: a read behind them arrives after them, as NCCL does it.

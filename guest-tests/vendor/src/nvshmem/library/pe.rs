@@ -40,7 +40,8 @@ impl Pe {
         library: Library,
         context: &Context,
         id: &UniqueId,
-        (pe, pes): (i32, i32),
+        pe: i32,
+        pes: i32,
     ) -> Result<Self, ShmemError> {
         // The library takes the context that is current in this thread.
         context.synchronize()?;
@@ -226,7 +227,8 @@ impl Pe {
     /// As [`put`](Self::put); [`ShmemError::Length`] when `signal` is not one aligned word.
     pub fn put_signal_on(
         &self,
-        (to, from): (Range<'_>, Range<'_>),
+        to: Range<'_>,
+        from: Range<'_>,
         signal: Range<'_>,
         value: u64,
         pe: i32,
