@@ -143,7 +143,7 @@ impl Console {
 
     /// Our terminal, if it is one, belongs to the guest from now until the console is dropped: every key goes there,
     /// Ctrl-C too. Until then the operator can stop a start that takes long.
-    pub fn take_terminal(&mut self) {
+    pub(crate) fn take_terminal(&mut self) {
         let Kind::Stdio { .. } = &self.kind else { return };
         let stdin = io::stdin();
         let Ok(before) = tcgetattr(&stdin) else { return };
@@ -155,7 +155,7 @@ impl Console {
     }
 
     /// Name of the pseudo-terminal, if it is one.
-    pub fn pty_name(&self) -> Option<String> {
+    pub(crate) fn pty_name(&self) -> Option<String> {
         match &self.kind {
             Kind::Pty { master, .. } => {
                 Some(ptsname(master, Vec::new()).ok()?.to_string_lossy().into_owned())

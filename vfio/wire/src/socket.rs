@@ -122,7 +122,7 @@ impl Connection {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn limit_waits(&mut self, limited: bool) -> io::Result<()> {
+    pub(crate) fn limit_waits(&mut self, limited: bool) -> io::Result<()> {
         set_socket_timeout(&self.socket, Timeout::Recv, limited.then_some(self.limit))?;
         self.answers = limited;
         Ok(())
@@ -132,7 +132,7 @@ impl Connection {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn set_limit(&mut self, limit: Duration) -> io::Result<()> {
+    pub(crate) fn set_limit(&mut self, limit: Duration) -> io::Result<()> {
         self.limit = limit;
         set_socket_timeout(&self.socket, Timeout::Send, Some(limit)).map_err(io::Error::from)
     }

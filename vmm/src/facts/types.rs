@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::{Architecture, PageSize};
 
 /// Version of the JSON form of [`Facts`]; a reader refuses others.
-pub const FACTS_VERSION: u32 = 2;
+pub(crate) const FACTS_VERSION: u32 = 2;
 
 /// A host, as far as plans depend on it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

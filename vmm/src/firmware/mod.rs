@@ -24,9 +24,9 @@ use crate::plan::{MemoryPlan, Plan, WindowKind};
 /// Bytes at the end of the firmware window that no table uses: on x86 the BIOS's reset vector is there.
 pub const RESET_VECTOR_SIZE: u64 = 16;
 /// The sleep type that `\_S5` names.
-pub const SLEEP_TYPE_S5: u8 = 5;
+pub(crate) const SLEEP_TYPE_S5: u8 = 5;
 /// Value that the FADT has the guest write into the reset register.
-pub const RESET_VALUE: u8 = 1;
+pub(crate) const RESET_VALUE: u8 = 1;
 /// Most sections of a record in the error block: HEST states the number, and the machine keeps to it.
 pub const ERROR_SECTIONS: u32 = 26;
 

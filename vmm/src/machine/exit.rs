@@ -88,7 +88,7 @@ impl fmt::Display for ExitReason {
 }
 
 /// Where the first reason is kept. Setting it wakes the event loop and stops the vCPUs.
-pub struct ExitLatch {
+pub(crate) struct ExitLatch {
     reason: OnceLock<ExitReason>,
     stopping: AtomicBool,
     hurried: AtomicBool,
@@ -100,41 +100,41 @@ impl ExitLatch {
     ///
     /// # Errors
     /// When the eventfd cannot be made.
-    pub fn new() -> std::io::Result<Arc<Self>> {
+    pub(crate) fn new() -> std::io::Result<Arc<Self>> {
         let wake = EventFd::new(EFD_NONBLOCK)?;
         let (stopping, hurried) = (AtomicBool::new(false), AtomicBool::new(false));
         Ok(Arc::new(Self { reason: OnceLock::new(), stopping, hurried, wake }))
     }
 
     /// The machine ends for `reason`, unless it ends already.
-    pub fn set(&self, reason: ExitReason) {
+    pub(crate) fn set(&self, reason: ExitReason) {
         let _ = self.reason.set(reason);
         self.stopping.store(true, Ordering::Release);
         let _ = self.wake.write(1);
     }
 
     /// Whether the machine ends.
-    pub fn is_set(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
 
     /// The operator asked once more: nothing is waited for any longer.
-    pub fn hurry(&self) {
+    pub(crate) fn hurry(&self) {
         self.hurried.store(true, Ordering::Release);
     }
 
     /// Whether the operator asked once more.
-    pub fn is_hurried(&self) -> bool {
+    pub(crate) fn is_hurried(&self) -> bool {
         self.hurried.load(Ordering::Acquire)
     }
 
     /// The reason, once it is set.
-    pub fn reason(&self) -> Option<&ExitReason> {
+    pub(crate) fn reason(&self) -> Option<&ExitReason> {
         self.reason.get()
     }
 
     /// Readable once it is set.
-    pub fn wake(&self) -> &EventFd {
+    pub(crate) fn wake(&self) -> &EventFd {
         &self.wake
     }
 }

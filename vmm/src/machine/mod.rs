@@ -29,7 +29,8 @@ pub use build::build;
 pub use bus::{Bus, BusDevice, Overlap};
 pub use error::BuildError;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
-pub use exit::{ExitLatch, ExitReason};
+pub(crate) use exit::ExitLatch;
+pub use exit::ExitReason;
 pub use finish::Unfinished;
 pub use tree::TreeError;
 

@@ -177,7 +177,7 @@ pub struct GpuMemoryPlan {
 }
 
 /// Nodes of a GPU's memory: one for each part that it can be divided into.
-pub const GPU_NODES: u32 = 8;
+pub(crate) const GPU_NODES: u32 = 8;
 
 /// How host functions are opened, all of a machine in one way: guest memory is then pinned once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,7 +14,7 @@ pub const PLAN_VERSION: u32 = 1;
 /// Owner of the interrupt line that notifies a guest of new records of bad memory in its tables.
 pub const ERRORS: &str = "errors";
 /// Owner of the interrupt line that signals a press of the guest's power button.
-pub const POWER_BUTTON: &str = "power-button";
+pub(crate) const POWER_BUTTON: &str = "power-button";
 
 /// Everything that [`crate::resources`] opens and [`crate::machine`] builds, in guest terms.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -183,7 +183,7 @@ impl fmt::Display for AddressBits {
 
 /// The memory behind a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WindowMemory {
+pub(crate) struct WindowMemory {
     /// The window.
     pub span: Span<Guest>,
     /// Index into [`Plan::backings`].
@@ -315,7 +315,7 @@ impl Plan {
 
     /// The windows that are memory, the backing of each and its offset there. The first RAM above a window has the same
     /// backing, with offsets that grow with guest addresses over the windows too.
-    pub fn window_memory(&self) -> impl Iterator<Item = WindowMemory> {
+    pub(crate) fn window_memory(&self) -> impl Iterator<Item = WindowMemory> {
         let kinds = [WindowKind::OptionRoms, WindowKind::Firmware];
         kinds.into_iter().filter_map(|kind| self.behind(self.window(kind)?))
     }

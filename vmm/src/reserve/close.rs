@@ -15,7 +15,7 @@ use crate::plan::Plan;
 
 /// Why descriptors of a slice stay open.
 #[derive(Debug, thiserror::Error)]
-pub enum CloseError {
+pub(crate) enum CloseError {
     /// The kernel refused.
     #[error("cannot close the files of the machine's slices")]
     Close(#[from] io::Error),

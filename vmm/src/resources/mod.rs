@@ -219,7 +219,7 @@ fn open_at_once(path: &Path, write: bool) -> io::Result<(File, FileType)> {
 ///
 /// # Errors
 /// [`ResourceError::File`].
-pub fn check_boot(boot: &Boot) -> Result<(), ResourceError> {
+pub(crate) fn check_boot(boot: &Boot) -> Result<(), ResourceError> {
     open_boot(boot).map(drop)
 }
 

@@ -160,7 +160,7 @@ impl Worker {
     ///
     /// # Errors
     /// [`ActivateError`] names the request that failed.
-    pub fn set_call(
+    pub(crate) fn set_call(
         &self,
         number: usize,
         index: u16,
@@ -184,7 +184,7 @@ impl Worker {
     ///
     /// # Errors
     /// The error of the ioctl VHOST_NET_SET_BACKEND.
-    pub fn set_net_backend(&self, number: u32, tap: Option<&File>) -> io::Result<()> {
+    pub(crate) fn set_net_backend(&self, number: u32, tap: Option<&File>) -> io::Result<()> {
         let backend = binding::vhost_vring_file { index: number, fd: tap.map_or(-1, AsRawFd::as_raw_fd) };
         // SAFETY: the kernel copies the struct, which lives through the call.
         let result = unsafe { ioctl_with_ref(&self.file, binding::VHOST_NET_SET_BACKEND(), &backend) };
@@ -195,7 +195,7 @@ impl Worker {
     ///
     /// # Errors
     /// [`VhostError::CidTaken`] or [`VhostError::Setup`].
-    pub fn set_guest_cid(&self, cid: u32) -> Result<(), VhostError> {
+    pub(crate) fn set_guest_cid(&self, cid: u32) -> Result<(), VhostError> {
         let value = u64::from(cid);
         // SAFETY: the kernel copies the integer, which lives through the call.
         let result = unsafe { ioctl_with_ref(&self.file, binding::VHOST_VSOCK_SET_GUEST_CID(), &value) };
@@ -209,7 +209,7 @@ impl Worker {
     ///
     /// # Errors
     /// The error of the ioctl VHOST_VSOCK_SET_RUNNING.
-    pub fn set_vsock_running(&self, running: bool) -> io::Result<()> {
+    pub(crate) fn set_vsock_running(&self, running: bool) -> io::Result<()> {
         let value = libc::c_int::from(running);
         // SAFETY: the kernel copies the integer, which lives through the call.
         let result = unsafe { ioctl_with_ref(&self.file, binding::VHOST_VSOCK_SET_RUNNING(), &value) };

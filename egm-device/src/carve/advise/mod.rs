@@ -19,11 +19,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::region::{HostFacts, Region, RegionKind, ReservedSpan};
 
-pub use need::{Need, RESERVE};
+pub use need::Need;
 pub use undo::{Undo, undo};
 
 /// Version of the JSON form of [`Split`].
-pub const SPLIT_VERSION: u32 = 1;
+pub(crate) const SPLIT_VERSION: u32 = 1;
 
 /// Ways to split a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,7 +10,7 @@ use egm_report::show::size;
 use crate::carve::advise::Split;
 
 /// Reserve for page tables, the page cache, and the monitors of guests.
-pub const RESERVE: ByteSize = ByteSize::new(1 << 30);
+pub(crate) const RESERVE: ByteSize = ByteSize::new(1 << 30);
 
 /// Memory that a host needs for itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

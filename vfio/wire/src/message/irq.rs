@@ -4,7 +4,7 @@ use super::Wrong;
 use crate::bytes::{Reader, put_u32};
 
 /// Most vectors of one kind: MSI-X has 2048 (PCIe base specification 7.7.2.2, "Table Size").
-pub const MOST_VECTORS: u32 = 2048;
+pub(crate) const MOST_VECTORS: u32 = 2048;
 
 const EVENTFD: u32 = 1 << 0;
 const MASKABLE: u32 = 1 << 1;

@@ -11,7 +11,7 @@ use egm_report::show;
 use crate::error::{Blame, Remedy, Report};
 
 /// Bytes of a sector, the unit of the protocol whatever the disk's own (virtio 1.3 §5.2.5.2).
-pub const SECTOR: u64 = 512;
+pub(crate) const SECTOR: u64 = 512;
 /// File systems with reads that usually wait for no other machine and no other process, unlike those of NFS and FUSE.
 const LOCAL_FILE_SYSTEMS: [&str; 5] = ["btrfs", "ext4", "overlay", "tmpfs", "xfs"];
 
@@ -85,7 +85,7 @@ impl Disk {
     }
 
     /// Whether a file of this type has sectors.
-    pub fn can_be(kind: FileType) -> bool {
+    pub(crate) fn can_be(kind: FileType) -> bool {
         kind.is_file() || kind.is_block_device()
     }
 

@@ -246,7 +246,7 @@ fn queue(name: &str, multi: bool) -> Result<File, TapError> {
 ///
 /// # Errors
 /// The error of the ioctl TUNSETOFFLOAD.
-pub fn set_offload(tap: &File, flags: u32) -> io::Result<()> {
+pub(crate) fn set_offload(tap: &File, flags: u32) -> io::Result<()> {
     // SAFETY: the argument is an integer.
     let result = unsafe { ioctl_with_val(tap, libc::TUNSETOFFLOAD, libc::c_ulong::from(flags)) };
     check(result)
@@ -257,7 +257,7 @@ pub fn set_offload(tap: &File, flags: u32) -> io::Result<()> {
 ///
 /// # Errors
 /// The error of the ioctl TUNSETQUEUE.
-pub fn set_attached(tap: &File, attached: bool) -> io::Result<()> {
+pub(crate) fn set_attached(tap: &File, attached: bool) -> io::Result<()> {
     let flag = if attached { libc::IFF_ATTACH_QUEUE } else { libc::IFF_DETACH_QUEUE };
     let request = interface_request("", flag);
     // SAFETY: the kernel copies the struct, which lives through the call.
