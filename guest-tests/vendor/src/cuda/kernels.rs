@@ -111,6 +111,15 @@ impl Messages<'_> {
     }
 }
 
+/// Memory in which a kernel reports.
+#[derive(Clone, Copy)]
+pub struct Reports<'r> {
+    /// Differences, as in [`Kernels::check`]; the fourth word counts messages that did not come.
+    pub wrong: Part<'r>,
+    /// As in [`Kernels::add`].
+    pub started: Part<'r>,
+}
+
 /// Our kernels on a GPU.
 pub struct Kernels {
     context: Context,
@@ -244,8 +253,7 @@ impl Kernels {
         self.launch(stream, Entry::Produce, shape, arguments)
     }
 
-    /// Waits for all `messages`, `limit` looks each, and compares them. `wrong` is as in
-    /// [`Self::check`], its fourth word counts messages that did not come; `started` as in [`Self::add`].
+    /// Waits for all `messages`, `limit` looks each, and compares them.
     ///
     /// # Errors
     /// [`CudaError`].
@@ -255,9 +263,9 @@ impl Kernels {
         shape: Shape,
         messages: Messages<'_>,
         limit: u64,
-        wrong: Part<'_>,
-        started: Part<'_>,
+        reports: Reports<'_>,
     ) -> Result<(), CudaError> {
+        let Reports { wrong, started } = reports;
         room(wrong, WRONG_WORDS)?;
         room(started, 1)?;
         let arguments = [

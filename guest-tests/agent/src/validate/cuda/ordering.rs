@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use egm_vendor::cuda::{MESSAGE_WORDS, Memory, Messages, Shape, Words, pattern};
+use egm_vendor::cuda::{MESSAGE_WORDS, Memory, Messages, Reports, Shape, Words, pattern};
 
 use super::each::{Seen, on_family};
 use super::gpu::{self, Family, Gpu};
@@ -161,7 +161,7 @@ fn to_gpu(gpu: &Gpu, memory: &Memory, seed: u64, claim: &mut Claim) -> Result<Op
             in_time
         });
         let messages = Messages { slots, seed };
-        let launched = gpu.kernels.consume(&gpu.stream, SHAPE, messages, LOOKS, wrong, started);
+        let launched = gpu.kernels.consume(&gpu.stream, SHAPE, messages, LOOKS, Reports { wrong, started });
         let done = launched.and_then(|()| gpu.stream.synchronize());
         ended.store(true, Ordering::Release);
         let in_time = sender.join().unwrap_or(false);

@@ -1,7 +1,7 @@
 //! Puts, gets, and puts with a signal.
 
 use egm_vendor::cuda::{Kind, pattern};
-use egm_vendor::nvshmem::{Compare, Memory, Range};
+use egm_vendor::nvshmem::{Compare, Memory, Range, Signal};
 
 use super::element::{Element, WHOLE, first_difference};
 use crate::error::Broken;
@@ -216,7 +216,8 @@ fn exchange(
         let at = message * MESSAGE;
         let number = message as u64 + 1;
         let (to, from) = (to.range(at, MESSAGE)?, from.range(at, MESSAGE)?);
-        pe.put_signal_on(to, from, word, number, element.next(), &element.stream)?;
+        let signal = Signal { word, value: number };
+        pe.put_signal_on(to, from, signal, element.next(), &element.stream)?;
         pe.signal_wait_until_on(word, Compare::AtLeast, number, receiver)?;
         let (at, bytes) = (at as u64, MESSAGE as u64);
         receiver.copy(seen.part(at, bytes)?, arrived.part(at, bytes)?)?;

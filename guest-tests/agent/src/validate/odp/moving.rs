@@ -51,12 +51,11 @@ pub(super) fn run(site: &Site<'_>, setting: &Setting, what: What) -> Result<Find
         _ => Way::Sizes,
     };
     let size = usize::try_from(setting.most).unwrap_or(1 << 26).clamp(LARGE, 1 << 26);
-    let found = loopback::with(site, setting.seed, |wire| with_pair(site, wire, setting, size, way, what))?;
+    let found = loopback::with(site, setting.seed, |wire| with_pair(wire, setting, size, way, what))?;
     Ok(packet::explained(site, setting.seed, found))
 }
 
 fn with_pair(
-    site: &Site<'_>,
     wire: &Loopback<'_>,
     setting: &Setting,
     size: usize,
@@ -76,7 +75,7 @@ fn with_pair(
     let on_demand = |memory| wire.domain.register(memory, Access::DATA | Access::ON_DEMAND);
     let mut ends = match on_demand(near).and_then(|near| Ok(Ends { near, far: on_demand(far)? })) {
         Ok(ends) => ends,
-        Err(error) => return Ok(super::refused(site, &error)),
+        Err(error) => return Ok(super::refused(wire.site, &error)),
     };
     let (stop, moved) = (AtomicBool::new(false), AtomicUsize::new(0));
     let mut claim = Claim::default();
@@ -87,10 +86,8 @@ fn with_pair(
             let seed = setting.seed.wrapping_add(rounds as u64);
             rounds += 1;
             match what {
-                What::Everything => {
-                    data::whole(site, wire, &mut ends, size, seed, &mut claim, "pages that move")
-                }
-                What::PageStarts => packet::each_page(site, wire, &mut ends, size, seed, &mut claim),
+                What::Everything => data::whole(wire, &mut ends, size, seed, &mut claim, "pages that move"),
+                What::PageStarts => packet::each_page(wire, &mut ends, size, seed, &mut claim),
             }
         };
         let mut result = Ok(());

@@ -87,23 +87,22 @@ fn each_chunk(size: usize, seed: u64, mut each: impl FnMut(usize, &[u8])) {
 
 /// Moves `size` bytes by as many requests as they need and waits for the last; each is of one kind.
 pub(in crate::validate) fn transfer<'m>(
-    site: &Site<'_>,
     wire: &Loopback<'_>,
     size: usize,
     local: impl Fn(usize, usize) -> Result<(Sge<'m>, Work), VerbsError>,
 ) -> Result<(), VerbsError> {
-    let largest = usize::try_from(site.place.port.largest_message).unwrap_or(LARGEST).min(LARGEST);
-    let depth = usize::try_from(DEPTH.min(site.abilities.max_qp_wr)).unwrap_or(1);
+    let largest = usize::try_from(wire.site.place.port.largest_message).unwrap_or(LARGEST).min(LARGEST);
+    let depth = usize::try_from(DEPTH.min(wire.site.abilities.max_qp_wr)).unwrap_or(1);
     let mut under_way = 0usize;
     for (id, at) in (0..size).step_by(largest).enumerate() {
         if under_way == depth {
-            under_way = under_way.saturating_sub(wire.completions.wait(1, site.patience)?.len());
+            under_way = under_way.saturating_sub(wire.completions.wait(1, wire.site.patience)?.len());
         }
         let (piece, work) = local(at, largest.min(size - at))?;
         wire.requester.post(id as u64, piece, work)?;
         under_way += 1;
     }
-    wire.completions.wait(under_way, site.patience).map(drop)
+    wire.completions.wait(under_way, wire.site.patience).map(drop)
 }
 
 /// Registers memory of each kind twice and moves data from one to the other and back.
@@ -126,7 +125,7 @@ pub(in crate::validate) fn moves(
                 claim.seen(format!("{}: left out, for nothing of it is free", kind.name));
                 continue;
             }
-            if let Err(broken) = one_kind(site, wire, kind, size, access, setting.seed, &mut claim) {
+            if let Err(broken) = one_kind(wire, kind, size, access, setting.seed, &mut claim) {
                 claim.untrue(broken.to_string());
             }
         }
@@ -136,7 +135,6 @@ pub(in crate::validate) fn moves(
 
 /// Moves data in memory of one kind; what does not arrive is noted in `claim`.
 fn one_kind(
-    site: &Site<'_>,
     wire: &Loopback<'_>,
     kind: &Kind,
     size: usize,
@@ -151,8 +149,8 @@ fn one_kind(
         .and_then(|near| Ok(Ends { near, far: wire.domain.register(far, access)? }));
     let name = &kind.name;
     let moved = registered.and_then(|mut ends| {
-        whole(site, wire, &mut ends, size, seed, claim, name)?;
-        pieces(site, wire, &mut ends, seed, claim, name)
+        whole(wire, &mut ends, size, seed, claim, name)?;
+        pieces(wire, &mut ends, seed, claim, name)
     });
     match moved {
         Ok(()) => claim
@@ -164,7 +162,6 @@ fn one_kind(
 
 /// All of it: a write, a read, a send.
 pub(in crate::validate) fn whole<N: Memory, F: Memory>(
-    site: &Site<'_>,
     wire: &Loopback<'_>,
     Ends { near, far }: &mut Ends<'_, N, F>,
     size: usize,
@@ -182,7 +179,7 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
     put(near, GUARD, size, sent);
     put(far, 0, size + 2 * GUARD, poison);
     let there = far.remote(GUARD, size)?;
-    transfer(site, wire, size, |at, length| {
+    transfer(wire, size, |at, length| {
         Ok((near.sge(GUARD + at, length)?, Work::Write(there.plus(at as u64))))
     })?;
     told("write", difference(far, GUARD, size, sent));
@@ -195,7 +192,7 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
     let (sent, poison) = (random.next(), random.next());
     put(far, GUARD, size, sent);
     put(near, 0, size + 2 * GUARD, poison);
-    transfer(site, wire, size, |at, length| {
+    transfer(wire, size, |at, length| {
         Ok((near.sge(GUARD + at, length)?, Work::Read(there.plus(at as u64))))
     })?;
     told("read", difference(near, GUARD, size, sent));
@@ -211,7 +208,7 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
     put(far, GUARD, size, poison);
     wire.responder.post_receive(1, far.sge(GUARD, size)?)?;
     wire.requester.post(2, near.sge(GUARD, size)?, Work::Send)?;
-    let done = wire.completions.wait(2, site.patience)?;
+    let done = wire.completions.wait(2, wire.site.patience)?;
     told("send", difference(far, GUARD, size, sent));
     let arrived = done.iter().find(|completion| completion.id == 1).map(|completion| completion.bytes);
     if arrived != u32::try_from(size).ok() {
@@ -222,7 +219,6 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
 
 /// Odd sizes at odd places: each byte of it and none next to it.
 fn pieces(
-    site: &Site<'_>,
     wire: &Loopback<'_>,
     Ends { near, far }: &mut Ends<'_, Mapping, Mapping>,
     seed: u64,
@@ -237,7 +233,7 @@ fn pieces(
         put(far, 0, to + size + 8, poison);
         let there: Remote = far.remote(to, size)?;
         wire.requester.post(1, near.sge(from, size)?, Work::Write(there))?;
-        wire.completions.wait(1, site.patience)?;
+        wire.completions.wait(1, wire.site.patience)?;
         if let Some(at) = difference(far, to, size, sent) {
             claim.untrue(format!(
                 "{name}: byte {at:#x} of a write of {size:#x} bytes from {from:#x} to {to:#x} is wrong"
