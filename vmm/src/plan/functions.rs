@@ -131,17 +131,6 @@ pub struct ExpanderPlan {
     pub bridge: BridgePlan,
 }
 
-/// An SMMUv3 of an Arm guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SmmuPlan {
-    /// Its registers: two pages of 64 KiB.
-    pub span: Span<Guest>,
-    /// First and last bus with functions behind it; no bus has two SMMUs.
-    pub buses: (u8, u8),
-    /// Interrupt lines of events, page requests, errors and finished commands.
-    pub lines: [u32; 4],
-}
-
 /// Plan of one assigned host function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssignedPlan {

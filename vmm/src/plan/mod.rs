@@ -65,7 +65,6 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
         windows: map.windows,
         pci: map.functions,
         expanders: map.expanders,
-        smmus: Vec::new(),
         passthrough: policy.passthrough,
         nodes: map.numa.nodes,
         distances: map.numa.distances,

@@ -6,7 +6,7 @@ use egm_address::{ByteSize, CpuSet, Gpa, Guest, Hpa, PciAddress, Span};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Access, Architecture, Boot, Console, PageSize};
-use crate::plan::{ExpanderPlan, FunctionPlan, FunctionRole, PassthroughPlan, SmmuPlan};
+use crate::plan::{ExpanderPlan, FunctionPlan, FunctionRole, PassthroughPlan};
 
 /// Version of the JSON form of [`Plan`]; a reader refuses others.
 pub const PLAN_VERSION: u32 = 1;
@@ -49,9 +49,6 @@ pub struct Plan {
     /// Host bridges beside that of bus 0, by bus; their windows are pieces of the machine's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expanders: Vec<ExpanderPlan>,
-    /// SMMUs in front of buses. Planning makes none: no device of this machine is one yet.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub smmus: Vec<SmmuPlan>,
     /// How host functions are opened; `None` without any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passthrough: Option<PassthroughPlan>,
