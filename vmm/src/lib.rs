@@ -41,7 +41,6 @@ pub mod machine;
 mod memory;
 mod passthrough;
 pub mod pci;
-mod places;
 pub mod plan;
 mod program;
 pub mod reserve;
