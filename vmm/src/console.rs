@@ -94,7 +94,7 @@ impl Report for ConsoleError {
 /// Earlier settings of our terminal, while the guest has it.
 static TERMINAL: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// Restores our terminal to its state before [`Console::take_terminal`]. Takes no lock that is held while anything else
+/// Restores our terminal to its state before `Console::take_terminal`. Takes no lock that is held while anything else
 /// happens, so that a panicking thread can call it.
 pub(crate) fn give_back_terminal() {
     if let Some(before) = lock(&TERMINAL).take() {

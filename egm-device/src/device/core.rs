@@ -45,7 +45,7 @@ pub enum Effect {
     Nothing,
     /// Fire the vectors of these events.
     Fire(&'static [Event]),
-    /// Make all real bytes zero; report it by [`Core::scrubbed`] and [`Core::scrub_ended`].
+    /// Make all real bytes zero; report it by [`Core::scrubbed`] and `Core::scrub_ended`.
     Scrub,
     /// The guest has stopped to use the memory.
     Quiesced,

@@ -209,7 +209,7 @@ mod tests {
     fn roots_descriptors_of_dev_mem_are_not_counted() {
         let mem = FileName { device: Some((1, 1)), ..EGM.clone() };
         let asked = Question { file: mem, ..question(0..0x1000) };
-        let open = || KernelObject::Descriptor((9, 9, 9), Some((1, 1)));
+        let open = || KernelObject::Descriptor(Inode(9, 9, 9), Some((1, 1)));
         assert_eq!(holds(&asked, vec![seen(2, 0, open())], &[]), []);
         assert_eq!(holds(&asked, vec![seen(2, TENANT, open())], &[]), [Hold::Descriptor]);
     }

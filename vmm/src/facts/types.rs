@@ -17,7 +17,7 @@ pub(crate) const FACTS_VERSION: u32 = 2;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Facts {
-    /// [`FACTS_VERSION`].
+    /// `FACTS_VERSION`.
     pub version: u32,
     /// The machine, and whether the facts were recorded or made by hand.
     pub description: String,

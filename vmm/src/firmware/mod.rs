@@ -52,7 +52,7 @@ pub struct Image {
 pub struct Efi {
     /// The system table (UEFI 2.10, 4.3).
     pub system_table: Gpa,
-    /// The memory map: entries of [`tree::DESCRIPTOR_SIZE`] bytes.
+    /// The memory map: entries of `tree::DESCRIPTOR_SIZE` bytes.
     pub memory_map: Span<Guest>,
 }
 

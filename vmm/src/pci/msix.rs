@@ -93,7 +93,7 @@ pub struct Msix {
 }
 
 impl Msix {
-    /// `vectors` masked vectors, at most [`MAX_VECTORS`].
+    /// `vectors` masked vectors, at most `MAX_VECTORS`.
     ///
     /// # Errors
     /// When an eventfd cannot be made.

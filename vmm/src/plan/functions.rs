@@ -157,7 +157,7 @@ pub struct AssignedPlan {
 pub struct GpuMemoryPlan {
     /// BARs that are memory.
     pub bars: Vec<u8>,
-    /// First of its [`GPU_NODES`] guest NUMA nodes, which the guest's driver fills.
+    /// First of its `GPU_NODES` guest NUMA nodes, which the guest's driver fills.
     pub first_node: u32,
     /// Index of the backing that its driver may use as EGM, in [`Plan::backings`](crate::plan::Plan::backings): a slice of its own
     /// region that begins where that does, because the GPU counts from there.

@@ -212,7 +212,7 @@ pub struct VcpuPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WindowKind {
-    /// Tables that the VMM writes for the guest, memory but not RAM: see [`Plan::window_memory`].
+    /// Tables that the VMM writes for the guest, memory but not RAM: see `Plan::window_memory`.
     Firmware,
     /// Option ROM area of a PC: empty memory, not RAM either.
     OptionRoms,

@@ -84,7 +84,7 @@ pub struct SplitRequest {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Split {
-    /// Always [`SPLIT_VERSION`] in this version.
+    /// Always `SPLIT_VERSION` in this version.
     pub version: u32,
     /// Methods of the split, by address from low to high.
     pub ways: Vec<SplitMethod>,

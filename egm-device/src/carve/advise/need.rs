@@ -35,7 +35,7 @@ impl Need {
         Self { in_use: in_use() }
     }
 
-    /// Memory in use, if known, plus [`RESERVE`].
+    /// Memory in use, if known, plus `RESERVE`.
     #[must_use]
     pub fn total(self) -> ByteSize {
         ByteSize::new(self.in_use.map_or(0, ByteSize::get).saturating_add(RESERVE.get()))

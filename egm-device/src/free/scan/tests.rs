@@ -28,10 +28,10 @@ fn objects(found: &ScanResult) -> Vec<&KernelObject> {
 #[test]
 fn a_line_names_a_file_and_its_bytes() {
     let line = "7f0000000000-7f0000200000 rw-s 00400000 00:06 1234                       /dev/egm4";
-    assert_eq!(mapping(line), Some(((0, 6, 1234), 0x40_0000..0x60_0000)));
+    assert_eq!(mapping(line), Some((Inode(0, 6, 1234), 0x40_0000..0x60_0000)));
     assert_eq!(
         mapping("00400000-00401000 r--p 00000000 103:1f 7 /a b (deleted)"),
-        Some(((0x103, 0x1f, 7), 0..0x1000))
+        Some((Inode(0x103, 0x1f, 7), 0..0x1000))
     );
     for wrong in
         ["", "7f-8f", "8f-7f rw-s 0 00:06 1", "0-1000 rw-s fffffffffffffff0 00:06 1", "x-y r 0 0:0 0"]

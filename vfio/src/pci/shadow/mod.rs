@@ -23,7 +23,7 @@ pub use effects::{BarPlace, Effects, Message, Msi, MsixControl, MsixLayout, Powe
 pub use error::ConfigError;
 pub use image::Forward;
 pub use options::{AddedCapability, Bar, BarKind, Options, Resizable};
-pub use rules::{Treatment, rules};
+pub use rules::{RuleRow, Treatment, rules};
 
 use super::capability::Capability;
 use super::registers::{BAR0, COMMAND, COMMAND_BUS_MASTER, COMMAND_INTX_DISABLE, COMMAND_MEMORY, ROM};

@@ -1,6 +1,7 @@
 //! A GPU to validate with, and the kinds of memory that it shares with processors.
 
 use std::cell::OnceCell;
+use std::ops::Range;
 
 use egm_vendor::cuda::{Attribute, Context, Device, Kernels, Kind, Memory, Shape, Stream, Words, Wrong};
 

@@ -219,7 +219,7 @@ struct Timed<'t> {
     seed: u64,
 }
 
-/// Accesses whose time makes one value of a figure.
+/// Accesses that are timed together, for one value of a figure.
 struct Round<'r> {
     is_write: bool,
     /// Bytes of an access.

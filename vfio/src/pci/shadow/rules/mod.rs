@@ -132,7 +132,7 @@ fn all() -> impl Iterator<Item = &'static Rule> {
 
 /// A row of [`rules`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RuleRow {
+pub struct RuleRow {
     /// The capability; `None` for the header.
     pub capability: Option<CapabilityId>,
     /// A register in it, by its offset there; `None` for the capability as a whole.
