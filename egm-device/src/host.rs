@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use egm_report::json::{self, JsonError};
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
@@ -125,16 +125,11 @@ enum NoHost {
 }
 
 impl Report for NoHost {
-    fn blame(&self) -> Blame {
-        Blame::Configuration
-    }
-
-    fn help(&self) -> Option<String> {
-        let help = match self {
+    fn remedy(&self) -> Remedy {
+        Blame::Configuration.help(match self {
             Self::Root(_) => "name with --root a folder with a host's proc and sys in it",
             Self::HostFiles(_) => "name a folder that exists, or leave --host-files out",
-        };
-        Some(help.to_owned())
+        })
     }
 }
 
@@ -151,16 +146,12 @@ pub(crate) enum RecordError {
 }
 
 impl Report for RecordError {
-    fn blame(&self) -> Blame {
-        Blame::Configuration
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Read { made_by, .. } => Some(format!("make it: {made_by}")),
-            Self::Json { made_by, .. } => Some(format!("make it again: {made_by}")),
-            Self::Facts { made_by, .. } => Some(format!("record the host for this program too: {made_by}")),
-        }
+    fn remedy(&self) -> Remedy {
+        Blame::Configuration.help(match self {
+            Self::Read { made_by, .. } => format!("make it: {made_by}"),
+            Self::Json { made_by, .. } => format!("make it again: {made_by}"),
+            Self::Facts { made_by, .. } => format!("record the host for this program too: {made_by}"),
+        })
     }
 
     fn excerpt(&self) -> Option<String> {

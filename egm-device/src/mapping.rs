@@ -196,7 +196,7 @@ impl Mapping {
     }
 
     /// Bytes that the kernel makes present in one piece where it can: a page of [`Mapping::page_size`], or a transparent huge one.
-    pub fn fault_size(&self) -> usize {
+    pub(crate) fn fault_size(&self) -> usize {
         self.fault
     }
 

@@ -8,7 +8,7 @@
 use std::fmt;
 
 use egm_address::PciAddress;
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 
 use crate::owner::Owner;
 
@@ -114,15 +114,10 @@ impl fmt::Display for Conflict {
 impl std::error::Error for Conflict {}
 
 impl Report for Conflict {
-    fn blame(&self) -> Blame {
-        Blame::Host
-    }
-
-    fn help(&self) -> Option<String> {
-        Some(
+    fn remedy(&self) -> Remedy {
+        Blame::Host.help(
             "take another region, or end the other owner; owners that trust each other have one \"trust_domain\" in the \
-             broker's policy, or one --trust-domain"
-                .to_owned(),
+             broker's policy, or one --trust-domain",
         )
     }
 }

@@ -11,7 +11,7 @@ use egm_address::{Io, Span};
 
 use crate::memory::HostMemory;
 
-pub use all::{Unreachable, map_all, map_bars};
+pub use all::map_all;
 pub use memlock::Memlock;
 pub use order::{Piece, locked_bytes, order};
 

@@ -17,7 +17,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 
 use crate::config;
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 use crate::listener::Listener;
 use crate::lock::lock;
 
@@ -59,45 +59,42 @@ pub enum ConsoleError {
 }
 
 impl Report for ConsoleError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::File { .. } | Self::NotAFile { .. } | Self::Socket { .. } => Blame::Configuration,
-            Self::Relay(_) | Self::Pty(_) => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        Some(match self {
             Self::File { source, .. } if source.raw_os_error() == Some(libc::ENXIO) => {
-                "start who reads this pipe first; for a socket of ours, set \"console\".\"type\" to \"socket\""
-                    .to_owned()
+                Blame::Configuration.help(
+                    "start who reads this pipe first; for a socket of ours, set \"console\".\"type\" to \"socket\"",
+                )
             }
-            Self::File { source, .. } if source.raw_os_error() == Some(libc::ELOOP) => {
-                "it is a symbolic link: set \"console\".\"path\" to the file itself".to_owned()
+            Self::File { source, .. } if source.raw_os_error() == Some(libc::ELOOP) => Blame::Configuration
+                .help("it is a symbolic link: set \"console\".\"path\" to the file itself"),
+            Self::NotAFile { .. } => {
+                Blame::Configuration.help("set \"console\".\"path\" to a file that may be made")
             }
-            Self::NotAFile { .. } => "set \"console\".\"path\" to a file that may be made".to_owned(),
-            Self::File { .. } => {
-                "set \"console\".\"path\" to a file that you may write, in a folder that exists".to_owned()
-            }
+            Self::File { .. } => Blame::Configuration
+                .help("set \"console\".\"path\" to a file that you may write, in a folder that exists"),
             Self::Socket { source, .. }
                 if matches!(source.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AlreadyExists) =>
             {
-                "set \"console\".\"path\" to a path that does not exist yet, or end who listens there"
-                    .to_owned()
+                Blame::Configuration.help(
+                    "set \"console\".\"path\" to a path that does not exist yet, or end who listens there",
+                )
             }
-            Self::Socket { .. } => {
-                "set \"console\".\"path\" to a path in a folder that exists and that you may write".to_owned()
+            Self::Socket { .. } => Blame::Configuration.help(
+                "set \"console\".\"path\" to a path in a folder that exists and that you may write",
+            ),
+            Self::Relay(_) => {
+                Blame::Host.help("raise the limits of open files and of threads: ulimit -n 65536 -u 65536")
             }
-            Self::Relay(_) => "raise the limits of open files and of threads: ulimit -n 65536 -u 65536".to_owned(),
-            Self::Pty(_) => "mount devpts on /dev/pts, or set \"console\" to \"stdio\"".to_owned(),
-        })
+            Self::Pty(_) => Blame::Host.help("mount devpts on /dev/pts, or set \"console\" to \"stdio\""),
+        }
     }
 }
 
 /// Earlier settings of our terminal, while the guest has it.
 static TERMINAL: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// Restores our terminal to its state before [`Console::take_terminal`]. Takes no lock that is held while anything else
+/// Restores our terminal to its state before `Console::take_terminal`. Takes no lock that is held while anything else
 /// happens, so that a panicking thread can call it.
 pub(crate) fn give_back_terminal() {
     if let Some(before) = lock(&TERMINAL).take() {
@@ -146,7 +143,7 @@ impl Console {
 
     /// Our terminal, if it is one, belongs to the guest from now until the console is dropped: every key goes there,
     /// Ctrl-C too. Until then the operator can stop a start that takes long.
-    pub fn take_terminal(&mut self) {
+    pub(crate) fn take_terminal(&mut self) {
         let Kind::Stdio { .. } = &self.kind else { return };
         let stdin = io::stdin();
         let Ok(before) = tcgetattr(&stdin) else { return };
@@ -158,7 +155,7 @@ impl Console {
     }
 
     /// Name of the pseudo-terminal, if it is one.
-    pub fn pty_name(&self) -> Option<String> {
+    pub(crate) fn pty_name(&self) -> Option<String> {
         match &self.kind {
             Kind::Pty { master, .. } => {
                 Some(ptsname(master, Vec::new()).ok()?.to_string_lossy().into_owned())

@@ -30,7 +30,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, kill_process, pidfd_getfd, pidfd_open};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Blame, Chain, Report};
+use crate::error::{Blame, Chain, Remedy, Report};
 use crate::reserve::{OwnSlice, SliceProgress};
 
 /// Signals that the machine gets in the keeper's place.
@@ -49,8 +49,8 @@ pub(crate) struct CustodyError {
 }
 
 impl Report for CustodyError {
-    fn blame(&self) -> Blame {
-        Blame::Host
+    fn remedy(&self) -> Remedy {
+        Blame::Host.into()
     }
 }
 

@@ -8,7 +8,7 @@ use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::set_no_new_privs;
 
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 
 /// A user of this host other than root, with all groups.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,22 +36,14 @@ pub(crate) enum UserError {
 }
 
 impl Report for UserError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Unknown { .. } | Self::Root { .. } => Blame::Configuration,
-            Self::NotRoot | Self::Drop { .. } | Self::Kept { .. } => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Unknown { .. } | Self::Root { .. } => {
-                Some("name a user of /etc/passwd that is not root, as --user NAME or its number".to_owned())
-            }
+            Self::Unknown { .. } | Self::Root { .. } => Blame::Configuration
+                .help("name a user of /etc/passwd that is not root, as --user NAME or its number"),
             Self::NotRoot => {
-                Some("run it with sudo; an unprivileged user asks a broker: --broker SOCKET".to_owned())
+                Blame::Host.help("run it with sudo; an unprivileged user asks a broker: --broker SOCKET")
             }
-            Self::Drop { .. } | Self::Kept { .. } => None,
+            Self::Drop { .. } | Self::Kept { .. } => Blame::Host.into(),
         }
     }
 }

@@ -140,7 +140,7 @@ impl Event {
 
     /// Whether it is about the memory, and not only about a request.
     #[must_use]
-    pub const fn is_finding(&self) -> bool {
+    pub(crate) const fn is_finding(&self) -> bool {
         matches!(
             self,
             Self::Retire(_) | Self::Unretire(_) | Self::Quarantine(_) | Self::Release(_) | Self::Mismatch(_)
@@ -183,7 +183,7 @@ impl Finding {
 impl RegionBytes {
     /// `bytes` of `region`; `None` for no bytes.
     #[must_use]
-    pub fn of_set(region: &str, bytes: &SpanSet<InRegion>) -> Option<Self> {
+    pub(crate) fn of_set(region: &str, bytes: &SpanSet<InRegion>) -> Option<Self> {
         let (first, last) = (bytes.iter().next()?, bytes.iter().last()?);
         let hull = Span::between(first.start(), last.end())?;
         Some(Self { bytes: bytes.size(), ..Self::of(region, hull) })

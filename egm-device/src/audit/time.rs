@@ -32,7 +32,7 @@ const fn civil(days: u64) -> (u64, u64, u64) {
 
 /// The earliest line that `text` means, as the start of a formatted time: a date, a date with a time of day in UTC, or how
 /// long before `now` (`90s`, `15min`, `2h`, `7d`).
-pub fn parse_since(text: &str, now: SystemTime) -> Result<String, String> {
+pub(crate) fn parse_since(text: &str, now: SystemTime) -> Result<String, String> {
     if let Some(ago) = ago(text) {
         return Ok(format(now.checked_sub(ago).unwrap_or(SystemTime::UNIX_EPOCH)));
     }

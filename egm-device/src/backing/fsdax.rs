@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 
 use egm_address::{ByteSize, InRegion, Span, align_up};
 use rustix::fs::{
-    AtFlags, FallocateFlags, IFlags, Mode, OFlags, RenameFlags, fallocate, ioctl_getflags, ioctl_setflags,
-    openat, renameat_with, unlinkat,
+    AtFlags, Dev, FallocateFlags, IFlags, Mode, OFlags, RenameFlags, fallocate, ioctl_getflags,
+    ioctl_setflags, makedev, openat, renameat_with, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -72,8 +72,8 @@ impl SliceFolder {
     /// The folder of `region`.
     pub(crate) fn of(region: &Region) -> Result<Self, BackingError> {
         match &region.kind {
-            RegionKind::Fsdax { folder, device } => {
-                Self::at(folder, *device).map_err(|source| failed(region, source))
+            RegionKind::Fsdax { folder, device: (major, minor) } => {
+                Self::at(folder, makedev(*major, *minor)).map_err(|source| failed(region, source))
             }
             _ => {
                 let none = DaxError::at("find the folder of", Path::new(&region.name));
@@ -83,7 +83,7 @@ impl SliceFolder {
     }
 
     /// The folder at `path`, on the file system with the number `device`.
-    fn at(path: &Path, device: (u32, u32)) -> Result<Self, DaxError> {
+    fn at(path: &Path, device: Dev) -> Result<Self, DaxError> {
         let folder = rustix::fs::open(path, OPEN | OFlags::DIRECTORY, Mode::empty());
         let folder = File::from(folder.map_err(|error| DaxError::at("open", path)(error.into()))?);
         let facts = rules::FolderFacts::of(&folder).map_err(DaxError::at("identify", path))?;

@@ -32,7 +32,8 @@ pub use error::{BackingError, DaxError, Holder};
 pub use guest_memfd::GuestMemfdError;
 pub use huge_files::{HugeFiles, HugeFilesError};
 pub use interface::Backing;
-pub use retired_list::{RetiredListError, RetiredPages, retired_pages};
+pub(crate) use retired_list::retired_pages;
+pub use retired_list::{RetiredListError, RetiredPages};
 
 /// The memory of a slice, or the reason that it cannot be opened.
 pub type OpenResult = Result<Box<dyn Backing>, BackingError>;

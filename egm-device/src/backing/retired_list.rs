@@ -69,7 +69,10 @@ pub enum RetiredListError {
 ///
 /// # Errors
 /// [`RetiredListError`]; the region must then not be used, because its bad pages are not known.
-pub fn retired_pages(device: &impl RetiredPages, region: &Region) -> Result<Retired, RetiredListError> {
+pub(crate) fn retired_pages(
+    device: &impl RetiredPages,
+    region: &Region,
+) -> Result<Retired, RetiredListError> {
     let name = || region.name.clone();
     let mut bytes = HEADER + SLACK;
     for _ in 0..MAX_QUESTIONS {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use egm_address::{InRegion, SpanSet};
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 use rustix::net::SocketFlags;
 
 use super::packet;
@@ -27,6 +27,9 @@ const TAKE_HELP: &str = "egm-device carve free shows what you can get now; an op
                          /etc/egm-device/policy.json";
 const FREE_HELP: &str = "an operator can add a rule for this user to /etc/egm-device/policy.json";
 const RETURN_HELP: &str = "end the processes that use the memory, then return the slice again";
+
+/// Remedy where client and broker do not understand each other.
+const ONE_VERSION: &str = "use a client and a broker of one version";
 
 /// A failed exchange with a broker.
 #[derive(Debug, thiserror::Error)]
@@ -47,24 +50,16 @@ pub enum ClientError {
 }
 
 impl Report for ClientError {
-    fn blame(&self) -> Blame {
-        match self {
-            Self::Unknown { .. } => Blame::Internal,
-            _ => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
+    fn remedy(&self) -> Remedy {
         match self {
             Self::Connect { path, .. } => {
-                Some(format!("start it: egm-device broker --socket {}", path.display()))
+                Blame::Host.help(format!("start it: egm-device broker --socket {}", path.display()))
             }
-            Self::Refused { help, .. } => Some((*help).to_owned()),
-            Self::Gone(_) => Some("see that the broker runs: systemctl status egm-broker".to_owned()),
-            Self::Unknown { .. } | Self::Backing(_) => {
-                Some("use a client and a broker of one version".to_owned())
-            }
-            Self::Cancelled => None,
+            Self::Refused { help, .. } => Blame::Host.help(*help),
+            Self::Gone(_) => Blame::Host.help("see that the broker runs: systemctl status egm-broker"),
+            Self::Unknown { .. } => Blame::Internal.help(ONE_VERSION),
+            Self::Backing(_) => Blame::Host.help(ONE_VERSION),
+            Self::Cancelled => Blame::Host.into(),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::net::SocketFlags;
 
@@ -37,13 +37,13 @@ pub enum ServerError {
 /// Bytes in the path of a Unix socket: `sun_path` less its last, which is 0 (unix(7)).
 const MAX_PATH: usize = 107;
 
-/// Blame and help for a socket that cannot be made at `path`.
-pub(crate) fn no_place(path: &Path, why: &io::Error) -> (Blame, String) {
+/// Remedy for a socket that cannot be made at `path`.
+pub(crate) fn no_place(path: &Path, why: &io::Error) -> Remedy {
     if path.as_os_str().len() > MAX_PATH {
-        return (Blame::Configuration, format!("name a path of {MAX_PATH} bytes at most"));
+        return Blame::Configuration.help(format!("name a path of {MAX_PATH} bytes at most"));
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let help = match (why.kind(), folder) {
+    Blame::Host.help(match (why.kind(), folder) {
         (io::ErrorKind::NotFound, Some(folder)) => {
             format!("make the folder {}, or name another path", folder.display())
         }
@@ -51,26 +51,18 @@ pub(crate) fn no_place(path: &Path, why: &io::Error) -> (Blame, String) {
             "remove the file at that path, which is no socket, or name another path".into()
         }
         _ => "name a path in a folder that this user may write to".into(),
-    };
-    (Blame::Host, help)
+    })
 }
 
 impl Report for ServerError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Listen { path, source } => no_place(path, source).0,
-            _ => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Taken { .. } => Some("use that broker, or stop it first".to_owned()),
+            Self::Taken { .. } => Blame::Host.help("use that broker, or stop it first"),
             Self::NotOurs { .. } => {
-                Some("stop all brokers, find the program that made the file, and remove it".to_owned())
+                Blame::Host.help("stop all brokers, find the program that made the file, and remove it")
             }
-            Self::Listen { path, source } => Some(no_place(path, source).1),
-            Self::Wait(_) => Some("start the broker again; its clients keep their slices".to_owned()),
+            Self::Listen { path, source } => no_place(path, source),
+            Self::Wait(_) => Blame::Host.help("start the broker again; its clients keep their slices"),
         }
     }
 }

@@ -114,7 +114,7 @@ impl Server {
         })
     }
 
-    /// Serves until the descriptor of [`Server::end_at`] is readable or waiting fails. A killed broker loses nothing:
+    /// Serves until the descriptor of `Server::end_at` is readable or waiting fails. A killed broker loses nothing:
     /// its slices are dirty, and the kernel still reports those of live clients as in use.
     pub fn run(&mut self) -> Result<(), ServerError> {
         while !self.is_over {

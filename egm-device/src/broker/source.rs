@@ -207,7 +207,7 @@ impl LedgerSource {
 
     /// Scrubs a region on the processors of its own node among `nodes`.
     #[must_use]
-    pub fn on_nodes(mut self, nodes: &[Node]) -> Self {
+    pub(crate) fn on_nodes(mut self, nodes: &[Node]) -> Self {
         let near = nodes.iter().filter(|node| !node.cpus.is_empty());
         self.near = near.map(|node| (node.id, node.cpus.clone())).collect();
         self

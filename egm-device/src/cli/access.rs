@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::host::LocalHost;
@@ -33,12 +33,8 @@ pub(super) struct UnknownRegion {
 }
 
 impl Report for UnknownRegion {
-    fn blame(&self) -> Blame {
-        Blame::Host
-    }
-
-    fn help(&self) -> Option<String> {
-        Some("egm-device regions lists them, and the reasons that others were refused".to_owned())
+    fn remedy(&self) -> Remedy {
+        Blame::Host.help("egm-device regions lists them, and the reasons that others were refused")
     }
 }
 

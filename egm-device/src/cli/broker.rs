@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use egm_address::ByteSize;
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 
 use super::Outcome;
 use super::access::{open, raise_descriptor_limit};
@@ -75,31 +75,23 @@ pub(super) fn run(args: &Args) -> Outcome {
 }
 
 impl Report for PolicyError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Read { .. } => Blame::Host,
-            _ => Blame::Configuration,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Read { .. } => Some(format!(
+            Self::Read { .. } => Blame::Host.help(format!(
                 "name a file that exists with --policy; without it and without {POLICY} only root may"
             )),
-            Self::File { source, .. } => source.help(),
-            Self::Json(error) => error.help.clone().or_else(|| {
-                let form =
-                    r#"correct it there: {"rules": [{"name": …, "group": …, "regions": […], "quota": …}]}"#;
-                Some(form.to_owned())
-            }),
-            Self::NotRootOwned { path, .. } => {
-                Some(format!("read it, then: chown root {0} && chmod go-w {0}", path.display()))
-            }
+            Self::File { source, .. } => source.remedy(),
+            Self::Json(error) => Blame::Configuration.help(error.help.clone().unwrap_or_else(|| {
+                r#"correct it there: {"rules": [{"name": …, "group": …, "regions": […], "quota": …}]}"#
+                    .to_owned()
+            })),
+            Self::NotRootOwned { path, .. } => Blame::Configuration
+                .help(format!("read it, then: chown root {0} && chmod go-w {0}", path.display())),
             Self::TooLarge | Self::TooManyRules { .. } => {
-                Some("write rules for groups instead of users".to_owned())
+                Blame::Configuration.help("write rules for groups instead of users")
             }
-            Self::UnknownKey { .. } | Self::Rule { .. } | Self::NotText => None, // the message names the remedy
+            // The message names the remedy.
+            Self::UnknownKey { .. } | Self::Rule { .. } | Self::NotText => Blame::Configuration.into(),
         }
     }
 

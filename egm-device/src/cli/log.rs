@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use egm_report::program::Outcome;
 use egm_report::show::{print, size, wrap, written};
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 use rustix::fs::inotify;
 use serde::Deserialize;
 use serde_json::Value;
@@ -84,12 +84,8 @@ struct LogError {
 }
 
 impl Report for LogError {
-    fn blame(&self) -> Blame {
-        Blame::Host
-    }
-
-    fn help(&self) -> Option<String> {
-        Some("run as root: the log names tenants and their programs".to_owned())
+    fn remedy(&self) -> Remedy {
+        Blame::Host.help("run as root: the log names tenants and their programs")
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use egm_address::{ByteSize, PciAddress, SpanSet};
 use egm_report::show::print;
-use egm_report::{Blame, Chain, Report};
+use egm_report::{Blame, Chain, Remedy, Report};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Outcome;
@@ -119,8 +119,8 @@ struct ServeError {
 }
 
 impl Report for ServeError {
-    fn blame(&self) -> Blame {
-        Blame::Host
+    fn remedy(&self) -> Remedy {
+        Blame::Host.into()
     }
 }
 

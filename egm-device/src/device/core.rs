@@ -45,7 +45,7 @@ pub enum Effect {
     Nothing,
     /// Fire the vectors of these events.
     Fire(&'static [Event]),
-    /// Make all real bytes zero; report it by [`Core::scrubbed`] and [`Core::scrub_ended`].
+    /// Make all real bytes zero; report it by [`Core::scrubbed`] and `Core::scrub_ended`.
     Scrub,
     /// The guest has stopped to use the memory.
     Quiesced,
@@ -128,7 +128,7 @@ impl Core {
 
     /// Whether the guest has declared that it does not use the memory.
     #[must_use]
-    pub const fn is_quiesced(&self) -> bool {
+    pub(crate) const fn is_quiesced(&self) -> bool {
         self.state.status & QUIESCED != 0
     }
 
@@ -278,13 +278,13 @@ impl Core {
 
     /// Whether a scrub runs.
     #[must_use]
-    pub const fn is_scrubbing(&self) -> bool {
+    pub(crate) const fn is_scrubbing(&self) -> bool {
         self.state.status & SCRUBS != 0
     }
 
     /// The scrub has ended, with all bytes zero or not. [`Effect::Scrub`] when the next one begins, which the guest asked
     /// for meanwhile; none follows one that failed.
-    pub fn scrub_ended(&mut self, well: bool) -> Effect {
+    pub(crate) fn scrub_ended(&mut self, well: bool) -> Effect {
         self.state.status = self.state.status & !SCRUBS | if well { 0 } else { CUT_SHORT };
         if std::mem::take(&mut self.state.scrub_again) && well {
             self.begin_scrub();

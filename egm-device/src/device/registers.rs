@@ -140,7 +140,7 @@ registers! {
 
 /// The target of an access to BAR 0, and the bit of it at which the access begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AccessTarget {
+pub(crate) enum AccessTarget {
     /// A register.
     Register(Register, u32),
     /// In the window: which span, and whether its number of bytes rather than its offset.
@@ -159,7 +159,7 @@ pub enum AccessTarget {
 impl AccessTarget {
     /// The target of an access of `length` bytes at `offset`; `None` for an invalid one.
     #[must_use]
-    pub fn decode(offset: u64, length: usize) -> Option<Self> {
+    pub(crate) fn decode(offset: u64, length: usize) -> Option<Self> {
         if let Some(at) = offset.checked_sub(TABLE.into()) {
             return usize::try_from(at).ok().map(Self::Vectors);
         }

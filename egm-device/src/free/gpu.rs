@@ -104,6 +104,7 @@ impl Rules<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::free::Inode;
 
     const OWNER: u32 = 1000;
 
@@ -120,7 +121,7 @@ mod tests {
     #[test]
     fn a_gpu_is_had_by_its_nodes_its_device_and_what_may_hide_one() {
         let file = |inode, number| FileName {
-            inode: (0, 5, inode),
+            inode: Inode(0, 5, inode),
             device: Some((511, number)),
             path: format!("/dev/vfio/{number}").into(),
         };
@@ -130,11 +131,11 @@ mod tests {
         let question = GpuQuestion { function, nodes: Vec::new(), owner, others: vec![50] };
         let device = |name: &str| KernelObject::Device(name.to_owned());
         let its = "/sys/devices/pci0009:00/0009:00:00.0/0009:01:00.0";
-        let node = || KernelObject::Descriptor((0, 5, 71), Some((511, 12)));
+        let node = || KernelObject::Descriptor(Inode(0, 5, 71), Some((511, 12)));
         let table = [
             (2, 7, node(), Some(Hold::DmaPin)),
-            (2, 7, KernelObject::Descriptor((0, 9, 1), Some((511, 3))), Some(Hold::DmaPin)),
-            (2, 7, KernelObject::Descriptor((0, 5, 73), Some((511, 4))), None),
+            (2, 7, KernelObject::Descriptor(Inode(0, 9, 1), Some((511, 3))), Some(Hold::DmaPin)),
+            (2, 7, KernelObject::Descriptor(Inode(0, 5, 73), Some((511, 4))), None),
             (1, 7, node(), None),
             (50, 7, node(), Some(Hold::DmaPin)),
             (50, OWNER, device(UNNAMED), None),

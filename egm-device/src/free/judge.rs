@@ -134,8 +134,8 @@ mod tests {
     use std::ops::Range;
 
     use super::*;
-    use crate::free::FileName;
     use crate::free::tests::{EGM, question};
+    use crate::free::{FileName, Inode};
 
     const THIS: u32 = 1;
     const TENANT: u32 = 1000;
@@ -190,10 +190,10 @@ mod tests {
     #[test]
     fn a_descriptor_counts_but_of_this_process_and_of_those_with_another_slice() {
         let mut asked = question(0x1000..0x3000);
-        let other_node = KernelObject::Descriptor((1, 2, 3), EGM.device);
+        let other_node = KernelObject::Descriptor(Inode(1, 2, 3), EGM.device);
         assert_eq!(holds(&asked, vec![seen(2, 0, descriptor())], &[]), [Hold::Descriptor]);
         assert_eq!(holds(&asked, vec![seen(2, 0, other_node)], &[]), [Hold::Descriptor]);
-        assert_eq!(holds(&asked, vec![seen(2, 0, KernelObject::Descriptor((1, 2, 3), None))], &[]), []);
+        assert_eq!(holds(&asked, vec![seen(2, 0, KernelObject::Descriptor(Inode(1, 2, 3), None))], &[]), []);
         assert_eq!(holds(&asked, vec![seen(THIS, 0, descriptor())], &[]), []);
         asked.others = vec![OtherGrant { pid: 2, bytes: 0x4000..0x6000 }];
         assert_eq!(holds(&asked, vec![seen(2, 5, descriptor())], &[]), []);
@@ -209,7 +209,7 @@ mod tests {
     fn roots_descriptors_of_dev_mem_are_not_counted() {
         let mem = FileName { device: Some((1, 1)), ..EGM.clone() };
         let asked = Question { file: mem, ..question(0..0x1000) };
-        let open = || KernelObject::Descriptor((9, 9, 9), Some((1, 1)));
+        let open = || KernelObject::Descriptor(Inode(9, 9, 9), Some((1, 1)));
         assert_eq!(holds(&asked, vec![seen(2, 0, open())], &[]), []);
         assert_eq!(holds(&asked, vec![seen(2, TENANT, open())], &[]), [Hold::Descriptor]);
     }

@@ -28,6 +28,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{major, makedev, minor};
+use serde::{Deserialize, Serialize};
 
 use crate::backing::Backing;
 use crate::owner::Owner;
@@ -68,11 +69,14 @@ impl Verdict {
     }
 }
 
+/// A file, by the major and minor number of its device and its inode, as `/proc/PID/maps` prints them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+struct Inode(u32, u32, u64);
+
 /// A file, by what `/proc` shows of it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileName {
-    /// Device (major, minor) and inode, as `/proc/PID/maps` prints them.
-    inode: (u32, u32, u64),
+    inode: Inode,
     /// Number of the character device that the file is; another node can name it, too.
     device: Option<(u32, u32)>,
     /// Its path, as the kernel prints it.
@@ -94,11 +98,11 @@ impl FileName {
     fn new(metadata: &Metadata, path: PathBuf) -> Self {
         let (on, number) = (metadata.dev(), metadata.rdev());
         let device = metadata.file_type().is_char_device().then(|| (major(number), minor(number)));
-        Self { inode: (major(on), minor(on), metadata.ino()), device, path }
+        Self { inode: Inode(major(on), minor(on), metadata.ino()), device, path }
     }
 
     /// Whether a descriptor with this inode, and this number of a character device, is of the file.
-    fn is_opened_as(&self, inode: (u32, u32, u64), device: Option<(u32, u32)>) -> bool {
+    fn is_opened_as(&self, inode: Inode, device: Option<(u32, u32)>) -> bool {
         self.inode == inode || (device.is_some() && self.device == device)
     }
 
@@ -188,7 +192,7 @@ mod tests {
     use crate::region::RegionKind;
 
     pub(super) static EGM: LazyLock<FileName> = LazyLock::new(|| FileName {
-        inode: (0, 6, 1234),
+        inode: Inode(0, 6, 1234),
         device: Some((240, 4)),
         path: PathBuf::from("/dev/egm4"),
     });

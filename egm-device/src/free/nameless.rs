@@ -12,19 +12,18 @@ use std::path::PathBuf;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
-use super::{FileName, Hold, Question, Verdict, shared_scans};
+use super::{FileName, Hold, Inode, Question, Verdict, shared_scans};
 use crate::owner::Owner;
 use crate::sys::{self, Handle};
 
 /// Device and inode of no file. In `/proc/PID/maps`, zeroes are those of memory without one.
-const NO_FILE: (u32, u32, u64) = (u32::MAX, u32::MAX, u64::MAX);
+const NO_FILE: Inode = Inode(u32::MAX, u32::MAX, u64::MAX);
 
 /// A memory file, as a record keeps it for a later process of the same boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryFile {
-    /// Device (major, minor) and inode.
-    inode: (u32, u32, u64),
+    inode: Inode,
     /// Its path, as the kernel prints it.
     path: String,
     size: u64,
@@ -193,7 +192,7 @@ mod tests {
             let wrong = MemoryFile { handle: Some((kind, digits.to_owned())), ..file.clone() };
             assert_eq!(existence(&wrong), Existence::Unknown, "{digits}");
         }
-        let elsewhere = MemoryFile { inode: (0xfff, 1, 2), ..file.clone() };
+        let elsewhere = MemoryFile { inode: Inode(0xfff, 1, 2), ..file.clone() };
         assert_eq!(existence(&elsewhere), Existence::Unknown, "a file system without memfds");
         let mapping = Mapping::new(&memory, 0, memory.size(), 0).unwrap();
         let nameless = MemoryFile { handle: None, ..file };

@@ -14,13 +14,11 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{Pid, gettid};
 
+use super::Inode;
 use super::timeout::{Observed, Progress, Reached, ScanTimeout, observe};
 
 /// A VFIO object that the kernel shows without a name: a device (before Linux 6.17), a mapping of one, an iommufd.
 pub(super) const UNNAMED: &str = "unnamed";
-
-/// Major and minor number of a file's device, and its inode.
-pub(super) type Inode = (u32, u32, u64);
 
 /// An object that a process has.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
-use super::FileName;
-use super::readers::{Inode, KernelObject, LookError, LookResult, LookTask, Readers, Subject, UNNAMED};
+use super::readers::{KernelObject, LookError, LookResult, LookTask, Readers, Subject, UNNAMED};
+use super::{FileName, Inode};
 use crate::sys;
 
 /// Major numbers of devices that processes have many of: memory devices, terminals.
@@ -292,12 +292,11 @@ impl ProcessLook<'_> {
     }
 
     fn at_descriptor(&mut self, found: &Statx, link: &Path, info: &Path) {
-        let inode = (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
+        let inode = Inode(found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
         let kind = FileType::from_raw_mode(found.stx_mode.into());
         let device =
             (kind == FileType::CharacterDevice).then_some((found.stx_rdev_major, found.stx_rdev_minor));
-        let is_it = |file: &FileName| file.inode == inode || (device.is_some() && file.device == device);
-        if self.asked.iter().any(is_it) {
+        if self.asked.iter().any(|file| file.is_opened_as(inode, device)) {
             self.seen.push(KernelObject::Descriptor(inode, device));
         }
         match kind {
@@ -378,7 +377,7 @@ fn mapping(line: &str) -> Option<(Inode, Range<u64>)> {
     let offset = hex(fields.nth(1)?)?;
     let (major, minor) = fields.next()?.split_once(':')?;
     let number = |text: &str| u32::from_str_radix(text, 16).ok();
-    let inode = (number(major)?, number(minor)?, fields.next()?.parse().ok()?);
+    let inode = Inode(number(major)?, number(minor)?, fields.next()?.parse().ok()?);
     Some((inode, offset..offset.checked_add(size)?))
 }
 

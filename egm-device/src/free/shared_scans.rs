@@ -157,11 +157,12 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+    use crate::free::Inode;
     use crate::free::scan::tests::mapped;
     use crate::free::tests::{EGM, question};
 
     fn of(inode: u64) -> FileName {
-        FileName { inode: (0, 6, inode), ..EGM.clone() }
+        FileName { inode: Inode(0, 6, inode), ..EGM.clone() }
     }
 
     fn is_free(shared_scans: &Arc<SharedScans>, inode: u64) -> bool {

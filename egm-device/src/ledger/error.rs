@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use egm_address::{InRegion, Offset, PciAddress, Span, SpanSet};
 use egm_report::show::{exact, first_of};
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 
 use super::held::HeldBytes;
 use super::record::GrantState;
@@ -37,37 +37,23 @@ pub enum LedgerError {
 }
 
 impl Report for LedgerError {
-    fn blame(&self) -> Blame {
-        match self {
-            Self::Record { .. } | Self::Lock { .. } => Blame::Host,
-            Self::Region { .. } => Blame::Configuration,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
+    fn remedy(&self) -> Remedy {
         let source = match self {
             Self::Record { source, .. } | Self::Lock { source, .. } => source,
             Self::Region { .. } => {
-                return Some("name it with 32 of a-z, 0-9, '.' and '-' at most".to_owned());
+                return Blame::Configuration.help("name it with 32 of a-z, 0-9, '.' and '-' at most");
             }
         };
-        match source.kind() {
-            io::ErrorKind::PermissionDenied => Some(
+        Blame::Host.help(match source.kind() {
+            io::ErrorKind::PermissionDenied => {
                 "run it as root; other users get slices from the broker: egm-device carve free shows how much"
-                    .to_owned(),
-            ),
-            io::ErrorKind::TimedOut => Some(
-                "\"fuser -v\" with that path names the process that has it; 30 s are long, so it may be stopped"
-                    .to_owned(),
-            ),
-            io::ErrorKind::StorageFull => {
-                Some("free some space where the ledger is: /var/lib/egm-device".to_owned())
             }
-            _ => Some(
-                "let this user write below /run/egm-device and /var/lib/egm-device, and check their file systems"
-                    .to_owned(),
-            ),
-        }
+            io::ErrorKind::TimedOut => {
+                "\"fuser -v\" with that path names the process that has it; 30 s are long, so it may be stopped"
+            }
+            io::ErrorKind::StorageFull => "free some space where the ledger is: /var/lib/egm-device",
+            _ => "let this user write below /run/egm-device and /var/lib/egm-device, and check their file systems",
+        })
     }
 }
 
@@ -110,46 +96,32 @@ pub enum GrantError {
 }
 
 impl Report for GrantError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
             // A request that no host could grant is a mistake; memory that is missing or in use is the host's lack.
             Self::Short { short, .. } => match short.cause {
-                Cause::Size { .. } | Cause::Align | Cause::Unaligned { .. } => Blame::Configuration,
-                _ => Blame::Host,
+                Cause::Size { .. } | Cause::Align | Cause::Unaligned { .. } => Blame::Configuration.into(),
+                _ => Blame::Host.into(),
             },
-            Self::Ledger(error) => error.blame(),
-            Self::Backing(BackingError::OtherHost { .. }) => Blame::Configuration,
-            Self::Exclusive(conflict) => conflict.blame(),
-            Self::NoFunction { .. }
-            | Self::Backing(_)
-            | Self::Retired(_)
-            | Self::Scrub { .. }
-            | Self::Cancelled { .. }
-            | Self::StillUsed { .. } => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Ledger(error) => error.help(),
-            Self::Scrub { source, .. } if matches!(source.cause, scrub::Cause::NotZero { .. }) => Some(
-                "end the process that still maps the slice; if none does, the memory fails: replace it"
-                    .to_owned(),
+            Self::Ledger(error) => error.remedy(),
+            Self::Exclusive(conflict) => conflict.remedy(),
+            Self::Scrub { source, .. } if matches!(source.cause, scrub::Cause::NotZero { .. }) => Blame::Host
+                .help(
+                    "end the process that still maps the slice; if none does, the memory fails: replace it",
+                ),
+            Self::Backing(BackingError::OtherHost { .. }) => Blame::Configuration.help(
+                "leave --root out on the host that has the region; a copy of a host is for plans and reports",
             ),
-            Self::Backing(BackingError::OtherHost { .. }) => Some(
-                "leave --root out on the host that has the region; a copy of a host is for plans and reports"
-                    .to_owned(),
-            ),
-            Self::Exclusive(conflict) => conflict.help(),
-            Self::NoFunction { .. } => Some("lspci -D lists the functions of this host".to_owned()),
+            Self::NoFunction { .. } => Blame::Host.help("lspci -D lists the functions of this host"),
             Self::Backing(BackingError::Busy { .. }) => {
-                Some("get a slice from the broker (--broker SOCKET), or end that process".to_owned())
+                Blame::Host.help("get a slice from the broker (--broker SOCKET), or end that process")
             }
-            Self::Backing(BackingError::Interrupted { .. }) => Some("repeat the command".to_owned()),
-            Self::StillUsed { .. } => Some(
-                "end that process: the slice is quarantined until then (egm-device ledger show)".to_owned(),
-            ),
-            _ => None,
+            Self::Backing(BackingError::Interrupted { .. }) => Blame::Host.help("repeat the command"),
+            Self::StillUsed { .. } => Blame::Host
+                .help("end that process: the slice is quarantined until then (egm-device ledger show)"),
+            Self::Backing(_) | Self::Retired(_) | Self::Scrub { .. } | Self::Cancelled { .. } => {
+                Blame::Host.into()
+            }
         }
     }
 }

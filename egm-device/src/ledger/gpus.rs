@@ -230,7 +230,7 @@ impl Ledger {
 
     /// Uses `policy` instead of the host's for users that may open GPUs. No effect after the first such decision.
     #[must_use]
-    pub fn trusting(self, policy: Policy) -> Self {
+    pub(crate) fn trusting(self, policy: Policy) -> Self {
         let _ = self.0.policy.set(policy);
         self
     }

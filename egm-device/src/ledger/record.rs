@@ -333,13 +333,13 @@ impl Record {
     }
 
     /// `bytes` of `space` are known to be zero.
-    pub fn add_clean(&mut self, space: &str, bytes: &SpanSet<InRecordSpace>) {
+    pub(crate) fn add_clean(&mut self, space: &str, bytes: &SpanSet<InRecordSpace>) {
         let all: SpanSet<InRecordSpace> = self.clean(space).iter().chain(bytes.iter()).collect();
         self.clean.insert(space.to_owned(), all.iter().collect());
     }
 
     /// `bytes` of `space` are of unknown content.
-    pub fn remove_clean(&mut self, space: &str, bytes: &SpanSet<InRecordSpace>) {
+    pub(crate) fn remove_clean(&mut self, space: &str, bytes: &SpanSet<InRecordSpace>) {
         let left = self.clean(space).minus(bytes);
         self.clean.insert(space.to_owned(), left.iter().collect());
     }

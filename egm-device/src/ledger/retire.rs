@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet, align_down, align_up};
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 use serde::Serialize;
 
 use super::{Ledger, LedgerError, Memory, Watch, space_of};
@@ -205,24 +205,17 @@ pub enum UnretireError {
 }
 
 impl Report for UnretireError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::NotRetired { .. } | Self::SliceFiles { .. } => Blame::Configuration,
-            Self::Ledger(error) => error.blame(),
-            _ => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::NotRetired { .. } => Some("see what is retired: egm-device ledger show --json".to_owned()),
-            Self::SliceFiles { .. } => {
-                Some("once the memory is repaired, delete the bad-… files of the region's folder".to_owned())
+            Self::NotRetired { .. } => {
+                Blame::Configuration.help("see what is retired: egm-device ledger show --json")
             }
-            Self::Named { .. } => Some("have the memory repaired: the list is the hardware's".to_owned()),
-            Self::Bad { .. } => Some("have the memory repaired".to_owned()),
-            Self::Ledger(error) => error.help(),
-            _ => None,
+            Self::SliceFiles { .. } => Blame::Configuration
+                .help("once the memory is repaired, delete the bad-… files of the region's folder"),
+            Self::Named { .. } => Blame::Host.help("have the memory repaired: the list is the hardware's"),
+            Self::Bad { .. } => Blame::Host.help("have the memory repaired"),
+            Self::Ledger(error) => error.remedy(),
+            _ => Blame::Host.into(),
         }
     }
 }

@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "a signal handler reads what the kernel points to and maps over a bad page")]
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, compiler_fence};
@@ -158,11 +159,11 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     // SAFETY: SA_SIGINFO promises a siginfo_t of 128 bytes, of which `SignalInfo` describes the first.
     let info = unsafe { info.cast::<SignalInfo>().read() };
     THREAD.with(|thread| {
-        let range = (thread.guarded.0.load(Ordering::Relaxed), thread.guarded.1.load(Ordering::Relaxed));
-        let guarded = range.0 <= info.address && info.address < range.1;
-        match action(info.code, guarded, thread.in_guest.load(Ordering::Relaxed)) {
+        let guarded = thread.guarded.0.load(Ordering::Relaxed)..thread.guarded.1.load(Ordering::Relaxed);
+        let is_guarded = guarded.contains(&info.address);
+        match action(info.code, is_guarded, thread.in_guest.load(Ordering::Relaxed)) {
             SigbusAction::Report { consumed } => report(thread, &info, consumed),
-            SigbusAction::Replace if replace(thread, &info, range) => {}
+            SigbusAction::Replace if replace(thread, &info, &guarded) => {}
             SigbusAction::Replace | SigbusAction::Die => die(),
         }
     });
@@ -180,9 +181,9 @@ fn report(thread: &ThreadState, info: &SignalInfo, consumed: bool) {
 }
 
 /// Replaces the bad page and the rest of the guarded range by new memory, and records the address.
-fn replace(thread: &ThreadState, info: &SignalInfo, guarded: (usize, usize)) -> bool {
+fn replace(thread: &ThreadState, info: &SignalInfo, guarded: &Range<usize>) -> bool {
     let consumed = info.code == libc::BUS_MCEERR_AR;
-    let start = page_of(info.address, thread.page.load(Ordering::Relaxed), guarded.0);
+    let start = page_of(info.address, thread.page.load(Ordering::Relaxed), guarded.start);
     if thread.bad.load(Ordering::Relaxed) == 0 {
         let shift = if consumed { usize::try_from(info.shift).unwrap_or(0) } else { 0 };
         thread.shift.store(shift, Ordering::Relaxed);
@@ -191,8 +192,9 @@ fn replace(thread: &ThreadState, info: &SignalInfo, guarded: (usize, usize)) -> 
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
     let at = std::ptr::without_provenance_mut(start);
     // SAFETY: the range lies in the mapping that this thread guards and owns: `page_of` gives no address below its
-    // start, and `guarded.1` is its end.
-    unsafe { mm::mmap_anonymous(at, guarded.1.wrapping_sub(start), access, flags | MapFlags::FIXED) }.is_ok()
+    // start, and `guarded.end` is its end.
+    unsafe { mm::mmap_anonymous(at, guarded.end.wrapping_sub(start), access, flags | MapFlags::FIXED) }
+        .is_ok()
 }
 
 /// The default action, whatever sent the signal: it is blocked here and delivered when the handler returns.

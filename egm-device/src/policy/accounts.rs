@@ -27,7 +27,7 @@ impl Accounts {
 
     /// Bytes that all tenants of `rule` hold in all regions.
     #[must_use]
-    pub fn held_by_rule(&self, rule: RuleId) -> u64 {
+    pub(crate) fn held_by_rule(&self, rule: RuleId) -> u64 {
         self.sum(|(t, _)| t.rule == rule)
     }
 
@@ -39,14 +39,14 @@ impl Accounts {
 
     /// Bytes of `rule`'s reservation in `region` that it does not hold yet.
     #[must_use]
-    pub fn unused_reservation(&self, policy: &Policy, rule: RuleId, region: &str) -> u64 {
+    pub(crate) fn unused_reservation(&self, policy: &Policy, rule: RuleId, region: &str) -> u64 {
         let reserved = policy.reservations(region).find(|(id, _)| *id == rule).map_or(0, |(_, bytes)| bytes);
         reserved.saturating_sub(self.sum(|(t, r)| t.rule == rule && r == region))
     }
 
     /// Bytes of `supply` that are free and not kept for rules other than `rule`.
     #[must_use]
-    pub fn free_for(&self, policy: &Policy, rule: RuleId, supply: &Supply) -> u64 {
+    pub(crate) fn free_for(&self, policy: &Policy, rule: RuleId, supply: &Supply) -> u64 {
         let others = policy.reservations(&supply.region).filter(|(id, _)| *id != rule);
         let kept = others.map(|(id, _)| self.unused_reservation(policy, id, &supply.region));
         supply.free.saturating_sub(kept.fold(0, u64::saturating_add))

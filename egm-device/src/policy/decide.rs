@@ -190,7 +190,7 @@ impl Policy {
 
     /// Memory that `peer` could take now, whatever its class.
     #[must_use]
-    pub fn free_for(&self, peer: &Peer, accounts: &Accounts, all: &[Supply]) -> FreeMemory {
+    pub(crate) fn free_for(&self, peer: &Peer, accounts: &Accounts, all: &[Supply]) -> FreeMemory {
         let mut free = FreeMemory::default();
         // A quota is for all regions of its rule together.
         let mut rooms = BTreeMap::new();

@@ -159,7 +159,7 @@ impl Queue {
 
     /// Replaces the slices that clients of earlier brokers may still have. Those that no rule covers any more are on no
     /// account.
-    pub fn set_orphaned(&mut self, left: &[OrphanedSlice], supplies: &[Supply]) {
+    pub(crate) fn set_orphaned(&mut self, left: &[OrphanedSlice], supplies: &[Supply]) {
         let on_account = |left: &OrphanedSlice| {
             let supply = supplies.iter().find(|supply| supply.region == left.region)?;
             Some((self.policy.tenant_of(left, supply)?, left.region.clone(), left.bytes))
@@ -178,7 +178,7 @@ impl Queue {
 
     /// Queues `pick` again, because its region had no place although enough bytes are free. The request keeps its
     /// position and its counts, and skips that region until a slice comes back there, or for a few seconds.
-    pub fn put_back(&mut self, now: Duration, pick: PickedRequest) {
+    pub(crate) fn put_back(&mut self, now: Duration, pick: PickedRequest) {
         self.accounts.advance(&self.policy, now);
         self.accounts.give_back(pick.tenant, &pick.region, pick.size);
         let mut waiter = pick.waiter;

@@ -187,7 +187,7 @@ impl Policy {
 
     /// The account of `tenant`, for the record.
     #[must_use]
-    pub fn charge(&self, tenant: Tenant) -> Charge {
+    pub(crate) fn charge(&self, tenant: Tenant) -> Charge {
         let rule = self.of(tenant.rule);
         let gid = rule.and_then(|rule| match rule.who {
             RuleSubject::Group(gid) => Some(gid),
@@ -204,13 +204,13 @@ impl Policy {
 
     /// Whether any rule names `peer`: the broker may ignore a peer that no rule names.
     #[must_use]
-    pub fn knows(&self, peer: &Peer) -> bool {
+    pub(crate) fn knows(&self, peer: &Peer) -> bool {
         self.rules.iter().any(|rule| rule.who.names(peer))
     }
 
     /// The trust domain in every rule for `subject`; `None` when their domains differ, or there is no such rule.
     #[must_use]
-    pub fn domain_of(&self, who: RuleSubject) -> Option<&str> {
+    pub(crate) fn domain_of(&self, who: RuleSubject) -> Option<&str> {
         let mut domains =
             self.rules.iter().filter(|rule| rule.who == who).map(|rule| rule.trust_domain.as_deref());
         let first = domains.next()?;
@@ -219,7 +219,7 @@ impl Policy {
 
     /// Bytes of `supply` that are reserved for rules other than `rule` while nothing is held.
     #[must_use]
-    pub fn reserved_from(&self, rule: RuleId, region: &str) -> u64 {
+    pub(crate) fn reserved_from(&self, rule: RuleId, region: &str) -> u64 {
         let others = self.reservations(region).filter(|(id, _)| *id != rule);
         others.fold(0, |sum, (_, bytes)| sum.saturating_add(bytes))
     }

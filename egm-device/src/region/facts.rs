@@ -90,7 +90,7 @@ impl HostFacts {
 
     /// Addresses of the memory that the kernel manages.
     #[must_use]
-    pub fn system_ram(&self) -> SpanSet<Host> {
+    pub(crate) fn system_ram(&self) -> SpanSet<Host> {
         self.iomem.iter().filter(|line| line.is_system_ram()).map(|line| line.span).collect()
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use egm_address::{ByteSize, Hpa, Quoted};
 use egm_report::json::{self, JsonError, Unknown};
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -139,20 +139,16 @@ fn check(path: &Path, metadata: &Metadata) -> Result<(), HostFileError> {
 }
 
 impl Report for HostFileError {
-    fn blame(&self) -> Blame {
-        Blame::Configuration
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Read { .. } => Some("let this user read it, or take it out of that folder".to_owned()),
+    fn remedy(&self) -> Remedy {
+        Blame::Configuration.help(match self {
+            Self::Read { .. } => "let this user read it, or take it out of that folder".to_owned(),
             Self::NotRootOwned { path, .. } => {
-                Some(format!("read it, then: chown root {0} && chmod go-w {0}", path.display()))
+                format!("read it, then: chown root {0} && chmod go-w {0}", path.display())
             }
-            Self::Json { source, .. } => remedy(source).or_else(|| {
-                Some("correct it there: a host file is as \"egm-device carve advise\" shows one".to_owned())
+            Self::Json { source, .. } => remedy(source).unwrap_or_else(|| {
+                "correct it there: a host file is as \"egm-device carve advise\" shows one".to_owned()
             }),
-        }
+        })
     }
 
     fn excerpt(&self) -> Option<String> {

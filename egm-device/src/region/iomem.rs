@@ -20,7 +20,7 @@ pub struct Resource {
 impl Resource {
     /// Whether the kernel's allocator has it.
     #[must_use]
-    pub fn is_system_ram(&self) -> bool {
+    pub(crate) fn is_system_ram(&self) -> bool {
         self.depth == 0 && self.name.starts_with("System RAM")
     }
 

@@ -144,13 +144,13 @@ impl RegionKind {
 
     /// Whether an offset is the same memory for every owner, so that a bad page has one.
     #[must_use]
-    pub const fn has_places(&self) -> bool {
+    pub(crate) const fn has_places(&self) -> bool {
         self.keeps_bytes() && !self.has_slice_files()
     }
 
     /// Whether an earlier owner's bytes stay until they are overwritten.
     #[must_use]
-    pub const fn keeps_bytes(&self) -> bool {
+    pub(crate) const fn keeps_bytes(&self) -> bool {
         !self.is_pool()
     }
 }
@@ -225,7 +225,7 @@ impl Slice {
 impl Region {
     /// Whether `word` of a request is its name or its kind.
     #[must_use]
-    pub fn is_called(&self, word: &str) -> bool {
+    pub(crate) fn is_called(&self, word: &str) -> bool {
         self.name == word || self.kind.word() == word
     }
 

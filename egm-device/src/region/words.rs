@@ -80,7 +80,7 @@ fn size(text: &str) -> Option<(u64, &str)> {
 /// Whether a word of `line` keeps all of `span` from the kernel's allocator. `ram_below` are the bytes of System RAM
 /// that lie below the span: on Arm `mem=` counts bytes, and keeps the lowest ones.
 #[must_use]
-pub fn explain(line: &str, span: Span<Host>, ram_below: u64) -> bool {
+pub(crate) fn explain(line: &str, span: Span<Host>, ram_below: u64) -> bool {
     parse(line).iter().flat_map(|word| &word.effects).any(|effect| match *effect {
         Effect::Limit(limit) => span.start().get() >= limit && ram_below <= limit,
         Effect::Reserve(aside) | Effect::Persistent(aside) => aside.covers(span),

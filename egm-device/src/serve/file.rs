@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use egm_address::{ByteSize, PciAddress};
 use egm_report::json::{self, JsonError};
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 
@@ -118,23 +118,19 @@ pub enum FileError {
 }
 
 impl Report for FileError {
-    fn blame(&self) -> Blame {
-        Blame::Configuration
-    }
-
-    fn help(&self) -> Option<String> {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Read { .. } => Some("name a file that exists and that you may read".to_owned()),
-            Self::Json { source, .. } => remedy(source).or_else(|| {
-                let help =
-                    r#"correct it there: {"devices": [{"name": …, "region": …, "size": …, "socket": …}]}"#;
-                Some(help.to_owned())
-            }),
+            Self::Read { .. } => Blame::Configuration.help("name a file that exists and that you may read"),
+            Self::Json { source, .. } => Blame::Configuration.help(remedy(source).unwrap_or_else(|| {
+                r#"correct it there: {"devices": [{"name": …, "region": …, "size": …, "socket": …}]}"#
+                    .to_owned()
+            })),
             Self::Unknown { name, known } => {
-                let near = known.iter().min_by_key(|known| strsim::damerau_levenshtein(name, known))?;
-                Some(format!("write \"{near}\" instead of \"{name}\""))
+                let near = known.iter().min_by_key(|known| strsim::damerau_levenshtein(name, known));
+                let help = near.map(|near| format!("write \"{near}\" instead of \"{name}\""));
+                Remedy { blame: Blame::Configuration, help }
             }
-            _ => None,
+            _ => Blame::Configuration.into(),
         }
     }
 

@@ -17,5 +17,6 @@ mod socket;
 pub(crate) use file::check;
 pub use file::{DeviceConfig, FileError, load, schema};
 pub use server::DeviceServer;
-pub use slice::{ServedSlice, SliceError};
+pub(crate) use slice::ServedSlice;
+pub use slice::SliceError;
 pub use socket::{Socket, SocketError, passed};

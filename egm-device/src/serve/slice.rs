@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use egm_address::{InBar, InRegion, SpanSet};
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 
 use super::file::DeviceConfig;
 use crate::backing::Backing;
@@ -39,29 +39,19 @@ pub enum SliceError {
 }
 
 impl Report for SliceError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Grant { source, .. } => source.blame(),
-            Self::Broker { source, .. } => source.blame(),
-            Self::NoRegion { .. } | Self::Descriptor { .. } => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::NoRegion { .. } => Some("egm-device regions lists them".to_owned()),
-            Self::Grant { source, .. } => source.help(),
-            Self::Broker { source, .. } => source.help(),
-            Self::Descriptor { .. } => Some(
-                "raise the limits of descriptors and threads: LimitNOFILE=, TasksMax=, ulimit -n -u"
-                    .to_owned(),
-            ),
+            Self::NoRegion { .. } => Blame::Host.help("egm-device regions lists them"),
+            Self::Grant { source, .. } => source.remedy(),
+            Self::Broker { source, .. } => source.remedy(),
+            Self::Descriptor { .. } => Blame::Host
+                .help("raise the limits of descriptors and threads: LimitNOFILE=, TasksMax=, ulimit -n -u"),
         }
     }
 }
 
 /// A slice that this process holds.
-pub enum ServedSlice {
+pub(crate) enum ServedSlice {
     /// Granted by this process's own ledger, with the claims of its GPUs.
     Lease(Box<Lease>, Option<GpuLease>),
     /// Granted by a broker, with its memory.
@@ -70,7 +60,7 @@ pub enum ServedSlice {
 
 impl ServedSlice {
     /// The slice of `config`, scrubbed, by `ledger`; the first region of that name or kind that has room.
-    pub fn from_ledger(
+    pub(crate) fn from_ledger(
         config: &DeviceConfig,
         ledger: &Ledger,
         survey: &Survey,
@@ -100,7 +90,7 @@ impl ServedSlice {
     }
 
     /// The slice of `config` from the broker at `socket`.
-    pub fn from_broker(config: &DeviceConfig, socket: &Path) -> Result<Self, SliceError> {
+    pub(crate) fn from_broker(config: &DeviceConfig, socket: &Path) -> Result<Self, SliceError> {
         let error = |source| SliceError::Broker { step: get_slice_of(&config.name), source };
         let take = SliceRequest {
             name: config.name.clone(),
@@ -117,7 +107,7 @@ impl ServedSlice {
 
     /// The region, with its retired pages.
     #[must_use]
-    pub fn region(&self) -> &Region {
+    pub(crate) fn region(&self) -> &Region {
         match self {
             Self::Lease(lease, _) => lease.region(),
             Self::Broker(lease, _) => lease.region(),
@@ -126,7 +116,7 @@ impl ServedSlice {
 
     /// The slice, as the ledger granted it.
     #[must_use]
-    pub fn slice(&self) -> &Slice {
+    pub(crate) fn slice(&self) -> &Slice {
         match self {
             Self::Lease(lease, _) => lease.slice(),
             Self::Broker(lease, _) => lease.slice(),
@@ -135,7 +125,7 @@ impl ServedSlice {
 
     /// The memory of the slice.
     #[must_use]
-    pub fn backing(&self) -> &dyn Backing {
+    pub(crate) fn backing(&self) -> &dyn Backing {
         match self {
             Self::Lease(lease, _) => lease.as_ref(),
             Self::Broker(_, backing) => backing.as_ref(),
@@ -144,18 +134,18 @@ impl ServedSlice {
 
     /// Retired bytes, counted in the slice: they must not be used.
     #[must_use]
-    pub fn retired(&self) -> SpanSet<InBar> {
+    pub(crate) fn retired(&self) -> SpanSet<InBar> {
         self.in_slice(self.region().retired.spans())
     }
 
     /// Bytes of the region, counted in the slice.
     #[must_use]
-    pub fn in_slice(&self, spans: &SpanSet<InRegion>) -> SpanSet<InBar> {
+    pub(crate) fn in_slice(&self, spans: &SpanSet<InRegion>) -> SpanSet<InBar> {
         in_slice(self.slice(), spans)
     }
 
     /// Retires `bad` bytes of the slice, so that no later owner gets them.
-    pub fn retire(&self, bad: &SpanSet<InBar>) {
+    pub(crate) fn retire(&self, bad: &SpanSet<InBar>) {
         let bad = in_region(self.slice(), bad);
         let recorded: Result<(), Box<dyn std::error::Error>> = match self {
             Self::Lease(lease, _) => lease.retire(&bad).map_err(Into::into),
@@ -168,7 +158,7 @@ impl ServedSlice {
 
     /// Reports that a scrub, which the guest requested, left a block of the slice that is not zero: on standard error,
     /// and in the audit log of a ledger of this process's own. A broker logs the findings of its own scrubs.
-    pub fn report_mismatch(&self, device: &str, end: &Result<(), ScrubError>) {
+    pub(crate) fn report_mismatch(&self, device: &str, end: &Result<(), ScrubError>) {
         if let Err(ScrubError { cause: cause @ Cause::NotZero { block, .. }, .. }) = end {
             tracing::info!("cannot scrub {device}: {cause}");
             if let Self::Lease(lease, _) = self {
@@ -178,7 +168,7 @@ impl ServedSlice {
     }
 
     /// Scrubs and returns the slice; no process may map it any more.
-    pub fn give_back(self, device: &str, watch: &Watch<'_>) -> Result<(), SliceError> {
+    pub(crate) fn give_back(self, device: &str, watch: &Watch<'_>) -> Result<(), SliceError> {
         static NEVER: AtomicBool = AtomicBool::new(false);
         let step = format!("return the slice of device \"{device}\"");
         match self {

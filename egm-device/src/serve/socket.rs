@@ -7,7 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 use egm_vfio_wire::socket::{Connection, Patience};
 use listenfd::ListenFd;
 
@@ -35,25 +35,16 @@ pub enum SocketError {
 }
 
 impl Report for SocketError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::None { .. } | Self::Unused { .. } => Blame::Configuration,
-            Self::Listen { path, source } => no_place(path, source).0,
-            _ => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Unused { .. } => {
-                Some("write FileDescriptorName= of the .socket unit as the device's name".to_owned())
-            }
-            Self::Taken { .. } => Some("end that program, or name another path".to_owned()),
-            Self::Listen { path, source } => Some(no_place(path, source).1),
+            Self::Unused { .. } => Blame::Configuration
+                .help("write FileDescriptorName= of the .socket unit as the device's name"),
+            Self::Taken { .. } => Blame::Host.help("end that program, or name another path"),
+            Self::Listen { path, source } => no_place(path, source),
             Self::Passed { .. } => {
-                Some("write only ListenStream= with the path of a socket in the .socket unit".to_owned())
+                Blame::Host.help("write only ListenStream= with the path of a socket in the .socket unit")
             }
-            Self::None { device } => Some(format!(
+            Self::None { device } => Blame::Configuration.help(format!(
                 "name one (\"socket\", --socket), or have systemd pass one with FileDescriptorName={device}"
             )),
         }

@@ -1,7 +1,7 @@
 //! What every program of ours prints: errors with the party that must act and a remedy, tables, sizes, notes and pages.
 //!
 //! ```
-//! use egm_report::{Blame, Chain, Report};
+//! use egm_report::{Blame, Chain, Remedy, Report};
 //!
 //! #[derive(Debug)]
 //! struct NoPool;
@@ -12,11 +12,8 @@
 //!     }
 //! }
 //! impl Report for NoPool {
-//!     fn blame(&self) -> Blame {
-//!         Blame::Host
-//!     }
-//!     fn help(&self) -> Option<String> {
-//!         Some("sysctl vm.nr_hugepages=2".to_owned())
+//!     fn remedy(&self) -> Remedy {
+//!         Blame::Host.help("sysctl vm.nr_hugepages=2")
 //!     }
 //! }
 //!
@@ -36,4 +33,4 @@ mod report;
 pub mod show;
 
 pub use excerpt::excerpt;
-pub use report::{Blame, Chain, Report};
+pub use report::{Blame, Chain, Remedy, Report};

@@ -1,4 +1,4 @@
-//! Responsibility for errors, and their printed form.
+//! Remedies of errors, and their printed form.
 
 use std::error::Error;
 use std::fmt::{self, Write};
@@ -20,20 +20,55 @@ pub enum Blame {
     Internal = 4,
 }
 
+impl Blame {
+    /// The party with `help`: one command or one change, without "help:" in front.
+    #[must_use]
+    pub fn help(self, help: impl Into<String>) -> Remedy {
+        Remedy { blame: self, help: Some(help.into()) }
+    }
+}
+
 impl From<Blame> for ExitCode {
     fn from(blame: Blame) -> Self {
         Self::from(blame as u8)
     }
 }
 
-/// An error for people: the party that must act, and help.
-pub trait Report: Error {
+/// What ends an error: the party that must act, and its action where one is known.
+///
+/// ```
+/// # use egm_report::{Blame, Remedy};
+/// let pool: Remedy = Blame::Host.help("sysctl vm.nr_hugepages=2");
+/// let unknown: Remedy = Blame::Internal.into();
+/// # assert!(pool.help.is_some() && unknown.help.is_none());
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remedy {
     /// The party that must act.
-    fn blame(&self) -> Blame;
+    pub blame: Blame,
+    /// The action, without "help:" in front.
+    pub help: Option<String>,
+}
 
-    /// The remedy, without "help:" in front.
+impl From<Blame> for Remedy {
+    fn from(blame: Blame) -> Self {
+        Self { blame, help: None }
+    }
+}
+
+/// An error for people, with its remedy.
+pub trait Report: Error {
+    /// The party that must act, and the action.
+    fn remedy(&self) -> Remedy;
+
+    /// The party of the [`remedy`](Self::remedy).
+    fn blame(&self) -> Blame {
+        self.remedy().blame
+    }
+
+    /// The action of the [`remedy`](Self::remedy).
     fn help(&self) -> Option<String> {
-        None
+        self.remedy().help
     }
 
     /// The line of a file that the error is about, with a mark under the place ([`excerpt`](crate::excerpt())).
@@ -143,12 +178,8 @@ mod tests {
     }
 
     impl Report for Stranger {
-        fn blame(&self) -> Blame {
-            Blame::Host
-        }
-
-        fn help(&self) -> Option<String> {
-            Some(format!("rename {}:\nmv it", self.name.trim_end()))
+        fn remedy(&self) -> Remedy {
+            Blame::Host.help(format!("rename {}:\nmv it", self.name.trim_end()))
         }
     }
 
@@ -187,8 +218,8 @@ mod tests {
     }
 
     impl Report for Misspelt {
-        fn blame(&self) -> Blame {
-            Blame::Configuration
+        fn remedy(&self) -> Remedy {
+            Blame::Configuration.into()
         }
 
         fn excerpt(&self) -> Option<String> {

@@ -78,23 +78,6 @@ fn map_each(domain: &dyn Domain, pieces: &[Piece], progress: &Mutex<Progress>) {
     }
 }
 
-/// A BAR that other functions cannot reach: peer-to-peer DMA with it fails, all else works.
-#[derive(Debug)]
-pub struct Unreachable {
-    /// I/O addresses at which they would have reached it.
-    pub iova: Span<Io>,
-    /// Reason of the refusal.
-    pub why: DmaError,
-}
-
-/// Maps the BARs of functions, so that others reach them; returns those that cannot be mapped, which is no failure.
-pub fn map_bars(domain: &dyn Domain, bars: impl IntoIterator<Item = Piece>) -> Vec<Unreachable> {
-    let map = |Piece { iova, memory, offset, access, .. }: Piece| {
-        domain.map(iova, &memory, offset, access).err().map(|why| Unreachable { iova, why })
-    };
-    bars.into_iter().filter_map(map).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -106,7 +89,7 @@ mod tests {
     use super::*;
     use crate::dma::{Access, Limits};
     use crate::fake::FakeDomain;
-    use crate::mapping::{MadeOf, Mapping};
+    use crate::mapping::Mapping;
     use crate::memory::HostMemory;
 
     fn pieces(nodes: &[Option<u32>]) -> Vec<Piece> {
@@ -171,20 +154,5 @@ mod tests {
         let failed = map_all(&domain, pieces(&[Some(0); 4]), &|_| {});
         assert!(matches!(failed, Err(DmaError::Refused { what: "map memory", .. })));
         assert!(domain.mapped().is_empty());
-    }
-
-    #[test]
-    fn a_bar_that_cannot_be_mapped_is_told_and_the_others_are_mapped() {
-        let domain = FakeDomain::new(Limits::default(), &["bar"]);
-        let mut bars = pieces(&[None, None]);
-        let file = tempfile::tempfile().unwrap();
-        file.set_len(0x1000).unwrap();
-        let bar = Mapping::of(std::os::fd::AsFd::as_fd(&file), 0, 0x1000, 0, MadeOf::Bar(None));
-        bars[0].memory = Arc::new(bar.unwrap());
-        let told = map_bars(&domain, bars);
-        assert_eq!(told.len(), 1);
-        assert_eq!(told[0].iova.start(), Iova::new(0));
-        assert!(matches!(told[0].why, DmaError::NoWay { .. }));
-        assert_eq!(domain.mapped().len(), 1);
     }
 }

@@ -50,7 +50,7 @@ pub enum HostBarKind {
 
 impl HostBarKind {
     /// Decodes the low bits of a register (PCI Express Base 7.5.1.2.1).
-    pub const fn of_register(register: u32) -> Self {
+    pub(crate) const fn of_register(register: u32) -> Self {
         match (register & 1, register & 6, register & 8) {
             (1, ..) => Self::Ports,
             (_, 4, 0) => Self::Memory64,

@@ -200,7 +200,7 @@ impl Backend for KernelFunction {
             return Err(BackendError::Absent { function: self.name.clone(), what });
         }
         let mut connected = self.connected();
-        let done = connected.connect(self.file().as_fd(), kind, interrupts, (first, triggers));
+        let done = connected.connect(self.file().as_fd(), kind, interrupts, first, triggers);
         done.map_err(self.refused(format!("connect {kind:?} from vector {first}")))
     }
 

@@ -17,7 +17,7 @@ use crate::backend::{Backend, BackendError};
 
 /// A function that a hot reset of another resets too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Affected {
+pub(crate) struct Affected {
     /// The function.
     pub function: PciAddress,
     /// Whether this process holds it, or its group, in the same address space: only then can the reset be done.
@@ -29,7 +29,7 @@ impl KernelFunction {
     ///
     /// # Errors
     /// [`BackendError`], also where neither bus nor slot can be reset.
-    pub fn hot_reset_affects(&self) -> Result<Vec<Affected>, BackendError> {
+    pub(crate) fn hot_reset_affects(&self) -> Result<Vec<Affected>, BackendError> {
         let (dependents, by_device) = self.dependents()?;
         let numbers: BTreeSet<u32> = dependents.iter().map(|dependent| dependent.id).collect();
         let groups: BTreeSet<u32> = match &self.hold {

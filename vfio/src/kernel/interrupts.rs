@@ -41,7 +41,7 @@ fn triggers(kind: InterruptKind, first: u32, files: &[Option<BorrowedFd<'_>>]) -
 }
 
 impl Connected {
-    /// Connects vectors of `kind`, which has the capabilities `interrupts`.
+    /// Connects vectors of `kind`, which has the capabilities `interrupts`, from `first` on.
     ///
     /// A kind that cannot grow while it is enabled is disabled, and enabled again with all its vectors: the kernel
     /// allocates them once. Interrupts in between are lost, so callers connect such a kind as a whole if they can.
@@ -50,7 +50,8 @@ impl Connected {
         function: BorrowedFd<'_>,
         kind: InterruptKind,
         interrupts: Interrupts,
-        (first, files): (u32, &[Option<BorrowedFd<'_>>]),
+        first: u32,
+        files: &[Option<BorrowedFd<'_>>],
     ) -> io::Result<()> {
         let send = |mut message| sys::exchange(function, Request::DEVICE_SET_IRQS, &mut message).map(drop);
         if interrupts.dynamic || interrupts.count == 1 {

@@ -40,7 +40,6 @@ use crate::backend::{Backend, RegionIndex};
 pub use container::Container;
 pub use device::KernelFunction;
 pub use error::{Fault, Holder, OpenError};
-pub use hot_reset::Affected;
 pub use iommufd::Iommufd;
 
 /// Reports a group's or function's descriptor to KVM (`KVM_DEV_VFIO_FILE_ADD` if `true`, `…_DEL` if not), so that KVM

@@ -9,7 +9,7 @@
 //! Numbers are in the host's byte order, which is little-endian on every machine that we run on.
 
 /// Most descriptors in one message: the kernel's own limit (SCM_MAX_FD).
-pub const MOST_FDS: usize = 253;
+pub(crate) const MOST_FDS: usize = 253;
 
 /// Bytes of a header.
 pub const HEADER: u32 = 16;

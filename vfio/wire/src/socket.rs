@@ -122,7 +122,7 @@ impl Connection {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn limit_waits(&mut self, limited: bool) -> io::Result<()> {
+    pub(crate) fn limit_waits(&mut self, limited: bool) -> io::Result<()> {
         set_socket_timeout(&self.socket, Timeout::Recv, limited.then_some(self.limit))?;
         self.answers = limited;
         Ok(())
@@ -132,7 +132,7 @@ impl Connection {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn set_limit(&mut self, limit: Duration) -> io::Result<()> {
+    pub(crate) fn set_limit(&mut self, limit: Duration) -> io::Result<()> {
         self.limit = limit;
         set_socket_timeout(&self.socket, Timeout::Send, Some(limit)).map_err(io::Error::from)
     }
@@ -233,11 +233,12 @@ impl Connection {
         }
         let mut head = [0; HEADER as usize];
         self.fill(&mut head)?;
-        self.rest(Header::decode(&head, most)?)
+        let (header, length) = Header::decode(&head, most)?;
+        self.rest(header, length)
     }
 
     /// Reads the body of `length` bytes.
-    fn rest(&mut self, (header, length): (Header, usize)) -> Result<(), Broken> {
+    fn rest(&mut self, header: Header, length: usize) -> Result<(), Broken> {
         self.header = header;
         let mut body = std::mem::take(&mut self.body);
         // A peer that once sent a lot must not keep that memory allocated.

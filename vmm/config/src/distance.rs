@@ -3,7 +3,7 @@
 /// A node's distance to itself.
 pub const LOCAL: u8 = 10;
 /// Between two nodes, as Linux assumes it (`REMOTE_DISTANCE`).
-pub const REMOTE: u8 = 20;
+pub(crate) const REMOTE: u8 = 20;
 
 /// Between parts of one GPU's memory; this and those below are as the firmware of a GB200 gives them.
 pub const SAME_GPU: u8 = 11;

@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use egm_address::{ByteSize, CpuSet, Quoted, Shown};
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 
 use super::rules::{BootRule, CpuRule, DeviceRule, MemoryRule, NumaRule};
 
@@ -71,13 +71,9 @@ impl std::error::Error for ConfigError {
 }
 
 impl Report for ConfigError {
-    fn blame(&self) -> Blame {
-        Blame::Configuration
-    }
-
-    /// The remedy, where the rule does not name it itself.
-    fn help(&self) -> Option<String> {
-        self.rule.help()
+    fn remedy(&self) -> Remedy {
+        // Most rules name the remedy themselves.
+        Remedy { blame: Blame::Configuration, help: self.rule.help() }
     }
 
     fn excerpt(&self) -> Option<String> {
@@ -104,12 +100,8 @@ impl std::error::Error for ConfigErrors {
 }
 
 impl Report for ConfigErrors {
-    fn blame(&self) -> Blame {
-        self.first.blame()
-    }
-
-    fn help(&self) -> Option<String> {
-        self.first.help()
+    fn remedy(&self) -> Remedy {
+        self.first.remedy()
     }
 
     fn excerpt(&self) -> Option<String> {

@@ -29,8 +29,10 @@ struct Domain<'f> {
 /// Writes distances and access figures into `memory` and `egm`, which were made from the files in that order. What is
 /// wrong with them is noted.
 pub(super) fn link(
-    (memory_file, memory): (&MemoryFile, &mut Memory),
-    (egm_files, egm): (&[&EgmFile], &mut [EgmSlice]),
+    memory_file: &MemoryFile,
+    memory: &mut Memory,
+    egm_files: &[&EgmFile],
+    egm: &mut [EgmSlice],
     faults: &mut Faults,
 ) {
     let domains = domains(memory_file, memory, egm_files, egm);

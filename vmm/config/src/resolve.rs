@@ -61,7 +61,7 @@ pub(super) fn spec(
     let mut egm = memory::resolve_egm(&egm_files, memory.as_ref(), faults);
     if let (Some(memory_file), Some(memory), Some(egm)) = (&file.memory, &mut memory, &mut egm) {
         let egm_files: Vec<&EgmFile> = egm_files.iter().filter_map(Slot::get).collect();
-        numa::link((memory_file, memory), (&egm_files, egm), faults);
+        numa::link(memory_file, memory, &egm_files, egm, faults);
     }
     let devices = devices::resolve(file.devices.unwrap_or_default(), name.as_deref(), join, faults);
     let console = devices::console(file.console, devices.as_deref(), join, faults);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use egm_address::Printable;
 
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 use crate::listener::connect;
 
 /// Time for a connection to take a request, and between two reads of its answer.
@@ -35,19 +35,15 @@ pub(crate) enum ClientError {
 }
 
 impl Report for ClientError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            // The request itself is wrong.
-            Self::Refused { status: 400 | 404 | 405, .. } => Blame::Configuration,
-            Self::Unreachable { .. } | Self::Unreadable { .. } | Self::Refused { .. } => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Unreachable { .. } => Some("list the machines of this user: egm-vmm list".to_owned()),
-            Self::Unreadable { .. } => Some("check that a machine with --api listens there".to_owned()),
-            Self::Refused { remedy, .. } => remedy.as_ref().map(|remedy| Printable(remedy).to_string()),
+            Self::Unreachable { .. } => Blame::Host.help("list the machines of this user: egm-vmm list"),
+            Self::Unreadable { .. } => Blame::Host.help("check that a machine with --api listens there"),
+            Self::Refused { status, remedy, .. } => Remedy {
+                // The request itself is wrong, or the machine refuses it.
+                blame: if matches!(status, 400 | 404 | 405) { Blame::Configuration } else { Blame::Host },
+                help: remedy.as_ref().map(|remedy| Printable(remedy).to_string()),
+            },
         }
     }
 }

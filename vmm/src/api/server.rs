@@ -22,7 +22,7 @@ use super::answer::{Answer, Status, stream_head};
 use super::connection::{Connection, Limits};
 use super::published::Published;
 use super::routes::{self, Response};
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 use crate::listener::Listener;
 use crate::passthrough::borrowed;
 use crate::resources::ThreadError;
@@ -56,26 +56,16 @@ pub(crate) enum ServerError {
 }
 
 impl Report for ServerError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
             // A process of the host listens there.
-            Self::Listen { source, .. } if source.kind() == io::ErrorKind::AddrInUse => Blame::Host,
-            Self::Listen { .. } => Blame::Configuration,
-            Self::Descriptors(_) | Self::Thread(_) => Blame::Host,
+            Self::Listen { source, .. } if source.kind() == io::ErrorKind::AddrInUse => Blame::Host
+                .help("choose another --api PATH, or end the machine that listens there: egm-vmm list"),
+            Self::Listen { .. } => Blame::Configuration
+                .help("choose a path of at most 107 bytes for a new file, in a folder that you may write"),
+            Self::Descriptors(_) => Blame::Host.help("raise the limit of open files: ulimit -n 65536"),
+            Self::Thread(_) => Blame::Host.help(ThreadError::HELP),
         }
-    }
-
-    fn help(&self) -> Option<String> {
-        Some(match self {
-            Self::Listen { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
-                "choose another --api PATH, or end the machine that listens there: egm-vmm list".to_owned()
-            }
-            Self::Listen { .. } => {
-                "choose a path of at most 107 bytes for a new file, in a folder that you may write".to_owned()
-            }
-            Self::Descriptors(_) => "raise the limit of open files: ulimit -n 65536".to_owned(),
-            Self::Thread(_) => ThreadError::HELP.to_owned(),
-        })
     }
 }
 

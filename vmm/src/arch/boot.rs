@@ -8,7 +8,7 @@ use egm_report::show;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
 use super::native::{KERNELS, NO_KERNEL};
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 use crate::firmware::FirmwareError;
 
 /// The files that are booted, opened.
@@ -137,41 +137,36 @@ impl BootError {
 }
 
 impl Report for BootError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Memory { .. } => Blame::Internal,
-            Self::Random(_) => Blame::Host,
-            Self::Firmware(error) => error.blame(),
-            _ => Blame::Configuration,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        let help = match self {
-            Self::Initramfs { .. } => "raise \"memory\".\"size\", or use a smaller initramfs",
+            Self::Initramfs { .. } => {
+                Blame::Configuration.help("raise \"memory\".\"size\", or use a smaller initramfs")
+            }
             Self::EmptyInitramfs | Self::ReadInitramfs { .. } => {
-                "set \"boot\".\"initramfs\" to a cpio archive, or leave it out"
+                Blame::Configuration.help("set \"boot\".\"initramfs\" to a cpio archive, or leave it out")
             }
-            Self::TooLarge { .. } => "raise \"memory\".\"size\"",
-            Self::CommandLine => "shorten \"boot\".\"cmdline\", and write ASCII only",
-            Self::Pieces { .. } => {
-                "set \"boot\".\"kernel\" to a vmlinux with a PVH entry, or use fewer \"egm\" slices"
+            Self::TooLarge { .. } => Blame::Configuration.help("raise \"memory\".\"size\""),
+            Self::CommandLine => {
+                Blame::Configuration.help("shorten \"boot\".\"cmdline\", and write ASCII only")
             }
-            Self::Tree { .. } => "use fewer vCPUs or \"egm\" slices, or set \"boot\".\"tables\" to \"acpi\"",
-            Self::Compressed { command, .. } => {
-                return Some(format!("unpack it, and set \"boot\".\"kernel\" to the result: {command}"));
-            }
-            Self::Load(_) => {
-                return Some(format!("set \"boot\".\"kernel\" to {KERNELS}, or raise \"memory\".\"size\""));
-            }
+            Self::Pieces { .. } => Blame::Configuration
+                .help("set \"boot\".\"kernel\" to a vmlinux with a PVH entry, or use fewer \"egm\" slices"),
+            Self::Tree { .. } => Blame::Configuration
+                .help("use fewer vCPUs or \"egm\" slices, or set \"boot\".\"tables\" to \"acpi\""),
+            Self::Compressed { command, .. } => Blame::Configuration
+                .help(format!("unpack it, and set \"boot\".\"kernel\" to the result: {command}")),
+            Self::Load(_) => Blame::Configuration
+                .help(format!("set \"boot\".\"kernel\" to {KERNELS}, or raise \"memory\".\"size\"")),
             Self::NotAKernel { .. }
             | Self::Truncated { .. }
             | Self::ReadKernel(_)
-            | Self::Not64Bit { .. } => return Some(format!("set \"boot\".\"kernel\" to {KERNELS}")),
-            Self::Firmware(error) => return error.help(),
-            Self::Memory { .. } | Self::Random(_) => return None,
-        };
-        Some(help.to_owned())
+            | Self::Not64Bit { .. } => {
+                Blame::Configuration.help(format!("set \"boot\".\"kernel\" to {KERNELS}"))
+            }
+            Self::Firmware(error) => error.remedy(),
+            Self::Memory { .. } => Blame::Internal.into(),
+            Self::Random(_) => Blame::Host.into(),
+        }
     }
 }
 

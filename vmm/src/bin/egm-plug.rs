@@ -68,7 +68,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     thread::spawn(move || listener.incoming().flatten().try_for_each(|client| serve(client, &handle)));
     let ended = machine.run(&|| ());
     eprintln!("{}", ended.reason);
-    Ok(ended.reason.blame().map_or(ExitCode::SUCCESS, |blame| ExitCode::from(blame as u8)))
+    Ok(ended.reason.remedy().map_or(ExitCode::SUCCESS, |remedy| remedy.blame.into()))
 }
 
 /// Answers one request. A client that does not read the answer does not end the machine.

@@ -9,7 +9,7 @@ use egm_report::show::{Screen, Side, Table, print};
 use egm_vfio::bind::{BindError, Binder, Change};
 use egm_vfio::topology::GroupError;
 
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 
 /// Bind host functions to a VFIO driver, or back to the driver that they had
 #[derive(Debug, clap::Args)]
@@ -54,15 +54,12 @@ Exit codes:
 struct Refused(BindError);
 
 impl Report for Refused {
-    fn blame(&self) -> Blame {
-        match &self.0 {
+    fn remedy(&self) -> Remedy {
+        let blame = match &self.0 {
             BindError::Group(GroupError::Bridge { .. }) | BindError::Name { .. } => Blame::Configuration,
             _ => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        self.0.help()
+        };
+        Remedy { blame, help: self.0.help() }
     }
 }
 

@@ -11,7 +11,7 @@ use clap::Parser;
 use egm_report::program::Outcome;
 use egm_report::show::print;
 
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 
 /// The name that other programs know.
 const NAME: &str = "cloud-hypervisor";
@@ -59,14 +59,11 @@ struct NotServed {
 }
 
 impl Report for NotServed {
-    fn blame(&self) -> Blame {
-        Blame::Configuration
-    }
-
-    fn help(&self) -> Option<String> {
-        let help = "start a machine by its own file: egm-vmm run FILE\n\
-                    or plan the body of vm.create: egm-vmm plan --from cloud-hypervisor FILE";
-        Some(help.to_owned())
+    fn remedy(&self) -> Remedy {
+        Blame::Configuration.help(
+            "start a machine by its own file: egm-vmm run FILE\n\
+             or plan the body of vm.create: egm-vmm plan --from cloud-hypervisor FILE",
+        )
     }
 }
 

@@ -10,7 +10,7 @@ use egm_report::show::{Screen, Side, Table, Unwritten, print, printable_lines, s
 use serde_json::Value;
 
 use crate::api::{Client, ClientError};
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 
 /// Time that a machine has to flush its disks after a request to stop, and to return its slices.
 const STOP: Duration = Duration::from_secs(45);
@@ -96,14 +96,9 @@ Exit codes:
 struct Unstopped;
 
 impl Report for Unstopped {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         Blame::Host
-    }
-
-    fn help(&self) -> Option<String> {
-        Some(
-            "look at its messages; once more \"shutdown --timeout 0\" ends the wait for its disks".to_owned(),
-        )
+            .help("look at its messages; once more \"shutdown --timeout 0\" ends the wait for its disks")
     }
 }
 

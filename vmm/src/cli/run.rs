@@ -13,7 +13,7 @@ use super::Outcome;
 use crate::api::{Published, Server};
 use crate::config::{self, Overrides, Spec};
 use crate::custody;
-use crate::error::{Blame, Chain, Report};
+use crate::error::{Chain, Remedy, Report};
 use crate::launch::{Confined, Reserved};
 use crate::listener::remove_stale;
 use crate::machine::{self, ExitReason};
@@ -140,16 +140,12 @@ Exit codes:
 #[error("{reason}")]
 struct Ended {
     reason: ExitReason,
-    blame: Blame,
+    remedy: Remedy,
 }
 
 impl Report for Ended {
-    fn blame(&self) -> Blame {
-        self.blame
-    }
-
-    fn help(&self) -> Option<String> {
-        self.reason.help()
+    fn remedy(&self) -> Remedy {
+        self.remedy.clone()
     }
 }
 
@@ -233,9 +229,9 @@ fn report(ended: machine::Ended) -> Outcome {
     if let ExitReason::Signal(_) | ExitReason::Requested = reason {
         eprintln!("{reason}; disks are flushed"); // confirms to the operator that the request was heeded
     }
-    match reason.blame() {
+    match reason.remedy() {
         None => Ok(ExitCode::SUCCESS),
-        Some(blame) => Err(Box::new(Ended { reason, blame })),
+        Some(remedy) => Err(Box::new(Ended { reason, remedy })),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf, absolute};
 
 use egm_config::{ConfigErrors, Console, DeviceKind, Spec};
 
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 
 /// Why a file is no machine that another monitor can run.
 #[derive(Debug, thiserror::Error)]
@@ -30,15 +30,11 @@ pub(crate) enum LoadError {
 }
 
 impl Report for LoadError {
-    fn blame(&self) -> Blame {
-        Blame::Configuration
-    }
-
-    fn help(&self) -> Option<String> {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Config(error) => error.help(),
-            Self::Folder { .. } => Some("name it by its whole path".to_owned()),
-            Self::Path { .. } => Some("rename the file, or its folder".to_owned()),
+            Self::Config(error) => error.remedy(),
+            Self::Folder { .. } => Blame::Configuration.help("name it by its whole path"),
+            Self::Path { .. } => Blame::Configuration.help("rename the file, or its folder"),
         }
     }
 

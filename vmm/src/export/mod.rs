@@ -26,7 +26,7 @@ pub(crate) use load::load;
 use std::collections::BTreeSet;
 
 use egm_address::Quoted;
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 
 /// The monitors that a machine can be written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -123,32 +123,22 @@ pub(crate) enum ExportError {
 }
 
 impl Report for ExportError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Quote { .. }
-            | Self::Control { .. }
-            | Self::Offset { .. }
-            | Self::Gap { .. }
-            | Self::Cell { .. } => Blame::Configuration,
-            Self::Xml(_) => Blame::Internal,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Quote { .. } => Some("rename the file".to_owned()),
-            Self::Control { .. } => Some("remove it from the configuration or the recorded host".to_owned()),
-            Self::Cell { .. } => Some(
-                "give nodes with processors memory, and slices of regions that are files the highest numbers".to_owned(),
+            Self::Quote { .. } => Blame::Configuration.help("rename the file"),
+            Self::Control { .. } => {
+                Blame::Configuration.help("remove it from the configuration or the recorded host")
+            }
+            Self::Cell { .. } => Blame::Configuration.help(
+                "give nodes with processors memory, and slices of regions that are files the highest numbers",
             ),
-            Self::Gap { node, next } => Some(format!(
+            Self::Gap { node, next } => Blame::Configuration.help(format!(
                 "make node {next} node {node} in \"memory\".\"nodes\" and \"egm\", and close up those after it"
             )),
-            Self::Offset { .. } => Some(
-                "write \"as\": \"device\", which a server shows as a PCI device, or export to QEMU, which maps from any offset"
-                    .to_owned(),
+            Self::Offset { .. } => Blame::Configuration.help(
+                "write \"as\": \"device\", which a server shows as a PCI device, or export to QEMU, which maps from any offset",
             ),
-            Self::Xml(_) => None,
+            Self::Xml(_) => Blame::Internal.into(),
         }
     }
 }

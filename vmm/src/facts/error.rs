@@ -9,7 +9,7 @@ use egm_device::region::HostFileError;
 use egm_report::json::JsonError;
 use egm_vfio::host::HostError;
 
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 use crate::facts::FACTS_VERSION;
 
 /// Bridges of a PCI segment at most: bus 0 needs none.
@@ -96,30 +96,18 @@ pub enum FactsError {
 }
 
 impl Report for FactsError {
-    fn blame(&self) -> Blame {
-        match self {
-            Self::Recorded { .. }
-            | Self::Json { .. }
-            | Self::OtherRecord { .. }
-            | Self::Depth { .. }
-            | Self::Version { .. } => Blame::Configuration,
-            Self::HostFile(error) => error.blame(),
-            _ => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
+    fn remedy(&self) -> Remedy {
         match self {
             Self::Recorded { .. }
             | Self::Json { .. }
             | Self::OtherRecord { .. }
             | Self::Depth { .. }
             | Self::Version { .. } => {
-                Some("record them on their host: egm-vmm facts > facts.json".to_owned())
+                Blame::Configuration.help("record them on their host: egm-vmm facts > facts.json")
             }
-            Self::HostFile(error) => error.help(),
-            Self::Ledger(error) => error.help(),
-            _ => None,
+            Self::HostFile(error) => error.remedy(),
+            Self::Ledger(error) => Remedy { blame: Blame::Host, ..error.remedy() },
+            _ => Blame::Host.into(),
         }
     }
 

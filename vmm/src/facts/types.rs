@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 use crate::config::{Architecture, PageSize};
 
 /// Version of the JSON form of [`Facts`]; a reader refuses others.
-pub const FACTS_VERSION: u32 = 2;
+pub(crate) const FACTS_VERSION: u32 = 2;
 
 /// A host, as far as plans depend on it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Facts {
-    /// [`FACTS_VERSION`].
+    /// `FACTS_VERSION`.
     pub version: u32,
     /// The machine, and whether the facts were recorded or made by hand.
     pub description: String,

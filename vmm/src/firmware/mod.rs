@@ -18,15 +18,15 @@ use room::{Contents, Room};
 
 use crate::arch::aarch64::layout::{MOST_REGIONS, REDISTRIBUTOR, TREE};
 use crate::config::{Architecture, MAX_NODES, MAX_VCPUS};
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 use crate::plan::{MemoryPlan, Plan, WindowKind};
 
 /// Bytes at the end of the firmware window that no table uses: on x86 the BIOS's reset vector is there.
 pub const RESET_VECTOR_SIZE: u64 = 16;
 /// The sleep type that `\_S5` names.
-pub const SLEEP_TYPE_S5: u8 = 5;
+pub(crate) const SLEEP_TYPE_S5: u8 = 5;
 /// Value that the FADT has the guest write into the reset register.
-pub const RESET_VALUE: u8 = 1;
+pub(crate) const RESET_VALUE: u8 = 1;
 /// Most sections of a record in the error block: HEST states the number, and the machine keeps to it.
 pub const ERROR_SECTIONS: u32 = 26;
 
@@ -52,7 +52,7 @@ pub struct Image {
 pub struct Efi {
     /// The system table (UEFI 2.10, 4.3).
     pub system_table: Gpa,
-    /// The memory map: entries of [`tree::DESCRIPTOR_SIZE`] bytes.
+    /// The memory map: entries of `tree::DESCRIPTOR_SIZE` bytes.
     pub memory_map: Span<Guest>,
 }
 
@@ -138,22 +138,14 @@ pub enum FirmwareError {
 }
 
 impl Report for FirmwareError {
-    fn blame(&self) -> Blame {
-        match self {
-            Self::TooLarge { .. } | Self::NoInitiator { .. } => Blame::Configuration,
-            _ => Blame::Internal,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
+    fn remedy(&self) -> Remedy {
         match self {
             Self::TooLarge { .. } => {
-                Some("use fewer vCPUs, NUMA nodes or root ports, or smaller node ids".to_owned())
+                Blame::Configuration.help("use fewer vCPUs, NUMA nodes or root ports, or smaller node ids")
             }
-            Self::NoInitiator { from, .. } => {
-                Some(format!("give node {from} vCPUs, or take its \"access\" figures out"))
-            }
-            _ => None,
+            Self::NoInitiator { from, .. } => Blame::Configuration
+                .help(format!("give node {from} vCPUs, or take its \"access\" figures out")),
+            _ => Blame::Internal.into(),
         }
     }
 }

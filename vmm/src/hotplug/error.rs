@@ -5,7 +5,7 @@ use egm_vfio::backend::BackendError;
 use egm_vfio::host::HostError;
 use egm_vfio::kernel::OpenError;
 
-use crate::error::{Blame, Report, opening};
+use crate::error::{Blame, Remedy, Report, opening};
 use crate::facts::FactsError;
 use crate::passthrough::PassthroughError;
 use crate::plan::PlanError;
@@ -76,40 +76,26 @@ pub enum HotplugError {
 }
 
 impl Report for HotplugError {
-    fn blame(&self) -> Blame {
-        match self {
-            Self::NoSlot { .. }
-            | Self::Taken { .. }
-            | Self::Unknown { .. }
-            | Self::Leaving { .. }
-            | Self::Ended => Blame::Configuration,
-            Self::Unprepared | Self::Host(_) | Self::Reset(_) => Blame::Host,
-            Self::Exclusive { .. } => Blame::Configuration,
-            Self::Regions(error) => error.blame(),
-            Self::Plan(error) => error.blame(),
-            Self::Open(error) => opening(error),
-            Self::Assigned(error) => error.blame(),
-        }
-    }
-
-    fn help(&self) -> Option<String> {
+    fn remedy(&self) -> Remedy {
         match self {
             Self::NoSlot { .. } => {
-                Some("give the machine more: \"pcie\": {\"spare\": {\"ports\": …}}".to_owned())
+                Blame::Configuration.help("give the machine more: \"pcie\": {\"spare\": {\"ports\": …}}")
             }
-            Self::Taken { .. } => Some("choose another id".to_owned()),
-            Self::Unknown { .. } => {
-                Some("name one that was plugged in, or that a hot-plug port had at the start".to_owned())
+            Self::Taken { .. } => Blame::Configuration.help("choose another id"),
+            Self::Unknown { .. } => Blame::Configuration
+                .help("name one that was plugged in, or that a hot-plug port had at the start"),
+            Self::Leaving { .. } => Blame::Configuration.help("wait until it is gone"),
+            Self::Ended => Blame::Configuration.into(),
+            Self::Host(_) => Blame::Host.into(),
+            Self::Unprepared => Blame::Host.help("switch the IOMMU on: intel_iommu=on, or in the firmware"),
+            Self::Exclusive { .. } => {
+                Blame::Configuration.help("name it in \"devices\" of the configuration")
             }
-            Self::Leaving { .. } => Some("wait until it is gone".to_owned()),
-            Self::Ended | Self::Host(_) => None,
-            Self::Unprepared => Some("switch the IOMMU on: intel_iommu=on, or in the firmware".to_owned()),
-            Self::Exclusive { .. } => Some("name it in \"devices\" of the configuration".to_owned()),
-            Self::Regions(error) => error.help(),
-            Self::Plan(error) => error.help(),
-            Self::Open(error) => error.remedy(),
-            Self::Reset(_) => Some("look for its errors: dmesg, lspci -vv".to_owned()),
-            Self::Assigned(error) => error.help(),
+            Self::Regions(error) => error.remedy(),
+            Self::Plan(error) => error.remedy(),
+            Self::Open(error) => opening(error),
+            Self::Reset(_) => Blame::Host.help("look for its errors: dmesg, lspci -vv"),
+            Self::Assigned(error) => error.remedy(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use egm_address::Gpa;
 use kvm_ioctls::Cap;
 
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 
 /// Mode of a device that its group may read and write.
 const GROUP_MAY: u32 = 0o060;
@@ -79,30 +79,23 @@ impl KvmError {
 }
 
 impl Report for KvmError {
-    fn blame(&self) -> Blame {
-        Blame::Host
-    }
-
-    fn help(&self) -> Option<String> {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Missing => Some(
-                "load kvm_amd or kvm_intel, switch virtualisation on in the firmware, or boot in the lab: scripts/demo"
-                    .to_owned(),
+            Self::Missing => Blame::Host.help(
+                "load kvm_amd or kvm_intel, switch virtualisation on in the firmware, or boot in the lab: scripts/demo",
             ),
-            Self::Permission { group } => {
-                Some(format!("add yourself to the group and log in again: sudo usermod -aG {group} $USER"))
-            }
-            Self::OwnersOnly => Some(
-                "run it as root, or have root give it to a group that you are in: chgrp kvm /dev/kvm; chmod 660 /dev/kvm"
-                    .to_owned(),
+            Self::Permission { group } => Blame::Host
+                .help(format!("add yourself to the group and log in again: sudo usermod -aG {group} $USER")),
+            Self::OwnersOnly => Blame::Host.help(
+                "run it as root, or have root give it to a group that you are in: chgrp kvm /dev/kvm; chmod 660 /dev/kvm",
             ),
             Self::Version { .. } | Self::Capability { .. } => {
-                Some("use a kernel from 2022 or later with its own KVM module".to_owned())
+                Blame::Host.help("use a kernel from 2022 or later with its own KVM module")
             }
             Self::Call { source, .. } if matches!(source.errno(), libc::EMFILE | libc::ENFILE) => {
-                Some("raise the limit of open files: ulimit -n 65536".to_owned())
+                Blame::Host.help("raise the limit of open files: ulimit -n 65536")
             }
-            Self::Memory { .. } | Self::Call { .. } => None,
+            Self::Memory { .. } | Self::Call { .. } => Blame::Host.into(),
         }
     }
 }

@@ -66,7 +66,7 @@ impl Hypervisor {
     }
 
     /// Most vCPUs of one machine.
-    pub fn max_vcpus(&self) -> usize {
+    pub(crate) fn max_vcpus(&self) -> usize {
         self.kvm.get_max_vcpus()
     }
 
@@ -130,7 +130,7 @@ impl Vm {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn connect_line(&self, gsi: u32, trigger: &EventFd) -> Result<(), KvmError> {
+    pub(crate) fn connect_line(&self, gsi: u32, trigger: &EventFd) -> Result<(), KvmError> {
         self.fd.register_irqfd(trigger, gsi).map_err(|error| KvmError::call("KVM_IRQFD", error))
     }
 

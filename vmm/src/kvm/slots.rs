@@ -13,17 +13,17 @@ use egm_address::Gpa;
 use egm_vfio::memory::{Behind, HostMemory};
 use kvm_bindings::{KVM_MEM_GUEST_MEMFD, kvm_userspace_memory_region, kvm_userspace_memory_region2};
 use kvm_ioctls::VmFd;
+use slab::Slab;
 
 use super::KvmError;
 use crate::lock::lock;
-use crate::places::Places;
 
 /// The memory slots of one machine.
 pub struct Slots {
     fd: Arc<VmFd>,
     /// Dropped after `fd`: the guest's page tables go before the memory that they point to. Locked while the kernel
     /// works, which it does for one change at a time anyway; nothing that answers the guest's accesses waits for it.
-    occupied: Mutex<Places<SlotMemory>>,
+    occupied: Mutex<Slab<SlotMemory>>,
 }
 
 /// The memory of a slot, and its guest address.
@@ -100,13 +100,13 @@ impl Slots {
 impl SlotTable for Slots {
     fn add(&self, gpa: Gpa, memory: Arc<dyn HostMemory>) -> Result<Slot, KvmError> {
         let mut occupied = lock(&self.occupied);
-        let slot = occupied.next();
+        let slot = occupied.vacant_key();
         self.set(slot, gpa, memory.size(), memory.as_ref())?;
         if egm_address::fault!("memory-behind-its-end") {
             let end = Gpa::new(gpa.get().saturating_add(memory.size()));
             let _ = self.set(slot.saturating_add(1000), end, 0x1000, memory.as_ref());
         }
-        occupied.fill(SlotMemory { gpa, memory });
+        occupied.insert(SlotMemory { gpa, memory });
         Ok(Slot(slot))
     }
 
@@ -119,7 +119,7 @@ impl SlotTable for Slots {
         if let Some(SlotMemory { gpa, memory }) = occupied.get(slot.0) {
             self.set(slot.0, *gpa, 0, memory.as_ref())?;
         }
-        occupied.empty(slot.0);
+        occupied.try_remove(slot.0);
         Ok(())
     }
 }

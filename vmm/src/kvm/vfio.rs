@@ -20,7 +20,7 @@ impl Vm {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn vfio_files(
+    pub(crate) fn vfio_files(
         &self,
     ) -> Result<impl Fn(BorrowedFd<'_>, bool) -> io::Result<()> + Send + Sync + 'static, KvmError> {
         let mut wanted = kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_VFIO, ..Default::default() };
@@ -42,13 +42,13 @@ impl Vm {
     }
 
     /// Interrupt line `gsi`, level triggered, for a device that must be notified when the guest has served it.
-    pub fn level_line(&self, gsi: u32) -> LevelLine {
+    pub(crate) fn level_line(&self, gsi: u32) -> LevelLine {
         LevelLine { fd: Arc::clone(&self.fd), gsi }
     }
 }
 
 /// A line that KVM lowers when the guest ends the interrupt; KVM then signals the resample eventfd.
-pub struct LevelLine {
+pub(crate) struct LevelLine {
     fd: Arc<VmFd>,
     gsi: u32,
 }

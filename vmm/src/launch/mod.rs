@@ -93,7 +93,7 @@ impl Reserved {
     /// Opens every descriptor that the plan names, and makes memory present where devices reach it.
     ///
     /// # Errors
-    /// [`resources::ResourceError`], and [`crate::reserve::CloseError`] for a machine that cannot run as its user.
+    /// [`resources::ResourceError`], and `crate::reserve::CloseError` for a machine that cannot run as its user.
     pub(crate) fn open(self) -> Outcome<Opened> {
         let Self { plan, servers, confined, held } = self;
         if confined.is_of_user() {

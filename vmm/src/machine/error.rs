@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::bus::Overlap;
 use super::tree::TreeError;
 use crate::arch::boot::BootError;
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 use crate::firmware::FirmwareError;
 use crate::kvm::KvmError;
 use crate::passthrough::NEEDS_CACHING;
@@ -58,30 +58,18 @@ pub enum BuildError {
 }
 
 impl Report for BuildError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Kvm(error) => error.blame(),
-            Self::Boot { source, .. } => source.blame(),
-            Self::Firmware(error) => error.blame(),
-            Self::NotCacheable { .. } => Blame::Host,
-            Self::Descriptor(_) | Self::Thread(_) | Self::Tree(TreeError::Device { .. }) => Blame::Host,
-            Self::Tree(TreeError::Assigned { source, .. }) => source.blame(),
-            Self::Tree(_) | Self::Overlap(_) | Self::Missing(_) => Blame::Internal,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Kvm(error) => error.help(),
-            Self::NotCacheable { .. } => Some(NEEDS_CACHING.to_owned()),
-            Self::Firmware(error) => error.help(),
-            Self::Boot { source, .. } => source.help(),
+            Self::Kvm(error) => error.remedy(),
+            Self::NotCacheable { .. } => Blame::Host.help(NEEDS_CACHING),
+            Self::Firmware(error) => error.remedy(),
+            Self::Boot { source, .. } => source.remedy(),
             Self::Descriptor(_) | Self::Tree(TreeError::Device { .. }) => {
-                Some("raise the limit of open files: ulimit -n 65536".to_owned())
+                Blame::Host.help("raise the limit of open files: ulimit -n 65536")
             }
-            Self::Thread(_) => Some(ThreadError::HELP.to_owned()),
-            Self::Tree(TreeError::Assigned { source, .. }) => source.help(),
-            Self::Tree(_) | Self::Overlap(_) | Self::Missing(_) => None,
+            Self::Thread(_) => Blame::Host.help(ThreadError::HELP),
+            Self::Tree(TreeError::Assigned { source, .. }) => source.remedy(),
+            Self::Tree(_) | Self::Overlap(_) | Self::Missing(_) => Blame::Internal.into(),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::error::Blame;
+use crate::error::{Blame, Remedy};
 use crate::resources::ThreadError;
 
 /// Why the machine ended.
@@ -57,20 +57,6 @@ pub enum ExitReason {
 }
 
 impl ExitReason {
-    /// `None` for a guest that ended as it should, otherwise the cause of the failure.
-    pub fn blame(&self) -> Option<Blame> {
-        match self {
-            Self::PoweredOff | Self::Signal(_) | Self::Requested => None,
-            Self::Reset
-            | Self::Panicked
-            | Self::CrashLoaded
-            | Self::TripleFault { .. }
-            | Self::BadMemory { .. } => Some(Blame::Guest),
-            Self::Hypervisor { .. } | Self::NoThread { .. } | Self::Sandbox(_) => Some(Blame::Host),
-            Self::Internal(_) => Some(Blame::Internal),
-        }
-    }
-
     /// Name for programs.
     pub const fn name(&self) -> &'static str {
         match self {
@@ -84,19 +70,25 @@ impl ExitReason {
             Self::BadMemory { .. } => "bad-memory",
             Self::Hypervisor { .. } => "hypervisor",
             Self::NoThread { .. } => "no-thread",
+            Self::Sandbox(_) => "sandbox",
             Self::Internal(_) => "internal",
         }
     }
 
-    /// The remedy, if there is a known one.
-    pub fn help(&self) -> Option<String> {
-        match self {
-            Self::NoThread { .. } => Some(ThreadError::HELP.to_owned()),
-            Self::BadMemory { .. } => {
-                Some("look for the memory that fails: dmesg, egm-device ledger show".to_owned())
+    /// `None` for a guest that ended as it should, otherwise the remedy of the failure.
+    pub fn remedy(&self) -> Option<Remedy> {
+        Some(match self {
+            Self::PoweredOff | Self::Signal(_) | Self::Requested => return None,
+            Self::Reset | Self::Panicked | Self::CrashLoaded | Self::TripleFault { .. } => {
+                Blame::Guest.into()
             }
-            _ => None,
-        }
+            Self::BadMemory { .. } => {
+                Blame::Guest.help("look for the memory that fails: dmesg, egm-device ledger show")
+            }
+            Self::Hypervisor { .. } | Self::Sandbox(_) => Blame::Host.into(),
+            Self::NoThread { .. } => Blame::Host.help(ThreadError::HELP),
+            Self::Internal(_) => Blame::Internal.into(),
+        })
     }
 }
 
@@ -120,7 +112,7 @@ impl fmt::Display for ExitReason {
 }
 
 /// Where the first reason is kept. Setting it wakes the event loop and stops the vCPUs.
-pub struct ExitLatch {
+pub(crate) struct ExitLatch {
     reason: OnceLock<ExitReason>,
     stopping: AtomicBool,
     hurried: AtomicBool,
@@ -132,26 +124,26 @@ impl ExitLatch {
     ///
     /// # Errors
     /// When the eventfd cannot be made.
-    pub fn new() -> std::io::Result<Arc<Self>> {
+    pub(crate) fn new() -> std::io::Result<Arc<Self>> {
         let wake = EventFd::new(EFD_NONBLOCK)?;
         let (stopping, hurried) = (AtomicBool::new(false), AtomicBool::new(false));
         Ok(Arc::new(Self { reason: OnceLock::new(), stopping, hurried, wake }))
     }
 
     /// The machine ends for `reason`, unless it ends already.
-    pub fn set(&self, reason: ExitReason) {
+    pub(crate) fn set(&self, reason: ExitReason) {
         let _ = self.reason.set(reason);
         self.stopping.store(true, Ordering::Release);
         let _ = self.wake.write(1);
     }
 
     /// Whether the machine ends.
-    pub fn is_set(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
 
     /// The operator ends the machine for `reason`. Once it ends, nothing is waited for any longer.
-    pub fn request(&self, reason: ExitReason) {
+    pub(crate) fn request(&self, reason: ExitReason) {
         if self.is_set() {
             self.hurried.store(true, Ordering::Release);
         }
@@ -159,17 +151,17 @@ impl ExitLatch {
     }
 
     /// Whether the operator asked once more.
-    pub fn is_hurried(&self) -> bool {
+    pub(crate) fn is_hurried(&self) -> bool {
         self.hurried.load(Ordering::Acquire)
     }
 
     /// The reason, once it is set.
-    pub fn reason(&self) -> Option<&ExitReason> {
+    pub(crate) fn reason(&self) -> Option<&ExitReason> {
         self.reason.get()
     }
 
     /// Readable after it is set, and after each further request.
-    pub fn wake(&self) -> &EventFd {
+    pub(crate) fn wake(&self) -> &EventFd {
         &self.wake
     }
 }
@@ -192,10 +184,10 @@ mod tests {
 
     #[test]
     fn only_power_off_and_the_operator_end_well() {
-        assert_eq!(ExitReason::PoweredOff.blame(), None);
-        assert_eq!(ExitReason::Signal(15).blame(), None);
-        assert_eq!(ExitReason::Requested.blame(), None);
-        assert_eq!(ExitReason::Reset.blame(), Some(Blame::Guest));
-        assert_eq!(ExitReason::Internal(String::new()).blame(), Some(Blame::Internal));
+        assert_eq!(ExitReason::PoweredOff.remedy(), None);
+        assert_eq!(ExitReason::Signal(15).remedy(), None);
+        assert_eq!(ExitReason::Requested.remedy(), None);
+        assert_eq!(ExitReason::Reset.remedy(), Some(Blame::Guest.into()));
+        assert_eq!(ExitReason::Internal(String::new()).remedy(), Some(Blame::Internal.into()));
     }
 }

@@ -7,7 +7,7 @@ use event_manager::EventManager;
 
 use super::Subscriber;
 use super::exit::ExitLatch;
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 use crate::lock::lock;
 use crate::virtio::{VirtioDevice, VirtioPci};
 
@@ -63,14 +63,10 @@ pub enum Unfinished {
 }
 
 impl Report for Unfinished {
-    fn blame(&self) -> Blame {
-        Blame::Host
-    }
-
-    fn help(&self) -> Option<String> {
-        let look = "look for what is wrong with the storage below it (dmesg), and check its file systems before the \
-                    next start";
-        Some(look.to_owned())
+    fn remedy(&self) -> Remedy {
+        Blame::Host.help(
+            "look for what is wrong with the storage below it (dmesg), and check its file systems before the next start",
+        )
     }
 }
 

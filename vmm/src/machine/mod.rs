@@ -31,7 +31,8 @@ pub use build::build;
 pub use bus::{Bus, BusDevice, Overlap};
 pub use error::BuildError;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
-pub use exit::{ExitLatch, ExitReason};
+pub(crate) use exit::ExitLatch;
+pub use exit::ExitReason;
 pub use finish::Unfinished;
 #[cfg(test)]
 pub(crate) use live::Parts;

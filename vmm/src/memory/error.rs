@@ -5,7 +5,7 @@ use std::io;
 use egm_address::Gpa;
 use egm_device::{AnonymousError, GuestMemfdError, HugeFilesError, MappingError, PrefaultError};
 
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 
 /// Why guest memory is unavailable.
 #[derive(Debug, thiserror::Error)]
@@ -57,27 +57,21 @@ pub enum MemoryError {
 }
 
 impl Report for MemoryError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Plan { .. } => Blame::Internal,
-            _ => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Backing(AnonymousError::Pool { missing, page, .. }) => Some(format!(
+            Self::Backing(AnonymousError::Pool { missing, page, .. }) => Blame::Host.help(format!(
                 "raise /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages by {missing}, or set \
                  \"memory\": {{ \"page_size\": \"auto\" }}",
                 page >> 10
             )),
-            Self::HugeFiles(_) => Some("set \"memory\": { \"page_size\": \"4K\" }".to_owned()),
-            Self::GuestMemfd(_) => Some("give \"region\" a list that ends in \"local\"".to_owned()),
+            Self::Backing(_) => Blame::Host.into(),
+            Self::HugeFiles(_) => Blame::Host.help("set \"memory\": { \"page_size\": \"4K\" }"),
+            Self::GuestMemfd(_) => Blame::Host.help("give \"region\" a list that ends in \"local\""),
             Self::Mapping { .. } | Self::Prefault { .. } => {
-                Some("lower \"memory\".\"size\", or free memory on the host (free -h)".to_owned())
+                Blame::Host.help("lower \"memory\".\"size\", or free memory on the host (free -h)")
             }
-            Self::Descriptor { .. } => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
-            _ => None,
+            Self::Descriptor { .. } => Blame::Host.help("raise the limit of open files: ulimit -n 65536"),
+            Self::Plan { .. } => Blame::Internal.into(),
         }
     }
 }

@@ -7,7 +7,7 @@ use egm_vfio::dma::DmaError;
 use egm_vfio::pci::shadow::ConfigError;
 
 use super::coherent::MemoryFault;
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 
 /// Why a host function cannot be assigned to a guest.
 #[derive(Debug, thiserror::Error)]
@@ -67,20 +67,20 @@ pub enum PassthroughError {
 }
 
 impl Report for PassthroughError {
-    fn blame(&self) -> Blame {
-        Blame::Host
-    }
-
-    fn help(&self) -> Option<String> {
+    fn remedy(&self) -> Remedy {
         match self {
             Self::Grown { .. } => {
-                Some("start again: its BARs were resized, or the facts are old (egm-vmm facts)".to_owned())
+                Blame::Host.help("start again: its BARs were resized, or the facts are old (egm-vmm facts)")
             }
-            Self::Descriptor(_) => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
-            Self::Backend(_) => Some("look for its errors: dmesg, lspci -vv, or its server's log".to_owned()),
-            Self::Unreachable { source, .. } | Self::MemoryUnreachable { source, .. } => source.remedy(),
-            Self::Memory(fault) => Some(fault.remedy().to_owned()),
-            Self::Config { .. } => None,
+            Self::Descriptor(_) => Blame::Host.help("raise the limit of open files: ulimit -n 65536"),
+            Self::Backend(_) => {
+                Blame::Host.help("look for its errors: dmesg, lspci -vv, or its server's log")
+            }
+            Self::Unreachable { source, .. } | Self::MemoryUnreachable { source, .. } => {
+                Remedy { blame: Blame::Host, help: source.remedy() }
+            }
+            Self::Memory(fault) => Blame::Host.help(fault.remedy()),
+            Self::Config { .. } => Blame::Host.into(),
         }
     }
 }

@@ -162,7 +162,8 @@ impl AssignedFunction {
     }
 
     fn publish(&self, shadow: &Shadow) {
-        *lock(&self.decoded) = shadow.decoded().into_iter().map(DecodedBar::from).collect();
+        *lock(&self.decoded) =
+            shadow.decoded().into_iter().map(|(index, span)| DecodedBar::new(index, span)).collect();
     }
 
     fn reset_device(&self) {

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex};
 use egm_address::{Gpa, Io, Iova, Span};
 use egm_vfio::dma::{Access, DmaError, Domain};
 use egm_vfio::memory::HostMemory;
+use slab::Slab;
 
 use crate::lock::lock;
-use crate::places::Places;
 
 /// A piece of a BAR in [`Peers`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ struct Piece {
 #[derive(Default)]
 pub(crate) struct Peers {
     domains: Vec<Arc<dyn Domain>>,
-    pieces: Mutex<Places<Piece>>,
+    pieces: Mutex<Slab<Piece>>,
 }
 
 impl Peers {
@@ -40,7 +40,7 @@ impl Peers {
 
     /// A piece that is nowhere yet.
     pub(super) fn add(&self, memory: Arc<dyn HostMemory>) -> Peer {
-        Peer(lock(&self.pieces).fill(Piece { memory, at: None, domains: Vec::new() }))
+        Peer(lock(&self.pieces).insert(Piece { memory, at: None, domains: Vec::new() }))
     }
 
     /// Devices reach `peer` where the guest does, at `gpa`; a piece that was left there gives way.
@@ -84,7 +84,7 @@ impl Peers {
     /// `peer` has gone, and its memory is let go; the number is no longer its.
     pub(super) fn remove(&self, peer: Peer) {
         self.withdraw(peer);
-        lock(&self.pieces).empty(peer.0);
+        lock(&self.pieces).try_remove(peer.0);
     }
 }
 

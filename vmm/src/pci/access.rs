@@ -43,20 +43,20 @@ impl BusDevice for Ecam {
 }
 
 /// Configuration mechanism #1 (PCI Local Bus 3.0 §3.2.2.3.2): an address port and a data port, 256 bytes a function.
-pub struct ConfigPorts {
+pub(crate) struct ConfigPorts {
     root: Arc<RootComplex>,
     address: AtomicU32,
 }
 
 /// First port.
-pub const CONFIG_PORT: u16 = 0xcf8;
+pub(crate) const CONFIG_PORT: u16 = 0xcf8;
 /// Number of ports.
-pub const CONFIG_PORTS: u16 = 8;
+pub(crate) const CONFIG_PORTS: u16 = 8;
 const ENABLE: u32 = 1 << 31;
 
 impl ConfigPorts {
     /// Both ports, address register clear.
-    pub fn new(root: Arc<RootComplex>) -> Self {
+    pub(crate) fn new(root: Arc<RootComplex>) -> Self {
         Self { root, address: AtomicU32::new(0) }
     }
 
@@ -89,14 +89,14 @@ impl BusDevice for ConfigPorts {
 }
 
 /// A window of PCI memory.
-pub struct PciMemory {
+pub(crate) struct PciMemory {
     root: Arc<RootComplex>,
     window: Span<Guest>,
 }
 
 impl PciMemory {
     /// The part of PCI memory at `window`.
-    pub fn new(root: Arc<RootComplex>, window: Span<Guest>) -> Self {
+    pub(crate) fn new(root: Arc<RootComplex>, window: Span<Guest>) -> Self {
         Self { root, window }
     }
 }

@@ -7,7 +7,7 @@ use super::DecodedBar;
 use crate::plan::{BarKind, BarPlan};
 
 /// Bytes of configuration space.
-pub const CONFIG_SIZE: usize = 4096;
+pub(crate) const CONFIG_SIZE: usize = 4096;
 
 /// Offset of the command register.
 pub const COMMAND: u16 = 0x04;
@@ -46,7 +46,7 @@ pub struct Identity {
 }
 
 /// Configuration space with write masks. Every access is bounded: reads past the end give all ones, writes nothing.
-pub struct ConfigSpace {
+pub(crate) struct ConfigSpace {
     bytes: Box<[u8; CONFIG_SIZE]>,
     writable: Box<[u8; CONFIG_SIZE]>,
     bars: Vec<BarPlan>,
@@ -56,7 +56,7 @@ pub struct ConfigSpace {
 
 impl ConfigSpace {
     /// The header of `identity` with memory decode off and `bars` already at their planned places.
-    pub fn new(identity: Identity, bars: &[BarPlan]) -> Self {
+    pub(crate) fn new(identity: Identity, bars: &[BarPlan]) -> Self {
         let mut config = Self {
             bytes: Box::new([0; CONFIG_SIZE]),
             writable: Box::new([0; CONFIG_SIZE]),
@@ -96,14 +96,14 @@ impl ConfigSpace {
     }
 
     /// Sets bytes, whatever the guest may write.
-    pub fn put(&mut self, offset: u16, data: &[u8]) {
+    pub(crate) fn put(&mut self, offset: u16, data: &[u8]) {
         for (to, from) in self.bytes.iter_mut().skip(usize::from(offset)).zip(data) {
             *to = *from;
         }
     }
 
     /// Lets the guest write the bits that are set in `mask`.
-    pub fn allow(&mut self, offset: u16, mask: &[u8]) {
+    pub(crate) fn allow(&mut self, offset: u16, mask: &[u8]) {
         for (to, from) in self.writable.iter_mut().skip(usize::from(offset)).zip(mask) {
             *to = *from;
         }
@@ -111,7 +111,7 @@ impl ConfigSpace {
 
     /// Appends a capability (§7.5.3): `body` follows the id and the link. Returns its offset, or `None` when the
     /// 192 bytes for capabilities are used up.
-    pub fn add_capability(&mut self, id: u8, body: &[u8]) -> Option<u16> {
+    pub(crate) fn add_capability(&mut self, id: u8, body: &[u8]) -> Option<u16> {
         let at = self.next_capability;
         let length = u16::try_from(body.len()).ok()?.checked_add(2)?;
         let end = at.checked_add(length)?.checked_next_multiple_of(4)?;
@@ -129,7 +129,7 @@ impl ConfigSpace {
     }
 
     /// Reads `data.len()` bytes at `offset`.
-    pub fn read(&self, offset: u16, data: &mut [u8]) {
+    pub(crate) fn read(&self, offset: u16, data: &mut [u8]) {
         data.fill(0xff);
         for (to, from) in data.iter_mut().zip(self.bytes.iter().skip(usize::from(offset))) {
             *to = *from;
@@ -139,7 +139,7 @@ impl ConfigSpace {
     /// The guest writes: bits outside the mask keep their value. Whether the write touched the command register or a
     /// base address register, so that address decoding may have changed.
     #[must_use]
-    pub fn write(&mut self, offset: u16, data: &[u8]) -> bool {
+    pub(crate) fn write(&mut self, offset: u16, data: &[u8]) -> bool {
         let from = usize::from(offset);
         for ((old, mask), new) in self.bytes.iter_mut().zip(self.writable.iter()).skip(from).zip(data) {
             *old = *old & !mask | new & mask;
@@ -150,14 +150,14 @@ impl ConfigSpace {
     }
 
     /// A 16-bit register; all ones past the end.
-    pub fn u16(&self, offset: u16) -> u16 {
+    pub(crate) fn u16(&self, offset: u16) -> u16 {
         let mut data = [0; 2];
         self.read(offset, &mut data);
         u16::from_le_bytes(data)
     }
 
     /// A 32-bit register; all ones past the end.
-    pub fn u32(&self, offset: u16) -> u32 {
+    pub(crate) fn u32(&self, offset: u16) -> u32 {
         let mut data = [0; 4];
         self.read(offset, &mut data);
         u32::from_le_bytes(data)
@@ -165,7 +165,7 @@ impl ConfigSpace {
 
     /// Where each base address register decodes now; empty while memory decode is off. A register that the guest
     /// has set so that it would wrap decodes nothing.
-    pub fn decoded(&self) -> Vec<DecodedBar> {
+    pub(crate) fn decoded(&self) -> Vec<DecodedBar> {
         if self.u16(COMMAND) & COMMAND_MEMORY == 0 {
             return Vec::new();
         }

@@ -7,12 +7,15 @@ pub mod msix;
 mod port;
 mod root;
 
-pub use access::{CONFIG_PORT, CONFIG_PORTS, ConfigPorts, Ecam, PciMemory};
+pub use access::Ecam;
+pub(crate) use access::{CONFIG_PORT, CONFIG_PORTS, ConfigPorts, PciMemory};
 pub use config_space::*;
 use egm_address::{Guest, Span};
 pub use host_bridge::HostBridge;
-pub use port::{Duty, Plugged, Port, PortConfig, PortKind};
-pub use root::{Bus, RootBus, RootComplex};
+pub(crate) use port::Duty;
+pub use port::{Plugged, Port, PortConfig, PortKind};
+pub(crate) use root::RootBus;
+pub use root::{Bus, RootComplex};
 
 /// A base address register of a function, and where it decodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,12 +30,6 @@ impl DecodedBar {
     /// The BAR `index` at `span`.
     pub const fn new(index: u8, span: Span<Guest>) -> Self {
         Self { index, span }
-    }
-}
-
-impl From<(u8, Span<Guest>)> for DecodedBar {
-    fn from((index, span): (u8, Span<Guest>)) -> Self {
-        Self::new(index, span)
     }
 }
 

@@ -16,9 +16,9 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use crate::lock::lock;
 
 /// Bytes of a table entry.
-pub const ENTRY_SIZE: u64 = 16;
+pub(crate) const ENTRY_SIZE: u64 = 16;
 /// Most vectors of a function (§7.7.2.2: an 11-bit field holds the number less one).
-pub const MAX_VECTORS: u16 = 2048;
+pub(crate) const MAX_VECTORS: u16 = 2048;
 
 const VECTOR_MASKED: u32 = 1;
 
@@ -93,7 +93,7 @@ pub struct Msix {
 }
 
 impl Msix {
-    /// `vectors` masked vectors, at most [`MAX_VECTORS`].
+    /// `vectors` masked vectors, at most `MAX_VECTORS`.
     ///
     /// # Errors
     /// When an eventfd cannot be made.
@@ -163,7 +163,7 @@ impl Msix {
     }
 
     /// The message control register changed.
-    pub fn set_control(&self, enabled: bool, function_masked: bool) {
+    pub(crate) fn set_control(&self, enabled: bool, function_masked: bool) {
         let mut state = lock(&self.state);
         self.control(&mut state, enabled, function_masked);
     }
@@ -208,7 +208,7 @@ impl Msix {
 
     /// Reads the table; bytes past its end read as zero (§7.7.2: only aligned 4- and 8-byte accesses are defined,
     /// others answer zero).
-    pub fn table_read(&self, offset: u64, data: &mut [u8]) {
+    pub(crate) fn table_read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if !matches!(data.len(), 4 | 8) || !offset.is_multiple_of(4) {
             return;
@@ -227,7 +227,7 @@ impl Msix {
     }
 
     /// Writes the table; undefined accesses are ignored.
-    pub fn table_write(&self, offset: u64, data: &[u8]) {
+    pub(crate) fn table_write(&self, offset: u64, data: &[u8]) {
         if !matches!(data.len(), 4 | 8) || !offset.is_multiple_of(4) {
             return;
         }
@@ -248,7 +248,7 @@ impl Msix {
     }
 
     /// Reads the pending bit array, 64 vectors a quadword.
-    pub fn pending_read(&self, offset: u64, data: &mut [u8]) {
+    pub(crate) fn pending_read(&self, offset: u64, data: &mut [u8]) {
         let state = lock(&self.state);
         for (byte, at) in data.iter_mut().zip(offset..=u64::MAX) {
             *byte = (0..8u8).fold(0, |bits, bit| {

@@ -30,7 +30,7 @@ impl Bus {
     }
 
     /// Puts a port at `devfn`, with the bus behind it.
-    pub fn add_port(&mut self, devfn: u8, port: Arc<Port>, behind: Self) {
+    pub(crate) fn add_port(&mut self, devfn: u8, port: Arc<Port>, behind: Self) {
         self.insert(devfn, Slot::Port { port, behind });
     }
 
@@ -110,7 +110,7 @@ struct Decoded {
 }
 
 /// The bus of a host bridge.
-pub struct RootBus {
+pub(crate) struct RootBus {
     /// Its number.
     pub number: u8,
     /// What is on it.
@@ -135,7 +135,7 @@ impl RootComplex {
     }
 
     /// With the buses of further host bridges.
-    pub fn with_expanders(root: Bus, expanders: Vec<RootBus>) -> Self {
+    pub(crate) fn with_expanders(root: Bus, expanders: Vec<RootBus>) -> Self {
         let roots = std::iter::once(RootBus { number: 0, bus: root }).chain(expanders).collect();
         let complex = Self { roots, ..Self::default() };
         complex.update();
@@ -154,7 +154,7 @@ impl RootComplex {
     }
 
     /// Writes configuration space.
-    pub fn config_write(&self, bus: u8, devfn: u8, offset: u16, data: &[u8]) {
+    pub(crate) fn config_write(&self, bus: u8, devfn: u8, offset: u16, data: &[u8]) {
         if is_config_access(offset, data.len())
             && let Some(function) = self.find(bus, devfn)
             && function.config_write(offset, data)
@@ -177,7 +177,7 @@ impl RootComplex {
     }
 
     /// Reads PCI memory; what no function decodes reads all ones.
-    pub fn memory_read(&self, address: Gpa, data: &mut [u8]) {
+    pub(crate) fn memory_read(&self, address: Gpa, data: &mut [u8]) {
         data.fill(0xff);
         if let Some(Decoded { window, offset }) = self.decode(address, data.len()) {
             window.function.bar_read(window.bar, offset, data);
@@ -185,7 +185,7 @@ impl RootComplex {
     }
 
     /// Writes PCI memory.
-    pub fn memory_write(&self, address: Gpa, data: &[u8]) {
+    pub(crate) fn memory_write(&self, address: Gpa, data: &[u8]) {
         if let Some(Decoded { window, offset }) = self.decode(address, data.len()) {
             window.function.bar_write(window.bar, offset, data);
         }

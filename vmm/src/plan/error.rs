@@ -6,7 +6,7 @@ use egm_report::show::{self, counted, size};
 use egm_vfio::host::MISSING_REMEDY;
 
 use crate::config::PageSize;
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 use crate::plan::{AddressBits, AssignedRule, NoPlace};
 
 /// Why a specification has no plan on a host.
@@ -306,79 +306,64 @@ pub enum PlanError {
 }
 
 impl Report for PlanError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Architecture { .. }
-            | Self::HostMemory { .. }
-            | Self::HugePages { .. }
-            | Self::HostNode { .. }
-            | Self::HostCpu { .. }
-            | Self::Vcpus { .. }
-            | Self::UnknownFunction { .. }
-            | Self::Region { .. }
-            | Self::NoPlace { .. }
-            | Self::Exclusive(_)
-            | Self::RetiredTables { .. }
-            | Self::Reserved { .. } => Blame::Host,
-            Self::Internal(_) => Blame::Internal,
-            _ => Blame::Configuration,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        Some(match self {
-            Self::Architecture { .. } => {
+            Self::Architecture { .. } => Blame::Host.help(
                 "run it on such a host; to plan it here, record that host's facts with \"egm-vmm facts\" and \
-                 name the file with --facts"
-                    .to_owned()
-            }
-            Self::AddressSpace { key, .. } => format!("lower \"{key}\""),
-            Self::FirstNode { node, least, .. } => {
-                format!("give node {node} at least {} in \"memory\"", ByteSize::new(*least))
-            }
-            Self::FirstSlice { slice, .. } | Self::RetiredTables { slice, .. } => own_node(*slice),
-            Self::HostMemory { remedy, .. } => remedy.clone(),
+                 name the file with --facts",
+            ),
+            Self::AddressSpace { key, .. } => Blame::Configuration.help(format!("lower \"{key}\"")),
+            Self::FirstNode { node, least, .. } => Blame::Configuration
+                .help(format!("give node {node} at least {} in \"memory\"", ByteSize::new(*least))),
+            Self::FirstSlice { slice, .. } => Blame::Configuration.help(own_node(*slice)),
+            Self::RetiredTables { slice, .. } => Blame::Host.help(own_node(*slice)),
+            Self::HostMemory { remedy, .. } => Blame::Host.help(remedy),
             Self::HugePages { file, write, ordinary_fits, .. } => {
                 let other = if *ordinary_fits { ", or set \"page_size\": \"auto\"" } else { "" };
-                format!("echo {write} > {file} (as root){other}")
+                Blame::Host.help(format!("echo {write} > {file} (as root){other}"))
             }
-            Self::HostNode { .. } => "change \"host_nodes\"".to_owned(),
-            Self::HostCpu { .. } => "change \"cpus\": {\"affinity\": …}".to_owned(),
-            Self::Vcpus { max, .. } => format!("set \"cpus\": {{\"count\": {max}}} or less"),
-            Self::HardwareId { .. } => {
-                "make \"sockets\", \"cores\" and \"threads\" powers of two, or their product smaller"
-                    .to_owned()
+            Self::HostNode { .. } => Blame::Host.help("change \"host_nodes\""),
+            Self::HostCpu { .. } => Blame::Host.help("change \"cpus\": {\"affinity\": …}"),
+            Self::Vcpus { max, .. } => {
+                Blame::Host.help(format!("set \"cpus\": {{\"count\": {max}}} or less"))
             }
-            Self::VcpuNode { .. } => "name it in the \"cpus\" of a node".to_owned(),
-            Self::Region { region, known, kinds, .. } => NoPlace::unknown(region, known, kinds),
-            Self::Exclusive(conflict) => return conflict.help(),
-            Self::NoPlace { tried, .. } => NoPlace::remedy(tried),
-            Self::Bus0 { .. } | Self::NodeBus(..) | Self::Buses { .. } => "remove devices".to_owned(),
-            Self::Assigned(rule) => rule.help(),
-            Self::UnknownFunction { .. } => {
-                format!("{MISSING_REMEDY}; facts of another host are recorded there, by \"egm-vmm facts\"")
+            Self::HardwareId { .. } => Blame::Configuration
+                .help("make \"sockets\", \"cores\" and \"threads\" powers of two, or their product smaller"),
+            Self::VcpuNode { .. } => Blame::Configuration.help("name it in the \"cpus\" of a node"),
+            Self::Region { region, known, kinds, .. } => {
+                Blame::Host.help(NoPlace::unknown(region, known, kinds))
             }
-            Self::Window { suggested: Some(size), .. } => {
-                format!("set \"pcie\": {{\"window64\": \"{size}\"}}, or leave it out")
+            Self::Exclusive(conflict) => conflict.remedy(),
+            Self::NoPlace { tried, .. } => Blame::Host.help(NoPlace::remedy(tried)),
+            Self::Bus0 { .. } | Self::NodeBus(..) | Self::Buses { .. } => {
+                Blame::Configuration.help("remove devices")
             }
-            Self::SpareWindow { window, source, .. } => format!(
+            Self::Assigned(rule) => Blame::Configuration.help(rule.help()),
+            Self::UnknownFunction { .. } => Blame::Host.help(format!(
+                "{MISSING_REMEDY}; facts of another host are recorded there, by \"egm-vmm facts\""
+            )),
+            Self::Window { suggested: Some(size), .. } => Blame::Configuration
+                .help(format!("set \"pcie\": {{\"window64\": \"{size}\"}}, or leave it out")),
+            Self::SpareWindow { window, source, .. } => Blame::Configuration.help(format!(
                 "give spare ports \"window{window}\": \"{}\" in \"pcie\": {{\"spare\": …}}",
                 ByteSize::new(source.size.next_power_of_two())
-            ),
+            )),
             Self::Window64 { configured: true, .. } => {
-                "lower \"pcie\": {\"window64\": …} or memory".to_owned()
+                Blame::Configuration.help("lower \"pcie\": {\"window64\": …} or memory")
             }
-            Self::Window64 { configured: false, .. } => "lower memory, or remove devices".to_owned(),
-            Self::Window { suggested: None, .. } => "remove devices with large 32-bit BARs".to_owned(),
+            Self::Window64 { configured: false, .. } => {
+                Blame::Configuration.help("lower memory, or remove devices")
+            }
+            Self::Window { suggested: None, .. } => {
+                Blame::Configuration.help("remove devices with large 32-bit BARs")
+            }
             Self::AddressBits { .. }
             | Self::Bar { .. }
             | Self::NodeSize { .. }
-            | Self::FunctionTwice { .. }
-            | Self::Reserved { .. }
-            | Self::Internal(_) => {
-                return None;
-            }
-        })
+            | Self::FunctionTwice { .. } => Blame::Configuration.into(),
+            Self::Reserved { .. } => Blame::Host.into(),
+            Self::Internal(_) => Blame::Internal.into(),
+        }
     }
 }
 

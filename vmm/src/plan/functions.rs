@@ -131,17 +131,6 @@ pub struct ExpanderPlan {
     pub bridge: BridgePlan,
 }
 
-/// An SMMUv3 of an Arm guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SmmuPlan {
-    /// Its registers: two pages of 64 KiB.
-    pub span: Span<Guest>,
-    /// First and last bus with functions behind it; no bus has two SMMUs.
-    pub buses: (u8, u8),
-    /// Interrupt lines of events, page requests, errors and finished commands.
-    pub lines: [u32; 4],
-}
-
 /// Plan of one assigned host function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssignedPlan {
@@ -168,7 +157,7 @@ pub struct AssignedPlan {
 pub struct GpuMemoryPlan {
     /// BARs that are memory.
     pub bars: Vec<u8>,
-    /// First of its [`GPU_NODES`] guest NUMA nodes, which the guest's driver fills.
+    /// First of its `GPU_NODES` guest NUMA nodes, which the guest's driver fills.
     pub first_node: u32,
     /// Index of the backing that its driver may use as EGM, in [`Plan::backings`](crate::plan::Plan::backings): a slice of its own
     /// region that begins where that does, because the GPU counts from there.
@@ -177,7 +166,7 @@ pub struct GpuMemoryPlan {
 }
 
 /// Nodes of a GPU's memory: one for each part that it can be divided into.
-pub const GPU_NODES: u32 = 8;
+pub(crate) const GPU_NODES: u32 = 8;
 
 /// How host functions are opened, all of a machine in one way: guest memory is then pinned once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

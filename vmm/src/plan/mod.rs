@@ -30,7 +30,8 @@ pub(crate) use demand::pages::may_mount;
 pub(crate) use demand::regions::{huge_alignment, lost};
 pub use error::PlanError;
 pub use functions::*;
-pub use map::intx::{IntxLines, RootPin};
+pub use map::intx::IntxLines;
+pub(crate) use map::intx::RootPin;
 pub use map::place::plug;
 pub use nccl::nccl;
 pub use render::{Screen, View, html, json, text};
@@ -64,7 +65,6 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
         windows: map.windows,
         pci: map.functions,
         expanders: map.expanders,
-        smmus: Vec::new(),
         passthrough: policy.passthrough,
         nodes: map.numa.nodes,
         distances: map.numa.distances,

@@ -6,7 +6,7 @@ use egm_address::{ByteSize, CpuSet, Gpa, Guest, Hpa, PciAddress, Span};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Access, Architecture, Boot, Console, PageSize};
-use crate::plan::{ExpanderPlan, FunctionPlan, FunctionRole, PassthroughPlan, SmmuPlan};
+use crate::plan::{ExpanderPlan, FunctionPlan, FunctionRole, PassthroughPlan};
 
 /// Version of the JSON form of [`Plan`]; a reader refuses others.
 pub const PLAN_VERSION: u32 = 1;
@@ -14,7 +14,7 @@ pub const PLAN_VERSION: u32 = 1;
 /// Owner of the interrupt line that notifies a guest of new records of bad memory in its tables.
 pub const ERRORS: &str = "errors";
 /// Owner of the interrupt line that signals a press of the guest's power button.
-pub const POWER_BUTTON: &str = "power-button";
+pub(crate) const POWER_BUTTON: &str = "power-button";
 
 /// Everything that [`crate::resources`] opens and [`crate::machine`] builds, in guest terms.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -49,9 +49,6 @@ pub struct Plan {
     /// Host bridges beside that of bus 0, by bus; their windows are pieces of the machine's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expanders: Vec<ExpanderPlan>,
-    /// SMMUs in front of buses. Planning makes none: no device of this machine is one yet.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub smmus: Vec<SmmuPlan>,
     /// How host functions are opened; `None` without any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passthrough: Option<PassthroughPlan>,
@@ -183,7 +180,7 @@ impl fmt::Display for AddressBits {
 
 /// The memory behind a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WindowMemory {
+pub(crate) struct WindowMemory {
     /// The window.
     pub span: Span<Guest>,
     /// Index into [`Plan::backings`].
@@ -215,7 +212,7 @@ pub struct VcpuPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WindowKind {
-    /// Tables that the VMM writes for the guest, memory but not RAM: see [`Plan::window_memory`].
+    /// Tables that the VMM writes for the guest, memory but not RAM: see `Plan::window_memory`.
     Firmware,
     /// Option ROM area of a PC: empty memory, not RAM either.
     OptionRoms,
@@ -315,7 +312,7 @@ impl Plan {
 
     /// The windows that are memory, the backing of each and its offset there. The first RAM above a window has the same
     /// backing, with offsets that grow with guest addresses over the windows too.
-    pub fn window_memory(&self) -> impl Iterator<Item = WindowMemory> {
+    pub(crate) fn window_memory(&self) -> impl Iterator<Item = WindowMemory> {
         let kinds = [WindowKind::OptionRoms, WindowKind::Firmware];
         kinds.into_iter().filter_map(|kind| self.behind(self.window(kind)?))
     }

@@ -10,12 +10,12 @@ use egm_device::close::Closing;
 use egm_device::region::RegionKind;
 
 use super::leases::{Leases, Named};
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 use crate::plan::Plan;
 
 /// Why descriptors of a slice stay open.
 #[derive(Debug, thiserror::Error)]
-pub enum CloseError {
+pub(crate) enum CloseError {
     /// The kernel refused.
     #[error("cannot close the files of the machine's slices")]
     Close(#[from] io::Error),
@@ -32,17 +32,12 @@ pub enum CloseError {
 }
 
 impl Report for CloseError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Close(_) => Blame::Host,
-            Self::Needed { .. } => Blame::Configuration,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Close(_) => None,
-            Self::Needed { .. } => Some("set \"as\": \"memory\" for it, or leave out --user".to_owned()),
+            Self::Close(_) => Blame::Host.into(),
+            Self::Needed { .. } => {
+                Blame::Configuration.help("set \"as\": \"memory\" for it, or leave out --user")
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use egm_device::ledger::{GrantError, LedgerError};
 use egm_vfio::backend::BackendError;
 use egm_vfio::client::OpenError;
 
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 use crate::facts::FactsError;
 use crate::plan::PlanError;
 
@@ -96,31 +96,17 @@ impl ReserveError {
 }
 
 impl Report for ReserveError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Facts(error) => error.blame(),
-            Self::Plan(error) => error.blame(),
-            Self::Ledger(error) => error.blame(),
+            Self::Facts(error) => error.remedy(),
+            Self::Plan(error) => error.remedy(),
+            Self::Ledger(error) => error.remedy(),
             Self::Grant { source, .. } | Self::Gpus { source, .. } | Self::GiveBack { source, .. } => {
-                source.blame()
+                source.remedy()
             }
-            Self::Broker { source, .. } => source.blame(),
-            Self::Device { source, .. } => source.blame(),
-            Self::Boot(_) | Self::Moved { .. } | Self::InUse { .. } => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Facts(error) => error.help(),
-            Self::Plan(error) => error.help(),
-            Self::Ledger(error) => error.help(),
-            Self::Grant { source, .. } | Self::Gpus { source, .. } | Self::GiveBack { source, .. } => {
-                source.help()
-            }
-            Self::Broker { source, .. } => source.help(),
-            Self::Device { source, .. } => source.help(),
-            Self::Boot(_) | Self::Moved { .. } | Self::InUse { .. } => None,
+            Self::Broker { source, .. } => source.remedy(),
+            Self::Device { source, .. } => source.remedy(),
+            Self::Boot(_) | Self::Moved { .. } | Self::InUse { .. } => Blame::Host.into(),
         }
     }
 }
@@ -143,19 +129,12 @@ pub enum ServerError {
 }
 
 impl Report for ServerError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::NotSocket { .. } => Blame::Configuration,
-            Self::Open(_) | Self::Backend(_) => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        Some(match self {
             Self::NotSocket { .. } => {
-                "set \"socket\" to the Unix socket that the server listens on".to_owned()
+                Blame::Configuration.help("set \"socket\" to the Unix socket that the server listens on")
             }
-            Self::Open(OpenError::Connect { path, source }) => match source.kind() {
+            Self::Open(OpenError::Connect { path, source }) => Blame::Host.help(match source.kind() {
                 io::ErrorKind::PermissionDenied => {
                     format!("let this user write to it (ls -l {path}), or be root")
                 }
@@ -163,8 +142,8 @@ impl Report for ServerError {
                     "the server takes no more clients: end the one that it has".to_owned()
                 }
                 _ => "start the server first, and set \"socket\" to where it listens".to_owned(),
-            },
-            Self::Open(_) | Self::Backend(_) => "read the server's log, and start it again".to_owned(),
-        })
+            }),
+            Self::Open(_) | Self::Backend(_) => Blame::Host.help("read the server's log, and start it again"),
+        }
     }
 }

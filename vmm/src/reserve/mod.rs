@@ -15,7 +15,6 @@ mod leases;
 mod loans;
 mod servers;
 
-pub use self::close::CloseError;
 pub use self::error::{ReserveError, ServerError};
 pub use self::gpus::claim_gpus;
 pub(crate) use self::gpus::reached;

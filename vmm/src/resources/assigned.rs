@@ -10,7 +10,7 @@ use egm_vfio::kernel::{Container, Iommufd, KernelDomain, KernelFunction, OpenErr
 use egm_vfio::memory::HostMemory;
 use egm_vfio::topology::GroupError;
 
-use crate::error::{Blame, Report, opening};
+use crate::error::{Blame, Remedy, Report, opening};
 use crate::facts::Facts;
 use crate::kvm::{KvmError, Vm};
 use crate::memory::GuestRam;
@@ -41,25 +41,16 @@ pub enum AssignedError {
 }
 
 impl Report for AssignedError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
             Self::Open(error) => opening(error),
-            Self::Kvm(error) => error.blame(),
-            Self::Dma(_) | Self::Share { .. } => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Open(error) => error.remedy(),
-            Self::Kvm(_) => Some("load KVM's part of VFIO: modprobe vfio kvm".to_owned()),
-            Self::Dma(error) => error.remedy(),
-            Self::Share { source: DmaError::NoWay { .. }, .. } => Some(
+            Self::Kvm(_) => Blame::Host.help("load KVM's part of VFIO: modprobe vfio kvm"),
+            Self::Dma(error) => Remedy { blame: Blame::Host, help: error.remedy() },
+            Self::Share { source: DmaError::NoWay { .. }, .. } => Blame::Host.help(
                 "remove the device, or take the machine's memory from where it is a file: \"region\": \"memfd\" or \
-                 \"hugetlb\""
-                    .to_owned(),
+                 \"hugetlb\"",
             ),
-            Self::Share { .. } => Some("read the server's log, and start it again".to_owned()),
+            Self::Share { .. } => Blame::Host.help("read the server's log, and start it again"),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::ThreadError;
 use super::assigned::AddressSpaces;
 use super::slices::{OpenSlice, SliceError, Slices};
 use crate::config::{Device, DeviceKind};
-use crate::error::{Blame, Report, opening};
+use crate::error::{Blame, Remedy, Report, opening};
 use crate::plan::{FunctionRole, Plan};
 use crate::virtio::blk::{Disk, DiskError};
 use crate::virtio::net::Backend;
@@ -125,50 +125,32 @@ pub enum DeviceError {
 }
 
 impl Report for DeviceError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::DiskFile { .. } | Self::DiskInUse { .. } => Blame::Configuration,
-            Self::Disk { source, .. } => source.blame(),
-            Self::Tap(error) => error.blame(),
-            Self::Vhost(error) => error.blame(),
-            Self::Socket(error) => error.blame(),
-            Self::Vsock(error) => error.blame(),
-            Self::Assigned(error) => opening(error),
-            Self::VhostFile { .. } | Self::Reset(_) | Self::Thread(_) => Blame::Host,
-            Self::Slice(error) => error.blame(),
-            Self::NotConnected { .. } => Blame::Internal,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::DiskFile { source, .. } if source.kind() == io::ErrorKind::NotFound => Some(
-                "set \"path\" to a file that exists, or make one, for instance: truncate -s 1G FILE"
-                    .to_owned(),
-            ),
-            Self::DiskFile { .. } => Some(
-                "set \"path\" to a file that you may read and write, or set \"read_only\": true".to_owned(),
-            ),
+            Self::DiskFile { source, .. } if source.kind() == io::ErrorKind::NotFound => Blame::Configuration
+                .help("set \"path\" to a file that exists, or make one, for instance: truncate -s 1G FILE"),
+            Self::DiskFile { .. } => Blame::Configuration
+                .help("set \"path\" to a file that you may read and write, or set \"read_only\": true"),
             Self::DiskInUse { .. } => {
-                Some("give each its own disk, or share it with \"read_only\": true".to_owned())
+                Blame::Configuration.help("give each its own disk, or share it with \"read_only\": true")
             }
-            Self::Disk { source, .. } => source.help(),
-            Self::Tap(error) => error.help(),
-            Self::Vhost(error) => error.help(),
-            Self::Socket(error) => error.help(),
-            Self::Vsock(error) => error.help(),
+            Self::Disk { source, .. } => source.remedy(),
+            Self::Tap(error) => error.remedy(),
+            Self::Vhost(error) => error.remedy(),
+            Self::Socket(error) => error.remedy(),
+            Self::Vsock(error) => error.remedy(),
             Self::VhostFile { path, source } if source.kind() == io::ErrorKind::PermissionDenied => {
-                Some(format!("join the group that {path} belongs to (ls -l {path}), or be root"))
+                Blame::Host.help(format!("join the group that {path} belongs to (ls -l {path}), or be root"))
             }
-            Self::VhostFile { path, .. } => Some(match *path {
-                VHOST_NET => "load it with modprobe vhost_net, or set \"vhost\": false".to_owned(),
-                _ => "load it with modprobe vhost_vsock, or set \"socket\" to a path".to_owned(),
+            Self::VhostFile { path, .. } => Blame::Host.help(match *path {
+                VHOST_NET => "load it with modprobe vhost_net, or set \"vhost\": false",
+                _ => "load it with modprobe vhost_vsock, or set \"socket\" to a path",
             }),
-            Self::Assigned(error) => error.remedy(),
-            Self::Thread(_) => Some(ThreadError::HELP.to_owned()),
-            Self::Reset(_) => Some("look for its errors: dmesg, lspci -vv, or its server's log".to_owned()),
-            Self::Slice(error) => error.help(),
-            Self::NotConnected { .. } => None,
+            Self::Assigned(error) => opening(error),
+            Self::Thread(_) => Blame::Host.help(ThreadError::HELP),
+            Self::Reset(_) => Blame::Host.help("look for its errors: dmesg, lspci -vv, or its server's log"),
+            Self::Slice(error) => error.remedy(),
+            Self::NotConnected { .. } => Blame::Internal.into(),
         }
     }
 }

@@ -28,7 +28,7 @@ pub use self::slices::{OpenSlice, SliceError};
 use crate::arch::boot::BootFiles;
 use crate::config::Boot;
 use crate::console::{Console, ConsoleError};
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 use crate::facts::Facts;
 use crate::kvm::{Hypervisor, KvmError, Vm};
 use crate::memory::{GuestRam, MemoryError, Present, Progress};
@@ -114,29 +114,16 @@ impl ThreadError {
 }
 
 impl Report for ResourceError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::File { .. } => Blame::Configuration,
-            Self::Console(error) => error.blame(),
-            Self::Kvm(error) => error.blame(),
-            Self::Memory(error) => error.blame(),
-            Self::Assigned(error) => error.blame(),
-            Self::Thread(_) => Blame::Host,
-            Self::Device { source, .. } => source.blame(),
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::File { key, .. } => {
-                Some(format!("set \"{key}\" to a regular file that exists and that you may read"))
-            }
-            Self::Kvm(error) => error.help(),
-            Self::Memory(error) => error.help(),
-            Self::Assigned(error) => error.help(),
-            Self::Thread(_) => Some(ThreadError::HELP.to_owned()),
-            Self::Device { source, .. } => source.help(),
-            Self::Console(error) => error.help(),
+            Self::File { key, .. } => Blame::Configuration
+                .help(format!("set \"{key}\" to a regular file that exists and that you may read")),
+            Self::Console(error) => error.remedy(),
+            Self::Kvm(error) => error.remedy(),
+            Self::Memory(error) => error.remedy(),
+            Self::Assigned(error) => error.remedy(),
+            Self::Thread(_) => Blame::Host.help(ThreadError::HELP),
+            Self::Device { source, .. } => source.remedy(),
         }
     }
 }
@@ -232,7 +219,7 @@ fn open_at_once(path: &Path, write: bool) -> io::Result<(File, FileType)> {
 ///
 /// # Errors
 /// [`ResourceError::File`].
-pub fn check_boot(boot: &Boot) -> Result<(), ResourceError> {
+pub(crate) fn check_boot(boot: &Boot) -> Result<(), ResourceError> {
     open_boot(boot).map(drop)
 }
 

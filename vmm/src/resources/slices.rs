@@ -14,7 +14,7 @@ use egm_vfio::local::{LocalFunction, MadeBy};
 use egm_vfio::mapping::MadeOf;
 
 use super::near;
-use crate::error::{Blame, Chain, Report};
+use crate::error::{Blame, Chain, Remedy, Report};
 use crate::facts::Facts as Host;
 use crate::kvm::Vm;
 use crate::memory::{MemoryError, bytes};
@@ -44,19 +44,11 @@ pub enum SliceError {
 }
 
 impl Report for SliceError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Memory(error) => error.blame(),
-            Self::Descriptor(_) => Blame::Host,
-            Self::Missing => Blame::Internal,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Memory(error) => error.help(),
-            Self::Descriptor(_) => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
-            Self::Missing => None,
+            Self::Memory(error) => error.remedy(),
+            Self::Descriptor(_) => Blame::Host.help("raise the limit of open files: ulimit -n 65536"),
+            Self::Missing => Blame::Internal.into(),
         }
     }
 }

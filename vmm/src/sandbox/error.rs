@@ -6,7 +6,7 @@ use landlock::RulesetError;
 use seccompiler::BackendError;
 
 use super::table::ThreadKind;
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 
 /// Why a machine cannot be enclosed.
 #[derive(Debug, thiserror::Error)]
@@ -32,26 +32,18 @@ pub(crate) enum SandboxError {
 }
 
 impl Report for SandboxError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Slice { .. } | Self::NoKeeper => Blame::Configuration,
-            Self::Filter { .. } | Self::Unknown { .. } => Blame::Internal,
-            Self::Landlock(_) | Self::Refused { .. } | Self::Silent { .. } | Self::Prepare { .. } => {
-                Blame::Host
+            Self::Slice { .. } => {
+                Blame::Configuration.help("set \"as\": \"memory\" for it, or leave out --sandbox")
             }
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Slice { .. } => Some("set \"as\": \"memory\" for it, or leave out --sandbox".to_owned()),
-            Self::NoKeeper => Some(
-                "as root, put the configuration into a file; other users get slices by --broker".to_owned(),
-            ),
+            Self::NoKeeper => Blame::Configuration
+                .help("as root, put the configuration into a file; other users get slices by --broker"),
+            Self::Filter { .. } | Self::Unknown { .. } => Blame::Internal.into(),
             Self::Refused { .. } => {
-                Some("use a kernel with CONFIG_SECCOMP_FILTER, or leave out --sandbox".to_owned())
+                Blame::Host.help("use a kernel with CONFIG_SECCOMP_FILTER, or leave out --sandbox")
             }
-            _ => None,
+            Self::Landlock(_) | Self::Silent { .. } | Self::Prepare { .. } => Blame::Host.into(),
         }
     }
 }

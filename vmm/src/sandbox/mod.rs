@@ -110,9 +110,10 @@ impl Sandbox {
     /// # Errors
     /// [`SandboxError`]: the machine must not run.
     pub(crate) fn enclose_others(&self) -> Result<(), SandboxError> {
-        let others = threads::with_kinds(threads::others, threads::NAMING)?;
-        let with_filter = |(thread, kind)| Ok((thread, filter(self.mode, &self.parts, kind)?));
-        let others = others.into_iter().map(with_filter).collect::<Result<Vec<_>, SandboxError>>()?;
+        let mut others = Vec::new();
+        for (thread, kind) in threads::with_kinds(threads::others, threads::NAMING)? {
+            others.push((thread, filter(self.mode, &self.parts, kind)?));
+        }
         threads::enclose(others, self.walls)
     }
 

@@ -74,13 +74,14 @@ pub(super) fn with_kinds(
     let kind = |thread: &Thread| ThreadKind::of_thread(&thread.name);
     loop {
         let threads = list()?;
-        match threads.iter().find(|thread| kind(thread).is_none()) {
+        let unknown = threads.iter().find(|thread| kind(thread).is_none()).map(|thread| thread.name.clone());
+        match unknown {
             None => {
                 let pair = |thread: Thread| kind(&thread).map(|kind| (thread, kind));
                 return Ok(threads.into_iter().filter_map(pair).collect());
             }
-            Some(Thread { name, .. }) if end.is_some_and(|end| Instant::now() > end) => {
-                return Err(SandboxError::Unknown { thread: name.clone() });
+            Some(thread) if end.is_some_and(|end| Instant::now() > end) => {
+                return Err(SandboxError::Unknown { thread });
             }
             Some(_) => thread::park_timeout(PAUSE),
         }

@@ -15,7 +15,7 @@ use libc::iovec;
 use vm_memory::VolatileSlice;
 
 /// Most segments that one call passes to the kernel (`IOV_MAX`); the rest is left to the caller's next call.
-pub const MAX_SEGMENTS: usize = 1024;
+pub(crate) const MAX_SEGMENTS: usize = 1024;
 
 /// Reads into `segments` in order.
 ///
@@ -41,7 +41,7 @@ pub fn writev(fd: BorrowedFd<'_>, segments: &[VolatileSlice<'_>]) -> io::Result<
 ///
 /// # Errors
 /// The error of preadv(2); an interrupted call is repeated.
-pub fn preadv(fd: BorrowedFd<'_>, segments: &[VolatileSlice<'_>], offset: u64) -> io::Result<usize> {
+pub(crate) fn preadv(fd: BorrowedFd<'_>, segments: &[VolatileSlice<'_>], offset: u64) -> io::Result<usize> {
     let (iov, count) = vectors(segments);
     let offset = file_offset(offset)?;
     // SAFETY: as in `readv`.
@@ -52,7 +52,7 @@ pub fn preadv(fd: BorrowedFd<'_>, segments: &[VolatileSlice<'_>], offset: u64) -
 ///
 /// # Errors
 /// The error of pwritev(2); an interrupted call is repeated.
-pub fn pwritev(fd: BorrowedFd<'_>, segments: &[VolatileSlice<'_>], offset: u64) -> io::Result<usize> {
+pub(crate) fn pwritev(fd: BorrowedFd<'_>, segments: &[VolatileSlice<'_>], offset: u64) -> io::Result<usize> {
     let (iov, count) = vectors(segments);
     let offset = file_offset(offset)?;
     // SAFETY: as in `writev`.

@@ -37,9 +37,9 @@ use vmm_sys_util::eventfd::EventFd;
 pub use self::transport::{BAR_SIZE, DoorBell, TransportError, VirtioPci};
 
 /// VIRTIO_F_INDIRECT_DESC (virtio 1.3 §6): every device here follows indirect tables.
-pub const RING_INDIRECT: u64 = 1 << 28;
+pub(crate) const RING_INDIRECT: u64 = 1 << 28;
 /// VIRTIO_F_EVENT_IDX (virtio 1.3 §6): every device here asks for and gives notifications by index.
-pub const RING_EVENT_IDX: u64 = 1 << 29;
+pub(crate) const RING_EVENT_IDX: u64 = 1 << 29;
 
 /// A name in words, and a count.
 pub type Counter = (&'static str, u64);

@@ -184,7 +184,7 @@ impl Ring {
     }
 
     /// Gives the last `count` popped chains back to the available side, as if they had not been popped.
-    pub fn unpop(&mut self, count: u16) {
+    pub(crate) fn unpop(&mut self, count: u16) {
         self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(count));
     }
 
@@ -211,13 +211,13 @@ impl Ring {
     }
 
     /// Notifies the driver that kicks are not needed for now.
-    pub fn disarm(&mut self) {
+    pub(crate) fn disarm(&mut self) {
         // Only a hint: when it cannot be written, the driver kicks more often.
         let _ = self.queue.disable_notification(&self.memory);
     }
 
     /// Whether the driver wants an interrupt for what was completed since the last call (virtio 1.3 §2.7.7).
-    pub fn needs_interrupt(&mut self) -> bool {
+    pub(crate) fn needs_interrupt(&mut self) -> bool {
         std::mem::take(&mut self.completed) && self.queue.needs_notification(&self.memory).unwrap_or(true)
     }
 }

@@ -34,8 +34,7 @@ use vmm_sys_util::ioctl::ioctl_with_ref;
 
 use super::ActivateError;
 use super::Interrupt;
-use crate::error::Blame;
-use crate::error::Report;
+use crate::error::{Blame, Remedy, Report};
 
 /// The kernel's vhost does not do what a device needs.
 #[derive(Debug, thiserror::Error)]
@@ -60,25 +59,16 @@ pub enum VhostError {
 }
 
 impl Report for VhostError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Setup { .. } => Blame::Host,
-            Self::CidTaken { .. } => Blame::Configuration,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        Some(match self {
-            Self::Setup { device: "/dev/vhost-net", .. } => {
-                "set \"vhost\": false for this device, or load the module: modprobe vhost_net".to_owned()
-            }
+            Self::Setup { device: "/dev/vhost-net", .. } => Blame::Host
+                .help("set \"vhost\": false for this device, or load the module: modprobe vhost_net"),
             Self::Setup { .. } => {
-                "give the device a \"socket\", or load the module: modprobe vhost_vsock".to_owned()
+                Blame::Host.help("give the device a \"socket\", or load the module: modprobe vhost_vsock")
             }
-            Self::CidTaken { cid } => {
-                format!("set another \"cid\" from 3 on, such as {}", cid.saturating_add(1))
-            }
-        })
+            Self::CidTaken { cid } => Blame::Configuration
+                .help(format!("set another \"cid\" from 3 on, such as {}", cid.saturating_add(1))),
+        }
     }
 }
 
@@ -170,7 +160,7 @@ impl Worker {
     ///
     /// # Errors
     /// [`ActivateError`] names the request that failed.
-    pub fn set_call(
+    pub(crate) fn set_call(
         &self,
         number: usize,
         index: u16,
@@ -194,7 +184,7 @@ impl Worker {
     ///
     /// # Errors
     /// The error of the ioctl VHOST_NET_SET_BACKEND.
-    pub fn set_net_backend(&self, number: u32, tap: Option<&File>) -> io::Result<()> {
+    pub(crate) fn set_net_backend(&self, number: u32, tap: Option<&File>) -> io::Result<()> {
         let backend = binding::vhost_vring_file { index: number, fd: tap.map_or(-1, AsRawFd::as_raw_fd) };
         // SAFETY: the kernel copies the struct, which lives through the call.
         let result = unsafe { ioctl_with_ref(&self.file, binding::VHOST_NET_SET_BACKEND(), &backend) };
@@ -205,7 +195,7 @@ impl Worker {
     ///
     /// # Errors
     /// [`VhostError::CidTaken`] or [`VhostError::Setup`].
-    pub fn set_guest_cid(&self, cid: u32) -> Result<(), VhostError> {
+    pub(crate) fn set_guest_cid(&self, cid: u32) -> Result<(), VhostError> {
         let value = u64::from(cid);
         // SAFETY: the kernel copies the integer, which lives through the call.
         let result = unsafe { ioctl_with_ref(&self.file, binding::VHOST_VSOCK_SET_GUEST_CID(), &value) };
@@ -219,7 +209,7 @@ impl Worker {
     ///
     /// # Errors
     /// The error of the ioctl VHOST_VSOCK_SET_RUNNING.
-    pub fn set_vsock_running(&self, running: bool) -> io::Result<()> {
+    pub(crate) fn set_vsock_running(&self, running: bool) -> io::Result<()> {
         let value = libc::c_int::from(running);
         // SAFETY: the kernel copies the integer, which lives through the call.
         let result = unsafe { ioctl_with_ref(&self.file, binding::VHOST_VSOCK_SET_RUNNING(), &value) };

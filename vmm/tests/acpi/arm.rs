@@ -139,26 +139,6 @@ fn iort_sends_the_messages_of_every_function_to_the_its() {
     assert_eq!(fields, [0, 0xffff, 0, 48, 0], "from, how many less one, to, of what, flags");
 }
 
-/// Planning makes no SMMU; vmm/DESIGN.md describes what it would need.
-#[test]
-fn iort_has_an_smmu_between_its_buses_and_the_its() {
-    let mut plan = sample_plan();
-    plan.smmus = vec![SmmuPlan { span: span(0xc00_0000, 0x2_0000), buses: (1, 2), lines: [50, 51, 52, 53] }];
-    let iort = table(&plan, "IORT");
-    assert_eq!(number(&iort, 36, 4), 3);
-    let (smmu, root) = (&iort[72..160], &iort[160..]);
-    assert_eq!((smmu[0], number(smmu, 1, 2), number(smmu, 16, 8)), (4, 88, 0xc00_0000));
-    let lines: Vec<u64> = (0..4).map(|line| number(smmu, 44 + 4 * line, 4)).collect();
-    assert_eq!(lines, [50, 51, 52, 53]);
-    let mappings = |node: &[u8]| -> Vec<[u64; 4]> {
-        let at = usize::try_from(number(node, 12, 4)).unwrap();
-        let mappings = node[at..].chunks_exact(20);
-        mappings.map(|mapping| [0, 4, 8, 12].map(|field| number(mapping, field, 4))).collect()
-    };
-    assert_eq!(mappings(smmu), [[0, 0xffff, 0, 48]]);
-    assert_eq!(mappings(root), [[0, 0xff, 0, 48], [0x100, 0x1ff, 0x100, 72], [0x300, 0xfcff, 0x300, 48]]);
-}
-
 #[test]
 fn pptt_has_sockets_cores_and_threads_and_processors_by_uid() {
     let pptt = table(&sample_plan(), "PPTT");

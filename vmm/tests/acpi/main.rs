@@ -17,7 +17,7 @@ use egm_vmm::error::{Blame, Report};
 use egm_vmm::firmware::{FirmwareError, Image, RESET_VECTOR_SIZE, build};
 use egm_vmm::plan::{
     BridgePlan, FunctionPlan, FunctionRole, LinePlan, MemoryKind, MemoryPlan, NodePlan, PLAN_VERSION, Plan,
-    PortPlan, SmmuPlan, VcpuPlan, WindowKind, WindowPlan,
+    PortPlan, VcpuPlan, WindowKind, WindowPlan,
 };
 use proptest::prelude::*;
 
@@ -93,7 +93,6 @@ fn sample_plan() -> Plan {
         ],
         pci: vec![host_bridge, root_port(1, 1), root_port(2, 2)],
         expanders: Vec::new(),
-        smmus: Vec::new(),
         passthrough: None,
         nodes: vec![
             node(0, [0, 1], &[(0, 90, 204_800), (1, 140, 102_400)]),
@@ -557,10 +556,7 @@ fn iasl_reads_and_writes_every_table_as_we_do() {
     }
     let mut far = large_plan(MAX_VCPUS, 8);
     far.windows[2].span = span(0x80_0000_0000, 0x1000_0000);
-    let mut smmu = arm::sample_plan();
-    smmu.smmus =
-        vec![SmmuPlan { span: span(0xc00_0000, 0x2_0000), buses: (1, 255), lines: [50, 51, 52, 53] }];
-    for plan in reviewed_plans().into_iter().chain([sample_plan(), far, arm::sample_plan(), smmu]) {
+    for plan in reviewed_plans().into_iter().chain([sample_plan(), far, arm::sample_plan()]) {
         for (name, bytes) in read(&build(&plan).unwrap()) {
             let folder = tempfile::tempdir().unwrap();
             std::fs::write(folder.path().join("t.dat"), &bytes).unwrap();

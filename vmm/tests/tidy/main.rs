@@ -150,6 +150,18 @@ impl Sources {
         self.production().flat_map(long).collect()
     }
 
+    fn tuple_parameters(&self) -> Vec<String> {
+        let wrong = |(path, facts): (&str, &Facts)| {
+            let functions = facts.tuple_parameters.iter();
+            functions
+                .map(|(name, line)| {
+                    format!("{path}:{line}: a parameter of {name} is a tuple: name its parts")
+                })
+                .collect::<Vec<_>>()
+        };
+        self.production().flat_map(wrong).collect()
+    }
+
     fn long_files(&self, allowed: &[(&str, &str)]) -> Vec<String> {
         let limit =
             |path: &str| if allowed.iter().any(|(p, _)| *p == path) { MAX_LONG_FILE } else { MAX_FILE };
@@ -206,6 +218,12 @@ fn none(wrong: &[String]) {
 #[test]
 fn functions_have_70_lines_at_most() {
     none(&of_repository().long_functions());
+}
+
+/// A tuple as a parameter hides arguments from the limit on their number, and its parts have no names at the call.
+#[test]
+fn no_parameter_is_a_tuple() {
+    none(&of_repository().tuple_parameters());
 }
 
 #[test]
@@ -396,6 +414,34 @@ mod tests {
         none(&tree(&[("a.rs", &function("// g();\n\n", 99))]).long_functions());
         let test = format!("#[cfg(test)]\nmod tests {{ {} }}", function("g();", 71));
         none(&tree(&[("a.rs", &test)]).long_functions());
+    }
+
+    #[test]
+    fn a_parameter_that_is_a_tuple_is_found_and_data_of_tuples_is_not() {
+        for parameter in [
+            "(a, b): (u8, u8)",
+            "&(a, b): &(u8, u8)",
+            "pair: (u8, Vec<u8>)",
+            "pair: &'a mut (u8, u8)",
+            "x: u8, pair: &(u8, u8),",
+        ] {
+            let code = format!("impl X {{\n fn f<'a, F: Fn(u8) -> u8>(&self, {parameter}) {{}}\n}}");
+            assert_eq!(
+                tree(&[("a.rs", &code)]).tuple_parameters(),
+                ["a.rs:2: a parameter of f is a tuple: name its parts"]
+            );
+            none(&tree(&[("a.rs", &format!("#[cfg(test)]\nmod tests {{ {code} }}"))]).tuple_parameters());
+        }
+        for parameter in [
+            "x: &[(u8, u8)]",
+            "x: Option<(u8, u8)>",
+            "x: impl Fn(u8, u8) -> u8, y: u8",
+            "x: BTreeMap<u8, (u8, u8)>",
+            "x: (), y: (u8)",
+            "[a, b]: [u8; 2]",
+        ] {
+            none(&tree(&[("a.rs", &format!("fn f({parameter}) -> (u8, u8) {{}}"))]).tuple_parameters());
+        }
     }
 
     #[test]

@@ -9,6 +9,8 @@ use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 pub(crate) struct Facts {
     /// Functions outside test modules: name, line, lines of code in the body (neither blank nor comment).
     pub(crate) functions: Vec<(String, usize, usize)>,
+    /// Functions outside test modules with a parameter that is a tuple: name and line.
+    pub(crate) tuple_parameters: Vec<(String, usize)>,
     /// Lines outside test modules.
     pub(crate) production_lines: usize,
     /// Test modules in files of their own.
@@ -65,6 +67,9 @@ impl Scan<'_> {
                 self.facts.sleeps.push((line, in_test));
             }
             ("fn", [TokenTree::Ident(name), signature @ ..]) if !in_test => {
+                if parameters(signature).iter().any(|parameter| is_tuple(parameter)) {
+                    self.facts.tuple_parameters.push((name.to_string(), line));
+                }
                 if let Some(body) = body(signature) {
                     let length = self.code_lines(body);
                     self.facts.functions.push((name.to_string(), line, length));
@@ -131,4 +136,64 @@ fn body(signature: &[TokenTree]) -> Option<&Group> {
         TokenTree::Punct(end) if end.as_char() == ';' => Some(None),
         _ => None,
     })?
+}
+
+/// The parameters of a function, each as its tokens.
+fn parameters(signature: &[TokenTree]) -> Vec<Vec<TokenTree>> {
+    let list = outside_angles(signature).find_map(|(_, token)| match token {
+        TokenTree::Group(list) if list.delimiter() == Delimiter::Parenthesis => Some(list.stream()),
+        _ => None,
+    });
+    list.map_or_else(Vec::new, split)
+}
+
+/// Pieces of `tokens` between commas.
+fn split(tokens: TokenStream) -> Vec<Vec<TokenTree>> {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let commas = outside_angles(&tokens).filter(|(_, token)| is_mark(token, ',')).map(|(at, _)| at);
+    let mut ends: Vec<usize> = commas.collect();
+    ends.push(tokens.len());
+    let starts = std::iter::once(0).chain(ends.iter().map(|end| end + 1));
+    let pieces = starts.zip(&ends).map(|(start, end)| tokens[start..*end].to_vec());
+    pieces.filter(|piece| !piece.is_empty()).collect()
+}
+
+/// The `tokens` that are not in angle brackets, with their places. The `>` of an arrow is no bracket.
+fn outside_angles(tokens: &[TokenTree]) -> impl Iterator<Item = (usize, &TokenTree)> {
+    let (mut depth, mut last) = (0, ' ');
+    tokens.iter().enumerate().filter(move |(_, token)| {
+        let mark = if let TokenTree::Punct(punct) = token { punct.as_char() } else { ' ' };
+        match mark {
+            '<' => depth += 1,
+            '>' if last != '-' => depth -= 1,
+            _ => {}
+        }
+        last = mark;
+        depth == 0
+    })
+}
+
+/// Whether the pattern or the type of a parameter is a tuple, or a reference to one.
+fn is_tuple(parameter: &[TokenTree]) -> bool {
+    let colon = parameter.windows(2).position(|pair| is_mark(&pair[0], ':') && !is_mark(&pair[1], ':'));
+    let (pattern, of_type) = parameter.split_at(colon.unwrap_or(parameter.len()));
+    [pattern, of_type].into_iter().any(|tokens| {
+        let is_group = |group: &Group| group.delimiter() == Delimiter::Parenthesis;
+        matches!(without_reference(tokens), [TokenTree::Group(group)]
+            if is_group(group) && split(group.stream()).len() > 1)
+    })
+}
+
+/// `tokens` without the colon, references, lifetimes and `mut` in front.
+fn without_reference(tokens: &[TokenTree]) -> &[TokenTree] {
+    match tokens {
+        [mark, after @ ..] if is_mark(mark, ':') || is_mark(mark, '&') => without_reference(after),
+        [quote, _, after @ ..] if is_mark(quote, '\'') => without_reference(after),
+        [TokenTree::Ident(word), after @ ..] if word == "mut" => without_reference(after),
+        _ => tokens,
+    }
+}
+
+pub(crate) fn is_mark(token: &TokenTree, mark: char) -> bool {
+    matches!(token, TokenTree::Punct(punct) if punct.as_char() == mark)
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, StatVfsMountFlags, StatxAttributes, StatxFlags, fstatvfs, major, minor, statx};
+use rustix::fs::{AtFlags, Dev, StatVfsMountFlags, StatxAttributes, StatxFlags, fstatvfs, statx};
 
 use crate::backing::error::{BackingError, DaxError};
 use crate::region::Region;
@@ -39,7 +39,7 @@ pub(super) struct FolderFacts {
     uid: u32,
     mode: u32,
     /// Number of its file system.
-    device: (u32, u32),
+    device: Dev,
     is_read_only: bool,
     has_leases: bool,
 }
@@ -53,14 +53,14 @@ impl FolderFacts {
         Ok(Self {
             uid: metadata.uid(),
             mode: metadata.mode() & 0o7777,
-            device: (major(metadata.dev()), minor(metadata.dev())),
+            device: metadata.dev(),
             is_read_only: flags.contains(StatVfsMountFlags::RDONLY),
             has_leases,
         })
     }
 
     /// The first rule that the folder of a region breaks, which was found on `device`.
-    pub(super) fn broken_rule(&self, device: (u32, u32)) -> Option<&'static str> {
+    pub(super) fn broken_rule(&self, device: Dev) -> Option<&'static str> {
         let rules = [
             (self.uid == 0, "it does not belong to root"),
             (self.mode == 0o700, "its mode is not 0700"),
@@ -90,18 +90,17 @@ mod tests {
 
     #[test]
     fn a_folder_keeps_every_rule_or_is_refused_by_name() {
-        let good =
-            FolderFacts { uid: 0, mode: 0o700, device: (259, 1), is_read_only: false, has_leases: true };
-        assert_eq!(good.broken_rule((259, 1)), None);
+        let good = FolderFacts { uid: 0, mode: 0o700, device: 1, is_read_only: false, has_leases: true };
+        assert_eq!(good.broken_rule(1), None);
         for (facts, word) in [
             (FolderFacts { uid: 1, ..good }, "root"),
             (FolderFacts { mode: 0o701, ..good }, "mode"),
             (FolderFacts { mode: 0o1700, ..good }, "mode"),
-            (FolderFacts { device: (259, 2), ..good }, "another file system"),
+            (FolderFacts { device: 2, ..good }, "another file system"),
             (FolderFacts { is_read_only: true, ..good }, "read-only"),
             (FolderFacts { has_leases: false, ..good }, "fs.leases-enable=1"),
         ] {
-            let rule = facts.broken_rule((259, 1)).unwrap();
+            let rule = facts.broken_rule(1).unwrap();
             assert!(rule.contains(word), "{rule}");
         }
     }

@@ -3,7 +3,6 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 
 use egm_address::Offset;
-use rustix::fs::{major, minor};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
 };
@@ -18,9 +17,8 @@ fn span(start: u64, size: u64) -> Span<InRegion> {
 }
 
 /// Number of the file system of `path`.
-fn number(path: &Path) -> (u32, u32) {
-    let number = path.metadata().unwrap().dev();
-    (major(number), minor(number))
+fn number(path: &Path) -> Dev {
+    path.metadata().unwrap().dev()
 }
 
 /// A folder of a file system with immutable files, on whatever medium; or a line with the reason for none.
@@ -208,7 +206,7 @@ fn a_folder_of_another_user_mode_or_file_system_is_refused_at_each_opening() {
     };
     let here = number(path);
     assert_eq!(why(here), "opened");
-    assert!(why((here.0, here.1 + 1)).contains("another file system"));
+    assert!(why(here + 1).contains("another file system"));
     fs::set_permissions(path, fs::Permissions::from_mode(0o750)).unwrap();
     assert!(why(here).contains("mode"));
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).unwrap();

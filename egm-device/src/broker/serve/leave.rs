@@ -9,7 +9,7 @@ use crate::broker::link::watch;
 
 impl Server {
     /// From now on [`Server::run`] ends once `end` is readable, as the pipe of a signal is.
-    pub fn end_at(&mut self, end: OwnedFd) -> Result<(), ServerError> {
+    pub(crate) fn end_at(&mut self, end: OwnedFd) -> Result<(), ServerError> {
         watch(&self.epoll, end.as_fd(), END).map_err(ServerError::Wait)?;
         self.end = Some(end);
         Ok(())

@@ -14,16 +14,16 @@ mod undo;
 
 use egm_address::{ByteSize, Host, Span};
 use egm_report::show::size;
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 use serde::{Deserialize, Serialize};
 
 use crate::region::{HostFacts, Region, RegionKind, ReservedSpan};
 
-pub use need::{Need, RESERVE};
+pub use need::Need;
 pub use undo::{Undo, undo};
 
 /// Version of the JSON form of [`Split`].
-pub const SPLIT_VERSION: u32 = 1;
+pub(crate) const SPLIT_VERSION: u32 = 1;
 
 /// Ways to split a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,7 +84,7 @@ pub struct SplitRequest {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Split {
-    /// Always [`SPLIT_VERSION`] in this version.
+    /// Always `SPLIT_VERSION` in this version.
     pub version: u32,
     /// Methods of the split, by address from low to high.
     pub ways: Vec<SplitMethod>,
@@ -166,32 +166,25 @@ pub enum AdviseError {
 }
 
 impl Report for AdviseError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::NothingLeft { .. } | Self::Short { .. } | Self::Parts(_) | Self::OneLimit { .. } => {
-                Blame::Configuration
+            Self::IomemHidden => Blame::Host.help("run it as root, or record the other host as root"),
+            Self::AlreadySplit { .. } => Blame::Host
+                .help("take the host back first (egm-device carve advise --undo), reboot, and ask again"),
+            Self::NoAffinity { .. } => {
+                Blame::Host.help("read it as root; without the table, use --how mem or --how hugetlb")
             }
-            _ => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        let text = match self {
-            Self::IomemHidden => "run it as root, or record the other host as root",
-            Self::AlreadySplit { .. } => {
-                "take the host back first (egm-device carve advise --undo), reboot, and ask again"
+            Self::NothingLeft { .. } => Blame::Configuration.help("ask for less with --hypervisor"),
+            Self::Short { .. } => {
+                Blame::Configuration.help("ask for less with --how, or keep less with --hypervisor")
             }
-            Self::NoAffinity { .. } => "read it as root; without the table, use --how mem or --how hugetlb",
-            Self::NothingLeft { .. } => "ask for less with --hypervisor",
-            Self::Short { .. } => "ask for less with --how, or keep less with --hypervisor",
-            Self::Parts(_) => "write for instance --how memmap=1GiB,mem",
-            Self::OneLimit { .. } => "use --how memmap, or leave --per-node out",
+            Self::Parts(_) => Blame::Configuration.help("write for instance --how memmap=1GiB,mem"),
+            Self::OneLimit { .. } => Blame::Configuration.help("use --how memmap, or leave --per-node out"),
             Self::Unsupported { how: "firmware", .. } => {
-                "use --how mem or --how hugetlb, on x86 also memmap or dax"
+                Blame::Host.help("use --how mem or --how hugetlb, on x86 also memmap or dax")
             }
-            Self::Unsupported { .. } => "use --how mem or --how hugetlb",
-        };
-        Some(text.to_owned())
+            Self::Unsupported { .. } => Blame::Host.help("use --how mem or --how hugetlb"),
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use egm_report::show::size;
 use crate::carve::advise::Split;
 
 /// Reserve for page tables, the page cache, and the monitors of guests.
-pub const RESERVE: ByteSize = ByteSize::new(1 << 30);
+pub(crate) const RESERVE: ByteSize = ByteSize::new(1 << 30);
 
 /// Memory that a host needs for itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl Need {
         Self { in_use: in_use() }
     }
 
-    /// Memory in use, if known, plus [`RESERVE`].
+    /// Memory in use, if known, plus `RESERVE`.
     #[must_use]
     pub fn total(self) -> ByteSize {
         ByteSize::new(self.in_use.map_or(0, ByteSize::get).saturating_add(RESERVE.get()))

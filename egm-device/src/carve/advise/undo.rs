@@ -29,7 +29,7 @@ impl Undo {
 
     /// Whether it takes a reboot.
     #[must_use]
-    pub fn needs_reboot(&self) -> bool {
+    pub(crate) fn needs_reboot(&self) -> bool {
         !self.remove.is_empty() || !self.settings.is_empty()
     }
 }

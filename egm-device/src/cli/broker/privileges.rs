@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities};
@@ -36,19 +36,17 @@ pub(super) enum MissingPrivilege {
 }
 
 impl Report for MissingPrivilege {
-    fn blame(&self) -> Blame {
-        Blame::Host
-    }
-
-    fn help(&self) -> Option<String> {
-        Some(match self {
-            Self::Ledger { path, uid, .. } if *uid == 0 => format!("chown root {}", path.display()),
-            Self::Capability { uid: 0, capability: "CAP_LINUX_IMMUTABLE", .. } => UNIT.to_owned(),
-            Self::Device { source, .. } if source.kind() == io::ErrorKind::ReadOnlyFilesystem => {
-                UNIT.to_owned()
+    fn remedy(&self) -> Remedy {
+        match self {
+            Self::Ledger { path, uid, .. } if *uid == 0 => {
+                Blame::Host.help(format!("chown root {}", path.display()))
             }
-            _ => "start it as root: systemctl start egm-broker, or sudo egm-device broker".to_owned(),
-        })
+            Self::Capability { uid: 0, capability: "CAP_LINUX_IMMUTABLE", .. } => Blame::Host.help(UNIT),
+            Self::Device { source, .. } if source.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+                Blame::Host.help(UNIT)
+            }
+            _ => Blame::Host.help("start it as root: systemctl start egm-broker, or sudo egm-device broker"),
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use egm_address::{ByteSize, PciAddress, Printable};
 use egm_report::program::Outcome;
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::Backing;
@@ -75,16 +75,11 @@ enum Error {
 }
 
 impl Report for Error {
-    fn blame(&self) -> Blame {
-        Blame::Host
-    }
-
-    fn help(&self) -> Option<String> {
-        let help = match self {
+    fn remedy(&self) -> Remedy {
+        Blame::Host.help(match self {
             Self::NoRegion(_) => "egm-device regions lists them",
             Self::Run { .. } => "name a command that exists and that you may run",
-        };
-        Some(help.to_owned())
+        })
     }
 }
 

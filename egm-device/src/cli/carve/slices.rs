@@ -7,7 +7,7 @@ use egm_address::{ByteSize, Hpa, InRegion, Offset, Span, SpanSet};
 use egm_report::program::{Outcome, print_json};
 use egm_report::show::print;
 use egm_report::show::{Screen, Side, Table, exact, size};
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 use serde::Serialize;
 
 use crate::carve::plan::{Carver, PlacementError, Request, place};
@@ -180,12 +180,8 @@ struct InUse {
 }
 
 impl Report for InUse {
-    fn blame(&self) -> Blame {
-        Blame::Host
-    }
-
-    fn help(&self) -> Option<String> {
-        Some("a slice returns when its owner ends: end that process".to_owned())
+    fn remedy(&self) -> Remedy {
+        Blame::Host.help("a slice returns when its owner ends: end that process")
     }
 }
 

@@ -28,10 +28,10 @@ fn objects(found: &ScanResult) -> Vec<&KernelObject> {
 #[test]
 fn a_line_names_a_file_and_its_bytes() {
     let line = "7f0000000000-7f0000200000 rw-s 00400000 00:06 1234                       /dev/egm4";
-    assert_eq!(mapping(line), Some(((0, 6, 1234), 0x40_0000..0x60_0000)));
+    assert_eq!(mapping(line), Some((Inode(0, 6, 1234), 0x40_0000..0x60_0000)));
     assert_eq!(
         mapping("00400000-00401000 r--p 00000000 103:1f 7 /a b (deleted)"),
-        Some(((0x103, 0x1f, 7), 0..0x1000))
+        Some((Inode(0x103, 0x1f, 7), 0..0x1000))
     );
     for wrong in
         ["", "7f-8f", "8f-7f rw-s 0 00:06 1", "0-1000 rw-s fffffffffffffff0 00:06 1", "x-y r 0 0:0 0"]
@@ -64,10 +64,10 @@ fn mappings_of_the_files_are_found_in_every_process_and_thread() {
     process("50", b"");
     fs::create_dir_all(proc.path().join("50/task/51")).unwrap();
     fs::write(proc.path().join("50/task/51/maps"), b"0-1000 rw-s 0 00:06 77 /dev/egm5\n").unwrap();
-    let thread = FileName { inode: (0, 6, 77), ..EGM.clone() };
+    let thread = FileName { inode: Inode(0, 6, 77), ..EGM.clone() };
     assert_eq!(
         objects(&scan(proc.path(), &[thread].into())),
-        [&KernelObject::Mapping((0, 6, 77), 0..0x1000)]
+        [&KernelObject::Mapping(Inode(0, 6, 77), 0..0x1000)]
     );
     // A file that cannot be read may name anything.
     fs::create_dir_all(proc.path().join("4/maps")).unwrap();
@@ -93,7 +93,7 @@ fn descriptors_are_found_in_tables_of_threads_too_and_rings_and_devices_by_what_
     let found = scan(proc.path(), &[file].into());
     assert_eq!(objects(&found), [&KernelObject::Descriptor(inode, None)]);
     let null = FileName::at(Path::new("/dev/null")).unwrap();
-    let other_node = FileName { inode: (9, 9, 9), ..null };
+    let other_node = FileName { inode: Inode(9, 9, 9), ..null };
     assert!(matches!(
         *objects(&scan(proc.path(), &[other_node].into())),
         [KernelObject::Descriptor(_, Some((1, 3)))]

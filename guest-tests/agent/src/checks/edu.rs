@@ -18,9 +18,8 @@ use crate::finding::{Claim, Finding};
 use crate::sys::{Mapping, Registers};
 use crate::{pattern, sysfs};
 
-/// Vendor and device of both.
-pub(super) const EDU: (u64, u64) = (0x1234, 0x11e8);
-pub(super) const IVSHMEM: (u64, u64) = (0x1af4, 0x1110);
+pub(super) const EDU: PciIds = PciIds { vendor: 0x1234, device: 0x11e8 };
+pub(super) const IVSHMEM: PciIds = PciIds { vendor: 0x1af4, device: 0x1110 };
 /// The BAR that is ivshmem's memory.
 const MEMORY_BAR: u8 = 2;
 
@@ -36,6 +35,13 @@ const REGISTERS: usize = 0x1000;
 pub(super) const PAGE: usize = 4096;
 /// A transfer takes 100 ms of the device's own clock; under emulation clocks differ.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Vendor and device of a PCI function.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct PciIds {
+    vendor: u64,
+    device: u64,
+}
 
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let Some(function) = find(&context.plan, EDU)? else {
@@ -81,11 +87,11 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
 }
 
 /// The assigned function with these ids.
-pub(super) fn find(plan: &Plan, (vendor, device): (u64, u64)) -> Result<Option<&Function>, Broken> {
+pub(super) fn find(plan: &Plan, ids: PciIds) -> Result<Option<&Function>, Broken> {
     for (function, _) in plan.devices() {
         let folder = sysfs::pci(function.address);
-        if (sysfs::number(folder.join("vendor"))?, sysfs::number(folder.join("device"))?) == (vendor, device)
-        {
+        let vendor = sysfs::number(folder.join("vendor"))?;
+        if ids == (PciIds { vendor, device: sysfs::number(folder.join("device"))? }) {
             return Ok(Some(function));
         }
     }

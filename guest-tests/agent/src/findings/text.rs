@@ -1,6 +1,6 @@
 //! Untrusted text (device names, kernel messages, errors of libraries), made safe for a terminal, XML and HTML.
 
-use egm_report::show::wrap;
+use egm_report::show::{markup, wrap};
 
 /// The text without characters that a terminal or a reader interprets: control characters, and those that change the
 /// direction of writing, become U+FFFD, and a line break becomes a blank.
@@ -37,18 +37,7 @@ pub(crate) fn shortened(text: &str, most: usize) -> String {
 
 /// The text as content or as a quoted attribute of HTML.
 pub(crate) fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in visible(text).chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c => out.push(c),
-        }
-    }
-    out
+    markup(&visible(text))
 }
 
 /// A size in the largest binary unit that leaves no fraction: `64 KiB`.

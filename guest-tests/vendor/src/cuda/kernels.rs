@@ -96,6 +96,30 @@ fn processors(context: &Context) -> u32 {
     number.unwrap_or(1).clamp(1, 4096)
 }
 
+/// Messages from one processor or GPU to another, with data of a pattern.
+#[derive(Clone, Copy)]
+pub struct Messages<'m> {
+    /// Memory of the messages, [`MESSAGE_WORDS`] each: as many as it has room for.
+    pub slots: Part<'m>,
+    /// Seed of the pattern.
+    pub seed: u64,
+}
+
+impl Messages<'_> {
+    fn count(&self) -> u64 {
+        self.slots.bytes() / 8 / MESSAGE_WORDS
+    }
+}
+
+/// Memory in which a kernel reports.
+#[derive(Clone, Copy)]
+pub struct Reports<'r> {
+    /// Differences, as in [`Kernels::check`]; the fourth word counts messages that did not come.
+    pub wrong: Part<'r>,
+    /// As in [`Kernels::add`].
+    pub started: Part<'r>,
+}
+
 /// Our kernels on a GPU.
 pub struct Kernels {
     context: Context,
@@ -219,23 +243,17 @@ impl Kernels {
         )
     }
 
-    /// Writes as many messages as `slots` has room for, each complete before its number.
+    /// Writes all `messages`, each complete before its number.
     ///
     /// # Errors
     /// [`CudaError`].
-    pub fn produce(
-        &self,
-        stream: &Stream,
-        shape: Shape,
-        slots: Part<'_>,
-        seed: u64,
-    ) -> Result<(), CudaError> {
-        let messages = slots.bytes() / 8 / MESSAGE_WORDS;
-        self.launch(stream, Entry::Produce, shape, [slots.within(stream.context())?, messages, seed])
+    pub fn produce(&self, stream: &Stream, shape: Shape, messages: Messages<'_>) -> Result<(), CudaError> {
+        let Messages { slots, seed } = messages;
+        let arguments = [slots.within(stream.context())?, messages.count(), seed];
+        self.launch(stream, Entry::Produce, shape, arguments)
     }
 
-    /// Waits for as many messages as `slots` has room for, `limit` looks each, and compares them. `wrong` is as in
-    /// [`Self::check`], its fourth word counts messages that did not come; `started` as in [`Self::add`].
+    /// Waits for all `messages`, `limit` looks each, and compares them.
     ///
     /// # Errors
     /// [`CudaError`].
@@ -243,17 +261,17 @@ impl Kernels {
         &self,
         stream: &Stream,
         shape: Shape,
-        slots: Part<'_>,
-        (seed, limit): (u64, u64),
-        (wrong, started): (Part<'_>, Part<'_>),
+        messages: Messages<'_>,
+        limit: u64,
+        reports: Reports<'_>,
     ) -> Result<(), CudaError> {
+        let Reports { wrong, started } = reports;
         room(wrong, WRONG_WORDS)?;
         room(started, 1)?;
-        let messages = slots.bytes() / 8 / MESSAGE_WORDS;
         let arguments = [
-            slots.within(stream.context())?,
-            messages,
-            seed,
+            messages.slots.within(stream.context())?,
+            messages.count(),
+            messages.seed,
             limit,
             wrong.within(stream.context())?,
             started.within(stream.context())?,
@@ -307,7 +325,8 @@ impl Kernels {
         &self,
         stream: &Stream,
         chain: Part<'_>,
-        (start, steps): (u64, u64),
+        start: u64,
+        steps: u64,
         end: Part<'_>,
     ) -> Result<(), CudaError> {
         room(end, 1)?;

@@ -25,7 +25,7 @@ pub use context::{Context, Event, Stream};
 pub use device::{Device, Driver, P2p};
 pub use error::{CudaError, code_name};
 pub use functions::FUNCTIONS;
-pub use kernels::{ENTRIES, Kernels, MESSAGE_WORDS, PTX, Shape};
+pub use kernels::{ENTRIES, Kernels, MESSAGE_WORDS, Messages, PTX, Reports, Shape};
 pub use kind::Kind;
 pub use memory::{FABRIC_HANDLE, Memory, Part};
 pub use pattern::{pattern, sum};

@@ -19,5 +19,5 @@ mod memory;
 pub use abi::{Compare, SignalOp, UniqueId};
 pub use error::ShmemError;
 pub use find::{NAME, candidates};
-pub use library::{Library, Pe};
+pub use library::{Library, Pe, Signal};
 pub use memory::{Memory, Peer, Range};

@@ -52,8 +52,8 @@ impl Domain<'_> {
         Registered::new(self, call, region, memory.address(), size, memory)
     }
 
-    /// Registers `size` bytes of a dma-buf from `offset` on, for transfers that go past the processor (Data Direct); requests
-    /// and the other side call its first byte `name`.
+    /// Registers the first `size` bytes of a dma-buf for transfers that go past the processor (Data Direct); requests and
+    /// the other side call its first byte `name`.
     ///
     /// # Errors
     ///
@@ -62,14 +62,14 @@ impl Domain<'_> {
         &self,
         mlx5: &Mlx5,
         buffer: RawFd,
-        (offset, size): (u64, usize),
+        size: usize,
         name: u64,
         access: Access,
     ) -> Result<Registered<'_, DmaBuf>, VerbsError> {
         let access = access.number().cast_signed();
         let domain = self.pointer.as_ptr();
         // SAFETY: the kernel looks the descriptor up, and holds the buffer while the region lives; none of it is our memory.
-        let region = unsafe { (mlx5.register)(domain, offset, size, name, buffer, access, DATA_DIRECT) };
+        let region = unsafe { (mlx5.register)(domain, 0, size, name, buffer, access, DATA_DIRECT) };
         Registered::new(self, "mlx5dv_reg_dmabuf_mr", region, name, size, DmaBuf)
     }
 }

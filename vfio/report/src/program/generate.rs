@@ -10,7 +10,7 @@ use clap_complete::Shell;
 
 use crate::program::{Outcome, bash, help};
 use crate::show::print;
-use crate::{Blame, Report};
+use crate::{Blame, Remedy, Report};
 
 /// Print a completion script for a shell
 #[derive(Debug, clap::Args)]
@@ -39,8 +39,8 @@ struct ManError {
 }
 
 impl Report for ManError {
-    fn blame(&self) -> Blame {
-        Blame::Host
+    fn remedy(&self) -> Remedy {
+        Blame::Host.into()
     }
 }
 

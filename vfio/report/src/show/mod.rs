@@ -13,9 +13,7 @@ pub use screen::{COLUMNS, Screen, Style};
 pub use table::{Side, Table};
 pub use wrap::{hanging, wrap};
 
-use std::fmt::Write;
-
-use egm_address::{ByteSize, Printable};
+use egm_address::ByteSize;
 
 /// A number of bytes for a person: exact with at most three decimals (`2.25 GiB`, `511.625 MiB`), or rounded to two
 /// where that would need a long number (`~256.09 GiB`).
@@ -39,6 +37,12 @@ pub fn size(bytes: u64) -> String {
 /// Text as HTML shows it, printable but for its newlines; names, paths and descriptions come from files of any origin.
 #[must_use]
 pub fn escape(text: &str) -> String {
+    markup(&printable_lines(text))
+}
+
+/// `text` as content or as a quoted attribute of HTML and XML, with every other character as it is.
+#[must_use]
+pub fn markup(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -47,10 +51,7 @@ pub fn escape(text: &str) -> String {
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
-            '\n' => out.push(c),
-            c => {
-                let _ = write!(out, "{}", Printable(c.encode_utf8(&mut [0; 4]))); // a String takes everything
-            }
+            c => out.push(c),
         }
     }
     out

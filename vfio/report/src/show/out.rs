@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use egm_address::Printable;
 
-use crate::{Blame, Report};
+use crate::{Blame, Remedy, Report};
 
 /// The first failure. Commands print in many places, and their remaining work is the same without it.
 static FAILURE: Mutex<Option<io::Error>> = Mutex::new(None);
@@ -16,12 +16,8 @@ static FAILURE: Mutex<Option<io::Error>> = Mutex::new(None);
 pub struct Unwritten(#[from] io::Error);
 
 impl Report for Unwritten {
-    fn blame(&self) -> Blame {
-        Blame::Host
-    }
-
-    fn help(&self) -> Option<String> {
-        Some("what it went to is incomplete: make room there and run the command again".to_owned())
+    fn remedy(&self) -> Remedy {
+        Blame::Host.help("what it went to is incomplete: make room there and run the command again")
     }
 }
 

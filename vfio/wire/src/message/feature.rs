@@ -73,7 +73,7 @@ impl<'a> Migration<'a> {
     ///
     /// # Errors
     /// [`Wrong`] if there is less data than its size.
-    pub fn decode_write(body: &'a [u8]) -> Result<Self, Wrong> {
+    pub(crate) fn decode_write(body: &'a [u8]) -> Result<Self, Wrong> {
         let mut reader = Reader::new("migration data", body);
         let (room, size) = (reader.u32()?, reader.u32()?);
         Ok(Self { room, size, data: reader.bytes(size.into())? })

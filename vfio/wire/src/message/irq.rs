@@ -4,7 +4,7 @@ use super::Wrong;
 use crate::bytes::{Reader, put_u32};
 
 /// Most vectors of one kind: MSI-X has 2048 (PCIe base specification 7.7.2.2, "Table Size").
-pub const MOST_VECTORS: u32 = 2048;
+pub(crate) const MOST_VECTORS: u32 = 2048;
 
 const EVENTFD: u32 = 1 << 0;
 const MASKABLE: u32 = 1 << 1;
@@ -35,7 +35,7 @@ impl IrqInfo {
     /// Decodes a reply.
     ///
     /// # Errors
-    /// [`Wrong`] when it is too short or has more than [`MOST_VECTORS`].
+    /// [`Wrong`] when it is too short or has more than `MOST_VECTORS`.
     pub fn decode(body: &[u8]) -> Result<Self, Wrong> {
         let mut reader = Reader::new("interrupt info", body);
         let [_argsz, flags, index, count] = [reader.u32()?, reader.u32()?, reader.u32()?, reader.u32()?];
@@ -105,7 +105,7 @@ impl<'a> SetIrqs<'a> {
     ///
     /// # Errors
     /// [`Wrong`] when it or its `argsz` is too short, it has a byte too many, has more than one kind of data or action
-    /// or none, reaches beyond [`MOST_VECTORS`], or is empty without switching a whole kind off.
+    /// or none, reaches beyond `MOST_VECTORS`, or is empty without switching a whole kind off.
     pub fn decode(body: &'a [u8]) -> Result<Self, Wrong> {
         let mut reader = Reader::new("set of interrupts", body);
         let (argsz, flags) = (reader.u32()?, reader.u32()?);

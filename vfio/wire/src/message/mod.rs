@@ -16,11 +16,12 @@ pub use access::{Access, Call, DmaAccess, Write, Writes};
 pub use device::DeviceInfo;
 pub use dma::{ByFile, DmaMap, DmaUnmap};
 pub use feature::{Feature, Migration};
-pub use irq::{IrqAction, IrqData, IrqInfo, MOST_VECTORS, SetIrqs};
+pub use irq::{IrqAction, IrqData, IrqInfo, SetIrqs};
 pub use region::{Area, MOST_AREAS, Query, RegionInfo, RegionReply};
 pub(crate) use version::SAID_FDS;
 pub use version::{Capabilities, Limits, MigrationPages, TwinSocket, Version};
-pub use wrong::{MOST_VERSION_DATA, Wrong};
+pub(crate) use wrong::MOST_VERSION_DATA;
+pub use wrong::Wrong;
 
 macro_rules! commands {
     ($($(#[$doc:meta])* $name:ident = $number:literal,)*) => {

@@ -44,7 +44,7 @@ impl Query {
     ///
     /// # Errors
     /// [`Wrong`] when it is too short.
-    pub fn decode_region(body: &[u8]) -> Result<Self, Wrong> {
+    pub(crate) fn decode_region(body: &[u8]) -> Result<Self, Wrong> {
         Reader::new("query for a region", body).bytes(RegionInfo::SIZE.into())?;
         Self::decode(body)
     }
@@ -53,7 +53,7 @@ impl Query {
     ///
     /// # Errors
     /// [`Wrong`] when it is too short, has flags, or a count.
-    pub fn decode_io_fds(body: &[u8]) -> Result<Self, Wrong> {
+    pub(crate) fn decode_io_fds(body: &[u8]) -> Result<Self, Wrong> {
         let mut reader = Reader::new("query for eventfds", body);
         let [room, flags, index, count] = [reader.u32()?, reader.u32()?, reader.u32()?, reader.u32()?];
         let rule = "a query has neither flags nor a count";

@@ -2,7 +2,7 @@
 
 /// Most bytes of the text with the capabilities, its NUL included. Its depth is bounded by that too: `serde_json` skips
 /// what has no name here without recursion.
-pub const MOST_VERSION_DATA: u32 = 4096;
+pub(crate) const MOST_VERSION_DATA: u32 = 4096;
 
 /// Error in the body of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -63,7 +63,7 @@ impl Server {
 
     /// Whether the client may be asked for something now: it is asked for one thing at a time.
     #[must_use]
-    pub fn may_ask(&self) -> bool {
+    pub(crate) fn may_ask(&self) -> bool {
         self.asked.is_none() && self.limits().is_some()
     }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::names;
 use super::row::Row;
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 
 /// Arguments that are neither functions nor one file.
 #[derive(Debug, thiserror::Error)]
@@ -19,14 +19,10 @@ pub(super) enum NotOne {
 }
 
 impl Report for NotOne {
-    fn blame(&self) -> Blame {
-        Blame::Configuration
-    }
-
-    fn help(&self) -> Option<String> {
-        Some(match self {
-            Self::Function(_) => "write host functions, or one configuration file that exists".to_owned(),
-            Self::Documents { .. } => "name the document's file; \"-\" is standard input".to_owned(),
+    fn remedy(&self) -> Remedy {
+        Blame::Configuration.help(match self {
+            Self::Function(_) => "write host functions, or one configuration file that exists",
+            Self::Documents { .. } => "name the document's file; \"-\" is standard input",
         })
     }
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use egm_address::{CpuSet, PciAddress};
 use egm_config::{Access, DeviceKind, EgmForm, PageSize, Spec, VfioBackend};
-use egm_report::{Blame, Report};
+use egm_report::{Blame, Remedy, Report};
 
 use crate::export::load::{LoadError, plain};
 use egm_device::carve::plan::PlacementError;
@@ -139,26 +139,18 @@ pub(crate) enum GuestError {
 }
 
 impl Report for GuestError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Nodes { .. } | Self::Sockets(_) => Blame::Configuration,
-            Self::NoRegion { .. } | Self::NoPlace { .. } | Self::Device { .. } => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        Some(match self {
-            Self::NoRegion { .. } => {
+            Self::NoRegion { .. } => Blame::Host.help(
                 "\"egm-device regions\" lists them; for another host, record it there with\n\
                  \"egm-device regions --json > host.json\" and name the file with --recorded; only egm-vmm and the\n\
-                 broker make files of fsdax slices, so another monitor takes them from \"egm-device serve\""
-                    .to_owned()
-            }
-            Self::NoPlace { .. } => "ask for less, or for a list of regions".to_owned(),
-            Self::Nodes { .. } => "pass fewer GPUs".to_owned(),
-            Self::Sockets(error) => return error.help(),
-            Self::Device { .. } => "rename the device".to_owned(),
-        })
+                 broker make files of fsdax slices, so another monitor takes them from \"egm-device serve\"",
+            ),
+            Self::NoPlace { .. } => Blame::Host.help("ask for less, or for a list of regions"),
+            Self::Nodes { .. } => Blame::Configuration.help("pass fewer GPUs"),
+            Self::Sockets(error) => error.remedy(),
+            Self::Device { .. } => Blame::Host.help("rename the device"),
+        }
     }
 }
 

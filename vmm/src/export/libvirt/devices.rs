@@ -5,7 +5,7 @@ use std::path::Path;
 
 use egm_config::{Architecture, Console, DeviceKind, VfioBackend};
 
-use super::{Libvirt, Xml, empty, text};
+use super::{Libvirt, Override, Xml, empty, text};
 use crate::export::guest::{Memory, Placed, Source};
 use crate::export::words;
 
@@ -163,7 +163,8 @@ impl Libvirt<'_> {
             empty(xml, "address", &at)
         })?;
         if let Some(clique) = words::clique(clique) {
-            self.overrides.push((alias.to_owned(), "x-nv-gpudirect-clique", clique.into()));
+            let (alias, property) = (alias.to_owned(), "x-nv-gpudirect-clique");
+            self.overrides.push(Override { alias, property, value: clique.into() });
         }
         if backend == VfioBackend::Iommufd && !self.options.nvidia {
             self.notes.push(format!(
@@ -251,7 +252,8 @@ impl Libvirt<'_> {
             Ok(())
         })?;
         if !is_cell {
-            self.overrides.push((format!("pci.{index}"), "numa_node", node));
+            let alias = format!("pci.{index}");
+            self.overrides.push(Override { alias, property: "numa_node", value: node });
         }
         let root = [("type", "pci"), ("index", port_text.as_str()), ("model", "pcie-root-port")];
         xml.create_element("controller").with_attributes(root).write_inner_content(|xml| {

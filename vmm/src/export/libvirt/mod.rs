@@ -44,9 +44,16 @@ struct Libvirt<'a> {
     options: &'a Options,
     /// Arguments of QEMU for which libvirt has no element.
     arguments: Vec<String>,
-    /// Properties of devices that libvirt has no word for: alias, name, unsigned value.
-    overrides: Vec<(String, &'static str, u32)>,
+    overrides: Vec<Override>,
     notes: Vec<String>,
+}
+
+/// A property of a device that libvirt has no word for.
+struct Override {
+    /// Alias of the device.
+    alias: String,
+    property: &'static str,
+    value: u32,
 }
 
 /// An element with text in it.
@@ -92,9 +99,8 @@ impl Libvirt<'_> {
         }
         if !self.overrides.is_empty() {
             let overrides = std::mem::take(&mut self.overrides);
-            xml.create_element("qemu:override").write_inner_content(|xml| {
-                overrides.iter().try_for_each(|property| overridden(xml, property))
-            })?;
+            xml.create_element("qemu:override")
+                .write_inner_content(|xml| overrides.iter().try_for_each(|device| overridden(xml, device)))?;
         }
         Ok(())
     }
@@ -294,11 +300,11 @@ impl Libvirt<'_> {
     }
 }
 
-fn overridden(xml: &mut Xml, (alias, name, value): &(String, &str, u32)) -> io::Result<()> {
+fn overridden(xml: &mut Xml, Override { alias, property, value }: &Override) -> io::Result<()> {
     let device = xml.create_element("qemu:device").with_attribute(("alias", alias.as_str()));
     device.write_inner_content(|xml| {
         let value = value.to_string();
-        let property = [("name", *name), ("type", "unsigned"), ("value", &value)];
+        let property = [("name", *property), ("type", "unsigned"), ("value", &value)];
         let frontend = xml.create_element("qemu:frontend");
         frontend.write_inner_content(|xml| empty(xml, "qemu:property", &property))?;
         Ok(())

@@ -73,7 +73,7 @@ pub(super) fn place(plan: &Plan, room: &mut Room) -> Result<Roots, FirmwareError
     let own = match plan.arch {
         Architecture::X86_64 => Vec::new(),
         Architecture::Aarch64 => {
-            vec![Some(gtdt::gtdt()), spcr::spcr(plan)?, Some(iort::iort(plan)), Some(pptt::pptt(plan))]
+            vec![Some(gtdt::gtdt()), spcr::spcr(plan)?, Some(iort::iort()), Some(pptt::pptt(plan))]
         }
     };
     let errors = plan.line(ERRORS).map(|_| hest::place(room));

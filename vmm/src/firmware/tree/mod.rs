@@ -13,7 +13,7 @@ use super::{Efi, FirmwareError, Image};
 use crate::plan::Plan;
 
 /// Bytes from one entry of [`Efi::memory_map`] to the next (UEFI 2.10, 7.2.3: 40 and room to grow).
-pub const DESCRIPTOR_SIZE: u32 = 48;
+pub(crate) const DESCRIPTOR_SIZE: u32 = 48;
 /// `EFI_MEMORY_DESCRIPTOR_VERSION`.
 const DESCRIPTOR_VERSION: u32 = 1;
 /// `enum efi_secureboot_mode`, include/linux/efi.h.

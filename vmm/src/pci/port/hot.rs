@@ -101,7 +101,7 @@ impl Port {
     ///
     /// # Errors
     /// When descriptors run out.
-    pub fn hot(
+    pub(crate) fn hot(
         port: &PortConfig,
         function: Option<Arc<dyn Plugged>>,
         router: Arc<dyn MsiRouter>,
@@ -113,27 +113,22 @@ impl Port {
         Ok(made)
     }
 
-    /// Whether functions come and go behind it.
-    pub fn is_hot(&self) -> bool {
-        self.hot.is_some()
-    }
-
     /// Sets the callback for a new [`Port::duty`], called from any thread. Only the first callback is kept.
-    pub fn on_duty(&self, controller: impl Fn() + Send + Sync + 'static) {
+    pub(crate) fn on_duty(&self, controller: impl Fn() + Send + Sync + 'static) {
         if let Some(hot) = &self.hot {
             let _ = hot.controller.set(Box::new(controller));
         }
     }
 
     /// The function in the slot, and whether it answers.
-    pub fn seated(&self) -> Option<(Arc<dyn Plugged>, bool)> {
+    pub(crate) fn seated(&self) -> Option<(Arc<dyn Plugged>, bool)> {
         let function = self.hot.as_ref()?.seated()?;
         let up = lock(&self.registers).slot.as_ref().is_some_and(Slot::is_up);
         Some((function, up))
     }
 
     /// The pending duty for the function in the slot.
-    pub fn duty(&self) -> Option<Duty> {
+    pub(crate) fn duty(&self) -> Option<Duty> {
         lock(&self.registers).slot.as_ref().and_then(Slot::duty)
     }
 

@@ -12,7 +12,7 @@ use egm_address::{Gpa, Guest, Span};
 use egm_vfio::topology::Acs;
 use hot::Hot;
 pub use hot::Plugged;
-pub use slot::Duty;
+pub(crate) use slot::Duty;
 use slot::Slot;
 
 use super::{COMMAND, COMMAND_MEMORY, ConfigSpace, Identity, PciFunction};
@@ -156,13 +156,13 @@ impl Port {
     }
 
     /// The bus behind it, as programmed.
-    pub fn secondary_bus(&self) -> u8 {
+    pub(crate) fn secondary_bus(&self) -> u8 {
         let [bus, _] = lock(&self.registers).config.u16(SECONDARY_BUS).to_le_bytes();
         bus
     }
 
     /// Whether configuration accesses to `bus` are passed on.
-    pub fn forwards_bus(&self, bus: u8) -> bool {
+    pub(crate) fn forwards_bus(&self, bus: u8) -> bool {
         let config = &lock(&self.registers).config;
         let [secondary, _] = config.u16(SECONDARY_BUS).to_le_bytes();
         let [subordinate, _] = config.u16(SUBORDINATE_BUS).to_le_bytes();

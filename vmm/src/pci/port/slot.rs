@@ -60,7 +60,7 @@ pub(super) struct Effects {
 
 /// A task for the controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Duty {
+pub(crate) enum Duty {
     /// Reset the function, and report that with this number.
     Reset(u32),
     /// Remove the function: the guest has released it.

@@ -20,7 +20,7 @@ pub struct IntxLines {
 
 /// A pin of a place on the bus of a host bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct RootPin {
+pub(crate) struct RootPin {
     /// Bus number.
     pub bus: u8,
     /// Device number on it.
@@ -31,7 +31,7 @@ pub struct RootPin {
 
 impl RootPin {
     /// Where INTA of `function` ends: below bus 0, or that of an expander, to which no bridge leads.
-    pub fn of(all: &[FunctionPlan], function: PciAddress) -> Self {
+    pub(crate) fn of(all: &[FunctionPlan], function: PciAddress) -> Self {
         let (mut at, mut pin) = (function, 0u8);
         let above = |bus: u8| {
             let leads = |bridge: &&FunctionPlan| {

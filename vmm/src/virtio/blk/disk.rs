@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use egm_report::show;
 
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Remedy, Report};
 
 /// Bytes of a sector, the unit of the protocol whatever the disk's own (virtio 1.3 §5.2.5.2).
-pub const SECTOR: u64 = 512;
+pub(crate) const SECTOR: u64 = 512;
 /// File systems with reads that usually wait for no other machine and no other process, unlike those of NFS and FUSE.
 const LOCAL_FILE_SYSTEMS: [&str; 5] = ["btrfs", "ext4", "overlay", "tmpfs", "xfs"];
 
@@ -39,21 +39,15 @@ pub enum DiskError {
 }
 
 impl Report for DiskError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Kind | Self::TooSmall { .. } | Self::Format { .. } => Blame::Configuration,
-            Self::Size(_) => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::TooSmall { .. } => Some("make it larger, for instance: truncate -s 1G FILE".into()),
-            Self::Kind => Some("set \"path\" to a raw disk image or a block device".into()),
-            Self::Format { .. } => {
-                Some("convert it, and set \"path\" to the result: qemu-img convert -O raw FILE DISK".into())
+            Self::TooSmall { .. } => {
+                Blame::Configuration.help("make it larger, for instance: truncate -s 1G FILE")
             }
-            Self::Size(_) => None,
+            Self::Kind => Blame::Configuration.help("set \"path\" to a raw disk image or a block device"),
+            Self::Format { .. } => Blame::Configuration
+                .help("convert it, and set \"path\" to the result: qemu-img convert -O raw FILE DISK"),
+            Self::Size(_) => Blame::Host.into(),
         }
     }
 }
@@ -91,7 +85,7 @@ impl Disk {
     }
 
     /// Whether a file of this type has sectors.
-    pub fn can_be(kind: FileType) -> bool {
+    pub(crate) fn can_be(kind: FileType) -> bool {
         kind.is_file() || kind.is_block_device()
     }
 

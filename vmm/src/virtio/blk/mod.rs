@@ -20,7 +20,8 @@ use rustix::io::Errno;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-pub use self::disk::{Disk, DiskError, SECTOR};
+pub(crate) use self::disk::SECTOR;
+pub use self::disk::{Disk, DiskError};
 use self::io::{Done, Engine, Job, Transfer};
 use self::request::{Action, Data, Request, Status, parse};
 use super::ring::{Ring, slices};

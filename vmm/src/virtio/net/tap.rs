@@ -16,8 +16,7 @@ use vmm_sys_util::ioctl::ioctl_with_mut_ref;
 use vmm_sys_util::ioctl::ioctl_with_ref;
 use vmm_sys_util::ioctl::ioctl_with_val;
 
-use crate::error::Blame;
-use crate::error::Report;
+use crate::error::{Blame, Remedy, Report};
 
 /// Bytes of the header before each packet: `virtio_net_hdr` with `num_buffers` (virtio 1.3 §5.1.6).
 pub const HEADER: u32 = 12;
@@ -91,39 +90,36 @@ pub enum TapError {
 }
 
 impl Report for TapError {
-    fn blame(&self) -> Blame {
-        match self {
-            Self::Name { .. } => Blame::Configuration,
-            _ => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
+    fn remedy(&self) -> Remedy {
         let user = rustix::process::getuid().as_raw();
         match self {
-            Self::Name { .. } => Some("set \"tap\" to the name of a tap interface".to_owned()),
+            Self::Name { .. } => Blame::Configuration.help("set \"tap\" to the name of a tap interface"),
             Self::Missing { name, queue_pairs } => {
                 let multi = if *queue_pairs > 1 { " multi_queue" } else { "" };
-                Some(format!(
+                Blame::Host.help(format!(
                     "ip tuntap add {name} mode tap user {user}{multi} && ip link set {name} up (as root)"
                 ))
             }
-            Self::NotTap { .. } => Some("set \"tap\" to an interface that `ip tuntap show` lists".to_owned()),
-            Self::SingleQueue { name, .. } => Some(format!(
+            Self::NotTap { .. } => {
+                Blame::Host.help("set \"tap\" to an interface that `ip tuntap show` lists")
+            }
+            Self::SingleQueue { name, .. } => Blame::Host.help(format!(
                 "set \"queue_pairs\": 1, or make it again: ip tuntap del {name} mode tap; \
                  ip tuntap add {name} mode tap user {user} multi_queue (as root)"
             )),
             Self::Busy { .. } => {
-                Some("give each VM a tap of its own, or end the VM that holds this one".to_owned())
+                Blame::Host.help("give each VM a tap of its own, or end the VM that holds this one")
             }
-            Self::Owner { name } => Some(format!(
+            Self::Owner { name } => Blame::Host.help(format!(
                 "ip tuntap del {name} mode tap && ip tuntap add {name} mode tap user {user} (as root)"
             )),
             Self::Device { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                Some("modprobe tun (as root)".to_owned())
+                Blame::Host.help("modprobe tun (as root)")
             }
-            Self::Device { .. } => Some(format!("chmod 0666 {TUN} (as root); taps have owners of their own")),
-            Self::Request { .. } => None,
+            Self::Device { .. } => {
+                Blame::Host.help(format!("chmod 0666 {TUN} (as root); taps have owners of their own"))
+            }
+            Self::Request { .. } => Blame::Host.into(),
         }
     }
 }
@@ -250,7 +246,7 @@ fn queue(name: &str, multi: bool) -> Result<File, TapError> {
 ///
 /// # Errors
 /// The error of the ioctl TUNSETOFFLOAD.
-pub fn set_offload(tap: &File, flags: u32) -> io::Result<()> {
+pub(crate) fn set_offload(tap: &File, flags: u32) -> io::Result<()> {
     // SAFETY: the argument is an integer.
     let result = unsafe { ioctl_with_val(tap, libc::TUNSETOFFLOAD, libc::c_ulong::from(flags)) };
     check(result)
@@ -261,7 +257,7 @@ pub fn set_offload(tap: &File, flags: u32) -> io::Result<()> {
 ///
 /// # Errors
 /// The error of the ioctl TUNSETQUEUE.
-pub fn set_attached(tap: &File, attached: bool) -> io::Result<()> {
+pub(crate) fn set_attached(tap: &File, attached: bool) -> io::Result<()> {
     let flag = if attached { libc::IFF_ATTACH_QUEUE } else { libc::IFF_DETACH_QUEUE };
     let request = interface_request("", flag);
     // SAFETY: the kernel copies the struct, which lives through the call.

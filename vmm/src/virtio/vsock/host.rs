@@ -9,8 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::path::PathBuf;
 
-use crate::error::Blame;
-use crate::error::Report;
+use crate::error::{Blame, Remedy, Report};
 use crate::listener::Listener;
 use crate::listener::connect;
 
@@ -47,25 +46,18 @@ pub enum SocketError {
 }
 
 impl Report for SocketError {
-    fn blame(&self) -> Blame {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::TooLong { .. } => Blame::Configuration,
-            Self::InUse { .. } | Self::Bind { .. } => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        Some(match self {
-            Self::TooLong { .. } => "set \"socket\" to a shorter path".to_owned(),
+            Self::TooLong { .. } => Blame::Configuration.help("set \"socket\" to a shorter path"),
             Self::InUse { .. } => {
-                "give each VM a \"socket\" of its own, or end the VM that has this one".to_owned()
+                Blame::Host.help("give each VM a \"socket\" of its own, or end the VM that has this one")
             }
             Self::Bind { path, .. } => {
                 let folder =
                     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-                format!("the folder {} must exist and be writable", folder.display())
+                Blame::Host.help(format!("the folder {} must exist and be writable", folder.display()))
             }
-        })
+        }
     }
 }
 

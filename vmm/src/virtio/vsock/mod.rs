@@ -48,6 +48,7 @@ use super::ring::Ring;
 use super::vhost::VhostError;
 use super::vhost::Vring;
 use super::vhost::Worker;
+use crate::error::{Blame, Remedy, Report};
 
 /// Device type number (virtio 1.3 §5).
 const DEVICE_TYPE: u16 = 19;
@@ -89,18 +90,11 @@ pub enum VsockError {
     Descriptor(#[from] io::Error),
 }
 
-impl crate::error::Report for VsockError {
-    fn blame(&self) -> crate::error::Blame {
+impl Report for VsockError {
+    fn remedy(&self) -> Remedy {
         match self {
-            Self::Vhost(error) => error.blame(),
-            Self::Descriptor(_) => crate::error::Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Vhost(error) => error.help(),
-            Self::Descriptor(_) => Some("raise the limit of open files: ulimit -n".to_owned()),
+            Self::Vhost(error) => error.remedy(),
+            Self::Descriptor(_) => Blame::Host.help("raise the limit of open files: ulimit -n"),
         }
     }
 }

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
+use crate::rust::is_mark;
+
 /// A name that a `use` declaration brings into its file.
 pub(super) struct Import {
     pub(super) path: Vec<String>,
@@ -132,8 +134,4 @@ impl Source {
             self.imports.push(Import { path, name, is_public });
         }
     }
-}
-
-fn is_mark(token: &TokenTree, mark: char) -> bool {
-    matches!(token, TokenTree::Punct(punct) if punct.as_char() == mark)
 }

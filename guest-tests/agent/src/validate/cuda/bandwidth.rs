@@ -161,7 +161,7 @@ impl<'g> Buffers<'g> {
         let times = repeats(size, if kind == Kind::Device { ROUND_OF_GPUS } else { ROUND });
         let count = if way.both() { ROUNDS_BOTH } else { ROUNDS };
         let series = format!("{kind}: {}", way.name());
-        let seconds = rounds(&self.turns, (&series, size), count, || {
+        let seconds = rounds(&self.turns, &series, size, count, || {
             clock.round(&self.gpu.stream, side, times, || self.once(way, size))
         })?;
         let moved = size * times * if way.both() { 2 } else { 1 };

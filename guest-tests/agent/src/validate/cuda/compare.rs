@@ -1,5 +1,7 @@
 //! Comparisons by a GPU, each with a control: it shows that the GPU would have reported a difference.
 
+use std::ops::Range;
+
 use egm_vendor::cuda::{Context, Kernels, Memory, Shape, Stream, Wrong};
 
 use crate::error::Broken;
@@ -18,31 +20,27 @@ pub(crate) struct Comparer<'g> {
 }
 
 impl Comparer<'_> {
-    /// Compares `bytes` bytes from `offset` with the pattern of `seed`, the first of which is the pattern's first.
+    /// Compares these `bytes` with the pattern of `seed`, the first of which is the pattern's first.
     pub(crate) fn compare(
         self,
         memory: &Memory,
-        (offset, bytes): (u64, u64),
+        bytes: Range<u64>,
         seed: u64,
     ) -> Result<Option<Wrong>, Broken> {
-        let found = self.differences(memory, (offset, bytes), seed)?;
+        let found = self.differences(memory, &bytes, seed)?;
         if found.is_none() {
-            self.would_tell(memory, (offset, bytes), seed)?;
+            self.would_tell(memory, bytes, seed)?;
         }
         Ok(found)
     }
 
     /// Differences that the GPU reports: none if there is none, and none if it cannot report.
-    fn differences(
-        self,
-        memory: &Memory,
-        (offset, bytes): (u64, u64),
-        seed: u64,
-    ) -> Result<Option<Wrong>, Broken> {
+    fn differences(self, memory: &Memory, bytes: &Range<u64>, seed: u64) -> Result<Option<Wrong>, Broken> {
         let (part, words) = (self.told.part(0, 64)?, self.told.words()?);
         (0..8).for_each(|word| words.write(word, 0));
         let shape = Shape::whole(self.context);
-        self.kernels.check(self.stream, shape, memory.part(offset, bytes)?, seed, part)?;
+        let compared = memory.part(bytes.start, bytes.end - bytes.start)?;
+        self.kernels.check(self.stream, shape, compared, seed, part)?;
         self.stream.synchronize()?;
         let [count, index, value] = [0, 1, 2].map(|word| words.read(word));
         Ok((count > 0).then_some(Wrong { count, index, value }))
@@ -50,16 +48,12 @@ impl Comparer<'_> {
 
     /// Shows that the GPU, which found no difference, would report one: the last word, with the pattern of `seed`, is
     /// compared with another one; exactly that difference must be reported, with what the word holds.
-    pub(crate) fn would_tell(
-        self,
-        memory: &Memory,
-        (offset, bytes): (u64, u64),
-        seed: u64,
-    ) -> Result<(), Broken> {
-        let Some(last) = (bytes / 8).checked_sub(1) else { return Ok(()) };
+    pub(crate) fn would_tell(self, memory: &Memory, bytes: Range<u64>, seed: u64) -> Result<(), Broken> {
+        let Some(last) = ((bytes.end - bytes.start) / 8).checked_sub(1) else { return Ok(()) };
         let right = egm_vendor::cuda::pattern(seed, last);
         let other = seed.wrapping_add(last) ^ CONTROL;
-        let told = self.differences(memory, (offset + last * 8, 8), other)?;
+        let word = bytes.start + last * 8;
+        let told = self.differences(memory, &(word..word + 8), other)?;
         if told == Some(Wrong { count: 1, index: 0, value: right }) {
             return Ok(());
         }

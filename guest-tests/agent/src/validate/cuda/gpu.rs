@@ -1,6 +1,7 @@
 //! A GPU to validate with, and the kinds of memory that it shares with processors.
 
 use std::cell::OnceCell;
+use std::ops::Range;
 
 use egm_vendor::cuda::{Attribute, Context, Device, Kernels, Kind, Memory, Shape, Stream, Words, Wrong};
 
@@ -155,22 +156,22 @@ impl Gpu {
 
     /// Has the GPU compare with the pattern of `seed`.
     pub(crate) fn compare(&self, memory: &Memory, bytes: u64, seed: u64) -> Result<Option<Wrong>, Broken> {
-        self.compare_at(memory, (0, bytes), seed)
+        self.compare_at(memory, 0..bytes, seed)
     }
 
-    /// The same for `bytes` bytes from `offset`, the first of which is the pattern's first.
+    /// The same for these `bytes`, the first of which is the pattern's first.
     pub(crate) fn compare_at(
         &self,
         memory: &Memory,
-        (offset, bytes): (u64, u64),
+        bytes: Range<u64>,
         seed: u64,
     ) -> Result<Option<Wrong>, Broken> {
-        self.comparer().compare(memory, (offset, bytes), seed)
+        self.comparer().compare(memory, bytes, seed)
     }
 
     /// Shows, after the GPU found no difference, that it would have reported one.
-    pub(crate) fn would_tell(&self, memory: &Memory, part: (u64, u64), seed: u64) -> Result<(), Broken> {
-        self.comparer().would_tell(memory, part, seed)
+    pub(crate) fn would_tell(&self, memory: &Memory, bytes: Range<u64>, seed: u64) -> Result<(), Broken> {
+        self.comparer().would_tell(memory, bytes, seed)
     }
 
     fn comparer(&self) -> Comparer<'_> {

@@ -30,7 +30,9 @@ pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken
         let sizes = chains(managed::bounded(gpu, kind, setting.most)?);
         let memory = gpu.memory(kind, sizes.iter().copied().max().unwrap_or(DISTANCE))?;
         let turns = Turns::of_gpu(setting, gpu)?;
-        by_size([gpu, gpu], &memory, &sizes, (&kind.to_string(), setting.seed), &turns, claim)
+        let what = kind.to_string();
+        let chase = Chase { gpu, home: gpu, memory: &memory, what: &what, turns: &turns };
+        chase.by_size(&sizes, setting.seed, claim)
     })
 }
 
@@ -39,27 +41,34 @@ pub(crate) fn chains(most: u64) -> Vec<u64> {
     sizes(most.min(MOST))
 }
 
-/// A figure of each size: a chain in `memory`, which is `home`'s, that `gpu` follows.
-pub(crate) fn by_size(
-    [gpu, home]: [&Gpu; 2],
-    memory: &Memory,
-    sizes: &[u64],
-    (what, seed): (&str, u64),
-    turns: &Turns,
-    claim: &mut Claim,
-) -> Result<Vec<Figure>, Broken> {
-    let mut figures = Vec::new();
-    for bytes in sizes {
-        let chain = Chain::new(*bytes, seed);
-        chain.put(home, memory)?;
-        home.empty_cache(&home.cache_filler()?)?;
-        figures.push(chain.follow(gpu, memory, what, turns, claim)?);
+/// Chains in memory of one GPU that a GPU follows.
+pub(crate) struct Chase<'c> {
+    /// The GPU that follows them.
+    pub(crate) gpu: &'c Gpu,
+    /// The GPU of the memory.
+    pub(crate) home: &'c Gpu,
+    pub(crate) memory: &'c Memory,
+    /// Name of the memory, for series of figures.
+    pub(crate) what: &'c str,
+    pub(crate) turns: &'c Turns,
+}
+
+impl Chase<'_> {
+    /// A figure of each size.
+    pub(crate) fn by_size(&self, sizes: &[u64], seed: u64, claim: &mut Claim) -> Result<Vec<Figure>, Broken> {
+        let mut figures = Vec::new();
+        for bytes in sizes {
+            let chain = Chain::new(*bytes, seed);
+            chain.put(self.home, self.memory)?;
+            self.home.empty_cache(&self.home.cache_filler()?)?;
+            figures.push(chain.follow(self, claim)?);
+        }
+        if let Some(last) = figures.last() {
+            let bytes = last.bytes.unwrap_or(0);
+            claim.seen(format!("{}: {:.0} ns in {bytes:#x} bytes", self.what, last.value));
+        }
+        Ok(figures)
     }
-    if let Some(last) = figures.last() {
-        let bytes = last.bytes.unwrap_or(0);
-        claim.seen(format!("{what}: {:.0} ns in {bytes:#x} bytes", last.value));
-    }
-    Ok(figures)
 }
 
 /// One circle through all links, in an order that looks random.
@@ -108,14 +117,8 @@ impl Chain {
 
     /// Has the GPU follow it, and compares where that ends. Nothing of it is in a cache of the GPU when that begins;
     /// the code that puts it into another GPU's memory empties that GPU's cache.
-    fn follow(
-        &self,
-        gpu: &Gpu,
-        memory: &Memory,
-        what: &str,
-        turns: &Turns,
-        claim: &mut Claim,
-    ) -> Result<Figure, Broken> {
+    fn follow(&self, chase: &Chase<'_>, claim: &mut Claim) -> Result<Figure, Broken> {
+        let Chase { gpu, memory, what, turns, .. } = *chase;
         // Addresses are translated, links awake, and pages that move are here: those of the chain alone, because others take the
         // places of translations. What this takes is kept until the end: memory that goes takes all translations with it.
         let (sums, filler) = (gpu.sums()?, gpu.cache_filler()?);
@@ -124,10 +127,11 @@ impl Chain {
         let (end, found) = gpu.result(0)?;
         let (clock, chain) = (Clock::new(&gpu.context, None)?, memory.part(0, self.bytes())?);
         let (mut at, series) = (0, format!("{what}: latency"));
-        let seconds = rounds(turns, (&series, self.bytes()), ROUNDS, || {
-            let start = (u64::from(at) * STRIDE, STEPS);
-            let seconds = clock
-                .seconds(&gpu.stream, None, || Ok(gpu.kernels.chase(&gpu.stream, chain, start, end)?))?;
+        let seconds = rounds(turns, &series, self.bytes(), ROUNDS, || {
+            let start = u64::from(at) * STRIDE;
+            let seconds = clock.seconds(&gpu.stream, None, || {
+                Ok(gpu.kernels.chase(&gpu.stream, chain, start, STEPS, end)?)
+            })?;
             at = self.after(at);
             let (is, right) = (found.read(0), u64::from(at) * STRIDE);
             claim.holds(is == right, || {

@@ -78,12 +78,12 @@ impl Pages<'_> {
         let (times, shape) = (repeats(size, ROUND_OF_GPUS), Shape::whole(&gpu.context));
         gpu.fill(&self.memory, size, self.seed)?;
         let series = ["SM read", "SM write"].map(|what| format!("{kind}: {what}"));
-        let read = rounds(&self.turns, (&series[0], size), ROUNDS, || {
+        let read = rounds(&self.turns, &series[0], size, ROUNDS, || {
             clock.round(&gpu.stream, None, times, || self.read(size))
         })?;
         self.read_right(size, 0, claim)?;
         gpu.fill(&self.memory, size, !self.seed)?;
-        let write = rounds(&self.turns, (&series[1], size), ROUNDS, || {
+        let write = rounds(&self.turns, &series[1], size, ROUNDS, || {
             let part = self.memory.part(0, size)?;
             clock.round(&gpu.stream, None, times, || {
                 Ok(gpu.kernels.write(&gpu.stream, shape, part, self.seed)?)

@@ -100,7 +100,8 @@ pub(crate) fn bandwidth(series: String, size: u64, moved: u64, seconds: Vec<f64>
 /// program was at work before a round, others that are not counted make the GPU, its caches and translations ours again.
 pub(crate) fn rounds(
     turns: &Turns,
-    (series, size): (&str, u64),
+    series: &str,
+    size: u64,
     count: usize,
     mut round: impl FnMut() -> Result<f64, Broken>,
 ) -> Result<Vec<f64>, Broken> {

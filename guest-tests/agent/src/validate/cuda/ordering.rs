@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use egm_vendor::cuda::{MESSAGE_WORDS, Memory, Shape, Words, pattern};
+use egm_vendor::cuda::{MESSAGE_WORDS, Memory, Messages, Reports, Shape, Words, pattern};
 
 use super::each::{Seen, on_family};
 use super::gpu::{self, Family, Gpu};
@@ -92,7 +92,7 @@ fn from_gpu(gpu: &Gpu, memory: &Memory, seed: u64, claim: &mut Claim) -> Result<
         while !looks.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
-        let sent = gpu.kernels.produce(&gpu.stream, Shape::ONE, slots, seed);
+        let sent = gpu.kernels.produce(&gpu.stream, Shape::ONE, Messages { slots, seed });
         let done = sent.and_then(|()| gpu.stream.synchronize());
         ended.store(true, Ordering::Release);
         let received = receiver.join();
@@ -160,7 +160,8 @@ fn to_gpu(gpu: &Gpu, memory: &Memory, seed: u64, claim: &mut Claim) -> Result<Op
             send(words, seed);
             in_time
         });
-        let launched = gpu.kernels.consume(&gpu.stream, SHAPE, slots, (seed, LOOKS), (wrong, started));
+        let messages = Messages { slots, seed };
+        let launched = gpu.kernels.consume(&gpu.stream, SHAPE, messages, LOOKS, Reports { wrong, started });
         let done = launched.and_then(|()| gpu.stream.synchronize());
         ended.store(true, Ordering::Release);
         let in_time = sender.join().unwrap_or(false);

@@ -187,7 +187,8 @@ fn bandwidth(setting: &Setting) -> Result<Finding, Broken> {
             let reads = (most.min(4 << 20) / bytes).clamp(1, 256);
             for (is_write, times) in [(true, writes), (false, reads)] {
                 let rate = |seconds: f64| (bytes * times) as f64 / seconds / 1e9;
-                timed.figure(is_write, (bytes, times), ("GB/s", &rate), figures, claim)?;
+                let round = Round { is_write, bytes, times, unit: "GB/s", of_seconds: &rate };
+                figures.push(timed.figure(&round, claim)?);
             }
         }
         Ok(())
@@ -200,7 +201,8 @@ fn latency(setting: &Setting) -> Result<Finding, Broken> {
         for bytes in SMALL.into_iter().filter(|bytes| *bytes <= timed.window.bytes()) {
             for is_write in [true, false] {
                 let each = |seconds: f64| seconds * 1e9 / f64::from(TIMES);
-                timed.figure(is_write, (bytes, TIMES as usize), ("ns", &each), figures, claim)?;
+                let round = Round { is_write, bytes, times: TIMES as usize, unit: "ns", of_seconds: &each };
+                figures.push(timed.figure(&round, claim)?);
             }
         }
         Ok(())
@@ -217,17 +219,23 @@ struct Timed<'t> {
     seed: u64,
 }
 
+/// Accesses that are timed together, for one value of a figure.
+struct Round<'r> {
+    is_write: bool,
+    /// Bytes of an access.
+    bytes: usize,
+    /// Number of accesses.
+    times: usize,
+    /// Unit of the value.
+    unit: &'static str,
+    /// The value of a round that took so many seconds.
+    of_seconds: &'r dyn Fn(f64) -> f64,
+}
+
 impl Timed<'_> {
-    /// Measures `times` writes or reads of `bytes` bytes, and keeps what `each` makes of a round's seconds; what is there after
-    /// the last round is compared.
-    fn figure(
-        &self,
-        is_write: bool,
-        (bytes, times): (usize, usize),
-        (unit, each): (&str, &dyn Fn(f64) -> f64),
-        figures: &mut Vec<Figure>,
-        claim: &mut Claim,
-    ) -> Result<(), Broken> {
+    /// The figure of such rounds; what is there after the last one is compared.
+    fn figure(&self, round: &Round<'_>, claim: &mut Claim) -> Result<Figure, Broken> {
+        let Round { is_write, bytes, times, unit, of_seconds } = *round;
         let series = format!("{} by {}", if is_write { "write" } else { "read" }, self.name);
         fill(self.gpu, self.memory, if is_write { self.seed ^ POISON } else { self.seed })?;
         let right = head(self.seed, bytes);
@@ -243,7 +251,7 @@ impl Timed<'_> {
                 if is_write { self.window.write(0, &buffer)? } else { self.window.read(0, &mut buffer)? }
             }
             if round > 0 {
-                rounds.push(each(begun.elapsed().as_secs_f64()));
+                rounds.push(of_seconds(begun.elapsed().as_secs_f64()));
             }
         }
         if is_write {
@@ -254,8 +262,7 @@ impl Timed<'_> {
         let figure = Figure::of(series, Some(bytes as u64), unit, &mut rounds);
         let measured = usize::try_from(figure.rounds) == Ok(ROUNDS) && figure.least > 0.0;
         claim.holds(measured, || format!("{} of {bytes} bytes took no time", figure.series));
-        figures.push(figure);
-        Ok(())
+        Ok(figure)
     }
 
     /// Has the GPU look at `bytes` bytes that were written last, which are `right`.

@@ -25,9 +25,9 @@ pub(super) fn buffer(element: &mut Element<'_>) -> Result<(), Broken> {
     let shared = element.pe.register(&own)?;
     let length = shared.len();
     let heap = element.pe.allocate(length)?;
-    let ranges = (shared.range(0, length)?, heap.range(0, length)?);
-    there(element, &own, ranges, &heap)?;
-    back(element, &own, ranges, &heap)?;
+    let (buffer, range) = (shared.range(0, length)?, heap.range(0, length)?);
+    there(element, &own, buffer, range, &heap)?;
+    back(element, &own, buffer, range, &heap)?;
     element.found.seen.push(format!("{bytes:#x} bytes of node {node} a PE"));
     element.pe.free(heap)?;
     element.pe.unregister(shared)?;
@@ -38,7 +38,8 @@ pub(super) fn buffer(element: &mut Element<'_>) -> Result<(), Broken> {
 fn there(
     element: &mut Element<'_>,
     own: &Memory,
-    (buffer, heap): (Range<'_>, Range<'_>),
+    buffer: Range<'_>,
+    heap: Range<'_>,
     memory: &egm_vendor::nvshmem::Memory<'_>,
 ) -> Result<(), Broken> {
     element.fill(memory, element.seed_of(element.me(), 1))?;
@@ -67,7 +68,8 @@ fn there(
 fn back(
     element: &mut Element<'_>,
     own: &Memory,
-    (buffer, heap): (Range<'_>, Range<'_>),
+    buffer: Range<'_>,
+    heap: Range<'_>,
     memory: &egm_vendor::nvshmem::Memory<'_>,
 ) -> Result<(), Broken> {
     own.words()?.fill(element.seed_of(element.me(), 2));

@@ -54,10 +54,10 @@ impl<'p> Buffers<'p> {
         Ok(())
     }
 
-    /// Words `first` to `first + words` of what PE `of` has as its source.
-    fn source(element: &Element<'_>, of: i32, round: u16, (first, words): (u64, u64)) -> Vec<u64> {
+    /// These `words` of what PE `of` has as its source.
+    fn source(element: &Element<'_>, of: i32, round: u16, words: std::ops::Range<u64>) -> Vec<u64> {
         let seed = element.seed_of(of, round);
-        (first..first + words).map(|index| pattern(seed, index)).collect()
+        words.map(|index| pattern(seed, index)).collect()
     }
 
     /// Compares the destination's first words.
@@ -78,7 +78,7 @@ fn broadcast(element: &mut Element<'_>, memory: &Buffers<'_>, round: u16) -> Res
         memory.prepare(element, round)?;
         let (to, from) = (memory.to.range(0, memory.block)?, memory.from.range(0, memory.block)?);
         element.pe.broadcast_on(to, from, root, &element.stream)?;
-        let should = Buffers::source(element, root, round, (0, memory.words()));
+        let should = Buffers::source(element, root, round, 0..memory.words());
         let should = if root == element.me() { &[] } else { &should[..] };
         memory.compare(element, &format!("broadcast from PE {root}"), should)?;
     }
@@ -90,7 +90,7 @@ fn fcollect(element: &mut Element<'_>, memory: &Buffers<'_>, round: u16) -> Resu
     let (to, from) = (memory.to.range(0, memory.to.len())?, memory.from.range(0, memory.block)?);
     element.pe.fcollect_on(to, from, &element.stream)?;
     let blocks =
-        (0..element.pe.count()).flat_map(|pe| Buffers::source(element, pe, round, (0, memory.words())));
+        (0..element.pe.count()).flat_map(|pe| Buffers::source(element, pe, round, 0..memory.words()));
     let should: Vec<u64> = blocks.collect();
     memory.compare(element, "fcollect", &should)
 }
@@ -100,7 +100,7 @@ fn alltoall(element: &mut Element<'_>, memory: &Buffers<'_>, round: u16) -> Resu
     let (to, from) = (memory.to.range(0, memory.to.len())?, memory.from.range(0, memory.from.len())?);
     element.pe.alltoall_on(to, from, memory.block, &element.stream)?;
     let (words, me) = (memory.words(), u64::from(element.me().unsigned_abs()));
-    let block = |pe| Buffers::source(element, pe, round, (me * words, words));
+    let block = |pe| Buffers::source(element, pe, round, me * words..(me + 1) * words);
     let should: Vec<u64> = (0..element.pe.count()).flat_map(block).collect();
     memory.compare(element, "alltoall", &should)
 }
@@ -108,7 +108,7 @@ fn alltoall(element: &mut Element<'_>, memory: &Buffers<'_>, round: u16) -> Resu
 fn reduce(element: &mut Element<'_>, memory: &Buffers<'_>, round: u16) -> Result<(), Broken> {
     let (to, from) = (memory.to.range(0, memory.block)?, memory.from.range(0, memory.block)?);
     let of_all = |element: &Element<'_>, fold: fn(u64, u64) -> u64| -> Vec<u64> {
-        let all = (0..element.pe.count()).map(|pe| Buffers::source(element, pe, round, (0, memory.words())));
+        let all = (0..element.pe.count()).map(|pe| Buffers::source(element, pe, round, 0..memory.words()));
         all.reduce(|sums, words| sums.iter().zip(words).map(|(sum, word)| fold(*sum, word)).collect())
             .unwrap_or_default()
     };

@@ -69,7 +69,7 @@ pub(super) fn run(words: &[String]) -> Result<(), Broken> {
     let loaded = loaded.map_err(|finding| Broken::Other(finding.reason))?;
     let library = Library::of(loaded, &words.library)?;
     let id = id(&library, words.pe)?;
-    let pe = match Pe::start(library, &context, &id, (words.pe, words.pes)) {
+    let pe = match Pe::start(library, &context, &id, words.pe, words.pes) {
         // No later result would belong to the PE that this process was started as.
         Err(error @ ShmemError::Started { .. }) => {
             let found = Found { untrue: vec![error.to_string()], is_another: true, ..Found::default() };
@@ -209,7 +209,7 @@ impl Element<'_> {
     /// The same of any memory.
     pub(super) fn differing_of(&self, memory: &egm_vendor::cuda::Memory, seed: u64) -> Result<u64, Broken> {
         let Self { context, kernels, stream, told, .. } = self;
-        let found = Comparer { context, kernels, stream, told }.compare(memory, (0, memory.bytes()), seed)?;
+        let found = Comparer { context, kernels, stream, told }.compare(memory, 0..memory.bytes(), seed)?;
         Ok(found.map_or(0, |wrong| wrong.count))
     }
 }

@@ -66,8 +66,7 @@ pub(super) fn bandwidth(element: &mut Element<'_>) -> Result<(), Broken> {
     for is_put in [true, false] {
         element.fill(&to, element.seed_of(element.me(), 1))?;
         for bytes in &sizes {
-            let ranges = (to.range(0, *bytes)?, from.range(0, *bytes)?);
-            alone_and_at_once(element, is_put, ranges)?;
+            alone_and_at_once(element, is_put, to.range(0, *bytes)?, from.range(0, *bytes)?)?;
         }
         let writer = if is_put { element.previous() } else { element.next() };
         let wrong = element.differing(&to, element.seed_of(writer, 0))?;
@@ -85,17 +84,18 @@ pub(super) fn bandwidth(element: &mut Element<'_>) -> Result<(), Broken> {
 fn alone_and_at_once(
     element: &mut Element<'_>,
     is_put: bool,
-    ranges: (Range<'_>, Range<'_>),
+    to: Range<'_>,
+    from: Range<'_>,
 ) -> Result<(), Broken> {
     let whom = if element.count() == 1 { "itself" } else { "the next PE" };
     let what = if is_put { format!("put to {whom}") } else { format!("get from {whom}") };
     element.pe.barrier();
     if element.me() == 0 {
-        one(element, is_put, ranges, &what)?;
+        one(element, is_put, to, from, &what)?;
     }
     element.pe.barrier();
     if element.count() > 1 {
-        one(element, is_put, ranges, &format!("{what}, all PEs at once"))?;
+        one(element, is_put, to, from, &format!("{what}, all PEs at once"))?;
         element.pe.barrier();
     }
     Ok(())
@@ -105,7 +105,8 @@ fn alone_and_at_once(
 fn one(
     element: &mut Element<'_>,
     is_put: bool,
-    (to, from): (Range<'_>, Range<'_>),
+    to: Range<'_>,
+    from: Range<'_>,
     series: &str,
 ) -> Result<(), Broken> {
     let figure = measure(element, series, to.len(), &|element| {

@@ -1,7 +1,7 @@
 //! Puts, gets, and puts with a signal.
 
 use egm_vendor::cuda::{Kind, pattern};
-use egm_vendor::nvshmem::{Compare, Memory, Range};
+use egm_vendor::nvshmem::{Compare, Memory, Range, Signal};
 
 use super::element::{Element, WHOLE, first_difference};
 use crate::error::Broken;
@@ -96,9 +96,9 @@ fn try_moves(element: &mut Element<'_>, what: &str, is_put: bool) -> Result<(), 
         element.fill(&from, element.seed_of(element.me(), source))?;
         element.fill(&to, element.seed_of(element.me(), poison))?;
         element.pe.barrier();
-        let ranges = (to.range(step.to, step.bytes)?, from.range(step.from, step.bytes)?);
+        let (to_range, from_range) = (to.range(step.to, step.bytes)?, from.range(step.from, step.bytes)?);
         let writer = if is_put { element.previous() } else { element.next() };
-        go(element, is_put, ranges, round % 2 == 1)?;
+        go(element, is_put, to_range, from_range, round % 2 == 1)?;
         element.pe.barrier();
         let should = expected(element.seed_of(element.me(), poison), element.seed_of(writer, source), *step);
         if let Some(at) = first_difference(&element.read(&to)?, &should) {
@@ -119,7 +119,8 @@ fn try_moves(element: &mut Element<'_>, what: &str, is_put: bool) -> Result<(), 
 fn go(
     element: &Element<'_>,
     is_put: bool,
-    (to, from): (Range<'_>, Range<'_>),
+    to: Range<'_>,
+    from: Range<'_>,
     queued: bool,
 ) -> Result<(), Broken> {
     let (pe, whom, stream) = (&element.pe, element.next(), &element.stream);
@@ -144,7 +145,7 @@ fn try_whole(element: &mut Element<'_>, what: &str, is_put: bool) -> Result<(), 
     element.fill(&from, element.seed_of(element.me(), source))?;
     element.fill(&to, element.seed_of(element.me(), poison))?;
     element.pe.barrier();
-    go(element, is_put, (to.range(0, bytes)?, from.range(0, bytes)?), true)?;
+    go(element, is_put, to.range(0, bytes)?, from.range(0, bytes)?, true)?;
     element.pe.barrier();
     let writer = if is_put { element.previous() } else { element.next() };
     let wrong = element.differing(&to, element.seed_of(writer, source))?;
@@ -182,7 +183,7 @@ pub(super) fn signal(element: &mut Element<'_>) -> Result<(), Broken> {
     let seen = egm_vendor::cuda::Memory::new(&element.context, Kind::Pinned, bytes as u64)?;
     seen.words()?.fill(element.seed_of(element.me(), 2));
     let receiver = egm_vendor::cuda::Stream::new(&element.context)?;
-    exchange(element, (&to, &from, &word), &seen, &receiver)?;
+    exchange(element, &to, &from, &word, &seen, &receiver)?;
     let (is, writer) = (seen.words()?, element.previous());
     let seed = element.seed_of(writer, 0);
     let words = (bytes / 8) as u64;
@@ -203,7 +204,9 @@ pub(super) fn signal(element: &mut Element<'_>) -> Result<(), Broken> {
 /// Sends all messages to the next PE on one stream and takes those of the previous one on another.
 fn exchange(
     element: &Element<'_>,
-    (to, from, word): (&Memory<'_>, &Memory<'_>, &Memory<'_>),
+    to: &Memory<'_>,
+    from: &Memory<'_>,
+    word: &Memory<'_>,
     seen: &egm_vendor::cuda::Memory,
     receiver: &egm_vendor::cuda::Stream,
 ) -> Result<(), Broken> {
@@ -211,8 +214,10 @@ fn exchange(
     let arrived = to.gpu().ok_or_else(|| Broken::Other("the heap is not on this GPU".to_owned()))?;
     for message in 0..MESSAGES {
         let at = message * MESSAGE;
-        let (number, ranges) = (message as u64 + 1, (to.range(at, MESSAGE)?, from.range(at, MESSAGE)?));
-        pe.put_signal_on(ranges, word, number, element.next(), &element.stream)?;
+        let number = message as u64 + 1;
+        let (to, from) = (to.range(at, MESSAGE)?, from.range(at, MESSAGE)?);
+        let signal = Signal { word, value: number };
+        pe.put_signal_on(to, from, signal, element.next(), &element.stream)?;
         pe.signal_wait_until_on(word, Compare::AtLeast, number, receiver)?;
         let (at, bytes) = (at as u64, MESSAGE as u64);
         receiver.copy(seen.part(at, bytes)?, arrived.part(at, bytes)?)?;

@@ -52,7 +52,7 @@ pub(super) fn moving(site: &Site<'_>, setting: &Setting) -> Result<Finding, Brok
             let memory = region.cuda().ok_or_else(none)?;
             gpu.fill(memory, memory.bytes(), setting.seed)?;
             let moved = moved(gpu, memory)?;
-            let found = tried(site, wire, setting, (gpu, memory), &region, has_atomics)?;
+            let found = tried(wire, setting, gpu, memory, &region, has_atomics)?;
             Ok(judged(found, moved, memory.bytes() / pages::size() as u64))
         })
     })

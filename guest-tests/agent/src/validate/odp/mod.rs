@@ -75,9 +75,9 @@ fn implicit(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
         let memory = |kind: &kinds::Kind| kind.memory(size + 2 * data::GUARD);
         for kind in kinds::ordinary() {
             let (near, far) = (memory(&kind)?, memory(&kind)?);
-            let moved = wire.domain.register_implicit(near).and_then(|mut near| {
-                let mut far = wire.domain.register(far, Access::DATA)?;
-                data::whole(site, wire, (&mut near, &mut far), (size, setting.seed), &mut claim, &kind.name)
+            let moved = wire.domain.register_implicit(near).and_then(|near| {
+                let mut ends = data::Ends { near, far: wire.domain.register(far, Access::DATA)? };
+                data::whole(wire, &mut ends, size, setting.seed, &mut claim, &kind.name)
             });
             match moved {
                 Ok(()) => {

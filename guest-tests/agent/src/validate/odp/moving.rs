@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use egm_vendor::verbs::{Access, VerbsError};
 
 use super::super::Setting;
+use super::super::rdma::data::{self, Ends};
+use super::super::rdma::kinds;
 use super::super::rdma::loopback::{self, Loopback};
 use super::super::rdma::site::Site;
-use super::super::rdma::{data, kinds};
 use super::packet;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
@@ -50,15 +51,15 @@ pub(super) fn run(site: &Site<'_>, setting: &Setting, what: What) -> Result<Find
         _ => Way::Sizes,
     };
     let size = usize::try_from(setting.most).unwrap_or(1 << 26).clamp(LARGE, 1 << 26);
-    let found = loopback::with(site, setting.seed, |wire| with_pair(site, wire, setting, (size, way), what))?;
+    let found = loopback::with(site, setting.seed, |wire| with_pair(wire, setting, size, way, what))?;
     Ok(packet::explained(site, setting.seed, found))
 }
 
 fn with_pair(
-    site: &Site<'_>,
     wire: &Loopback<'_>,
     setting: &Setting,
-    (size, way): (usize, Way),
+    size: usize,
+    way: Way,
     what: What,
 ) -> Result<Finding, Broken> {
     let mut kinds = kinds::ordinary();
@@ -70,26 +71,23 @@ fn with_pair(
     };
     let (near, far) = (aligned()?, aligned()?);
     // The range that is moved is the one that is used.
-    let range = (far.address(), size / LARGE * LARGE);
+    let (start, length) = (far.address(), size / LARGE * LARGE);
     let on_demand = |memory| wire.domain.register(memory, Access::DATA | Access::ON_DEMAND);
-    let (mut near, mut far) = match on_demand(near).and_then(|near| Ok((near, on_demand(far)?))) {
-        Ok(both) => both,
-        Err(error) => return Ok(super::refused(site, &error)),
+    let mut ends = match on_demand(near).and_then(|near| Ok(Ends { near, far: on_demand(far)? })) {
+        Ok(ends) => ends,
+        Err(error) => return Ok(super::refused(wire.site, &error)),
     };
     let (stop, moved) = (AtomicBool::new(false), AtomicUsize::new(0));
     let mut claim = Claim::default();
     let (mut rounds, begun) = (0usize, Instant::now());
     let transferred: Result<(), VerbsError> = thread::scope(|scope| {
-        scope.spawn(|| keep_moving(way, range, &stop, &moved));
+        scope.spawn(|| keep_moving(way, start, length, &stop, &moved));
         let mut one = || {
             let seed = setting.seed.wrapping_add(rounds as u64);
             rounds += 1;
-            let ends = (&mut near, &mut far);
             match what {
-                What::Everything => {
-                    data::whole(site, wire, ends, (size, seed), &mut claim, "pages that move")
-                }
-                What::PageStarts => packet::each_page(site, wire, ends, (size, seed), &mut claim),
+                What::Everything => data::whole(wire, &mut ends, size, seed, &mut claim, "pages that move"),
+                What::PageStarts => packet::each_page(wire, &mut ends, size, seed, &mut claim),
             }
         };
         let mut result = Ok(());
@@ -117,7 +115,7 @@ fn with_pair(
 }
 
 /// Moves the pages to and fro until `stop` is set, and counts the moves that took place.
-fn keep_moving(way: Way, (start, size): (u64, usize), stop: &AtomicBool, moved: &AtomicUsize) {
+fn keep_moving(way: Way, start: u64, size: usize, stop: &AtomicBool, moved: &AtomicUsize) {
     let mut to_last = true;
     while !stop.load(Ordering::Relaxed) {
         let done = match way {

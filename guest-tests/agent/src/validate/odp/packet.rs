@@ -6,9 +6,9 @@
 //! page's first byte; and `addr` does not move on, so the next page gets the packet's beginning once more. What begins with
 //! a page and ends in it is right, and so are atomics, which have a function of their own.
 
-use egm_vendor::verbs::{Access, Memory, Registered, VerbsError, Work};
+use egm_vendor::verbs::{Access, Memory, VerbsError, Work};
 
-use super::super::rdma::data;
+use super::super::rdma::data::{self, Ends};
 use super::super::rdma::kinds;
 use super::super::rdma::loopback::{self, Loopback};
 use super::super::rdma::site::Site;
@@ -28,7 +28,7 @@ pub(super) fn explained(site: &Site<'_>, seed: u64, mut found: Finding) -> Findi
     }
     let mut lost = false;
     let looked = loopback::with(site, seed, |wire| {
-        lost = loses_its_place(site, wire, seed)?;
+        lost = loses_its_place(wire, seed)?;
         Ok(Finding::passed(""))
     });
     // The finding stays failed, whether or not a packet gets through.
@@ -51,7 +51,7 @@ fn of(name: &str) -> String {
 }
 
 /// Whether a packet to the inside of a page is found at the page's beginning, and not where it should be.
-fn loses_its_place(site: &Site<'_>, wire: &Loopback<'_>, seed: u64) -> Result<bool, Broken> {
+fn loses_its_place(wire: &Loopback<'_>, seed: u64) -> Result<bool, Broken> {
     let mut random = Random::new(!seed);
     let (sent, poison) = (random.next(), random.next());
     let kind = kinds::ordinary().pop().ok_or_else(|| Broken::Other("there is no memory".to_owned()))?;
@@ -61,22 +61,22 @@ fn loses_its_place(site: &Site<'_>, wire: &Loopback<'_>, seed: u64) -> Result<bo
     data::put(&mut near, 0, LITTLE, sent);
     data::put(&mut far, 0, page, poison);
     wire.requester.post(1, near.sge(0, LITTLE)?, Work::Write(far.remote(INSIDE, LITTLE)?))?;
-    wire.completions.wait(1, site.patience)?;
+    wire.completions.wait(1, wire.site.patience)?;
     let is_there = |at| data::difference(&far, at, LITTLE, sent).is_none();
     Ok(is_there(0) && !is_there(INSIDE))
 }
 
 /// A packet to the beginning of each of the pages of `size` bytes, and back: it is there, and nothing else has changed.
 pub(super) fn each_page<N: Memory, F: Memory>(
-    site: &Site<'_>,
     wire: &Loopback<'_>,
-    (near, far): (&mut Registered<'_, N>, &mut Registered<'_, F>),
-    (size, seed): (usize, u64),
+    Ends { near, far }: &mut Ends<'_, N, F>,
+    size: usize,
+    seed: u64,
     claim: &mut Claim,
 ) -> Result<(), VerbsError> {
     let mut random = Random::new(seed);
     let page = pages::size();
-    let packet = page.min(usize::try_from(site.place.port.mtu.bytes()).unwrap_or(page));
+    let packet = page.min(usize::try_from(wire.site.place.port.mtu.bytes()).unwrap_or(page));
     // Registered memory begins with a page, and what moves with a larger one.
     let starts = || (0..size).step_by(page).filter(|at| at + page <= size);
     for back in [false, true] {
@@ -95,20 +95,17 @@ pub(super) fn each_page<N: Memory, F: Memory>(
             let there = far.remote(at, packet)?;
             let work = if back { Work::Read(there) } else { Work::Write(there) };
             wire.requester.post(1, near.sge(at, packet)?, work)?;
-            wire.completions.wait(1, site.patience)?;
+            wire.completions.wait(1, wire.site.patience)?;
         }
         let name = if back { "read" } else { "write" };
         for at in starts() {
             let (wrong, beside) = if back {
                 (
                     data::difference(near, at, packet, seed_of(at)),
-                    data::changed(near, at, (packet, page), poison),
+                    data::changed(near, at, packet..page, poison),
                 )
             } else {
-                (
-                    data::difference(far, at, packet, seed_of(at)),
-                    data::changed(far, at, (packet, page), poison),
-                )
+                (data::difference(far, at, packet, seed_of(at)), data::changed(far, at, packet..page, poison))
             };
             if let Some(byte) = wrong {
                 claim.untrue(format!(

@@ -105,7 +105,7 @@ fn at_home(home: Device, peers: &[Device], seed: u64, claim: &mut Claim) -> Resu
     let memory = Memory::for_peers(&gpu.context, 4096, &contexts)?;
     for attempt in 0..ATTEMPTS {
         let times = TIMES << (2 * attempt);
-        let Sum { made, at_once } = additions(&gpu, &memory, &all, (seed, times), claim)?;
+        let Sum { made, at_once } = additions(&gpu, &memory, &all, seed, times, claim)?;
         let right = all.len() as u64 * SHAPE.count() * times;
         claim.holds(made == right, || {
             format!("in memory of GPU {}: {right} additions make {made}", home.ordinal)
@@ -127,7 +127,8 @@ fn additions(
     home: &Gpu,
     memory: &Memory,
     all: &[Gpu],
-    (seed, times): (u64, u64),
+    seed: u64,
+    times: u64,
     claim: &mut Claim,
 ) -> Result<Sum, Broken> {
     let pinned = Memory::new(&home.context, Kind::Pinned, 4096)?;

@@ -88,7 +88,7 @@ impl Buffers<'_> {
         let clock = Clock::new(&self.from.context, side.map(Stream::context))?;
         let times = repeats(size, ROUND_OF_GPUS);
         let count = if both { ROUNDS_BOTH } else { ROUNDS };
-        let seconds = rounds(&self.turns, (&series, size), count, || {
+        let seconds = rounds(&self.turns, &series, size, count, || {
             clock.round(&self.from.stream, side, times, || self.once(way, size))
         })?;
         Ok(bandwidth(series, size, size * times * if both { 2 } else { 1 }, seconds))

@@ -8,7 +8,7 @@ use egm_vendor::cuda::{Device, Memory};
 
 use super::cuda::each::devices;
 use super::cuda::gpu::Gpu;
-use super::cuda::latency::{by_size, chains};
+use super::cuda::latency::{Chase, chains};
 use super::cuda::turns::Turns;
 use super::{Part, Setting, Validation};
 use crate::error::Broken;
@@ -102,7 +102,9 @@ fn latency(setting: &Setting) -> Result<Finding, Broken> {
         let most = sizes.iter().copied().max().unwrap_or(0);
         let memory = Memory::for_peers(&to.context, most, &[&from.context])?;
         let turns = Turns::new(setting, String::new())?;
-        by_size([from, to], &memory, &sizes, (&pair(from, to), setting.seed), &turns, claim)
+        let what = pair(from, to);
+        let chase = Chase { gpu: from, home: to, memory: &memory, what: &what, turns: &turns };
+        chase.by_size(&sizes, setting.seed, claim)
     })
 }
 

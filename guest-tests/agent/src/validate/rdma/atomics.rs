@@ -26,8 +26,8 @@ pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken>
         for kind in &kinds {
             let mut region = wire.domain.register(kind.memory(SIZE)?, Access::ALL)?;
             let mut here = Claim::default();
-            additions(site, wire, &mut region, setting.seed, &mut here)?;
-            comparisons(site, wire, &mut region, setting.seed, &mut here)?;
+            additions(wire, &mut region, setting.seed, &mut here)?;
+            comparisons(wire, &mut region, setting.seed, &mut here)?;
             if !here.is_true() {
                 claim.untrue(format!("{}: {}", kind.name, here.finish().reason));
             }
@@ -50,7 +50,6 @@ fn word(region: &Registered<'_, Mapping>, index: usize) -> u64 {
 
 /// Each addition returns what the word was: all of them together have seen each sum once.
 fn additions(
-    site: &Site<'_>,
     wire: &Loopback<'_>,
     region: &mut Registered<'_, Mapping>,
     seed: u64,
@@ -63,17 +62,17 @@ fn additions(
         region.store(8 * index, &0xbad_u64.to_ne_bytes());
     }
     let there = region.remote(0, 8)?;
-    let at_once = usize::from(site.place.max_rd_atomic.min(site.place.max_dest_rd_atomic)).max(2);
+    let at_once = usize::from(wire.site.place.max_rd_atomic.min(wire.site.place.max_dest_rd_atomic)).max(2);
     let mut under_way = 0usize;
     for index in 1..=total {
         if under_way == at_once {
-            under_way = under_way.saturating_sub(wire.completions.wait(1, site.patience)?.len());
+            under_way = under_way.saturating_sub(wire.completions.wait(1, wire.site.patience)?.len());
         }
         let end = if index % 2 == 0 { &wire.requester } else { &wire.responder };
         end.post(index as u64, region.sge(8 * index, 8)?, Work::FetchAdd(there, step))?;
         under_way += 1;
     }
-    wire.completions.wait(under_way, site.patience)?;
+    wire.completions.wait(under_way, wire.site.patience)?;
     let sum = start.wrapping_add(step.wrapping_mul(total as u64));
     if word(region, 0) != sum {
         let lost = sum.wrapping_sub(word(region, 0)).wrapping_mul(inverse(step));
@@ -95,7 +94,6 @@ fn inverse(odd: u64) -> u64 {
 }
 
 fn comparisons(
-    site: &Site<'_>,
     wire: &Loopback<'_>,
     region: &mut Registered<'_, Mapping>,
     seed: u64,
@@ -109,7 +107,7 @@ fn comparisons(
     for (compared, after, before) in [(other, is, is), (is, becomes, is), (is, becomes, becomes)] {
         region.store(8, &(!before).to_ne_bytes());
         wire.requester.post(1, region.sge(8, 8)?, Work::CompareSwap(there, compared, becomes))?;
-        wire.completions.wait(1, site.patience)?;
+        wire.completions.wait(1, wire.site.patience)?;
         claim.equal("the answer of a compare-and-swap", &word(region, 1), &before);
         claim.equal("the word after a compare-and-swap", &word(region, 0), &after);
     }

@@ -1,5 +1,7 @@
 //! Data arrives as it was sent: every byte, and no byte next to it.
 
+use std::ops::Range;
+
 use egm_vendor::verbs::{Access, Memory, Registered, Remote, Sge, VerbsError, Work};
 
 use super::super::Setting;
@@ -19,6 +21,12 @@ pub(in crate::validate) const GUARD: usize = 4096;
 const LARGEST: usize = 1 << 30;
 /// Odd sizes, each at an odd place.
 const SIZES: [usize; 7] = [1, 3, 255, 1023, 4095, 4097, 65_537];
+
+/// Registered memory at both ends of a transfer.
+pub(in crate::validate) struct Ends<'d, N, F> {
+    pub(in crate::validate) near: Registered<'d, N>,
+    pub(in crate::validate) far: Registered<'d, F>,
+}
 
 /// Fills `size` bytes from `offset` with the pattern `seed`.
 pub(in crate::validate) fn put<M: Memory>(
@@ -49,20 +57,20 @@ pub(in crate::validate) fn difference<M: Memory>(
     wrong
 }
 
-/// Whether, of the pattern `poison` that was put at `start`, one of the bytes from `from` to `to` is another now.
+/// Whether, of the pattern `poison` that was put at `start`, one of these `bytes` is another now.
 pub(in crate::validate) fn changed<M: Memory>(
     region: &Registered<'_, M>,
     start: usize,
-    (from, to): (usize, usize),
+    bytes: Range<usize>,
     poison: u64,
 ) -> bool {
     let mut seen = vec![0u8; CHUNK];
     let mut changed = false;
-    each_chunk(to, poison, |at, bytes| {
-        let first = from.saturating_sub(at).min(bytes.len());
-        let seen = &mut seen[first..bytes.len()];
+    each_chunk(bytes.end, poison, |at, chunk| {
+        let first = bytes.start.saturating_sub(at).min(chunk.len());
+        let seen = &mut seen[first..chunk.len()];
         region.load(start + at + first, seen);
-        changed |= *seen != bytes[first..];
+        changed |= *seen != chunk[first..];
     });
     changed
 }
@@ -79,23 +87,22 @@ fn each_chunk(size: usize, seed: u64, mut each: impl FnMut(usize, &[u8])) {
 
 /// Moves `size` bytes by as many requests as they need and waits for the last; each is of one kind.
 pub(in crate::validate) fn transfer<'m>(
-    site: &Site<'_>,
     wire: &Loopback<'_>,
     size: usize,
     local: impl Fn(usize, usize) -> Result<(Sge<'m>, Work), VerbsError>,
 ) -> Result<(), VerbsError> {
-    let largest = usize::try_from(site.place.port.largest_message).unwrap_or(LARGEST).min(LARGEST);
-    let depth = usize::try_from(DEPTH.min(site.abilities.max_qp_wr)).unwrap_or(1);
+    let largest = usize::try_from(wire.site.place.port.largest_message).unwrap_or(LARGEST).min(LARGEST);
+    let depth = usize::try_from(DEPTH.min(wire.site.abilities.max_qp_wr)).unwrap_or(1);
     let mut under_way = 0usize;
     for (id, at) in (0..size).step_by(largest).enumerate() {
         if under_way == depth {
-            under_way = under_way.saturating_sub(wire.completions.wait(1, site.patience)?.len());
+            under_way = under_way.saturating_sub(wire.completions.wait(1, wire.site.patience)?.len());
         }
         let (piece, work) = local(at, largest.min(size - at))?;
         wire.requester.post(id as u64, piece, work)?;
         under_way += 1;
     }
-    wire.completions.wait(under_way, site.patience).map(drop)
+    wire.completions.wait(under_way, wire.site.patience).map(drop)
 }
 
 /// Registers memory of each kind twice and moves data from one to the other and back.
@@ -118,46 +125,47 @@ pub(in crate::validate) fn moves(
                 claim.seen(format!("{}: left out, for nothing of it is free", kind.name));
                 continue;
             }
-            let memories =
-                kind.memory(size + 2 * GUARD).and_then(|near| Ok((near, kind.memory(size + 2 * GUARD)?)));
-            match memories {
-                Ok((near, far)) => {
-                    one_kind(site, wire, &kind.name, (near, far), (size, access, setting.seed), &mut claim)
-                }
-                Err(broken) => claim.untrue(broken.to_string()),
+            if let Err(broken) = one_kind(wire, kind, size, access, setting.seed, &mut claim) {
+                claim.untrue(broken.to_string());
             }
         }
         Ok(claim.finish())
     })
 }
 
+/// Moves data in memory of one kind; what does not arrive is noted in `claim`.
 fn one_kind(
-    site: &Site<'_>,
     wire: &Loopback<'_>,
-    name: &str,
-    (near, far): (Mapping, Mapping),
-    (size, access, seed): (usize, Access, u64),
+    kind: &Kind,
+    size: usize,
+    access: Access,
+    seed: u64,
     claim: &mut Claim,
-) {
-    let registered =
-        wire.domain.register(near, access).and_then(|near| Ok((near, wire.domain.register(far, access)?)));
-    let moved = registered.and_then(|(mut near, mut far)| {
-        whole(site, wire, (&mut near, &mut far), (size, seed), claim, name)?;
-        pieces(site, wire, (&mut near, &mut far), seed, claim, name)
+) -> Result<(), Broken> {
+    let (near, far) = (kind.memory(size + 2 * GUARD)?, kind.memory(size + 2 * GUARD)?);
+    let registered = wire
+        .domain
+        .register(near, access)
+        .and_then(|near| Ok(Ends { near, far: wire.domain.register(far, access)? }));
+    let name = &kind.name;
+    let moved = registered.and_then(|mut ends| {
+        whole(wire, &mut ends, size, seed, claim, name)?;
+        pieces(wire, &mut ends, seed, claim, name)
     });
     match moved {
         Ok(()) => claim
             .seen(format!("{name}: {size} bytes written, read and sent, {} unaligned pieces", SIZES.len())),
         Err(error) => claim.untrue(format!("{name}: {error}")),
     }
+    Ok(())
 }
 
 /// All of it: a write, a read, a send.
 pub(in crate::validate) fn whole<N: Memory, F: Memory>(
-    site: &Site<'_>,
     wire: &Loopback<'_>,
-    (near, far): (&mut Registered<'_, N>, &mut Registered<'_, F>),
-    (size, seed): (usize, u64),
+    Ends { near, far }: &mut Ends<'_, N, F>,
+    size: usize,
+    seed: u64,
     claim: &mut Claim,
     name: &str,
 ) -> Result<(), VerbsError> {
@@ -171,27 +179,27 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
     put(near, GUARD, size, sent);
     put(far, 0, size + 2 * GUARD, poison);
     let there = far.remote(GUARD, size)?;
-    transfer(site, wire, size, |at, length| {
+    transfer(wire, size, |at, length| {
         Ok((near.sge(GUARD + at, length)?, Work::Write(there.plus(at as u64))))
     })?;
     told("write", difference(far, GUARD, size, sent));
     told("write's surroundings before", difference(far, 0, GUARD, poison));
     told(
         "write's surroundings behind",
-        changed(far, 0, (GUARD + size, size + 2 * GUARD), poison).then_some(size),
+        changed(far, 0, GUARD + size..size + 2 * GUARD, poison).then_some(size),
     );
 
     let (sent, poison) = (random.next(), random.next());
     put(far, GUARD, size, sent);
     put(near, 0, size + 2 * GUARD, poison);
-    transfer(site, wire, size, |at, length| {
+    transfer(wire, size, |at, length| {
         Ok((near.sge(GUARD + at, length)?, Work::Read(there.plus(at as u64))))
     })?;
     told("read", difference(near, GUARD, size, sent));
     told("read's surroundings before", difference(near, 0, GUARD, poison));
     told(
         "read's surroundings behind",
-        changed(near, 0, (GUARD + size, size + 2 * GUARD), poison).then_some(size),
+        changed(near, 0, GUARD + size..size + 2 * GUARD, poison).then_some(size),
     );
 
     let (sent, poison) = (random.next(), random.next());
@@ -200,7 +208,7 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
     put(far, GUARD, size, poison);
     wire.responder.post_receive(1, far.sge(GUARD, size)?)?;
     wire.requester.post(2, near.sge(GUARD, size)?, Work::Send)?;
-    let done = wire.completions.wait(2, site.patience)?;
+    let done = wire.completions.wait(2, wire.site.patience)?;
     told("send", difference(far, GUARD, size, sent));
     let arrived = done.iter().find(|completion| completion.id == 1).map(|completion| completion.bytes);
     if arrived != u32::try_from(size).ok() {
@@ -211,9 +219,8 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
 
 /// Odd sizes at odd places: each byte of it and none next to it.
 fn pieces(
-    site: &Site<'_>,
     wire: &Loopback<'_>,
-    (near, far): (&mut Registered<'_, Mapping>, &mut Registered<'_, Mapping>),
+    Ends { near, far }: &mut Ends<'_, Mapping, Mapping>,
     seed: u64,
     claim: &mut Claim,
     name: &str,
@@ -226,13 +233,13 @@ fn pieces(
         put(far, 0, to + size + 8, poison);
         let there: Remote = far.remote(to, size)?;
         wire.requester.post(1, near.sge(from, size)?, Work::Write(there))?;
-        wire.completions.wait(1, site.patience)?;
+        wire.completions.wait(1, wire.site.patience)?;
         if let Some(at) = difference(far, to, size, sent) {
             claim.untrue(format!(
                 "{name}: byte {at:#x} of a write of {size:#x} bytes from {from:#x} to {to:#x} is wrong"
             ));
         }
-        if difference(far, 0, to, poison).is_some() || changed(far, 0, (to + size, to + size + 8), poison) {
+        if difference(far, 0, to, poison).is_some() || changed(far, 0, to + size..to + size + 8, poison) {
             claim.untrue(format!("{name}: a write of {size:#x} bytes to {to:#x} changed bytes beside it"));
         }
     }

@@ -34,7 +34,7 @@ pub(super) fn dmabuf(site: &Site<'_>, setting: &Setting) -> Result<Finding, Brok
             let size = usize::try_from(memory.bytes()).unwrap_or(usize::MAX);
             let number = descriptor.as_raw_fd();
             match wire.domain.register_dmabuf(number, 0, size, memory.address(), Access::ALL) {
-                Ok(region) => tried(site, wire, setting, (gpu, &memory), &region, true),
+                Ok(region) => tried(wire, setting, gpu, &memory, &region, true),
                 Err(error) => Ok(Finding::failed(format!(
                     "{} takes dma-bufs, but not one of GPU memory: {error}; see the kernel's log of both drivers",
                     site.name
@@ -49,7 +49,7 @@ pub(super) fn peermem(site: &Site<'_>, setting: &Setting) -> Result<Finding, Bro
     let loaded = PEERMEM.into_iter().find(|name| Path::new("/sys/module").join(name).exists());
     on_device_memory(setting, |gpu, memory| {
         loopback::with(site, setting.seed, |wire| match wire.domain.register_cuda(memory, Access::ALL) {
-            Ok(region) => by_address(site, wire, setting, gpu, &region),
+            Ok(region) => by_address(wire, setting, gpu, &region),
             Err(error) => Ok(refused(loaded, &site.name, &error)),
         })
     })
@@ -80,7 +80,7 @@ pub(super) fn host_numa(site: &Site<'_>, setting: &Setting) -> Result<Finding, B
             let memory = Memory::new(&gpu.context, Kind::HostNuma(node), bytes)?;
             let finding = loopback::with(site, setting.seed, |wire| {
                 match wire.domain.register_cuda(memory, Access::ALL) {
-                    Ok(region) => by_address(site, wire, setting, gpu, &region),
+                    Ok(region) => by_address(wire, setting, gpu, &region),
                     Err(error) => Ok(Finding::failed(error.to_string())),
                 }
             })?;
@@ -128,8 +128,8 @@ pub(super) fn data_direct(site: &Site<'_>, setting: &Setting) -> Result<Finding,
         loopback::with(site, setting.seed, |wire| {
             let size = usize::try_from(memory.bytes()).unwrap_or(usize::MAX);
             let (number, name) = (descriptor.as_raw_fd(), memory.address());
-            match wire.domain.register_data_direct(&mlx5, number, (0, size), name, Access::ALL) {
-                Ok(region) => tried(site, wire, setting, (gpu, &memory), &region, true),
+            match wire.domain.register_data_direct(&mlx5, number, size, name, Access::ALL) {
+                Ok(region) => tried(wire, setting, gpu, &memory, &region, true),
                 Err(error) => Ok(Finding::failed(format!(
                     "{function} is there, but takes no GPU memory: {error}; its IOMMU group must be the GPU's, and BAR 1 of the GPU where the host has it"
                 ))),
@@ -201,7 +201,6 @@ fn on_device_memory(
 }
 
 fn by_address(
-    site: &Site<'_>,
     wire: &Loopback<'_>,
     setting: &Setting,
     gpu: &Gpu,
@@ -209,7 +208,7 @@ fn by_address(
 ) -> Result<Finding, Broken> {
     let memory =
         region.cuda().ok_or_else(|| Broken::Other("a registration without its memory".to_owned()))?;
-    tried(site, wire, setting, (gpu, memory), region, true)
+    tried(wire, setting, gpu, memory, region, true)
 }
 
 #[cfg(test)]

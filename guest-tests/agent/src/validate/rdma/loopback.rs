@@ -13,6 +13,8 @@ pub(in crate::validate) const DEPTH: u32 = 32;
 /// Both ends of a connection and what belongs to them.
 #[derive(Debug)]
 pub(in crate::validate) struct Loopback<'l> {
+    /// The device and where on it the connection is.
+    pub(in crate::validate) site: &'l Site<'l>,
     /// For memory.
     pub(in crate::validate) domain: &'l Domain<'l>,
     /// For completions of both ends.
@@ -38,5 +40,5 @@ pub(in crate::validate) fn with(
     let far_end = far.endpoint(&site.place, random.next_u32());
     let near = near.connect(&site.place, &near_end, &far_end)?;
     let far = far.connect(&site.place, &far_end, &near_end)?;
-    check(&Loopback { domain: &domain, completions: &completions, requester: near, responder: far })
+    check(&Loopback { site, domain: &domain, completions: &completions, requester: near, responder: far })
 }

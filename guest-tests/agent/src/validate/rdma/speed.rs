@@ -53,7 +53,7 @@ pub(super) fn bandwidth(site: &Site<'_>, setting: &Setting) -> Result<Finding, B
                 let there = far.remote(0, size)?;
                 let mut speeds = Vec::new();
                 for _ in 0..rounds {
-                    speeds.push(stream(site, wire, &near, size, work(there))?);
+                    speeds.push(stream(wire, &near, size, work(there))?);
                 }
                 let target = if series == "write" { &far } else { &near };
                 if let Some(at) = data::difference(target, 0, size, setting.seed) {
@@ -77,7 +77,7 @@ pub(super) fn write(site: &Site<'_>, setting: &Setting, size: usize) -> Result<f
     let mut speed = 0.0;
     loopback::with(site, setting.seed, |wire| {
         let (near, far) = memories(wire, size)?;
-        speed = stream(site, wire, &near, size, Work::Write(far.remote(0, size)?))?;
+        speed = stream(wire, &near, size, Work::Write(far.remote(0, size)?))?;
         Ok(Finding::passed(""))
     })?;
     Ok(speed)
@@ -93,13 +93,12 @@ fn memories<'d>(
 
 /// GB/s of one round: requests of `size` bytes for [`ROUND`], all of which complete.
 fn stream(
-    site: &Site<'_>,
     wire: &Loopback<'_>,
     near: &Registered<'_, Mapping>,
     size: usize,
     work: Work,
 ) -> Result<f64, VerbsError> {
-    let depth = usize::try_from(DEPTH.min(site.abilities.max_qp_wr)).unwrap_or(1);
+    let depth = usize::try_from(DEPTH.min(wire.site.abilities.max_qp_wr)).unwrap_or(1);
     let (mut under_way, mut done) = (0, 0usize);
     let begun = Instant::now();
     while begun.elapsed() < ROUND || done + under_way == 0 {
@@ -107,11 +106,11 @@ fn stream(
             wire.requester.post(0, near.sge(0, size)?, work)?;
             under_way += 1;
         }
-        let came = wire.completions.wait(1, site.patience)?.len();
+        let came = wire.completions.wait(1, wire.site.patience)?.len();
         under_way -= came.min(under_way);
         done += came;
     }
-    done += wire.completions.wait(under_way, site.patience)?.len();
+    done += wire.completions.wait(under_way, wire.site.patience)?.len();
     Ok(done as f64 * size as f64 / begun.elapsed().as_nanos().max(1) as f64)
 }
 
@@ -130,7 +129,7 @@ pub(super) fn latency(site: &Site<'_>, setting: &Setting) -> Result<Finding, Bro
             data::put(&mut far, 0, 8, if is_write { !setting.seed } else { setting.seed });
             let (start, mut medians, mut done) = (word(&far), Vec::new(), 0);
             for _ in 0..rounds {
-                let (median, requests) = one_by_one(site, wire, &near, work(there))?;
+                let (median, requests) = one_by_one(wire, &near, work(there))?;
                 medians.push(median);
                 done += requests;
             }
@@ -166,7 +165,6 @@ fn word(region: &Registered<'_, Mapping>) -> u64 {
 
 /// The median of requests that are made one after the other, in µs, and how many they were.
 fn one_by_one(
-    site: &Site<'_>,
     wire: &Loopback<'_>,
     near: &Registered<'_, Mapping>,
     work: Work,
@@ -175,7 +173,7 @@ fn one_by_one(
     while times.len() < FEW || begun.elapsed() < ROUND {
         let one = Instant::now();
         wire.requester.post(0, near.sge(0, 8)?, work)?;
-        wire.completions.wait(1, site.patience)?;
+        wire.completions.wait(1, wire.site.patience)?;
         times.push(one.elapsed().as_nanos() as f64 / 1000.0);
     }
     times.sort_by(f64::total_cmp);

@@ -8,7 +8,6 @@ use super::super::Setting;
 use super::super::cuda::gpu::{self, Gpu};
 use super::data::{self, GUARD};
 use super::loopback::Loopback;
-use super::site::Site;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::pattern::Random;
@@ -25,23 +24,23 @@ const ADDITIONS: u64 = 100;
 
 /// Moves data into the GPU's memory and out of it; `has_atomics` if the region was registered for atomics.
 pub(in crate::validate) fn tried<M>(
-    site: &Site<'_>,
     wire: &Loopback<'_>,
     setting: &Setting,
-    (gpu, memory): (&Gpu, &Memory),
+    gpu: &Gpu,
+    memory: &Memory,
     region: &Registered<'_, M>,
     has_atomics: bool,
 ) -> Result<Finding, Broken> {
     let size = (region.size() - 2 * GUARD).min(LARGEST) & !7;
     let near = Mapping::new(size).map_err(Broken::system(format!("cannot have {size} bytes")))?;
     let near = wire.domain.register(near, Access::ALL)?;
-    let mut trial = Trial { site, wire, gpu, memory, region, near, size, claim: Claim::default() };
+    let mut trial = Trial { wire, gpu, memory, region, near, size, claim: Claim::default() };
     let mut random = Random::new(setting.seed);
     trial.written(random.next(), random.next())?;
     trial.read(random.next(), random.next())?;
     trial.sent(random.next(), random.next())?;
     trial.pieces(&mut random)?;
-    if has_atomics && site.abilities.atomics != Atomics::None {
+    if has_atomics && wire.site.abilities.atomics != Atomics::None {
         trial.added(random.next(), random.next())?;
     } else {
         trial.claim.seen("no atomics");
@@ -54,7 +53,6 @@ pub(in crate::validate) fn tried<M>(
 
 /// One trial: ordinary memory at the near end, CUDA's at the far one.
 struct Trial<'t, M> {
-    site: &'t Site<'t>,
     wire: &'t Loopback<'t>,
     gpu: &'t Gpu,
     memory: &'t Memory,
@@ -74,7 +72,7 @@ impl<M> Trial<'_, M> {
 
     /// Has the GPU compare them.
     fn differ(&self, offset: usize, size: usize, seed: u64) -> Result<Option<Wrong>, Broken> {
-        self.gpu.compare_at(self.memory, (offset as u64, size as u64), seed)
+        self.gpu.compare_at(self.memory, offset as u64..(offset + size) as u64, seed)
     }
 
     /// Writes may still be on their way after completion: a read behind them arrives after them, as NCCL does it.
@@ -85,13 +83,13 @@ impl<M> Trial<'_, M> {
 
     fn one(&mut self, from: usize, size: usize, work: Work) -> Result<(), Broken> {
         self.wire.requester.post(1, self.near.sge(from, size)?, work)?;
-        Ok(self.wire.completions.wait(1, self.site.patience).map(drop)?)
+        Ok(self.wire.completions.wait(1, self.wire.site.patience).map(drop)?)
     }
 
     /// All of it, by as many requests as they take.
     fn whole(&self, work: fn(Remote) -> Work) -> Result<(), Broken> {
         let there = self.region.remote(GUARD, self.size)?;
-        Ok(data::transfer(self.site, self.wire, self.size, |at, length| {
+        Ok(data::transfer(self.wire, self.size, |at, length| {
             Ok((self.near.sge(at, length)?, work(there.plus(at as u64))))
         })?)
     }
@@ -129,7 +127,7 @@ impl<M> Trial<'_, M> {
         store(&mut self.near, size, sent);
         self.wire.responder.post_receive(2, self.region.sge(GUARD, size)?)?;
         self.wire.requester.post(1, self.near.sge(0, size)?, Work::Send)?;
-        let done = self.wire.completions.wait(2, self.site.patience)?;
+        let done = self.wire.completions.wait(2, self.wire.site.patience)?;
         let arrived = done.iter().find(|completion| completion.id == 2).map(|completion| completion.bytes);
         self.claim.equal("the size of what was sent", &arrived, &u32::try_from(size).ok());
         self.flush()?;

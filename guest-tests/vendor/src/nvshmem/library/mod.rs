@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use crate::nvshmem::abi::{InitAttributes, UniqueId};
 use crate::nvshmem::error::ShmemError;
 
-pub use pe::Pe;
+pub use pe::{Pe, Signal};
 
 /// Declares [`Functions`] and reads each by its name.
 macro_rules! functions {

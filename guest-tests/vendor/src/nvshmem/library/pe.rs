@@ -21,6 +21,15 @@ pub(in crate::nvshmem::library) fn checked(call: &'static str, status: c_int) ->
     if status == 0 { Ok(()) } else { Err(ShmemError::Status { call, status }) }
 }
 
+/// A signal with data: a word of symmetric memory, and the value that it gets.
+#[derive(Clone, Copy)]
+pub struct Signal<'m> {
+    /// One aligned word.
+    pub word: Range<'m>,
+    /// Its value after the data has arrived.
+    pub value: u64,
+}
+
 /// This process as one PE of a job. It stays on the thread that started it and uses that thread's CUDA context.
 pub struct Pe {
     pub(super) library: Library,
@@ -40,7 +49,8 @@ impl Pe {
         library: Library,
         context: &Context,
         id: &UniqueId,
-        (pe, pes): (i32, i32),
+        pe: i32,
+        pes: i32,
     ) -> Result<Self, ShmemError> {
         // The library takes the context that is current in this thread.
         context.synchronize()?;
@@ -220,20 +230,20 @@ impl Pe {
         Ok(())
     }
 
-    /// Queues a put that is followed by a signal: a reader that sees `value` in `pe`'s word also sees the data.
+    /// Queues a put that is followed by a signal: a reader that sees its value in `pe`'s word also sees the data.
     ///
     /// # Errors
-    /// As [`put`](Self::put); [`ShmemError::Length`] when `signal` is not one aligned word.
+    /// As [`put`](Self::put); [`ShmemError::Length`] when the signal is not one aligned word.
     pub fn put_signal_on(
         &self,
-        (to, from): (Range<'_>, Range<'_>),
-        signal: Range<'_>,
-        value: u64,
+        to: Range<'_>,
+        from: Range<'_>,
+        Signal { word, value }: Signal<'_>,
         pe: i32,
         on: &Stream,
     ) -> Result<(), ShmemError> {
         let pe = self.transfer("put with signal", to, from, pe)?;
-        let (word, set) = (one_word(signal)?, SignalOp::Set as c_int);
+        let (word, set) = (one_word(word)?, SignalOp::Set as c_int);
         let (to, from, bytes) = (pointer(to.address()), pointer(from.address()), to.len());
         // SAFETY: as in `put_on`, and one aligned word of symmetric memory.
         unsafe {
