@@ -6,6 +6,8 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod record;
+
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -288,11 +290,11 @@ fn a_record_that_is_not_believed_is_told_and_put_aside() {
 #[test]
 fn a_host_of_which_only_the_facts_are_known_is_planned_for_and_not_touched() {
     let host = Host::new();
-    fs::write(host.path("facts.json"), host.says("regions --json")).unwrap();
+    fs::write(host.path("facts.json"), record::of(&host.json("regions --json")).to_string()).unwrap();
     let facts = host.path("facts.json").display().to_string();
     let run = |words: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_egm-device"));
-        let output = command.args(words.split(' ')).args(["--recorded", &facts]).output().unwrap();
+        let output = command.args(words.split(' ')).args(["--facts", &facts]).output().unwrap();
         (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     assert_eq!(run("carve plan hidden --size 2MiB").0, 0);
@@ -300,7 +302,7 @@ fn a_host_of_which_only_the_facts_are_known_is_planned_for_and_not_touched() {
         ["carve scrub hidden", "carve return hidden --at 0 --size 2MiB", "ledger show", "ledger repair"]
     {
         let (code, error) = run(words);
-        assert!(code == 2 && error.contains("unexpected argument '--recorded'"), "{words}: {error}");
+        assert!(code == 2 && error.contains("unexpected argument '--facts'"), "{words}: {error}");
     }
 }
 

@@ -43,7 +43,7 @@ fn file(name: &str) -> PathBuf {
 
 fn export(monitor: &str, config: &Path, host: &Path, options: &[&str]) -> Output {
     let mut command = Command::new(PROGRAM);
-    command.args(["export", monitor, "--config"]).arg(config).arg("--recorded").arg(host).args(options);
+    command.args(["export", monitor, "--config"]).arg(config).arg("--facts").arg(host).args(options);
     command.output().unwrap()
 }
 
@@ -226,7 +226,7 @@ fn a_file_that_is_no_machine_or_a_host_without_its_region_is_refused() {
     let far = r#"{"nodes": [{"id": 0, "size": "1GiB", "cpus": "0", "distances": {"7": 20}}]}"#;
     refused("qemu", &machine(far, ""), &["memory.nodes[0].distances.7: there is no node \"7\""]);
     let region = r#", "egm": [{"region": "egm9", "size": "1GiB", "node": 1}]"#;
-    refused("qemu", &machine(size, region), &["egm[0]: this host has none of egm9", "--recorded"]);
+    refused("qemu", &machine(size, region), &["egm[0]: this host has none of egm9", "--facts"]);
     let large = r#", "egm": [{"region": "egm4", "size": "1TiB", "node": 1}]"#;
     refused("qemu", &machine(size, large), &["egm[0]: no place", "in region egm4: "]);
     refused("qemu", r#"{"extends": "vm.json"}"#, &["extend each other in a circle"]);

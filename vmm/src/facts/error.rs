@@ -5,12 +5,11 @@ use std::path::PathBuf;
 
 use egm_address::PciAddress;
 use egm_device::ledger::LedgerError;
+use egm_device::record::RecordError;
 use egm_device::region::HostFileError;
-use egm_report::json::JsonError;
 use egm_vfio::host::HostError;
 
 use crate::error::{Blame, Report};
-use crate::facts::FACTS_VERSION;
 
 /// Bridges of a PCI segment at most: bus 0 needs none.
 pub(super) const MAX_BRIDGES: usize = 255;
@@ -26,14 +25,9 @@ pub enum FactsError {
         /// The reason.
         source: io::Error,
     },
-    /// A file of recorded facts that cannot be read.
-    #[error("cannot read facts from {}", path.display())]
-    Recorded {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        source: io::Error,
-    },
+    /// A record of a host.
+    #[error(transparent)]
+    Record(#[from] RecordError),
     /// A file of the kernel with undocumented content.
     #[error("{} holds \"{text}\", which is not {expected}", path.display())]
     Content {
@@ -61,20 +55,6 @@ pub enum FactsError {
         /// The host's instruction set.
         arch: String,
     },
-    /// A file that does not hold facts.
-    #[error("{}:{}:{}: not facts of a host", path.display(), source.line, source.column)]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// Fault in the text.
-        source: Box<JsonError>,
-    },
-    /// A host that the other program recorded.
-    #[error("{} was recorded by \"egm-device regions --json\", which is for --recorded", path.display())]
-    OtherRecord {
-        /// The file.
-        path: PathBuf,
-    },
     /// An impossible depth in the PCI tree: each bridge has a bus number of its own, of 8 bits.
     #[error("{}: {function} is behind {bridges} bridges, and a segment has {MAX_BRIDGES} at most", path.display())]
     Depth {
@@ -85,24 +65,13 @@ pub enum FactsError {
         /// Bridges above it.
         bridges: usize,
     },
-    /// A facts file of another version of this program.
-    #[error("{}: facts of version {version}, and this program reads version {FACTS_VERSION}", path.display())]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        version: u32,
-    },
 }
 
 impl Report for FactsError {
     fn blame(&self) -> Blame {
         match self {
-            Self::Recorded { .. }
-            | Self::Json { .. }
-            | Self::OtherRecord { .. }
-            | Self::Depth { .. }
-            | Self::Version { .. } => Blame::Configuration,
+            Self::Depth { .. } => Blame::Configuration,
+            Self::Record(error) => error.blame(),
             Self::HostFile(error) => error.blame(),
             _ => Blame::Host,
         }
@@ -110,13 +79,8 @@ impl Report for FactsError {
 
     fn help(&self) -> Option<String> {
         match self {
-            Self::Recorded { .. }
-            | Self::Json { .. }
-            | Self::OtherRecord { .. }
-            | Self::Depth { .. }
-            | Self::Version { .. } => {
-                Some("record them on their host: egm-vmm facts > facts.json".to_owned())
-            }
+            Self::Depth { .. } => Some("record them on their host: egm-vmm facts > facts.json".to_owned()),
+            Self::Record(error) => error.help(),
             Self::HostFile(error) => error.help(),
             Self::Ledger(error) => error.help(),
             _ => None,
@@ -125,7 +89,7 @@ impl Report for FactsError {
 
     fn excerpt(&self) -> Option<String> {
         match self {
-            Self::Json { source, .. } => Some(source.excerpt.clone()),
+            Self::Record(error) => error.excerpt(),
             Self::HostFile(error) => error.excerpt(),
             _ => None,
         }

@@ -36,7 +36,7 @@ fn slice(backing: &BackingPlan, region: &str, takes_slices: bool) -> Row {
 
 fn in_pool(backing: &BackingPlan, facts: &Facts) -> Row {
     let pools = nodes(backing, facts).flat_map(|node| &node.pools);
-    let pools = pools.filter(|pool| pool.page_size == backing.page_size);
+    let pools = pools.filter(|pool| pool.page_size.get() == backing.page_size.bytes());
     let free = pools.fold(0u64, |sum, pool| sum.saturating_add(pool.free));
     let page = backing.page_size.bytes();
     let (needed, page) = (backing.size / page, size(page));

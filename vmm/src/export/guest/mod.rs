@@ -150,7 +150,7 @@ impl Report for GuestError {
         Some(match self {
             Self::NoRegion { .. } => {
                 "\"egm-device regions\" lists them; for another host, record it there with\n\
-                 \"egm-device regions --json > host.json\" and name the file with --recorded; only egm-vmm and the\n\
+                 \"egm-vmm facts > facts.json\" and name the file with --facts; only egm-vmm and the\n\
                  broker make files of fsdax slices, so another monitor takes them from \"egm-device serve\""
                     .to_owned()
             }
