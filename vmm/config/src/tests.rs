@@ -232,6 +232,19 @@ error: vm.json:7:31: devices[1].cid: 1 is outside 3 to 4294967294: write a numbe
     assert_eq!(Chain(&read(text).unwrap_err()).to_string(), wanted);
 }
 
+/// The column of the place is in characters, that of the mark in columns of a terminal.
+#[test]
+fn the_mark_is_under_the_mistake_behind_tabs_and_wide_characters() {
+    let text = "{\n\t\"description\": \"名前\", \"cpus\": { \"count\": 0 },\n\
+                \t\"memory\": { \"size\": \"1GiB\" }, \"boot\": { \"kernel\": \"k\" }\n}";
+    let shown = Chain(&read(text).unwrap_err()).to_string();
+    let lines: Vec<&str> = shown.lines().collect();
+    assert!(lines[0].starts_with("error: vm.json:2:33: cpus.count"), "{shown}");
+    let (before, _) = lines[1].split_once("\"count\"").unwrap();
+    let columns = before.chars().count() + "名前".chars().count();
+    assert_eq!(lines[2].find('^'), Some(columns), "{shown}");
+}
+
 /// `text` has these mistakes, in this order; each is a place and the begin of its message.
 #[track_caller]
 fn mistakes(text: &str, wanted: &[&str]) {
