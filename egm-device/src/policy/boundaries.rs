@@ -296,7 +296,6 @@ fn a_rule_that_contradicts_itself_is_refused() {
         (r#", "weight": 65537"#, "weight 65537 is outside 1 to 65536"),
         (r#", "quota": 4096, "regions": ["a"], "reservation": 4097"#, "more than the quota"),
         (r#", "reservation": 1"#, "name exactly one"),
-        (r#", "regions": []"#, "\"regions\" is empty"),
         (r#", "regions": ["a", "b"], "reservation": 1"#, "name exactly one"),
         (r#", "regions": ["hugetlb"], "reservation": 1"#, "name exactly one"),
         (r#", "regions": ["a", "a b"]"#, "\"a b\" is not a name"),
@@ -313,6 +312,17 @@ fn a_rule_that_contradicts_itself_is_refused() {
     let long = "x".repeat(65);
     assert!(named(&["a", "b", &long[..64], "A.b_c-9"]));
     assert!(!named(&["a", "b", "a"]) && !named(&[&long]) && !named(&[""]) && !named(&["a/b"]));
+}
+
+#[test]
+fn a_rule_for_an_empty_list_of_regions_is_refused_at_its_place() {
+    let text = "{\"rules\": [\n  {\"name\": \"a\", \"user\": 1, \"regions\": []}\n]}";
+    let Err(PolicyError::Json(error)) = parse(text, &Names::default()) else { panic!("{text}") };
+    assert_eq!((error.line, error.column, error.reason.as_str()), (2, 40, "\"regions\" is empty"));
+    assert!(error.help.as_ref().is_some_and(|help| help.contains("remove \"regions\"")), "{error:?}");
+    let lines: Vec<&str> = error.excerpt.lines().collect();
+    assert_eq!(lines[0].find(']').unwrap(), lines[1].find('^').unwrap());
+    assert!(parsed(r#", "regions": null"#).is_ok());
 }
 
 #[test]
