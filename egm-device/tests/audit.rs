@@ -73,7 +73,7 @@ fn the_programs_log_what_happens_to_slices_and_nothing_else() {
     let broker = host.broker();
     let loan = host.loan(4 * MIB);
     loan.retire(&[page(0), page(LAST), page(8 * MIB)].into_iter().collect()).unwrap();
-    loan.give_back(&NEVER).unwrap();
+    loan.return_slice(&NEVER).unwrap();
     let grant = "carve grant --broker /run/broker.sock --region nope --size 2MiB --name vm2 -- /bin/true";
     assert_eq!(host.run(grant).0, 3);
     drop(broker);

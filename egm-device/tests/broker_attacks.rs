@@ -186,7 +186,7 @@ fn attack(socket: &Path, keeps: &str) -> ! {
     };
     fcntl(loan.file(), FcntlArg::F_OFD_SETLK(&everything)).unwrap();
     let kept = Kept::of(&loan, keeps);
-    let answer = match loan.give_back(&NEVER) {
+    let answer = match loan.return_slice(&NEVER) {
         Ok(()) => "returned".to_owned(),
         Err(error) => error.to_string(),
     };
@@ -273,7 +273,7 @@ fn pass_on(socket: &Path) -> ! {
         send(&std::io::stdin(), loan.file());
         drop(memory);
         // Its return counts for nothing as long as others have the memory.
-        let _ = loan.give_back(&NEVER);
+        let _ = loan.return_slice(&NEVER);
     }
     std::process::exit(0)
 }
@@ -331,5 +331,5 @@ fn memory_that_is_passed_on_stays_on_the_account_of_its_client() {
     drop(name);
     // The broker repeats its check on its own.
     let loan = Client::connect(&socket).unwrap().take(&take("local", QUOTA, true), |_| ()).unwrap();
-    assert!(loan.give_back(&NEVER).is_ok());
+    assert!(loan.return_slice(&NEVER).is_ok());
 }

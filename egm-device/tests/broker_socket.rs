@@ -62,7 +62,7 @@ fn refused(result: Result<egm_device::broker::BrokerLease, ClientError>) -> Stri
 /// The broker still serves an honest client.
 fn serves(broker: &Broker) {
     let loan = broker.client().take(&take("egm4", G), |_| ()).unwrap();
-    loan.give_back(&NEVER).unwrap();
+    loan.return_slice(&NEVER).unwrap();
 }
 
 #[test]
@@ -79,9 +79,9 @@ fn an_exclusive_file_is_shared_by_two_clients_at_different_places() {
     assert_eq!(&seen, b"mine", "one file");
     assert_eq!(broker.source.opened(), 1);
     let (offset, size) = (first.offset(), first.slice().size.get());
-    first.give_back(&NEVER).unwrap();
+    first.return_slice(&NEVER).unwrap();
     assert!(broker.source.was_scrubbed(offset, size));
-    second.give_back(&NEVER).unwrap();
+    second.return_slice(&NEVER).unwrap();
 }
 
 /// Another process with the ledger's lock may be stopped.
@@ -126,7 +126,7 @@ fn who_waits_is_served_when_a_slice_comes_back() {
         "rule \"root\": 1GiB does not fit in \"egm4\" now (available 0, largest contiguous block 0); nothing \
          else is available"
     );
-    first.give_back(&NEVER).unwrap();
+    first.return_slice(&NEVER).unwrap();
     assert_eq!(waiter.join().unwrap().unwrap().slice().size.get(), G);
 }
 
@@ -142,7 +142,7 @@ fn who_waits_for_an_aligned_place_is_not_refused_because_bytes_are_free_elsewher
     let client = broker.client();
     let waiter = std::thread::spawn(move || client.take(&aligned, |_| reports.send(()).unwrap()));
     waits.recv().unwrap();
-    first.give_back(&NEVER).unwrap();
+    first.return_slice(&NEVER).unwrap();
     assert_eq!(waiter.join().unwrap().unwrap().offset(), 0);
 }
 
@@ -252,7 +252,7 @@ fn a_waiting_client_that_hangs_up_is_out_of_the_queue() {
     );
     assert!(hear(&gone).starts_with("{\"waiting\":"));
     drop(gone);
-    held.give_back(&NEVER).unwrap();
+    held.return_slice(&NEVER).unwrap();
     serves(&broker);
 }
 
@@ -287,7 +287,7 @@ fn what_a_client_found_bad_in_its_slice_is_heard_of_before_the_next_has_it() {
     // More than fit in one packet, and one of another client's slice.
     let mut bad: Vec<_> = (0..200).map(|n| page(loan.offset() + n * 0x2000)).collect();
     loan.retire(&bad.iter().copied().chain([page(0)]).collect()).unwrap();
-    loan.give_back(&NEVER).unwrap();
+    loan.return_slice(&NEVER).unwrap();
     let mut reported = broker.source.bad();
     reported.sort_by_key(|span| span.start());
     bad.sort_by_key(|span| span.start());

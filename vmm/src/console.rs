@@ -99,7 +99,7 @@ static TERMINAL: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// Restores our terminal to its state before [`Console::take_terminal`]. Takes no lock that is held while anything else
 /// happens, so that a panicking thread can call it.
-pub(crate) fn give_back_terminal() {
+pub(crate) fn restore_terminal() {
     if let Some(before) = lock(&TERMINAL).take() {
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &before);
     }
@@ -223,7 +223,7 @@ impl Console {
 impl Drop for Console {
     fn drop(&mut self) {
         if let Kind::Stdio { .. } = &self.kind {
-            give_back_terminal();
+            restore_terminal();
         }
         let lost = match &mut self.kind {
             Kind::Stdio { output, .. } | Kind::File(output) => output.finish(),

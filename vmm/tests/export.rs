@@ -116,9 +116,10 @@ fn what_a_shell_reads_is_what_programs_are_told() {
     let script = text.replacen("qemu-system-x86_64", "printf '%s\\0' qemu-system-x86_64", 1);
     let output = Command::new("sh").args(["-c", &script]).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
-    let told = words(&serde_json::from_slice(&export("qemu", &config, &host, &["--json"]).stdout).unwrap());
-    assert_eq!(said.split_terminator('\0').collect::<Vec<_>>(), told);
-    assert!(told.iter().any(|word| word.contains("`id` \\ *")), "{told:?}");
+    let arguments =
+        words(&serde_json::from_slice(&export("qemu", &config, &host, &["--json"]).stdout).unwrap());
+    assert_eq!(said.split_terminator('\0').collect::<Vec<_>>(), arguments);
+    assert!(arguments.iter().any(|word| word.contains("`id` \\ *")), "{arguments:?}");
 }
 
 /// Notes beside an export of the awkward machine, with `options`.

@@ -231,7 +231,7 @@ impl BrokerLease {
     /// Returns the slice and waits until it is scrubbed or `cancel` is set: the broker then finishes alone. No process
     /// may map the slice any more. Without this call, the slice goes back when this process and every holder of the
     /// connection are gone.
-    pub fn give_back(self, cancel: &AtomicBool) -> Result<(), ClientError> {
+    pub fn return_slice(self, cancel: &AtomicBool) -> Result<(), ClientError> {
         drop(self.file);
         self.client.send(&Request::Return)?;
         match self.client.receive(cancel)?.0 {
@@ -286,7 +286,7 @@ mod tests {
         let slice = Slice { region: "egm4".into(), offset: 0, size: ByteSize::new(4096) };
         let file = tempfile::tempfile().unwrap();
         let lease = BrokerLease { client: Client { socket }, region, slice, offset: 0, file };
-        assert!(matches!(lease.give_back(&AtomicBool::new(true)), Err(ClientError::Cancelled)));
+        assert!(matches!(lease.return_slice(&AtomicBool::new(true)), Err(ClientError::Cancelled)));
         let mut sent = [0; 64];
         assert!(matches!(
             packet::receive(broker.as_fd(), &mut sent).unwrap(),

@@ -296,7 +296,7 @@ impl World {
         let at = (0..self.held.len()).min_by_key(|at| self.held[*at].1)?;
         let (pick, end) = self.held.remove(at);
         self.now = self.now.max(end);
-        self.queue.give_back(self.now, pick.tenant, &pick.region, pick.size);
+        self.queue.credit(self.now, pick.tenant, &pick.region, pick.size);
         Some(pick.tenant.uid)
     }
 

@@ -193,7 +193,7 @@ impl GrantedSlice for Part {
     fn hand_out(&self) -> io::Result<File> {
         self.file.try_clone()
     }
-    fn give_back(self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed> {
+    fn return_slice(self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed> {
         let mut state = self.state.lock().unwrap();
         state.bad.extend(bad.iter());
         state.busy.retain(|span| *span != self.span);

@@ -241,7 +241,7 @@ fn story(ledger: &Ledger, memory: &Arc<dyn Memory>, region: &Region) -> (SpanSet
     let grant = |name: &str, pages, word| {
         take(ledger.grant_from(memory, region, &request(name, pages), &UNOBSERVED), word)
     };
-    let back = |lease: Option<Lease>| lease.map(|lease| lease.give_back(&UNOBSERVED));
+    let back = |lease: Option<Lease>| lease.map(|lease| lease.return_slice(&UNOBSERVED));
     let mut ours = Vec::new();
     let a = grant("a", 3, 1);
     ours.extend(grant("b", 2, 2));

@@ -168,7 +168,7 @@ impl Holding {
         }
         if properly {
             // A refusal is allowed: the record may be damaged at any time.
-            let _ = self.lease.give_back(&UNOBSERVED);
+            let _ = self.lease.return_slice(&UNOBSERVED);
         }
     }
 }
@@ -258,12 +258,12 @@ impl<'a> Workers<'a> {
             .unwrap()
     }
 
-    /// Waits for a worker to end by itself, which none may, for as long as `patience`.
-    fn none_ends_within(&mut self, patience: Duration) {
+    /// Waits for a worker to end by itself, which none may, for as long as `timeout`.
+    fn none_ends_within(&mut self, timeout: Duration) {
         let pidfd = |child: &Child| pidfd_open(Pid::from_child(child), PidfdFlags::empty()).unwrap();
         let pidfds: Vec<_> = self.children.iter().map(pidfd).collect();
         let mut ended: Vec<_> = pidfds.iter().map(|pidfd| PollFd::new(pidfd, PollFlags::IN)).collect();
-        let ended = poll(&mut ended, Some(&Timespec::try_from(patience).unwrap())).unwrap();
+        let ended = poll(&mut ended, Some(&Timespec::try_from(timeout).unwrap())).unwrap();
         assert_eq!(ended, 0, "a worker has ended after {} kills", self.killed);
     }
 
@@ -356,7 +356,7 @@ fn stress(way: Way) {
     };
     let lease = (0..1000).find_map(all).unwrap();
     assert!(is_zero(&lease));
-    lease.give_back(&UNOBSERVED).unwrap();
+    lease.return_slice(&UNOBSERVED).unwrap();
     assert_eq!(ledger.states(&region).unwrap().clean, set(0, PAGES));
     let replaced = ledger.look().unwrap().0.sequence;
     println!("stress: {seconds} s, {killed} kills, {torn} torn records, {replaced} replacements");

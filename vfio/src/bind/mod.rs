@@ -157,7 +157,7 @@ impl Binder {
     /// # Errors
     /// [`BindError`]; functions before the one named may have changed.
     pub fn undo(&self, functions: &[PciAddress]) -> Result<Vec<Change>, BindError> {
-        functions.iter().map(|function| self.give_back(*function)).collect()
+        functions.iter().map(|function| self.restore(*function)).collect()
     }
 
     /// Returns the functions to bind and their drivers, after a check that the host needs none of them.
@@ -232,7 +232,7 @@ impl Binder {
         Ok(Change { function: address, before, now: Some(driver.to_owned()) })
     }
 
-    fn give_back(&self, address: PciAddress) -> Result<Change, BindError> {
+    fn restore(&self, address: PciAddress) -> Result<Change, BindError> {
         let state = self.state(address);
         let before = host::function(&self.root, address)?.driver;
         let former = match fs::read_to_string(&state) {

@@ -181,10 +181,10 @@ mod tests {
         file.set_len(0x1000).unwrap();
         let bar = Mapping::of(std::os::fd::AsFd::as_fd(&file), 0, 0x1000, 0, MadeOf::Bar(None));
         bars[0].memory = Arc::new(bar.unwrap());
-        let told = map_bars(&domain, bars);
-        assert_eq!(told.len(), 1);
-        assert_eq!(told[0].iova.start(), Iova::new(0));
-        assert!(matches!(told[0].why, DmaError::NoWay { .. }));
+        let refused = map_bars(&domain, bars);
+        assert_eq!(refused.len(), 1);
+        assert_eq!(refused[0].iova.start(), Iova::new(0));
+        assert!(matches!(refused[0].why, DmaError::NoWay { .. }));
         assert_eq!(domain.mapped().len(), 1);
     }
 }

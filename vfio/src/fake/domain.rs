@@ -94,7 +94,7 @@ impl Domain for FakeDomain {
             source: io::Error::from_raw_os_error(number),
         };
         if self.without.contains(kind(&memory.behind())) {
-            return Err(DmaError::NoWay { iova: start, size, rule: "the fake was told so" });
+            return Err(DmaError::NoWay { iova: start, size, rule: "the fake was set to refuse" });
         }
         let mut maps = lock(&self.maps);
         let count = u32::try_from(maps.len()).unwrap_or(u32::MAX);

@@ -20,7 +20,7 @@ use egm_vfio::local::LocalFunction;
 use egm_vfio::mapping::{MadeOf, Mapping};
 use egm_vfio::memory::{Behind, HostMemory};
 use egm_vfio_wire::client::CallError;
-use egm_vfio_wire::socket::{Broken, Closer, Connection, Patience};
+use egm_vfio_wire::socket::{Broken, BusyPoll, Closer, Connection};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::Timespec;
 
@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 const REGISTERS: RegionIndex = RegionIndex::Bar(0);
 
 fn connection(socket: UnixStream, limit: Duration) -> Connection {
-    Connection::new(socket.into(), limit, Patience::NONE).unwrap()
+    Connection::new(socket.into(), limit, BusyPoll::NONE).unwrap()
 }
 
 /// A function of `copier`, and the handle that ends its server.
@@ -191,9 +191,9 @@ fn the_device_reaches_what_it_is_lent_and_nothing_else() {
     let mut data = [0; 14];
     guest.read(0x1020, &mut data).unwrap();
     assert_eq!(&data, b"from the guest");
-    assert!(!copy(0x8000_1020, 0x8000_0010), "lent to be read only");
+    assert!(!copy(0x8000_1020, 0x8000_0010), "shared read-only");
     domain.unmap(io(0x8000_1000, 0x1000)).unwrap();
-    assert!(!copy(0x8000_0010, 0x8000_1020), "taken back");
+    assert!(!copy(0x8000_0010, 0x8000_1020), "no longer shared");
     assert_eq!(domain.limits().mappings, Some(0xffff - 1));
 }
 
@@ -203,13 +203,13 @@ fn memory_that_cannot_be_lent_is_refused_by_name() {
     let (guest, _file) = memory();
     let way =
         |span, memory: &Arc<dyn HostMemory>, offset| match domain.map(span, memory, offset, Access::Read) {
-            Ok(()) => "lent",
+            Ok(()) => "shared",
             Err(DmaError::NoWay { rule, .. }) => rule,
             Err(DmaError::Refused { source, .. }) if source.kind() == ErrorKind::AlreadyExists => "twice",
             Err(other) => panic!("{other}"),
         };
     let pages: Arc<dyn HostMemory> = Arc::new(Mapping::pages(0x2000, 0).unwrap());
-    assert_eq!(way(io(0x1000, 0x1000), &guest, 0), "lent");
+    assert_eq!(way(io(0x1000, 0x1000), &guest, 0), "shared");
     assert_eq!(way(io(0, 0x2000), &guest, 0), "twice");
     assert!(way(io(0x10_0000, 0x2000), &pages, 0).contains("this has none"));
     assert!(way(io(0x10_0000, 0x2000), &guest, 0x1000).contains("beyond"));
@@ -259,8 +259,8 @@ fn a_server_that_never_answers_is_given_up() {
         _ => panic!("no error"),
     };
     assert!(matches!(source, CallError::Lost(Broken::Slow { .. })));
-    let mut greeting = [0; 16];
-    theirs.read_exact(&mut greeting).unwrap();
+    let mut handshake = [0; 16];
+    theirs.read_exact(&mut handshake).unwrap();
 }
 
 #[test]

@@ -292,9 +292,9 @@ mod tests {
             assert_eq!((self.guest_read(LINE_STATUS) & 1, self.guest_read(DATA)), (1, byte));
             self.turn();
             self.guest_write(DATA, byte);
-            let mut heard = [0];
-            client.read_exact(&mut heard).unwrap();
-            assert_eq!(heard, [byte]);
+            let mut received = [0];
+            client.read_exact(&mut received).unwrap();
+            assert_eq!(received, [byte]);
         }
     }
 

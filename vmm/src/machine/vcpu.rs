@@ -78,8 +78,8 @@ impl Vcpu {
         let body = move || {
             pin(self.host_cpus.as_ref());
             while !shared.exit.is_set() {
-                let told = shared.checks.deliver(vcpu, &self.fd);
-                if let Some(reason) = told.or_else(|| self.run_once(&shared)) {
+                let ended = shared.checks.deliver(vcpu, &self.fd);
+                if let Some(reason) = ended.or_else(|| self.run_once(&shared)) {
                     shared.exit.set(reason);
                 }
             }

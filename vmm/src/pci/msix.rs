@@ -406,7 +406,7 @@ mod tests {
     struct FakeSource(Mutex<Vec<String>>);
 
     impl FakeSource {
-        fn told(&self, what: String) {
+        fn record(&self, what: String) {
             self.0.lock().unwrap().push(what);
         }
         fn take(&self) -> Vec<String> {
@@ -416,15 +416,15 @@ mod tests {
 
     impl VectorSource for FakeSource {
         fn start(&self) -> io::Result<()> {
-            self.told("start".to_owned());
+            self.record("start".to_owned());
             Ok(())
         }
         fn supply(&self, vector: u16, _trigger: &Arc<EventFd>) -> io::Result<()> {
-            self.told(format!("supply {vector}"));
+            self.record(format!("supply {vector}"));
             Ok(())
         }
         fn stop(&self) {
-            self.told("stop".to_owned());
+            self.record("stop".to_owned());
         }
     }
 

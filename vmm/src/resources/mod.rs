@@ -276,10 +276,10 @@ mod tests {
 
     #[test]
     fn memory_is_filled_while_it_is_mapped_and_devices_reset() {
-        let (told, done) = mpsc::channel();
+        let (sender, done) = mpsc::channel();
         thread::spawn(move || {
             let all = Barrier::new(3); // calls made one after another would wait for ever
-            told.send(at_once(|| meet(&all), || meet(&all), || meet(&all)).is_ok()).unwrap();
+            sender.send(at_once(|| meet(&all), || meet(&all), || meet(&all)).is_ok()).unwrap();
         });
         assert_eq!(done.recv_timeout(Duration::from_secs(60)), Ok(true));
     }

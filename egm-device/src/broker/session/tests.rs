@@ -53,7 +53,7 @@ impl World {
                 Effect::Make(key, task) => {
                     assert!(self.open.contains(&key) && self.making.insert(key, task.size).is_none());
                 }
-                Effect::GiveBack(key) => {
+                Effect::Return(key) => {
                     let is_unused = !self.open.contains(&key) && !self.alive.contains(&key);
                     let undelivered = self.making.remove(&key).is_some();
                     assert!(
@@ -88,7 +88,7 @@ impl World {
         self.say(key, Request::Take(SliceRequest { wait, ..take("egm4", size) }));
     }
 
-    fn give_back(&mut self, key: Key) {
+    fn return_slice(&mut self, key: Key) {
         if self.given.contains_key(&key) && !self.returning.contains(&key) {
             self.said_return.insert(key);
         }
@@ -203,7 +203,7 @@ fn a_return_of_what_others_still_have_frees_nothing_until_all_are_gone() {
     let key = world.connect();
     world.take(key, SIZE, false);
     world.make(key, Ok(()));
-    world.give_back(key);
+    world.return_slice(key);
     world.scrub(key, true);
     let (_, Reply::Refused(refused)) = world.answers.last().unwrap() else { panic!() };
     assert_eq!((refused.why.as_str(), world.held()), ("still used", SIZE));
@@ -230,7 +230,7 @@ fn a_return_of_what_others_still_have_is_looked_at_once_a_tick() {
     for _ in 0..3 {
         let before = world.answers.len();
         for said in 0..100 {
-            world.give_back(key);
+            world.return_slice(key);
             assert_eq!(world.returning.contains(&key), said == 0);
             world.scrub(key, true);
         }
@@ -243,7 +243,7 @@ fn a_return_of_what_others_still_have_is_looked_at_once_a_tick() {
         );
         world.tick();
     }
-    world.give_back(key);
+    world.return_slice(key);
     world.scrub(key, false);
     assert_eq!((world.answers.last().unwrap(), world.held()), (&(key, Reply::Returned), 0));
 }
@@ -268,7 +268,7 @@ fn who_waits_for_a_place_that_is_none_yet_waits_on_and_is_first_when_there_is_on
     assert!(world.making.is_empty(), "not asked again and again");
     world.take(second, SIZE / 4, true);
     world.make(second, Ok(()));
-    world.give_back(holder);
+    world.return_slice(holder);
     world.scrub(holder, false);
     assert_eq!(world.making, [(first, SIZE / 2)].into());
 }
@@ -332,7 +332,7 @@ proptest! {
                 }
                 Step::Return(who) => {
                     if let Some(key) = of(who).filter(|key| world.open.contains(key)) {
-                        world.give_back(key);
+                        world.return_slice(key);
                     }
                 }
                 Step::Close(who) => of(who).into_iter().for_each(|key| world.close(key)),

@@ -41,20 +41,20 @@ mod tests {
 
     #[test]
     fn a_lack_is_reported_with_its_remedy_and_is_no_failure() {
-        let told = |line| {
+        let parts = |line| {
             let check = check(&line);
             (check.name, check.outcome, check.reason)
         };
         assert_eq!(
-            told(ok("GID table", "2 entries")),
+            parts(ok("GID table", "2 entries")),
             ("doctor.gid_table".into(), Outcome::Passed, "2 entries".into())
         );
         assert_eq!(
-            told(lacks("MTU", "1500", "raise it")),
+            parts(lacks("MTU", "1500", "raise it")),
             ("doctor.mtu".into(), Outcome::Skipped, "lacks: 1500 => raise it".into())
         );
-        assert_eq!(told(not_applicable("GPU BAR1", "no GPU")).2, "not applicable: no GPU");
-        assert_eq!(told(unknown("memlock", "shut", "ulimit -l")).1, Outcome::Skipped);
+        assert_eq!(parts(not_applicable("GPU BAR1", "no GPU")).2, "not applicable: no GPU");
+        assert_eq!(parts(unknown("memlock", "shut", "ulimit -l")).1, Outcome::Skipped);
     }
 
     #[test]

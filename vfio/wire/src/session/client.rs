@@ -9,9 +9,9 @@ const MOST_WAITING: usize = 256;
 
 /// Message from the server.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Heard<'a> {
+pub enum Received<'a> {
     /// The handshake is done.
-    Greeted(Version),
+    Negotiated(Version),
     /// The reply to a request.
     Answer {
         /// Id of the request.
@@ -55,7 +55,7 @@ pub struct Client {
 
 #[derive(Debug)]
 enum State {
-    Greeting,
+    Negotiating,
     Ready(Limits),
     Closed,
 }
@@ -64,7 +64,7 @@ impl Client {
     /// Creates a session; `ours` are the client's capabilities.
     #[must_use]
     pub fn new(ours: Capabilities) -> Self {
-        Self { ours, state: State::Greeting, next: 0, waiting: Vec::new(), refused: 0 }
+        Self { ours, state: State::Negotiating, next: 0, waiting: Vec::new(), refused: 0 }
     }
 
     /// Bytes of the largest message that may come.
@@ -92,7 +92,7 @@ impl Client {
     }
 
     /// The first message.
-    pub fn greet(&mut self) -> (Header, Vec<u8>) {
+    pub fn negotiate(&mut self) -> (Header, Vec<u8>) {
         let version = Version { major: MAJOR, minor: MINOR, capabilities: self.ours.clone() };
         let mut body = Vec::new();
         version.encode(&mut body);
@@ -141,20 +141,20 @@ impl Client {
     ///
     /// # Errors
     /// [`Fault`]: close the connection.
-    pub fn take<'a>(&mut self, frame: Frame<'a>, fds: usize) -> Result<Heard<'a>, Fault> {
-        let heard = match (&self.state, frame.header.kind) {
+    pub fn take<'a>(&mut self, frame: Frame<'a>, fds: usize) -> Result<Received<'a>, Fault> {
+        let received = match (&self.state, frame.header.kind) {
             (State::Closed, _) => Err(Fault::Closed),
             (_, Kind::Reply { error }) => self.reply(frame, fds, error),
-            (State::Greeting, _) => Err(Fault::NotGreeted { command: frame.header.command }),
+            (State::Negotiating, _) => Err(Fault::NotNegotiated { command: frame.header.command }),
             (State::Ready(_), Kind::Command { no_reply }) => Ok(self.asked(frame, fds, no_reply)),
         };
-        if heard.is_err() {
+        if received.is_err() {
             self.close();
         }
-        heard
+        received
     }
 
-    fn reply<'a>(&mut self, frame: Frame<'a>, fds: usize, error: Option<u32>) -> Result<Heard<'a>, Fault> {
+    fn reply<'a>(&mut self, frame: Frame<'a>, fds: usize, error: Option<u32>) -> Result<Received<'a>, Fault> {
         let Header { id, command, .. } = frame.header;
         let found = self.waiting.iter().position(|(asked, what)| (*asked, what.number()) == (id, command));
         let (_, asked) = self.waiting.swap_remove(found.ok_or(Fault::Unasked { id, command })?);
@@ -167,26 +167,26 @@ impl Client {
             return Err(Fault::Descriptors { command, fds });
         }
         if asked != Command::Version {
-            return Ok(Heard::Answer { id, outcome: error.map_or(Ok(frame.body), Err) });
+            return Ok(Received::Answer { id, outcome: error.map_or(Ok(frame.body), Err) });
         }
         if let Some(errno) = error {
             return Err(Fault::Refused { errno });
         }
         let version = Version::decode(frame.body).map_err(Fault::Handshake)?;
         self.state = State::Ready(agree(&version, MINOR)?);
-        Ok(Heard::Greeted(version))
+        Ok(Received::Negotiated(version))
     }
 
-    fn asked<'a>(&mut self, frame: Frame<'a>, fds: usize, no_reply: bool) -> Heard<'a> {
+    fn asked<'a>(&mut self, frame: Frame<'a>, fds: usize, no_reply: bool) -> Received<'a> {
         let ticket = Ticket::new(frame.header, no_reply);
         let most = self.ours.limits().map_or(0, |limits| limits.data);
         let call = Call::decode(frame.header.command, frame.body).ok();
         let call = call.filter(|call| fds == 0 && call.access().count <= most.into());
         match call {
-            Some(call) => Heard::Asked(ticket, call),
+            Some(call) => Received::Asked(ticket, call),
             None => {
                 self.refused = self.refused.saturating_add(1);
-                Heard::Refuse(ticket.refused(EINVAL))
+                Received::Refuse(ticket.refused(EINVAL))
             }
         }
     }

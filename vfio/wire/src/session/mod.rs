@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!            version agreed on          anything out of order, or the socket's end
-//!  Greeting ───────────────────► Ready ───────────────────────────────────────────► closed: every call fails
+//!  Negotiating ────────────────► Ready ───────────────────────────────────────────► closed: every call fails
 //! ```
 
 pub mod client;
@@ -41,7 +41,7 @@ pub enum Fault {
     },
     /// The first message is no handshake.
     #[error("command {command:#x} came before the handshake")]
-    NotGreeted {
+    NotNegotiated {
         /// The command.
         command: u16,
     },

@@ -31,7 +31,7 @@ pub struct Server {
 
 #[derive(Debug)]
 enum State {
-    Greeting,
+    Negotiating,
     Ready(Limits),
     Closed,
 }
@@ -40,7 +40,7 @@ impl Server {
     /// Creates a session; `ours` are the server's capabilities. Its reply omits names that the client does not propose.
     #[must_use]
     pub fn new(ours: Capabilities) -> Self {
-        Self { ours, state: State::Greeting, asked: None, next: 0, refused: 0 }
+        Self { ours, state: State::Negotiating, asked: None, next: 0, refused: 0 }
     }
 
     /// Bytes of the largest message that may come.
@@ -104,11 +104,13 @@ impl Server {
         let request = Request::decode(command, frame.body);
         match &self.state {
             State::Closed => Err(Fault::Closed),
-            State::Greeting if command != Command::Version.number() => Err(Fault::NotGreeted { command }),
-            State::Greeting => match request.map_err(Fault::Handshake)? {
+            State::Negotiating if command != Command::Version.number() => {
+                Err(Fault::NotNegotiated { command })
+            }
+            State::Negotiating => match request.map_err(Fault::Handshake)? {
                 Request::Version(_) if fds > 0 => Err(Fault::Descriptors { command, fds }),
-                Request::Version(version) => self.greet(frame.header, &version),
-                _ => Err(Fault::NotGreeted { command }),
+                Request::Version(version) => self.negotiate(frame.header, &version),
+                _ => Err(Fault::NotNegotiated { command }),
             },
             State::Ready(_) => {
                 let ticket = Ticket::new(frame.header, no_reply);
@@ -123,7 +125,7 @@ impl Server {
         }
     }
 
-    fn greet<'a>(&mut self, header: Header, version: &Version) -> Result<Step<'a>, Fault> {
+    fn negotiate<'a>(&mut self, header: Header, version: &Version) -> Result<Step<'a>, Fault> {
         let limits = agree(version, u16::MAX)?;
         let theirs = &version.capabilities;
         // A reply names nothing that the request does not, but for the two that every peer knows.

@@ -16,7 +16,7 @@ fn pair() -> (UnixStream, Connection) {
 
 fn pair_with(limit: Duration) -> (UnixStream, Connection) {
     let (peer, ours) = UnixStream::pair().unwrap();
-    (peer, Connection::new(ours.into(), limit, Patience::NONE).unwrap())
+    (peer, Connection::new(ours.into(), limit, BusyPoll::NONE).unwrap())
 }
 
 /// A message with a body of `body`.
@@ -69,7 +69,7 @@ fn an_urgent_byte_is_one_like_others_with_its_descriptors() {
     };
     // The first is queued before the connection is made.
     send(&bytes[..1], SendFlags::OOB);
-    let mut ours = Connection::new(ours.into(), LONG, Patience::NONE).unwrap();
+    let mut ours = Connection::new(ours.into(), LONG, BusyPoll::NONE).unwrap();
     send(&bytes[1..], SendFlags::empty());
     ours.receive(MOST).unwrap();
     assert_eq!((ours.frame().header.id, ours.frame().body, ours.fds()), (1, &b"body"[..], 2));
@@ -123,7 +123,7 @@ fn who_does_not_read_is_given_up() {
 #[test]
 fn a_long_message_in_two_parts_arrives_as_one() {
     let (peer, ours) = UnixStream::pair().unwrap();
-    let patient = |socket: UnixStream| Connection::new(socket.into(), LONG, Patience::NONE).unwrap();
+    let patient = |socket: UnixStream| Connection::new(socket.into(), LONG, BusyPoll::NONE).unwrap();
     let (mut theirs, ours) = (patient(peer), patient(ours));
     let reader = std::thread::spawn(move || {
         theirs.receive(u32::MAX).unwrap();

@@ -288,7 +288,7 @@ proptest! {
             prop_assert!(!(inside && ended));
         }
         for slot in &machine.controller.slots {
-            prop_assert_eq!(slot.port.seated().is_some(), slot.occupant.is_some());
+            prop_assert_eq!(slot.port.plugged().is_some(), slot.occupant.is_some());
             prop_assert_eq!(slot.port.duty(), None);
         }
     }

@@ -136,10 +136,10 @@ mod tests {
         for reporter in Reporter::ALL {
             let checks = MachineChecks::new(Places::default(), Some(*reporter), 3).unwrap();
             assert_eq!(checks.found(bad), reporter.found(bad).is_some());
-            let told: Vec<_> = checks.boxes.iter().map(Inbox::take).collect();
+            let delivered: Vec<_> = checks.boxes.iter().map(Inbox::take).collect();
             let others: Vec<_> = reporter.found(bad).and_then(|_| reporter.of_others()).into_iter().collect();
             let first: Vec<_> = reporter.found(bad).into_iter().collect();
-            assert_eq!(told, [first, others.clone(), others], "{reporter:?}");
+            assert_eq!(delivered, [first, others.clone(), others], "{reporter:?}");
             assert!((0..3).all(|index| !checks.wait_for(index)));
         }
     }

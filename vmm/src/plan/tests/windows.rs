@@ -134,7 +134,7 @@ fn a_function_alone_behind_a_switch_of_the_host_has_a_root_port() {
 }
 
 /// Functions with one BAR behind one switch of the host: 32 of them take 34 buses of the guest.
-fn behind_a_switch(count: u16) -> (Spec, Facts) {
+fn below_a_switch(count: u16) -> (Spec, Facts) {
     let function = |number: u16| {
         let mut function = gpu(1, &[(0, HostBarKind::Memory32, 4096)]);
         let (bus, device) = (u8::try_from(0x21 + number / 32).unwrap(), u8::try_from(number % 32).unwrap());
@@ -148,11 +148,11 @@ fn behind_a_switch(count: u16) -> (Spec, Facts) {
 
 #[test]
 fn a_machine_has_256_buses_at_most() {
-    let (spec, facts) = behind_a_switch(239);
+    let (spec, facts) = below_a_switch(239);
     let made = made(&spec, &facts);
     assert_eq!(made.pci.last().unwrap().address.bus(), 255);
     assert_eq!(made.window(WindowKind::Ecam).unwrap().size(), 256 * MIB);
-    let (spec, facts) = behind_a_switch(240);
+    let (spec, facts) = below_a_switch(240);
     assert_eq!(plan(&spec, &facts), Err(PlanError::Buses { devices: 240, buses: 257, max: 256 }));
 }
 

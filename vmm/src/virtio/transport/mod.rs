@@ -128,7 +128,7 @@ impl VirtioPci {
             let core = Core::new(device.features(), sizes, u16::try_from(vectors).unwrap_or(0));
             (core, device.kicks().iter().cloned().collect::<Box<[_]>>(), device.device_type())
         };
-        let profile = Profile { device_type, bar, vectors, behind_port: address.bus() != 0 };
+        let profile = Profile { device_type, bar, vectors, below_port: address.bus() != 0 };
         let (config, layout) =
             identity::config_space(&profile).ok_or(TransportError::Capabilities { address })?;
         Ok(Self {

@@ -8,7 +8,7 @@
 //! of the muxer, which drops closed ones by itself, and the event loop polls only that set.
 
 mod connection;
-mod greetings;
+mod handshakes;
 mod host;
 mod muxer;
 mod packet;

@@ -14,7 +14,7 @@ pub(crate) struct Comparer<'g> {
     pub(crate) kernels: &'g Kernels,
     pub(crate) stream: &'g Stream,
     /// Memory that processors see, too; its first 64 bytes are for the GPU's report.
-    pub(crate) told: &'g Memory,
+    pub(crate) results: &'g Memory,
 }
 
 impl Comparer<'_> {
@@ -27,7 +27,7 @@ impl Comparer<'_> {
     ) -> Result<Option<Wrong>, Broken> {
         let found = self.differences(memory, (offset, bytes), seed)?;
         if found.is_none() {
-            self.would_tell(memory, (offset, bytes), seed)?;
+            self.check_reports(memory, (offset, bytes), seed)?;
         }
         Ok(found)
     }
@@ -39,7 +39,7 @@ impl Comparer<'_> {
         (offset, bytes): (u64, u64),
         seed: u64,
     ) -> Result<Option<Wrong>, Broken> {
-        let (part, words) = (self.told.part(0, 64)?, self.told.words()?);
+        let (part, words) = (self.results.part(0, 64)?, self.results.words()?);
         (0..8).for_each(|word| words.write(word, 0));
         let shape = Shape::whole(self.context);
         self.kernels.check(self.stream, shape, memory.part(offset, bytes)?, seed, part)?;
@@ -50,7 +50,7 @@ impl Comparer<'_> {
 
     /// Shows that the GPU, which found no difference, would report one: the last word, with the pattern of `seed`, is
     /// compared with another one; exactly that difference must be reported, with what the word holds.
-    pub(crate) fn would_tell(
+    pub(crate) fn check_reports(
         self,
         memory: &Memory,
         (offset, bytes): (u64, u64),
@@ -59,16 +59,16 @@ impl Comparer<'_> {
         let Some(last) = (bytes / 8).checked_sub(1) else { return Ok(()) };
         let right = egm_vendor::cuda::pattern(seed, last);
         let other = seed.wrapping_add(last) ^ CONTROL;
-        let told = self.differences(memory, (offset + last * 8, 8), other)?;
-        if told == Some(Wrong { count: 1, index: 0, value: right }) {
+        let reported = self.differences(memory, (offset + last * 8, 8), other)?;
+        if reported == Some(Wrong { count: 1, index: 0, value: right }) {
             return Ok(());
         }
-        let told = told.map_or_else(
+        let reported = reported.map_or_else(
             || "found none".to_owned(),
             |Wrong { count, value, .. }| format!("found {count}, the first with {value:#x}"),
         );
         Err(Broken::Other(format!(
-            "comparisons by GPU {} cannot be trusted: it should have found one difference that was made on purpose, with {right:#x}, and {told}",
+            "comparisons by GPU {} cannot be trusted: it should have found one difference that was made on purpose, with {right:#x}, and {reported}",
             self.context.device().ordinal
         )))
     }

@@ -26,7 +26,7 @@ pub(in crate::validate) struct Site<'c> {
     /// Devices that are there as well, and why not each of them was taken.
     pub(in crate::validate) others: Vec<String>,
     /// Time limit of a completion.
-    pub(in crate::validate) patience: Duration,
+    pub(in crate::validate) timeout: Duration,
 }
 
 /// Opens the device that the arguments name, or the first that has a port up, and runs `check` on it; where there is none
@@ -75,8 +75,9 @@ pub(in crate::validate) fn with(
         max_dest_rd_atomic: abilities.max_dest_rd_atomic.min(16),
         max_rd_atomic: abilities.max_rd_atomic.min(16),
     };
-    let patience = Duration::from_secs(setting.args.get("rdma.patience", 60u64)?.clamp(1, 3600));
-    check(&Site { name, context: &context, abilities, place, others, patience })
+    let former = setting.args.get("rdma.patience", 60u64)?; // its former name
+    let timeout = Duration::from_secs(setting.args.get("rdma.timeout", former)?.clamp(1, 3600));
+    check(&Site { name, context: &context, abilities, place, others, timeout })
 }
 
 /// The device and its first port that is up; what is passed over goes into `others`.

@@ -76,15 +76,15 @@ mod tests {
         create_interrupt_controller(&vm).unwrap();
         let vcpu = vm.create_vcpu(0).unwrap();
         setup(&vcpu, capability).unwrap();
-        let told = Reporter { amd: true }.found(Span::new(Gpa::new(0x4000), 0x1000).unwrap()).unwrap();
-        give(&vcpu, &told).unwrap();
+        let reported = Reporter { amd: true }.found(Span::new(Gpa::new(0x4000), 0x1000).unwrap()).unwrap();
+        give(&vcpu, &reported).unwrap();
         let entry = |index| kvm_msr_entry { index, ..Default::default() };
         let mut msrs = Msrs::from_entries(&[MC8_STATUS, MC8_STATUS + 1, MC8_STATUS + 2].map(entry)).unwrap();
         vcpu.get_msrs(&mut msrs).unwrap();
         let values: Vec<_> = msrs.as_slice().iter().map(|entry| entry.data).collect();
-        assert_eq!(values, [told.status, 0x4000, told.misc]);
+        assert_eq!(values, [reported.status, 0x4000, reported.misc]);
         assert!(!takes_exceptions(&vcpu).unwrap()); // it has not switched them on
-        let wrong = kvm_x86_mce { bank: 200, ..told };
+        let wrong = kvm_x86_mce { bank: 200, ..reported };
         assert!(give(&vcpu, &wrong).is_err());
     }
 }
