@@ -251,7 +251,7 @@ time (UTC)     event         owner         user region           offset     size
 }
 
 #[test]
-fn who_follows_the_log_sees_lines_as_they_come_and_across_a_rotation() {
+fn a_follower_of_the_log_sees_lines_as_they_come_and_across_a_rotation() {
     use std::io::{BufRead, BufReader};
     let root = tempfile::tempdir().unwrap();
     let paths = Paths::below(root.path());

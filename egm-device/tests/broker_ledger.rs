@@ -35,7 +35,7 @@ fn region() -> Region {
 }
 
 #[test]
-fn a_lent_slice_is_in_the_ledger_under_its_client_and_usable_as_memory() {
+fn a_granted_slice_is_in_the_ledger_under_its_client_and_usable_as_memory() {
     let folder = tempfile::tempdir().unwrap();
     let identity = Identity { machine: Some("host".into()), boot: "boot".into() };
     let ledger = Ledger::open(Paths::below(folder.path()), identity).unwrap();

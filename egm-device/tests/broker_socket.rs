@@ -86,7 +86,7 @@ fn an_exclusive_file_is_shared_by_two_clients_at_different_places() {
 
 /// Another process with the ledger's lock may be stopped.
 #[test]
-fn a_ledger_that_does_not_answer_keeps_only_those_who_ask_it() {
+fn a_ledger_that_does_not_answer_delays_only_requests_to_it() {
     let broker = Broker::start(Policy::root_only(), G);
     let locked = broker.source.ledger.lock().unwrap();
     let asks = raw(&broker.path);
@@ -101,7 +101,7 @@ fn a_ledger_that_does_not_answer_keeps_only_those_who_ask_it() {
 
 /// The source refuses to grant while the scrub runs.
 #[test]
-fn idle_memory_is_scrubbed_until_somebody_asks() {
+fn idle_memory_is_scrubbed_until_a_request_comes() {
     let broker = Broker::start(Policy::root_only(), G);
     while !broker.source.is_tidying() {
         std::thread::yield_now();
@@ -112,7 +112,7 @@ fn idle_memory_is_scrubbed_until_somebody_asks() {
 }
 
 #[test]
-fn who_waits_is_served_when_a_slice_comes_back() {
+fn a_waiting_client_is_served_when_a_slice_is_returned() {
     let broker = Broker::start(Policy::root_only(), 2 * G);
     let first = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap();
     let (reports, waits) = std::sync::mpsc::channel();
@@ -132,7 +132,7 @@ fn who_waits_is_served_when_a_slice_comes_back() {
 
 /// A GiB is free on each side of the held one, and two are requested at a multiple of two.
 #[test]
-fn who_waits_for_an_aligned_place_is_not_refused_because_bytes_are_free_elsewhere() {
+fn a_request_for_an_aligned_place_is_not_refused_because_bytes_are_free_elsewhere() {
     let broker = Broker::start(Policy::root_only(), 3 * G);
     let first = broker.client().take(&take("egm4", G), |_| ()).unwrap();
     let aligned = SliceRequest { align: 2 * G, ..take("egm4", 2 * G) };
@@ -147,7 +147,7 @@ fn who_waits_for_an_aligned_place_is_not_refused_because_bytes_are_free_elsewher
 }
 
 #[test]
-fn who_does_not_wait_is_told_which_rule_and_what_is_free_instead() {
+fn a_refusal_without_a_wait_names_the_rule_and_what_is_free_instead() {
     let broker = Broker::start(Policy::root_only(), 4 * G);
     let _held = broker.client().take(&take("egm4", 3 * G), |_| ()).unwrap();
     let now = SliceRequest { wait: false, ..take("egm4", 2 * G) };
@@ -279,7 +279,7 @@ fn one_connection_has_one_slice_in_its_life() {
 
 /// The broker has a client's reports when the slice comes back: by a message, or by the process's end.
 #[test]
-fn what_a_client_found_bad_in_its_slice_is_heard_of_before_the_next_has_it() {
+fn pages_that_a_client_found_bad_are_retired_before_the_next_client_has_them() {
     let broker = Broker::start(Policy::root_only(), 4 * G);
     let _first = broker.client().take(&take("egm4", G), |_| ()).unwrap();
     let loan = broker.client().take(&take("egm4", G), |_| ()).unwrap();
@@ -400,7 +400,7 @@ fn the_kernels_word_for_the_user_decides() {
 
 /// All slices of an EGM device are one file: a user with the file for one slice can map every other tenant's bytes.
 #[test]
-fn a_slice_of_a_shared_file_is_refused_to_users_whose_rule_does_not_say_whole_device() {
+fn a_slice_of_a_shared_file_is_refused_to_users_of_a_rule_without_whole_device() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: only root can be another user");
         return;
@@ -444,7 +444,7 @@ fn a_command_does_not_inherit_the_connection() {
 
 /// The command's end is not its children's: a background child still has the memory.
 #[test]
-fn a_slice_is_lent_until_the_commands_children_are_gone_too() {
+fn a_slice_is_granted_until_the_commands_children_have_ended_too() {
     let broker = Broker::start(Policy::root_only(), 2 * G);
     let script = "sleep infinity >/dev/null 2>&1 & echo $!";
     let command = grant(&broker, 0, 0, &["--size", "2GiB", "--", "/bin/sh", "-c", script]);

@@ -113,7 +113,7 @@ fn what_was_not_written_is_no_success() {
 }
 
 #[test]
-fn each_manual_page_says_of_which_program_it_is_and_its_folder_is_made() {
+fn each_manual_page_names_its_program_and_its_folder_is_made() {
     let folder = tempfile::tempdir().unwrap();
     let pages = folder.path().join("share/man1");
     let run = |arguments: &[&str]| Command::new(PROGRAM).arg("man").args(arguments).output().unwrap();
@@ -132,7 +132,7 @@ fn each_manual_page_says_of_which_program_it_is_and_its_folder_is_made() {
 }
 
 #[test]
-fn who_may_not_open_kvm_is_told_what_is_not_known() {
+fn a_user_without_access_to_kvm_gets_a_note_of_what_is_not_known() {
     let closed = fs::metadata("/dev/kvm").is_ok_and(|kvm| kvm.permissions().mode() & 0o006 == 0);
     if !closed || !rustix::process::geteuid().is_root() {
         return println!(

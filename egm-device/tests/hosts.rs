@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn every_story_went_as_somebody_has_read_it() {
+    fn every_sequence_of_commands_prints_its_golden_file() {
         let write = std::env::var_os("EGM_GOLDEN").is_some_and(|value| value == "write");
         let mut wrong = Vec::new();
         for (name, commands) in STORIES {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_is_shown_with_its_owner_for_as_long_as_somebody_has_it() {
+    fn a_slice_is_shown_with_its_owner_for_as_long_as_it_has_one() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("lab-split");
         plant("lab-split", &root);

@@ -155,7 +155,7 @@ fn is_served(socket: &Path, uid: u32) -> bool {
 }
 
 #[test]
-fn a_server_gives_the_file_of_a_whole_region_to_no_user_unless_told_so() {
+fn a_server_gives_the_file_of_a_whole_region_to_no_user_unless_configured_so() {
     let Some((host, _turn)) = host() else { return };
     let socket = host.path("run/vm.sock");
     let server = Server::start(&host, &[]);

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn an_intel_iommu_says_how_many_bits_it_translates() {
+    fn an_intel_iommu_states_how_many_bits_it_translates() {
         let (root, address) =
             tree("0x0 0x0 0x0\n0x0 0x0 0x0\n0x0 0x0 0x0\n0x0 0x0 0x0\n0x0 0x0 0x0\n0x0 0x0 0x0\n", &[0; 256]);
         let bits = || function(root.path(), address).unwrap().iova_bits;

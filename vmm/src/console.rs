@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_that_nobody_reads_is_an_error_and_one_with_a_reader_is_written() {
+    fn a_pipe_without_a_reader_is_an_error_and_one_with_a_reader_is_written() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pipe");
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();

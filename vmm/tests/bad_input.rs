@@ -522,7 +522,7 @@ fn a_full_disk_for_what_is_printed() {
 }
 
 #[test]
-fn a_console_pipe_that_nobody_reads() {
+fn a_console_pipe_without_a_reader() {
     let machine = Machine::new().with("console", json!({ "type": "file", "path": "pipe" }));
     let made = Command::new("mkfifo").arg(machine.folder.path().join("pipe")).status().unwrap();
     assert!(made.success());
@@ -599,7 +599,7 @@ fn a_host_without_kvm() {
 }
 
 #[test]
-fn a_user_who_may_not_use_kvm() {
+fn a_user_without_access_to_kvm() {
     let root = rustix::process::getuid().is_root();
     match fs::metadata("/dev/kvm") {
         Err(error) => return println!("skipped: /dev/kvm: {error}"),

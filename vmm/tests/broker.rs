@@ -84,7 +84,7 @@ fn command_of(folder: &Path, name: &str, slices: &serde_json::Value) -> Command 
 }
 
 #[test]
-fn a_lent_slice_is_the_machines_until_its_end_and_nobody_elses() {
+fn a_granted_slice_is_the_machines_alone_until_its_end() {
     if skipped() {
         return;
     }

@@ -107,7 +107,7 @@ fn a_slice_that_is_the_memory_of_processors_is_that_of_their_node() {
 }
 
 #[test]
-fn what_a_shell_reads_is_what_programs_are_told() {
+fn what_a_shell_reads_is_what_programs_get() {
     let folder = tempfile::tempdir().unwrap();
     let config = awkward(folder.path());
     let host = file("x86.host.json");

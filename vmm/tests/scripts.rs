@@ -86,7 +86,7 @@ fn a_skip_that_the_table_does_not_allow_fails_a_test_run() {
 }
 
 #[test]
-fn a_quick_run_and_a_shard_leave_out_what_their_usage_says() {
+fn a_quick_run_and_a_shard_leave_out_what_their_usage_states() {
     let cargo = "case $1 in
     nextest) [ \"$2\" = --version ] || echo \"$@\" >>ran ;;
     run) echo $6 >>ran ;;

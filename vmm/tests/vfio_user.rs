@@ -128,7 +128,7 @@ fn planned(folder: &Path) -> (Plan, Facts, Servers) {
 }
 
 #[test]
-fn what_the_plan_knows_of_a_device_is_what_its_server_says() {
+fn what_the_plan_knows_of_a_device_is_what_its_server_states() {
     let folder = tempfile::tempdir().unwrap();
     let server = server(&folder.path().join("fn.sock"));
     let (plan, facts, servers) = planned(folder.path());
@@ -140,7 +140,7 @@ fn what_the_plan_knows_of_a_device_is_what_its_server_says() {
 }
 
 #[test]
-fn a_server_is_lent_all_of_the_guests_memory_as_files_and_nothing_after_its_end() {
+fn a_server_gets_all_of_the_guests_memory_as_files_and_nothing_after_its_end() {
     if let Err(error) = fs::File::options().read(true).write(true).open("/dev/kvm") {
         return println!("skipped: /dev/kvm: {error}");
     }

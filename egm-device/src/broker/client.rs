@@ -270,7 +270,7 @@ mod tests {
 
     /// A broker may scrub for minutes: a client that must stop does not wait for it.
     #[test]
-    fn who_gives_a_slice_back_may_go_before_it_is_scrubbed() {
+    fn a_client_that_returns_a_slice_may_end_before_the_scrub() {
         let (socket, broker) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let region = Region {

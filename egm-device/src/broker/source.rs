@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_of_a_file_that_opens_once_is_lent_as_long_as_anybody_maps_it() {
+    fn a_slice_of_a_file_that_opens_once_is_granted_as_long_as_it_is_mapped() {
         let folder = tempfile::tempdir().unwrap();
         let mut source = source(&folder, 4);
         let path = folder.path().join("memory");
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_nobody_opened_yet_is_not_opened_to_be_cleaned() {
+    fn a_device_that_was_not_opened_yet_is_not_opened_to_be_cleaned() {
         let folder = tempfile::tempdir().unwrap();
         let mut source = source(&folder, 4);
         source.regions[0].kind = RegionKind::Egm { device: "/dev/egm4".into() };

@@ -193,7 +193,7 @@ fn a_file_has_many_devices_and_a_word_picks_one() {
 }
 
 #[test]
-fn a_server_whose_words_nobody_reads_serves_on() {
+fn a_server_without_a_reader_of_its_messages_serves_on() {
     let host = Host::new();
     let mut command = host.command("serve --region local --size 2MiB --socket vm.sock");
     let (reader, writer) = std::io::pipe().unwrap();

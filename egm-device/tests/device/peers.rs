@@ -63,7 +63,7 @@ fn what_is_said_in_the_handshake_pleases_qemu() {
 }
 
 #[test]
-fn who_wants_no_reply_gets_none_and_requests_sent_ahead_are_answered_in_order() {
+fn a_request_without_a_reply_gets_none_and_requests_sent_ahead_are_answered_in_order() {
     let world = World::new(&[]);
     let (mut raw, _) = Raw::negotiated(&world.path);
     let all = [
@@ -130,7 +130,7 @@ fn the_crate_s_client_gets_a_file_because_a_whole_slice_is_an_area_too() {
 }
 
 #[test]
-fn the_crate_s_client_may_map_twice_reset_whatever_it_believes_and_come_again() {
+fn the_crate_s_client_may_map_twice_reset_at_any_time_and_come_again() {
     let world = World::new(&[]);
     for _ in 0..3 {
         let mut client = vfio_user::Client::new(&world.path).unwrap();
@@ -147,7 +147,7 @@ fn the_crate_s_client_may_map_twice_reset_whatever_it_believes_and_come_again() 
 }
 
 #[test]
-fn a_second_client_is_told_and_the_first_goes_on() {
+fn a_second_client_is_refused_and_the_first_goes_on() {
     let world = World::new(&[]);
     let mut first = world.client();
     let second = Client::new(Connection::connect(&world.path, LIMIT, BusyPoll::NONE).unwrap());
@@ -160,7 +160,7 @@ fn a_second_client_is_told_and_the_first_goes_on() {
 }
 
 #[test]
-fn who_connects_and_says_nothing_is_given_up() {
+fn a_client_that_connects_and_sends_nothing_is_disconnected() {
     let world = World::new(&[]);
     let mut silent = [Raw::connect(&world.path), Raw::connect(&world.path)];
     assert!(silent.each_mut().map(Raw::hear).iter().all(Option::is_none), "they are hung up on");

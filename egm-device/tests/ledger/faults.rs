@@ -386,7 +386,7 @@ fn neither_does_a_full_disk() {
 }
 
 #[test]
-fn a_full_disk_refuses_and_says_what_to_do() {
+fn a_full_disk_refuses_and_states_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), PAGES);
     let world = Arc::new(World { breaks: Break::Full, at: 0, step: AtomicUsize::new(0) });

@@ -94,7 +94,7 @@ fn a_page_that_the_device_names_once_it_is_open_is_a_hole_and_is_not_touched() {
 }
 
 #[test]
-fn a_page_that_went_bad_while_it_was_lent_is_not_touched_by_the_scrub() {
+fn a_page_that_went_bad_while_it_was_granted_is_not_touched_by_the_scrub() {
     let folder = tempfile::tempdir().unwrap();
     let (region, file) = egm(folder.path());
     let ledger = ledger(folder.path());

@@ -58,7 +58,7 @@ fn a_lease_that_is_dropped_leaves_dirty_bytes_which_the_next_grant_scrubs() {
 }
 
 #[test]
-fn who_asks_for_bytes_in_use_hears_who_has_them() {
+fn a_request_for_bytes_in_use_is_refused_with_the_name_of_their_owner() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 8);
     let ledger = ledger(folder.path());
@@ -96,7 +96,7 @@ fn slices_of_a_device_that_is_opened_once_are_given_back_one_by_one_and_outlive_
 }
 
 #[test]
-fn whoever_has_the_claim_keeps_the_slice() {
+fn the_owner_of_the_claim_keeps_the_slice() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 2);
     let ledger = ledger(folder.path());
@@ -133,7 +133,7 @@ fn used(folder: &Path, region: &Region) {
 }
 
 #[test]
-fn a_record_that_is_not_believed_makes_everything_dirty() {
+fn a_record_that_is_not_trusted_makes_everything_dirty() {
     let other = |machine: &str, boot: &str| Identity { machine: Some(machine.into()), boot: boot.into() };
     let nothing = |_: &Path| {};
     let cut = |path: &Path| {
@@ -189,7 +189,7 @@ fn bad_pages_are_known_as_long_as_one_of_two_files_is_whole() {
 }
 
 #[test]
-fn an_old_record_that_is_put_back_is_not_believed() {
+fn an_old_record_that_is_put_back_is_not_trusted() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 6);
     used(folder.path(), &region);
@@ -205,7 +205,7 @@ fn an_old_record_that_is_put_back_is_not_believed() {
 }
 
 #[test]
-fn who_removes_all_lock_files_frees_nothing() {
+fn removing_all_lock_files_frees_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 4);
     let first =
@@ -277,7 +277,7 @@ fn a_scrub_that_is_cancelled_goes_on_where_it_ended() {
 }
 
 #[test]
-fn who_watches_a_scrub_of_several_pieces_hears_of_all_of_it() {
+fn a_scrub_of_several_pieces_reports_all_of_them() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 6);
     let ledger = ledger(folder.path());

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_list_says_what_is_wrong() {
+    fn a_wrong_list_states_what_is_wrong() {
         assert!(matches!("0-".parse::<CpuSet>(), Err(CpuSetError::Element { .. })));
         assert!(matches!("1,,2".parse::<CpuSet>(), Err(CpuSetError::Element { .. })));
         assert!(matches!("3-1".parse::<CpuSet>(), Err(CpuSetError::Backwards { first: 3, last: 1, .. })));

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_size_says_what_is_wrong() {
+    fn a_wrong_size_states_what_is_wrong() {
         assert!(matches!("GiB".parse::<ByteSize>(), Err(SizeError::NoNumber(_))));
         assert!(matches!("5GB".parse::<ByteSize>(), Err(SizeError::UnknownUnit { .. })));
         assert!(matches!("99999999TiB".parse::<ByteSize>(), Err(SizeError::TooLarge(_))));

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failure_nothing_is_mapped_and_the_cause_is_told() {
+    fn after_a_failure_nothing_is_mapped_and_the_cause_is_reported() {
         let limits = Limits { mappings: Some(2), ..Limits::default() };
         let domain = FakeDomain::new(limits, &[]);
         let failed = map_all(&domain, pieces(&[Some(0); 4]), &|_| {});
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_that_cannot_be_mapped_is_told_and_the_others_are_mapped() {
+    fn a_bar_that_cannot_be_mapped_is_reported_and_the_others_are_mapped() {
         let domain = FakeDomain::new(Limits::default(), &["bar"]);
         let mut bars = pieces(&[None, None]);
         let file = tempfile::tempfile().unwrap();

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_whose_iommu_is_off_is_told_how_it_is_switched_on() {
+    fn a_host_without_an_active_iommu_gets_the_way_to_switch_it_on() {
         let host = host("vfio-pci", "vfio-pci");
         fs::remove_file(host.path().join("sys/bus/pci/devices/0000:41:00.0/iommu_group")).unwrap();
         let error = group(host.path(), address("0000:41:00.0")).unwrap_err();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_file_open_is_named_by_number_and_command() {
+    fn a_process_that_has_a_file_open_is_named_by_number_and_command() {
         let proc = tempfile::tempdir().unwrap();
         let path = Path::new("/dev/vfio/7");
         for (process, target) in [("self", "/dev/vfio/7"), ("41", "/dev/vfio/8"), ("42", "/dev/vfio/7")] {
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_says_of_a_file_becomes_what_it_means() {
+    fn an_error_of_the_kernel_about_a_file_becomes_what_it_means() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("7");
         let error = |kind| OpenError::file(&path, "0000:41:00.0", "rule")(io::Error::from(kind));

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_pools_file_is_told_from_others() {
+    fn only_a_pools_file_is_distinguished_from_others() {
         use rustix::fs::{MemfdFlags, memfd_create};
         let pooled = |flags| is_pooled(memfd_create(c"test", flags).unwrap().as_fd());
         assert!(pooled(MemfdFlags::HUGETLB));

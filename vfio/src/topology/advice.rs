@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nic_without_ats_is_told_how_to_get_it() {
+    fn a_nic_without_ats_is_shown_with_the_way_to_get_it() {
         let host = Host::two_switches();
         let said = said(&host, |f| {
             if let Some(express) = &mut f.place.express {

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn who_uses_the_group_is_named_with_the_command_that_takes_it() {
+    fn the_user_of_a_group_is_named_with_the_command_that_takes_it() {
         let host = Host::two_switches();
         let mut all = host.functions();
         let disk = host.disk();

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partner_that_the_driver_would_not_find_says_why() {
+    fn a_partner_that_the_driver_would_not_find_states_why() {
         let problem = |vpd: &[u8]| {
             let card = Card::of(vpd);
             let alone = Candidate { address: at("0009:02:00.0"), is_data_direct: true, card: Some(&card) };

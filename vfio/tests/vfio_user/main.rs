@@ -88,7 +88,7 @@ fn memory() -> (Arc<dyn HostMemory>, File) {
 }
 
 #[test]
-fn regions_are_as_the_server_says_and_registers_answer() {
+fn regions_are_as_the_server_states_and_registers_answer() {
     each(|function| {
         assert_eq!(function.region(REGISTERS).size, 0x1000);
         assert!(function.region(REGISTERS).mappable.is_empty());
@@ -117,7 +117,7 @@ fn regions_are_as_the_server_says_and_registers_answer() {
 }
 
 #[test]
-fn a_bar_is_the_server_s_memory_and_can_be_lent_on_as_a_file() {
+fn a_bar_is_the_server_s_memory_and_can_be_shared_on_as_a_file() {
     each(|function| {
         let memory = function.map(BAR, bar(0x2000, 0x1000), 0x1_0000_2000).unwrap();
         memory.write(8, b"through the mapping").unwrap();
@@ -134,7 +134,7 @@ fn a_bar_is_the_server_s_memory_and_can_be_lent_on_as_a_file() {
 }
 
 #[test]
-fn a_device_of_this_process_says_what_its_memory_is_and_refuses_what_it_lacks() {
+fn a_device_of_this_process_states_what_its_memory_is_and_refuses_what_it_lacks() {
     let function =
         LocalFunction::new("here".to_owned(), Copier::new(MEMORY), |_, _| MadeOf::Invisible).unwrap();
     let memory = function.map(BAR, bar(0x1000, 0x1000), 0).unwrap();
@@ -174,7 +174,7 @@ fn vectors_fire_where_they_are_connected() {
 }
 
 #[test]
-fn the_device_reaches_what_it_is_lent_and_nothing_else() {
+fn the_device_reaches_what_is_shared_with_it_and_nothing_else() {
     let (function, domain, _closer) = function();
     let (guest, _file) = memory();
     guest.write(0x10, b"from the guest").unwrap();
@@ -198,7 +198,7 @@ fn the_device_reaches_what_it_is_lent_and_nothing_else() {
 }
 
 #[test]
-fn memory_that_cannot_be_lent_is_refused_by_name() {
+fn memory_that_cannot_be_shared_is_refused_by_name() {
     let (_function, domain, _closer) = function();
     let (guest, _file) = memory();
     let way =
@@ -242,7 +242,7 @@ fn a_server_that_dies_is_an_error_interrupt_and_ones_for_ever() {
 }
 
 #[test]
-fn who_leaves_is_told_nothing() {
+fn a_client_that_leaves_gets_no_notification() {
     let (function, domain, _closer) = function();
     let error = event();
     function.connect(InterruptKind::Error, 0, &[Some(error.as_fd())]).unwrap();

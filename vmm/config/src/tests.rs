@@ -81,7 +81,7 @@ fn the_schema_in_configs_is_current() {
 }
 
 #[test]
-fn the_demo_means_what_its_description_says() {
+fn the_demo_means_what_its_description_states() {
     let spec = load(&repository("demo.json")).unwrap();
     assert_eq!((spec.name.as_str(), spec.arch, spec.cpus.count), ("demo", Architecture::X86_64, 2));
     let nodes: Vec<_> = spec.memory.nodes.iter().map(|n| (n.id, n.size.get() >> 20, n.cpus.len())).collect();

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_who_takes_nothing_costs_output_and_nobody_waits_for_him() {
+    fn a_reader_that_takes_nothing_costs_output_and_no_wait() {
         let (mut reader, writer) = narrow();
         let mut relay = Relay::start(writer.into()).unwrap();
         (0..=2 * CAPACITY / TEXT).for_each(|_| relay.write(&text())); // hangs when it waits
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_who_leaves_stops_nothing() {
+    fn a_reader_that_leaves_stops_nothing() {
         let (reader, writer) = narrow();
         let mut relay = Relay::start(writer.into()).unwrap();
         drop(reader);

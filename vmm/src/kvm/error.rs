@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_few_open_files_are_told_with_the_remedy() {
+    fn too_few_open_files_are_reported_with_the_remedy() {
         let error = |errno| KvmError::call("KVM_CREATE_VM", kvm_ioctls::Error::new(errno));
         assert!(error(libc::EMFILE).help().is_some_and(|help| help.contains("ulimit")));
         assert_eq!(error(libc::EINVAL).help(), None);

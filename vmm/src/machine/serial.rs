@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_whom_the_guest_finds_gone_makes_room_for_the_next() {
+    fn a_client_that_has_left_makes_room_for_the_next() {
         let mut wired = Wired::new();
         for byte in *b"abc" {
             let mut client = wired.client();

@@ -147,7 +147,7 @@ fn its_memory_becomes_slots_of_its_real_size_that_devices_reach() {
 }
 
 #[test]
-fn the_guest_is_told_of_eight_nodes_for_it() {
+fn the_guest_gets_eight_nodes_for_it() {
     let plan = plan_of(function());
     let near: Vec<u32> =
         plan.nodes.iter().filter(|node| node.initiator.is_some()).map(|node| node.id).collect();
@@ -195,7 +195,7 @@ fn memory_that_devices_cannot_reach_is_refused() {
 }
 
 #[test]
-fn a_gpu_that_tells_by_cxl_is_left_to_the_driver() {
+fn a_gpu_that_reports_by_cxl_is_left_to_the_driver() {
     let mut space = vec![0; 0x1000];
     for line in std::fs::read_to_string("../vfio/tests/data/cxl.txt").unwrap().lines() {
         let Some((offset, bytes)) = line.split_once(": ").filter(|_| !line.starts_with('#')) else {

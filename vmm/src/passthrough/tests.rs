@@ -210,7 +210,7 @@ fn connect(kind: InterruptKind, first: u32, given: &[bool]) -> Call {
 }
 
 #[test]
-fn it_does_no_dma_until_told() {
+fn it_does_no_dma_before_bus_mastering() {
     let machine = Machine::new(fake());
     let calls = machine.fake.take_calls();
     let command = calls.iter().find_map(|call| match call {
@@ -424,7 +424,7 @@ fn a_reset_from_above_leaves_it_as_at_the_start() {
 }
 
 #[test]
-fn that_it_is_gone_is_told_once() {
+fn its_loss_is_reported_once() {
     let machine = Machine::new(fake());
     let notified = Arc::new(AtomicU32::new(0));
     let notify = Arc::clone(&notified);

@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_hears_of_a_vector_once_when_the_guest_first_opens_it() {
+    fn a_source_is_notified_of_a_vector_once_when_the_guest_first_opens_it() {
         let (router, source) = (Arc::new(FakeRouter::default()), Arc::new(FakeSource::default()));
         let msix = Msix::of_device(2048, Arc::clone(&router) as _, Arc::clone(&source) as _);
         program(&msix, 7, MESSAGE, 0);

@@ -358,7 +358,7 @@ fn apic_ids_have_fields_of_whole_bits() {
 }
 
 #[test]
-fn memory_over_the_address_bits_says_by_how_much() {
+fn memory_over_the_address_bits_states_by_how_much() {
     let mut facts = facts();
     facts.address_bits = 36;
     let error = plan(&spec(vec![node(0, 64 * GIB, "0")]), &facts).unwrap_err();
@@ -428,7 +428,7 @@ fn an_egm_region_gives_no_more_than_it_has() {
 }
 
 #[test]
-fn a_slice_falls_back_along_its_list_and_the_plan_says_what_is_lost() {
+fn a_slice_falls_back_along_its_list_and_the_plan_names_what_is_lost() {
     let mut spec = spec(vec![node(0, GIB, "0")]);
     spec.egm = vec![slice(1, 60 * GIB), slice(2, 6 * GIB), slice(3, 6 * GIB)];
     for slice in &mut spec.egm {
@@ -506,7 +506,7 @@ fn a_host_without_memory_of_machines_is_named_as_what_lacks_it() {
 }
 
 #[test]
-fn who_chooses_pages_or_nodes_does_not_get_memory_that_has_no_choice() {
+fn a_choice_of_pages_or_nodes_excludes_memory_without_a_choice() {
     for key in ["page_size", "host_nodes"] {
         let (mut spec, facts) = of_the_machine(&[]);
         match key {

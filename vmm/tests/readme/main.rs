@@ -111,7 +111,7 @@ fn every_command_about_a_host_was_said_of_a_host_that_was_written_down() {
 
 /// Each block begins with a command; its lines follow each other in the command's output, `…` stands for any.
 #[test]
-fn every_command_of_ours_says_what_the_readme_shows() {
+fn every_command_of_ours_states_what_the_readme_shows() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["configs", "vmm"] {
         symlink(Path::new("..").join(name).canonicalize().unwrap(), folder.path().join(name)).unwrap();

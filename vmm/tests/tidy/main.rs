@@ -347,7 +347,7 @@ fn there_is_one_version_of_what_rust_vmm_s_packages_share() {
 }
 
 #[test]
-fn every_configuration_says_what_it_is_for() {
+fn every_configuration_states_what_it_is_for() {
     let texts = files::texts();
     let configs: Vec<_> = texts
         .iter()

@@ -153,7 +153,7 @@ impl World {
 }
 
 #[test]
-fn a_slice_is_lent_until_the_connection_is_closed_and_the_process_has_ended() {
+fn a_slice_is_granted_until_the_connection_is_closed_and_the_process_has_ended() {
     for close_first in [true, false] {
         let mut world = World::new();
         let key = world.connect();
@@ -175,7 +175,7 @@ fn a_slice_is_lent_until_the_connection_is_closed_and_the_process_has_ended() {
 }
 
 #[test]
-fn a_slice_that_nobody_waited_for_goes_back_at_once() {
+fn a_slice_without_a_waiting_client_is_returned_at_once() {
     let mut world = World::new();
     let key = world.connect();
     world.take(key, SIZE, false);
@@ -250,7 +250,7 @@ fn a_return_of_what_others_still_have_is_looked_at_once_a_tick() {
 
 /// The policy counts bytes; the ledger knows alignment, and memory that is still mapped.
 #[test]
-fn who_waits_for_a_place_that_is_none_yet_waits_on_and_is_first_when_there_is_one() {
+fn a_request_for_a_place_that_is_none_yet_waits_on_and_is_first_when_there_is_one() {
     let mut world = World::new();
     let holder = world.connect();
     world.take(holder, SIZE / 4, false);
@@ -274,7 +274,7 @@ fn who_waits_for_a_place_that_is_none_yet_waits_on_and_is_first_when_there_is_on
 }
 
 #[test]
-fn who_does_not_wait_and_finds_no_place_is_refused_and_not_charged() {
+fn a_request_that_does_not_wait_and_finds_no_place_is_refused_and_not_charged() {
     let mut world = World::new();
     let key = world.connect();
     world.take(key, SIZE, false);
@@ -315,7 +315,7 @@ proptest! {
     /// Whatever clients do and in whatever order threads end: grants never exceed the region, nothing is returned that
     /// a process may still map, and once all clients are gone no state is left. (`World` checks most of it.)
     #[test]
-    fn nothing_is_lent_twice_and_nothing_is_left_behind(
+    fn nothing_is_granted_twice_and_nothing_is_left_over(
         steps in prop::collection::vec(step(), 1..150),
     ) {
         let mut world = World::new();

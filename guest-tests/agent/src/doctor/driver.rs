@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_open_driver_is_told_from_the_proprietary_one() {
+    fn the_open_driver_is_distinguished_from_the_proprietary_one() {
         for (text, state) in [
             ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159", State::Ok),
             ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159", State::Lacks),
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_rdma_device_nobody_needs_peer_memory() {
+    fn without_an_rdma_device_peer_memory_is_not_needed() {
         let (_folder, tree) = recorded("");
         let line = peer_memory(&tree, &Live::recorded(&tree), &parts());
         assert!(line.state == State::NotApplicable && line.seen.contains("no RDMA device"), "{line:?}");

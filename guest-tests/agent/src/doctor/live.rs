@@ -210,7 +210,7 @@ mod tests {
     use crate::tree::tests::recorded;
 
     #[test]
-    fn who_may_lock_all_has_the_capability_in_the_first_user_namespace() {
+    fn only_a_capability_in_the_first_user_namespace_locks_without_limit() {
         let judged = |capabilities: &str, users: &str| {
             let (_folder, tree) = recorded(&format!(
                 "== /proc/self/status\nName:\tx\nCapEff:\t{capabilities}\n== /proc/self/uid_map\n{users}\n"

@@ -193,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_address_leads_where_the_one_window_over_it_says(
+        fn an_address_leads_where_the_one_window_over_it_states(
             spans in prop::collection::vec((0..40_u64, 1..8_u64), 0..8), address in 0..50_u64
         ) {
             let mut windows = Windows::default();

@@ -67,7 +67,7 @@ fn a_reply_names_only_what_was_proposed() {
 }
 
 #[test]
-fn a_server_that_turns_its_client_away_says_why() {
+fn a_server_that_refuses_its_client_reports_the_reason() {
     let mut client = Client::new(ours());
     let (header, _) = client.negotiate();
     let reply = Header { kind: Kind::Reply { error: Some(16) }, ..header };
@@ -151,7 +151,7 @@ fn requests_sent_ahead_are_answered_whatever_their_order() {
 }
 
 #[test]
-fn who_wants_no_reply_gets_none() {
+fn a_request_without_a_reply_gets_none() {
     let (mut client, mut server) = agreed();
     let header = client.ask(&Request::Reset, 0, true).unwrap();
     let Ok(Step::Serve(ticket, Request::Reset)) = server.take(Frame { header, body: &[] }, 0) else {
@@ -166,7 +166,7 @@ fn who_wants_no_reply_gets_none() {
 }
 
 #[test]
-fn a_reply_is_believed_once_and_only_to_the_command_that_was_asked() {
+fn a_reply_is_accepted_once_and_only_to_the_command_that_was_asked() {
     let (mut client, _) = agreed();
     let header = client.ask(&Request::Reset, 0, false).unwrap();
     let reply = Header { kind: Kind::Reply { error: Some(0) }, ..header };
@@ -257,7 +257,7 @@ proptest! {
 }
 
 #[test]
-fn a_server_asks_one_thing_at_a_time_and_believes_only_its_answer() {
+fn a_server_asks_one_thing_at_a_time_and_accepts_only_its_answer() {
     let (_, mut server) = agreed();
     let read = Call::Read(DmaAccess { address: 0x1000, count: 2 });
     let asked = server.ask(&read).unwrap();

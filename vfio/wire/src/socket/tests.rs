@@ -92,7 +92,7 @@ fn a_message_that_comes_byte_by_byte_is_whole() {
 }
 
 #[test]
-fn who_closes_or_stalls_within_a_message_is_given_up() {
+fn a_peer_that_closes_or_stalls_within_a_message_is_disconnected() {
     for length in 1..20 {
         let (mut peer, mut ours) = pair_with(SHORT);
         peer.write_all(&message(1, b"body")[..length]).unwrap();
@@ -105,14 +105,14 @@ fn who_closes_or_stalls_within_a_message_is_given_up() {
 }
 
 #[test]
-fn who_does_not_answer_is_given_up_when_answers_are_limited() {
+fn a_peer_that_does_not_answer_is_disconnected_when_answers_are_limited() {
     let (_peer, mut ours) = pair_with(SHORT);
     ours.limit_waits(true).unwrap();
     assert!(matches!(ours.receive(MOST), Err(Broken::Slow { what: "answer", .. })));
 }
 
 #[test]
-fn who_does_not_read_is_given_up() {
+fn a_peer_that_does_not_read_is_disconnected() {
     let (_peer, ours) = pair_with(SHORT);
     let header = Header { id: 0, command: 9, kind: Kind::Command { no_reply: false } };
     let data = vec![0; 1 << 20];
@@ -136,7 +136,7 @@ fn a_long_message_in_two_parts_arrives_as_one() {
 }
 
 #[test]
-fn a_closer_wakes_who_waits() {
+fn a_closer_wakes_the_waiting_thread() {
     let (_peer, mut ours) = pair();
     let closer = ours.closer().unwrap();
     let waits = std::thread::spawn(move || matches!(ours.receive(MOST), Err(Broken::End)));

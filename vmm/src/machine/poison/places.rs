@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_a_vcpu_met_is_found_by_its_host_address_and_clipped_to_its_piece() {
+    fn a_page_that_a_vcpu_accessed_is_found_by_its_host_address_and_clipped_to_its_piece() {
         assert_eq!(met(HOST + 0x3000, 0x1000), Some((0x1_0000_3000, 0x1000)));
         assert_eq!(met(0x9001_e000, 0x1000), Some((0x2_0001_e000, 0x1000)));
         assert_eq!(met(HOST, 0x20_0000), Some((0x1_0000_0000, 0x2_0000)));

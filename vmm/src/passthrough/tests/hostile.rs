@@ -299,7 +299,7 @@ fn honest(bars: usize, areas: &[(u64, u64)]) -> Script {
 
 /// What the property tries comes through often enough to mean something.
 #[test]
-fn a_server_that_only_says_what_makes_sense_is_served() {
+fn a_server_that_only_sends_what_makes_sense_is_served() {
     assert_eq!(drive(honest(1, &[(0x1000, 0x3000)]), vec![Access::Bar(0x10, vec![1])]), 1);
 }
 

@@ -111,7 +111,7 @@ fn the_guest_finds_it_by_its_capability_and_reads_the_slice_from_its_registers()
 }
 
 #[test]
-fn pages_that_go_bad_are_told_by_a_message_interrupt() {
+fn pages_that_go_bad_are_reported_by_a_message_interrupt() {
     let guest = guest();
     let entry = REGISTERS + TABLE;
     guest.root.config_write(0, 8, MSIX_CONTROL, &[0, 0x80]);
@@ -146,7 +146,7 @@ fn a_reset_of_the_guest_keeps_the_bytes_unless_it_asks_for_a_scrub() {
 }
 
 #[test]
-fn who_wants_the_slice_back_hears_that_the_guest_has_gone() {
+fn an_owner_request_is_answered_when_the_guest_has_gone() {
     let Guest { slice, root, slots, domain, .. } = guest();
     assert!(!slice.wait_unused(Duration::ZERO));
     drop((root, slots, domain));

@@ -325,7 +325,7 @@ mod tests {
     const LINK: u16 = EXPRESS + 0x12;
 
     #[test]
-    fn the_ports_message_tells_of_a_function_that_came() {
+    fn the_ports_message_reports_a_function_that_came() {
         let router = Arc::new(Router::default());
         let port = port(None, &router);
         assert_eq!((u16_at(&port, MSI) & 0xff, u16_at(&port, STATUS)), (5, 0));

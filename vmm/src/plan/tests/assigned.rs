@@ -124,7 +124,7 @@ fn functions_of_one_switch_get_a_switch_and_others_a_root_port() {
 }
 
 #[test]
-fn bars_lie_at_their_host_addresses_where_the_configuration_says_so() {
+fn bars_lie_at_their_host_addresses_where_the_configuration_states_so() {
     let (mut spec, facts) = three_gpus();
     *wishes(&mut spec, 0).2 = BarPlaces::Host;
     let at = BarPlace::At(Gpa::new(8 * TIB));
@@ -333,7 +333,7 @@ fn a_function_is_near_the_node_whose_slice_comes_from_its_host_node() {
 }
 
 #[test]
-fn nccl_is_told_the_host_s_tree_under_the_guest_s_addresses() {
+fn nccl_gets_the_host_s_tree_under_the_guest_s_addresses() {
     let (mut spec, facts) = three_gpus();
     let xml = |spec: &Spec| nccl(&made(spec, &facts), &facts);
     let link = "link_speed=\"32.0 GT/s PCIe\" link_width=\"16\"";

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guest_hears_of_room_when_a_quarter_was_forwarded() {
+    fn the_guest_gets_an_update_of_room_when_a_quarter_was_forwarded() {
         let mut connection = open();
         connection.receive(&packet(Op::Data, BUFFER)).unwrap();
         connection.forward(ANNOUNCE - 1);

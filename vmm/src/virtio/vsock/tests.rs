@@ -224,7 +224,7 @@ fn a_guest_reaches_a_host_program_and_both_hear_the_end() {
 }
 
 #[test]
-fn a_port_that_nobody_serves_resets() {
+fn a_port_without_a_server_resets() {
     let mut guest = Guest::with_buffers();
     guest.send(1000, 52, REQUEST, b"");
     assert_eq!(guest.ops(), [RST]);

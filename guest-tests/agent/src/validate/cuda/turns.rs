@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_giver_nobody_waits() {
+    fn without_a_giver_there_is_no_wait() {
         assert!(!Turns::new(&setting(&[]), String::new()).unwrap().wait("read", 4096).unwrap());
     }
 

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_tells_size_and_average() {
+    fn a_report_has_size_and_average() {
         for report in REPORTS {
             assert_eq!(parse(report), Some(Opinion { size: 65_536, average: 1.998_731 }));
         }

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_hear_who_the_other_is() {
+    fn both_sides_receive_the_name_of_the_other() {
         let (mut talk, there) = pair();
         let other = thread::spawn(move || {
             let mut talk = Talk::over(there, TIMEOUT).unwrap();

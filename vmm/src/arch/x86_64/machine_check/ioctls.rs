@@ -67,7 +67,7 @@ mod tests {
     const MC8_STATUS: u32 = 0x421;
 
     #[test]
-    fn kvm_puts_what_is_told_into_the_bank_that_the_guest_reads() {
+    fn kvm_puts_what_is_reported_into_the_bank_that_the_guest_reads() {
         let Ok(hypervisor) = Hypervisor::open() else { return println!("skipped: no KVM") };
         let Some(capability) = capability(supported(&hypervisor).unwrap()) else {
             return println!("skipped: this KVM has no machine checks");
