@@ -134,13 +134,13 @@ impl Drop for Attacker {
 }
 
 /// Access that an attacker keeps after the return of its slice.
-enum Kept {
+enum RemainingAccess {
     Mapping(Mapping),
     Descriptor(File),
     InFlight(OwnedFd, OwnedFd),
 }
 
-impl Kept {
+impl RemainingAccess {
     fn of(loan: &BrokerLease, how: &str) -> Self {
         let file = loan.file().try_clone().unwrap();
         match how {
@@ -185,7 +185,7 @@ fn attack(socket: &Path, keeps: &str) -> ! {
         l_pid: 0,
     };
     fcntl(loan.file(), FcntlArg::F_OFD_SETLK(&everything)).unwrap();
-    let kept = Kept::of(&loan, keeps);
+    let kept = RemainingAccess::of(&loan, keeps);
     let answer = match loan.return_slice(&NEVER) {
         Ok(()) => "returned".to_owned(),
         Err(error) => error.to_string(),

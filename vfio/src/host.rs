@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use egm_address::{Iova, PciAddress, Span};
 
 use crate::pci::capability;
-use crate::topology::Place;
+use crate::topology::FunctionPlacement;
 
 mod bar;
 mod cards;
@@ -142,7 +142,7 @@ pub fn function(root: &Path, address: PciAddress) -> Result<HostFunction, HostEr
         iommu_group,
         bars: bars(&folder.join("resource"))?,
         msix_vectors: msix_vectors(&config),
-        place: Place::read(root, &folder, &config),
+        place: FunctionPlacement::read(root, &folder, &config),
         iova_bits: iova_bits(root, &folder),
         memory: Vec::new(),
         card: None,

@@ -118,13 +118,13 @@ pub(crate) enum Role {
         device: Device,
         /// What a host function has beside.
         #[serde(default)]
-        passed: Option<Passed>,
+        passed: Option<PlannedAssignment>,
     },
 }
 
 /// Planned properties of a host function.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Passed {
+pub(crate) struct PlannedAssignment {
     /// The number by which an NVIDIA GPU knows others that it reaches.
     pub(crate) clique: Option<u8>,
     /// The memory of a GPU that processors share.

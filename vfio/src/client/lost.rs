@@ -17,15 +17,15 @@ pub(super) struct Lost {
 }
 
 #[derive(Default)]
-struct Signal(Mutex<State>);
+struct Signal(Mutex<Trigger>);
 
 #[derive(Default)]
-struct State {
+struct Trigger {
     lost: bool,
     trigger: Option<OwnedFd>,
 }
 
-impl State {
+impl Trigger {
     fn fire(&self) {
         if let (true, Some(trigger)) = (self.lost, &self.trigger) {
             // A full eventfd was signalled before.
@@ -35,7 +35,7 @@ impl State {
 }
 
 impl Signal {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Trigger> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -12,7 +12,7 @@ use crate::pci::capability::{CapabilityId, extended, standard};
 /// Position of a function in the host, and how it can be handled. A field without a source is empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Place {
+pub struct FunctionPlacement {
     /// Bridges between the host bridge and the function, the root port first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bridges: Vec<PciAddress>,
@@ -95,7 +95,7 @@ pub struct Ats {
     pub enabled: bool,
 }
 
-impl Place {
+impl FunctionPlacement {
     /// Whether nothing is known.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()

@@ -18,7 +18,7 @@ use egm_vfio::client::{OpenError, UserDomain, UserFunction, over};
 use egm_vfio::dma::{Access, DmaError, Domain};
 use egm_vfio::local::LocalFunction;
 use egm_vfio::mapping::{MadeOf, Mapping};
-use egm_vfio::memory::{Behind, HostMemory};
+use egm_vfio::memory::{HostBacking, HostMemory};
 use egm_vfio_wire::client::CallError;
 use egm_vfio_wire::socket::{Broken, BusyPoll, Closer, Connection};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -124,7 +124,7 @@ fn a_bar_is_the_server_s_memory_and_can_be_shared_on_as_a_file() {
         let mut data = [0; 19];
         function.read(BAR, 0x2008, &mut data).unwrap();
         assert_eq!(&data, b"through the mapping");
-        let Behind::File { file, offset } = memory.behind() else { panic!("not a file") };
+        let HostBacking::File { file, offset } = memory.backing() else { panic!("not a file") };
         File::from(file.try_clone_to_owned().unwrap()).read_exact_at(&mut data, offset + 8).unwrap();
         assert_eq!(&data, b"through the mapping");
         for part in [bar(0, 0x1000), bar(MEMORY - 0x1000, 0x2000)] {
@@ -138,7 +138,7 @@ fn a_device_of_this_process_states_what_its_memory_is_and_refuses_what_it_lacks(
     let function =
         LocalFunction::new("here".to_owned(), Copier::new(MEMORY), |_, _| MadeOf::Invisible).unwrap();
     let memory = function.map(BAR, bar(0x1000, 0x1000), 0).unwrap();
-    assert!(matches!(memory.behind(), Behind::Invisible), "as its maker said");
+    assert!(matches!(memory.backing(), HostBacking::Invisible), "as its maker said");
     let event = event();
     function.connect(InterruptKind::Msix, 0, &[Some(event.as_fd())]).unwrap();
     let others = function.connect(InterruptKind::Msix, VECTORS, &[None]);

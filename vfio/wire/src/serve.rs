@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 pub use self::vectors::Vectors;
-pub use self::windows::{Place, Windows};
+pub use self::windows::{WindowBytes, Windows};
 use crate::frame::{Header, Kind};
 use crate::message::{
     Access, Call, Capabilities, Command, DeviceInfo, DmaAccess, DmaMap, DmaUnmap, IrqInfo, Query, RegionInfo,

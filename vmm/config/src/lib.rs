@@ -38,7 +38,7 @@ mod tree;
 use std::path::Path;
 
 pub use boot::Overrides;
-pub use error::{ConfigError, ConfigErrors, Place, Rule, nearest};
+pub use error::{ConfigError, ConfigErrors, FilePosition, Rule, nearest};
 pub use memory::{GUEST_MEMFD, LOCAL};
 pub use pages::PageSize;
 pub use rules::{BootRule, CpuRule, DeviceRule, MemoryRule, NumaRule};

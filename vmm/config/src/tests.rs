@@ -948,7 +948,7 @@ fn an_error_points_into_the_file_that_wrote_the_value() {
     ]);
     let error = load(&folder.path().join("top.json")).unwrap_err().first;
     assert_eq!(error.key, "memory.size");
-    assert_eq!(error.place, Some(Place { file: folder.path().join("low.json"), line: 3, column: 5 }));
+    assert_eq!(error.place, Some(FilePosition { file: folder.path().join("low.json"), line: 3, column: 5 }));
 }
 
 #[test]

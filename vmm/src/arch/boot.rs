@@ -210,7 +210,7 @@ const ARCHIVES: [Archive; 8] = [
 ];
 
 /// Where an initramfs may lie, and where it begins if it fits.
-pub(super) struct Place {
+pub(super) struct InitramfsRange {
     pub(super) from: u64,
     pub(super) end: u64,
     pub(super) at: Option<u64>,
@@ -234,10 +234,10 @@ impl<'a> Initramfs<'a> {
     pub(super) fn load(
         self,
         memory: &GuestMemoryMmap,
-        place: impl FnOnce(u64) -> Place,
+        place: impl FnOnce(u64) -> InitramfsRange,
     ) -> Result<Span<Guest>, BootError> {
         let Self { file, size } = self;
-        let Place { from, end, at } = place(size);
+        let InitramfsRange { from, end, at } = place(size);
         let short_by = size.saturating_sub(end.saturating_sub(from));
         let short = || BootError::Initramfs { size, from, end, short_by };
         let span = at.and_then(|start| Span::new(Gpa::new(start), size).ok());

@@ -7,7 +7,7 @@ use egm_device::carve::plan::Cause;
 use egm_device::region::{DaxFiles, Region, RegionKind};
 use egm_device::retired::Retired;
 use egm_vfio::host::{HostBar, HostBarKind, HostFunction, ReservedKind, ReservedRegion};
-use egm_vfio::topology::Place;
+use egm_vfio::topology::FunctionPlacement;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
@@ -163,7 +163,7 @@ fn gpu(bus: u8, bars: &[(u8, HostBarKind, u64)]) -> HostFunction {
             span: Span::<Io>::new(Iova::new(0xfee0_0000), MIB).unwrap(),
             kind: ReservedKind::Msi,
         }],
-        place: Place::default(),
+        place: FunctionPlacement::default(),
         iova_bits: None,
         memory: Vec::new(),
         card: None,

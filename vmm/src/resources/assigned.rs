@@ -232,7 +232,7 @@ mod tests {
     use egm_address::Io;
     use egm_vfio::dma::Limits;
     use egm_vfio::mapping::{MadeOf, Mapping};
-    use egm_vfio::memory::Behind;
+    use egm_vfio::memory::HostBacking;
 
     use super::*;
 
@@ -244,7 +244,7 @@ mod tests {
             Limits::default()
         }
         fn takes_unfilled(&self, memory: &dyn HostMemory) -> bool {
-            !matches!(memory.behind(), Behind::File { .. })
+            !matches!(memory.backing(), HostBacking::File { .. })
         }
         fn map(&self, _: Span<Io>, _: &Arc<dyn HostMemory>, _: u64, _: Access) -> Result<(), DmaError> {
             Ok(())

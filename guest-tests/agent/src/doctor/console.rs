@@ -3,7 +3,7 @@
 use egm_guest::findings::Check;
 
 use super::live::Live;
-use super::{Line, State, examine};
+use super::{TopicReport, TopicState, examine};
 use crate::finding::Finding;
 use crate::tree::Tree;
 
@@ -16,17 +16,17 @@ pub(crate) fn on_console(mut each: impl FnMut(&Check)) -> usize {
 
 /// A line that is as it should be has passed, and a lack is no failure. An empty line has failed, and so has a lack
 /// without a remedy.
-fn check(line: &Line) -> Check {
+fn check(line: &TopicReport) -> Check {
     let name = format!("doctor.{}", line.topic.to_lowercase().replace(' ', "_"));
     let said = match (line.state, line.remedy.as_str()) {
-        (State::NotApplicable, _) => format!("not applicable: {}", line.seen),
+        (TopicState::NotApplicable, _) => format!("not applicable: {}", line.seen),
         (state, "") => format!("{}: {}", state.word(), line.seen),
         (state, remedy) => format!("{}: {} => {remedy}", state.word(), line.seen),
     };
-    let useless = line.seen.is_empty() || (line.state == State::Lacks && line.remedy.is_empty());
+    let useless = line.seen.is_empty() || (line.state == TopicState::Lacks && line.remedy.is_empty());
     let finding = match line.state {
         _ if useless => Finding::failed(format!("a line without use: {said}")),
-        State::Ok => Finding::passed(line.seen.clone()),
+        TopicState::Ok => Finding::passed(line.seen.clone()),
         _ => Finding::skipped(said),
     };
     finding.into_check(&name, 0)

@@ -32,7 +32,7 @@ const MIDDLES: [u8; 2] = [0x07, 0x0e];
 
 /// Traffic of one direction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Way {
+pub(crate) struct Flow {
     /// Bytes of data in writes.
     pub(crate) written: u64,
     /// Bytes of data in answers to reads.
@@ -49,7 +49,7 @@ pub(crate) struct Way {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Wire {
     /// Directions, by source and destination.
-    pub(crate) ways: BTreeMap<(Mac, Mac), Way>,
+    pub(crate) ways: BTreeMap<(Mac, Mac), Flow>,
     /// The data of the last packets that were in the middle of a write or of an answer to a read, each once, oldest first.
     pub(crate) pieces: Vec<Vec<u8>>,
 }
@@ -82,7 +82,7 @@ pub(crate) fn read(recording: &[u8]) -> Result<Wire, String> {
     Ok(wire)
 }
 
-impl Way {
+impl Flow {
     /// Counts a packet by its operation code on a reliable connection.
     fn count(&mut self, code: u8, data: &[u8]) {
         let bytes = data.len() as u64;
@@ -204,9 +204,9 @@ mod tests {
         let large = packets.into_iter().filter(|packet| packet.len() >= COPIED);
         let (back, there): (Vec<_>, Vec<_>) = large.partition(|packet| packet[..6] == A);
         assert!(kept == [there, back]);
-        let there = Way { written: 3 * 1024 + 5, atomics: 2, ..Way::default() };
+        let there = Flow { written: 3 * 1024 + 5, atomics: 2, ..Flow::default() };
         assert_eq!(ways[&(A, B)], there);
-        assert_eq!(ways[&(B, A)], Way { answered: 7 + 1024, sent: 12, ..Way::default() });
+        assert_eq!(ways[&(B, A)], Flow { answered: 7 + 1024, sent: 12, ..Flow::default() });
         assert_eq!(pieces, [vec![2; 1024], vec![6; 1024]]);
     }
 

@@ -29,4 +29,4 @@ pub use gpu::Mlx5;
 pub use library::Verbs;
 pub use memory::{Access, DmaBuf, Domain, Memory, Registered, Remote, Sge};
 pub use queue::{Completion, CompletionQueue, Connected, QueuePair, Work};
-pub use steps::{Endpoint, Place};
+pub use steps::{Endpoint, LocalPort};

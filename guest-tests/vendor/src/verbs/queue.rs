@@ -15,7 +15,7 @@ use crate::verbs::device::{Context, check};
 use crate::verbs::error::{status_hint, status_name};
 use crate::verbs::library::context::{PollCq, PostRecv, PostSend};
 use crate::verbs::memory::{Domain, Remote, Sge};
-use crate::verbs::steps::{Endpoint, MASK_24, Place, init, ready_to_receive, ready_to_send};
+use crate::verbs::steps::{Endpoint, LocalPort, MASK_24, init, ready_to_receive, ready_to_send};
 
 /// Completions that are taken at once.
 const AT_ONCE: usize = 32;
@@ -173,7 +173,7 @@ impl<'d> Domain<'d> {
 impl<'q> QueuePair<'q> {
     /// Parameters of this side for the other end, with `psn` as the first packet's number.
     #[must_use]
-    pub fn endpoint(&self, place: &Place, psn: u32) -> Endpoint {
+    pub fn endpoint(&self, place: &LocalPort, psn: u32) -> Endpoint {
         Endpoint {
             number: self.number,
             psn: psn & MASK_24,
@@ -190,7 +190,7 @@ impl<'q> QueuePair<'q> {
     /// When the device refuses a step.
     pub fn connect(
         self,
-        place: &Place,
+        place: &LocalPort,
         ours: &Endpoint,
         theirs: &Endpoint,
     ) -> Result<Connected<'q>, VerbsError> {

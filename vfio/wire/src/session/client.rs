@@ -47,14 +47,14 @@ pub enum Unsendable {
 #[derive(Debug)]
 pub struct Client {
     ours: Capabilities,
-    state: State,
+    state: SessionState,
     next: u16,
     waiting: Vec<(u16, Command)>,
     refused: u64,
 }
 
 #[derive(Debug)]
-enum State {
+enum SessionState {
     Negotiating,
     Ready(Limits),
     Closed,
@@ -64,7 +64,7 @@ impl Client {
     /// Creates a session; `ours` are the client's capabilities.
     #[must_use]
     pub fn new(ours: Capabilities) -> Self {
-        Self { ours, state: State::Negotiating, next: 0, waiting: Vec::new(), refused: 0 }
+        Self { ours, state: SessionState::Negotiating, next: 0, waiting: Vec::new(), refused: 0 }
     }
 
     /// Bytes of the largest message that may come.
@@ -76,7 +76,7 @@ impl Client {
     /// Limits of the server; `None` before the handshake and after the end.
     #[must_use]
     pub fn limits(&self) -> Option<Limits> {
-        if let State::Ready(limits) = self.state { Some(limits) } else { None }
+        if let SessionState::Ready(limits) = self.state { Some(limits) } else { None }
     }
 
     /// Number of invalid commands from the server.
@@ -87,7 +87,7 @@ impl Client {
 
     /// Closes the session: no later message is accepted.
     fn close(&mut self) {
-        self.state = State::Closed;
+        self.state = SessionState::Closed;
         self.waiting.clear();
     }
 
@@ -104,7 +104,7 @@ impl Client {
     /// # Errors
     /// [`Unsendable`].
     pub fn ask(&mut self, request: &Request<'_>, fds: usize, no_reply: bool) -> Result<Header, Unsendable> {
-        let State::Ready(limits) = &self.state else { return Err(Unsendable::NotReady) };
+        let SessionState::Ready(limits) = &self.state else { return Err(Unsendable::NotReady) };
         let data = match request {
             Request::RegionRead(access) => access.count.into(),
             Request::WriteMulti(_) if !limits.write_multiple => u64::MAX,
@@ -143,10 +143,10 @@ impl Client {
     /// [`Fault`]: close the connection.
     pub fn take<'a>(&mut self, frame: Frame<'a>, fds: usize) -> Result<Received<'a>, Fault> {
         let received = match (&self.state, frame.header.kind) {
-            (State::Closed, _) => Err(Fault::Closed),
+            (SessionState::Closed, _) => Err(Fault::Closed),
             (_, Kind::Reply { error }) => self.reply(frame, fds, error),
-            (State::Negotiating, _) => Err(Fault::NotNegotiated { command: frame.header.command }),
-            (State::Ready(_), Kind::Command { no_reply }) => Ok(self.asked(frame, fds, no_reply)),
+            (SessionState::Negotiating, _) => Err(Fault::NotNegotiated { command: frame.header.command }),
+            (SessionState::Ready(_), Kind::Command { no_reply }) => Ok(self.asked(frame, fds, no_reply)),
         };
         if received.is_err() {
             self.close();
@@ -173,7 +173,7 @@ impl Client {
             return Err(Fault::Refused { errno });
         }
         let version = Version::decode(frame.body).map_err(Fault::Handshake)?;
-        self.state = State::Ready(agree(&version, MINOR)?);
+        self.state = SessionState::Ready(agree(&version, MINOR)?);
         Ok(Received::Negotiated(version))
     }
 

@@ -64,7 +64,7 @@ fn backings(plan: &Plan) -> String {
         .iter()
         .map(|b| (String::new(), vec![b.id.clone(), size(b.size), model::backing(b)]))
         .collect();
-    table("Behind it", &["memory", "size", "from"], &[1], &rows)
+    table("Backing", &["memory", "size", "from"], &[1], &rows)
 }
 
 fn pci(plan: &Plan, view: &View<'_>) -> String {

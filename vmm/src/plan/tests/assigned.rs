@@ -20,13 +20,13 @@ fn bridge(address: &str, above: &[&str], port: Port) -> HostFunction {
     bridge
 }
 
-pub(super) fn place(above: &[&str], port: Port) -> Place {
-    Place {
+pub(super) fn place(above: &[&str], port: Port) -> FunctionPlacement {
+    FunctionPlacement {
         bridges: above.iter().map(|address| address.parse().unwrap()).collect(),
         link: Some(Link { speed: 2500, width: 8, max_speed: 32_000, max_width: 16 }),
         express: Some(Express { port, acs: None, ats: None }),
         cdev: Some("vfio0".to_owned()),
-        ..Place::default()
+        ..FunctionPlacement::default()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use egm_guest::findings::Figure;
-use egm_vendor::verbs::{Access, Atomics, CompletionQueue, Connected, Place, Registered, Remote, Work};
+use egm_vendor::verbs::{Access, Atomics, CompletionQueue, Connected, LocalPort, Registered, Remote, Work};
 
 use super::super::Setting;
 use super::data::{difference, put};
@@ -52,7 +52,7 @@ pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken>
     let hello = Hello::new(&ours, memory.remote(0, size)?, size, site.place.max_dest_rd_atomic);
     let theirs = talk.handshake(&hello)?;
     let max_rd_atomic = site.place.max_rd_atomic.min(theirs.reads.max(1));
-    let pair = pair.connect(&Place { max_rd_atomic, ..site.place }, &ours, &theirs.endpoint())?;
+    let pair = pair.connect(&LocalPort { max_rd_atomic, ..site.place }, &ours, &theirs.endpoint())?;
     // The other side may post a request only when this one is ready to receive.
     talk.send(&Answer::default())?;
     talk.receive::<Answer>()?;

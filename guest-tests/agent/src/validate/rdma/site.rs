@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use egm_vendor::verbs::{Abilities, Context, Devices, Place, Port, Verbs, best_gid};
+use egm_vendor::verbs::{Abilities, Context, Devices, LocalPort, Port, Verbs, best_gid};
 
 use super::super::Setting;
 use crate::error::Broken;
@@ -22,7 +22,7 @@ pub(in crate::validate) struct Site<'c> {
     /// Its capabilities.
     pub(in crate::validate) abilities: Abilities,
     /// Its port and address.
-    pub(in crate::validate) place: Place,
+    pub(in crate::validate) place: LocalPort,
     /// Devices that are there as well, and why not each of them was taken.
     pub(in crate::validate) others: Vec<String>,
     /// Time limit of a completion.
@@ -69,7 +69,7 @@ pub(in crate::validate) fn with(
     };
     let gid = gid.ok_or(egm_vendor::verbs::VerbsError::NoGid { port: port.number })?;
     let abilities = context.abilities()?;
-    let place = Place {
+    let place = LocalPort {
         port,
         gid,
         max_dest_rd_atomic: abilities.max_dest_rd_atomic.min(16),
