@@ -1,7 +1,7 @@
 //! `egm-device regions --html`: the host's memory as a page, with a bar for each socket.
 
 use egm_address::{Host, Hpa, InRegion, Offset, Span, SpanSet};
-use egm_report::show::page::{Bar, Piece, bars, legend, page};
+use egm_report::show::page::{ScaledBar, ScaledPiece, bars, legend, page};
 use egm_report::show::{counted, size};
 
 use crate::cli::tables::{refused_table, region_table, slice_table, socket_table};
@@ -35,7 +35,7 @@ pub(super) fn html(survey: &Survey, sockets: &[Socket], usages: &Usages, with_co
         format!("{} visible to the kernel", sum(|socket| socket.visible.get())),
         format!("{} invisible", sum(|socket| socket.invisible.get())),
     ];
-    let drawn: Vec<Bar> = sockets.iter().map(|socket| bar(survey, usages, socket)).collect();
+    let drawn: Vec<ScaledBar> = sockets.iter().map(|socket| bar(survey, usages, socket)).collect();
     let main = format!(
         "{}\n{}{}{}{}{}",
         legend(&COLOURS),
@@ -54,7 +54,7 @@ pub(super) fn html(survey: &Survey, sockets: &[Socket], usages: &Usages, with_co
 }
 
 /// The memory of a socket, lowest address first; memory whose address is not known comes last.
-fn bar(survey: &Survey, usages: &Usages, socket: &Socket) -> Bar {
+fn bar(survey: &Survey, usages: &Usages, socket: &Socket) -> ScaledBar {
     let name =
         socket.node.map_or_else(|| "Memory of no known node".to_owned(), |node| format!("Node {node}"));
     let regions = || survey.regions.iter().filter(|region| socket.has(region));
@@ -66,7 +66,10 @@ fn bar(survey: &Survey, usages: &Usages, socket: &Socket) -> Bar {
     blocks.sort_by_key(|block| (block.start.is_none(), block.start));
     blocks.dedup_by(|next, block| block.absorb(next));
     let bytes = blocks.iter().fold(0u64, |sum, block| sum.saturating_add(block.bytes));
-    Bar { title: format!("{name}: {}", size(bytes)), pieces: blocks.into_iter().map(Block::piece).collect() }
+    ScaledBar {
+        title: format!("{name}: {}", size(bytes)),
+        pieces: blocks.into_iter().map(Block::piece).collect(),
+    }
 }
 
 /// A part of a socket's memory.
@@ -88,10 +91,10 @@ impl Block {
         is_same
     }
 
-    fn piece(self) -> Piece {
+    fn piece(self) -> ScaledPiece {
         let hint = self.start.map_or_else(|| "address not known".to_owned(), |start| format!("from {start}"));
         let label = format!("{}: {}, {}", self.what, size(self.bytes), self.detail);
-        Piece { class: self.class, bytes: self.bytes, label, hint }
+        ScaledPiece { class: self.class, bytes: self.bytes, label, hint }
     }
 }
 

@@ -72,16 +72,16 @@ const HEIGHT: u64 = 280;
 
 /// A bar, drawn beside others to one scale.
 #[derive(Debug, Clone)]
-pub struct Bar {
+pub struct ScaledBar {
     /// Its caption.
     pub title: String,
     /// Its pieces, from the bottom up.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<ScaledPiece>,
 }
 
 /// A piece of a bar.
 #[derive(Debug, Clone)]
-pub struct Piece {
+pub struct ScaledPiece {
     /// Class of the style sheet.
     pub class: &'static str,
     /// Bytes.
@@ -92,7 +92,7 @@ pub struct Piece {
     pub hint: String,
 }
 
-impl Bar {
+impl ScaledBar {
     /// All bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -131,8 +131,8 @@ fn height(bytes: u64, most: u64) -> u64 {
 
 /// A section with `bars` side by side, drawn to one scale, and the names of their pieces.
 #[must_use]
-pub fn bars(title: &str, bars: &[Bar]) -> String {
-    let most = bars.iter().map(Bar::bytes).max().unwrap_or(0).max(1);
+pub fn bars(title: &str, bars: &[ScaledBar]) -> String {
+    let most = bars.iter().map(ScaledBar::bytes).max().unwrap_or(0).max(1);
     let mut out = format!("<section>\n<h2>{}</h2>\n<div class=\"bars\">\n", escape(title));
     bars.iter().for_each(|bar| bar.draw(most, &mut out));
     out.push_str("</div>\n<p class=\"note\">Drawn to one scale.</p>\n</section>\n");
@@ -146,9 +146,9 @@ mod tests {
     #[test]
     fn whatever_a_name_holds_it_stays_text() {
         let evil = || "</title><script>\"'&".to_owned();
-        let bar = Bar {
+        let bar = ScaledBar {
             title: evil(),
-            pieces: vec![Piece { class: "ram", bytes: 1, label: evil(), hint: evil() }],
+            pieces: vec![ScaledPiece { class: "ram", bytes: 1, label: evil(), hint: evil() }],
         };
         let rows = [(String::new(), vec![evil()])];
         let heads = [evil(), evil(), evil(), evil(), evil(), evil(), evil()];
@@ -163,8 +163,9 @@ mod tests {
     #[test]
     fn bars_have_one_scale_and_no_piece_is_lost() {
         let bar = |bytes: &[u64]| {
-            let piece = |&bytes| Piece { class: "egm", bytes, label: String::new(), hint: String::new() };
-            Bar { title: String::new(), pieces: bytes.iter().map(piece).collect() }
+            let piece =
+                |&bytes| ScaledPiece { class: "egm", bytes, label: String::new(), hint: String::new() };
+            ScaledBar { title: String::new(), pieces: bytes.iter().map(piece).collect() }
         };
         let html = bars("", &[bar(&[3 << 40, 1 << 40]), bar(&[2 << 40, 4096]), bar(&[])]);
         let heights = |figure: &str| -> Vec<u64> {

@@ -1,7 +1,7 @@
 //! Memory of each socket of the guest, drawn to one scale.
 
 use egm_address::CpuSet;
-use egm_report::show::page::{self, Bar};
+use egm_report::show::page::{self, ScaledBar};
 use egm_report::show::size;
 
 use crate::plan::{MemoryKind, MemoryPlan, NodePlan, Plan};
@@ -22,10 +22,10 @@ struct Piece {
 
 impl Socket {
     /// The socket as a bar, `Socket 0: 16 GiB`.
-    fn bar(&self) -> Bar {
-        let pieces: Vec<page::Piece> = self.pieces.iter().map(Piece::drawn).collect();
+    fn bar(&self) -> ScaledBar {
+        let pieces: Vec<page::ScaledPiece> = self.pieces.iter().map(Piece::drawn).collect();
         let bytes = pieces.iter().fold(0u64, |sum, piece| sum.saturating_add(piece.bytes));
-        Bar { title: format!("{}: {}", self.name, size(bytes)), pieces }
+        ScaledBar { title: format!("{}: {}", self.name, size(bytes)), pieces }
     }
 
     /// Adds `memory`, to the piece of the same node and backing where there is one.
@@ -40,9 +40,9 @@ impl Socket {
 }
 
 impl Piece {
-    fn drawn(&self) -> page::Piece {
+    fn drawn(&self) -> page::ScaledPiece {
         let (class, label) = (self.class(), self.label());
-        page::Piece { class, bytes: self.bytes, label, hint: String::new() }
+        page::ScaledPiece { class, bytes: self.bytes, label, hint: String::new() }
     }
 
     /// Name of its class in the page.
@@ -65,7 +65,7 @@ impl Piece {
 
 /// The sockets side by side, lowest address at the bottom.
 pub(super) fn html(plan: &Plan) -> String {
-    let bars: Vec<Bar> = sockets(plan).iter().map(Socket::bar).collect();
+    let bars: Vec<ScaledBar> = sockets(plan).iter().map(Socket::bar).collect();
     page::bars("Memory by socket", &bars)
 }
 
