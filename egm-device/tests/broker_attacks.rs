@@ -93,7 +93,6 @@ impl World {
     }
 }
 
-/// A client process.
 struct Attacker {
     child: Child,
     input: ChildStdin,

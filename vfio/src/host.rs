@@ -27,25 +27,16 @@ pub const MISSING_REMEDY: &str =
 
 /// Why a function could not be read.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum HostError {
-    /// No such function.
     #[error("host function {address} does not exist")]
-    Missing {
-        /// The function.
-        address: PciAddress,
-    },
+    Missing { address: PciAddress },
     /// A file that cannot be read.
     #[error("cannot read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The kernel's reason.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// A file with content other than the kernel documents.
     #[error("{} holds \"{text}\", which is not {expected}", path.display())]
     Content {
-        /// The file.
         path: PathBuf,
         /// Its text, or the wrong line of it.
         text: String,

@@ -23,20 +23,18 @@ use crate::lock::lock;
 
 /// Why the console cannot be opened.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum ConsoleError {
     /// The file that output goes to.
     #[error("cannot open console file {}", path.display())]
     File {
-        /// The file.
         path: PathBuf,
-        /// The reason.
         #[source]
         source: io::Error,
     },
     /// Something that output is not appended to.
     #[error("cannot open console file {}: it is {found}, and must be a regular file or a pipe", path.display())]
     NotAFile {
-        /// The path.
         path: PathBuf,
         /// Kind of file at the path.
         found: &'static str,
@@ -44,9 +42,7 @@ pub enum ConsoleError {
     /// The socket for a client.
     #[error("cannot listen on console socket {}", path.display())]
     Socket {
-        /// Its path.
         path: PathBuf,
-        /// The reason.
         #[source]
         source: io::Error,
     },

@@ -89,7 +89,6 @@ impl Keeper {
         Ok(Self { stream: stream.into(), parent })
     }
 
-    /// Its process.
     pub(crate) const fn process(&self) -> u32 {
         self.parent
     }

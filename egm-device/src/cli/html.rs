@@ -53,7 +53,7 @@ pub(super) fn html(survey: &Survey, sockets: &[Socket], usages: &Usages, with_co
     page("Host memory", heading, &description, &facts, &main)
 }
 
-/// The memory of a socket, lowest address first; memory whose address is not known comes last.
+/// The memory of a socket, lowest address first; memory at unknown addresses comes last.
 fn bar(survey: &Survey, usages: &Usages, socket: &Socket) -> ScaledBar {
     let name =
         socket.node.map_or_else(|| "Memory of no known node".to_owned(), |node| format!("Node {node}"));
@@ -107,7 +107,7 @@ fn here(survey: &Survey, socket: &Socket, spans: &SpanSet<Host>) -> SpanSet<Host
     spans.minus(&spans.minus(&affinity.map(|affinity| affinity.span).collect()))
 }
 
-/// The kernel's memory, without the bytes of its huge pages, whose addresses are not known.
+/// The kernel's memory without its huge pages: their addresses are not known, and they are regions.
 fn kernel(survey: &Survey, socket: &Socket, in_pools: u64) -> Vec<Block> {
     let block = |start, bytes, detail: &str| Block {
         start,

@@ -112,7 +112,6 @@ pub(crate) enum Role {
         /// 64-bit window that it forwards.
         window64: Option<Span<Guest>>,
     },
-    /// A device.
     Endpoint {
         /// The device, by its kind.
         device: Device,
@@ -187,7 +186,6 @@ pub(crate) struct Access {
     pub(crate) bandwidth_mbps: u32,
 }
 
-/// An interrupt line.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Line {
     pub(crate) gsi: u32,

@@ -21,10 +21,9 @@ pub struct Request<T> {
 
 /// A request that was placed.
 #[derive(Debug)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct Placement<T, S> {
-    /// The request's tag.
     pub tag: T,
-    /// Its addresses.
     pub span: Span<S>,
 }
 

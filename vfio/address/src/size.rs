@@ -27,6 +27,7 @@ pub struct ByteSize(u64);
 
 /// Why a text is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum SizeError {
     /// No digits at the start.
     #[error("size {} does not start with a number: write for instance \"64GiB\"", Quoted(.0))]
@@ -38,7 +39,6 @@ pub enum SizeError {
         Quoted(unit)
     )]
     UnknownUnit {
-        /// The whole text.
         text: String,
         /// The part after the digits.
         unit: String,

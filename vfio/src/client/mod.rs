@@ -52,20 +52,18 @@ impl Default for Settings {
 
 /// Why a server cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum OpenError {
     /// No server accepts the connection.
     #[error("cannot connect to the vfio-user server {path}: start it before the VM")]
     Connect {
-        /// Its socket.
         path: String,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// It fails the protocol while it describes its device.
     #[error("the vfio-user server {path} does not describe its device")]
     Talk {
-        /// Its socket.
         path: String,
         /// Error of the failed call.
         #[source]
@@ -74,7 +72,6 @@ pub enum OpenError {
     /// A region ends beyond the file that it is mapped from.
     #[error("region {region} of the vfio-user server {path} ends at {end:#x} of a file of {size:#x} bytes")]
     ShortFile {
-        /// Its socket.
         path: String,
         /// Number of the region.
         region: u32,

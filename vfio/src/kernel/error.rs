@@ -25,6 +25,7 @@ pub enum Fault {
 
 /// Why a function, or its address space, cannot be opened.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum OpenError {
     /// The function does not exist, or sysfs is not as documented.
     #[error(transparent)]
@@ -35,40 +36,28 @@ pub enum OpenError {
     /// A file of VFIO that does not exist.
     #[error("{} does not exist: {rule}", path.display())]
     NoFile {
-        /// The file.
         path: PathBuf,
         /// Explanation of the absence.
         rule: &'static str,
     },
     /// A file of VFIO that we may not open.
     #[error("{} belongs to user {owner} and group {group}: this user may not open it", path.display())]
-    NotPermitted {
-        /// The file.
-        path: PathBuf,
-        /// Its user.
-        owner: u32,
-        /// Its group.
-        group: u32,
-    },
+    NotPermitted { path: PathBuf, owner: u32, group: u32 },
     /// Another process has the file open.
     #[error(
         "{} is in use: {} has {function}", path.display(),
         holder.as_ref().map_or_else(|| "another process, a virtual machine perhaps,".to_owned(), Holder::to_string)
     )]
     Busy {
-        /// The file.
         path: PathBuf,
-        /// The function.
         function: String,
         /// Process that has it open, if this user may see it.
         holder: Option<Holder>,
     },
-    /// Anything else.
     #[error("cannot {what}")]
     Refused {
         /// Operation that failed, with its object.
         what: String,
-        /// The kernel's reason.
         #[source]
         source: io::Error,
     },

@@ -22,13 +22,13 @@ const EOPNOTSUPP: u32 = 95;
 
 /// Why a call has no result.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum CallError {
     /// The server refuses. The connection stays open.
     #[error("the server refuses {command:?}")]
     Refused {
         /// Command of the call.
         command: Command,
-        /// The server's errno.
         #[source]
         source: io::Error,
     },
@@ -54,10 +54,7 @@ pub enum CallError {
     #[error(
         "the file of region {region} is neither memory (memfd, tmpfs, hugetlbfs) nor a device of memory (egm, dax, mem)"
     )]
-    Stranger {
-        /// The region.
-        region: u32,
-    },
+    Stranger { region: u32 },
     /// The server broke the protocol. The connection is closed.
     #[error("the server broke the protocol")]
     Fault(#[from] Fault),

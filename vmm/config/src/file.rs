@@ -152,7 +152,6 @@ pub(super) struct BootFile {
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a name, or a list of names")]
 pub(super) enum OneOrMore {
-    /// One.
     One(String),
     /// Several, the most wanted first.
     More(Vec<String>),

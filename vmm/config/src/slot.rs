@@ -11,7 +11,6 @@ use serde::de::{Deserializer, Error, Visitor};
 pub(super) struct Slot<T>(pub(super) Option<T>);
 
 impl<T> Slot<T> {
-    /// The entry.
     pub(super) const fn get(&self) -> Option<&T> {
         self.0.as_ref()
     }

@@ -78,7 +78,6 @@ impl Document {
         &self.root
     }
 
-    /// The requested file.
     pub(super) fn path(&self) -> &Path {
         self.sources.first().map_or_else(|| Path::new(""), |source| &source.path)
     }

@@ -16,32 +16,19 @@ pub(super) const MAX_BRIDGES: usize = 255;
 
 /// Why there are no facts.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum FactsError {
     /// A file that cannot be read.
     #[error("cannot read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// A record of a host.
     #[error(transparent)]
     Record(#[from] RecordError),
     /// A file of the kernel with undocumented content.
     #[error("{} holds \"{text}\", which is not {expected}", path.display())]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// Its text.
-        text: String,
-        /// The documented form.
-        expected: &'static str,
-    },
-    /// A PCI function.
+    Content { path: PathBuf, text: String, expected: &'static str },
     #[error("cannot read the host's PCI functions")]
     Function(#[from] HostError),
-    /// A host file.
     #[error("cannot read the host files")]
     HostFile(#[from] HostFileError),
     /// The ledger of the host's regions could not be read.
@@ -57,14 +44,7 @@ pub enum FactsError {
     },
     /// An impossible depth in the PCI tree: each bridge has a bus number of its own, of 8 bits.
     #[error("{}: {function} is behind {bridges} bridges, and a segment has {MAX_BRIDGES} at most", path.display())]
-    Depth {
-        /// The file.
-        path: PathBuf,
-        /// The function.
-        function: PciAddress,
-        /// Bridges above it.
-        bridges: usize,
-    },
+    Depth { path: PathBuf, function: PciAddress, bridges: usize },
 }
 
 impl Report for FactsError {

@@ -134,16 +134,15 @@ pub struct HostMemory {
 /// A NUMA node of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct HostNode {
     /// Node number.
     pub id: u32,
     /// Its CPUs that are online.
     pub cpus: CpuSet,
-    /// Its memory.
     pub memory: HostMemory,
     /// Distance to each online node, in the order of [`Facts::nodes`].
     pub distances: Vec<u8>,
-    /// Its hugetlb pools.
     pub pools: Vec<Pool>,
 }
 

@@ -10,11 +10,10 @@ const GROUP_MAY: u32 = 0o060;
 
 /// Why KVM cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum KvmError {
-    /// No such device.
     #[error("/dev/kvm does not exist: this host offers no hardware virtualisation to us")]
     Missing,
-    /// Not permitted.
     #[error("/dev/kvm: permission denied: it belongs to group \"{group}\"")]
     Permission {
         /// Name or number of the owning group.
@@ -32,7 +31,6 @@ pub enum KvmError {
     /// The kernel's KVM lacks something.
     #[error("this host's KVM lacks {what} ({cap:?})")]
     Capability {
-        /// The capability.
         cap: Cap,
         /// Its use, for the message.
         what: &'static str,
@@ -40,20 +38,16 @@ pub enum KvmError {
     /// A memory slot was refused.
     #[error("KVM refused {size:#x} bytes of guest memory at {gpa:#x}")]
     Memory {
-        /// Guest physical address.
         gpa: Gpa,
         /// Bytes.
         size: u64,
-        /// The kernel's reason.
         #[source]
         source: kvm_ioctls::Error,
     },
-    /// Any other call.
     #[error("{call} failed")]
     Call {
         /// Name of the call.
         call: &'static str,
-        /// The kernel's reason.
         #[source]
         source: kvm_ioctls::Error,
     },

@@ -42,13 +42,12 @@ pub(super) fn counted(devices: &[RunningDevice], functions: Vec<String>) -> Opti
 
 /// A device could not make the guest's writes durable.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum Unfinished {
-    /// Storage refused.
     #[error("{name} is not flushed: what the guest wrote since its last flush may be lost")]
     Flush {
         /// Name of the device.
         name: String,
-        /// The reason.
         #[source]
         source: std::io::Error,
     },

@@ -37,13 +37,11 @@ pub(super) struct Shared {
 pub(super) struct Vcpu {
     /// Position in the plan.
     pub(super) index: u32,
-    /// The kernel's vCPU.
     pub(super) fd: VcpuFd,
     /// Host CPUs that it may run on.
     pub(super) host_cpus: Option<CpuSet>,
 }
 
-/// A running vCPU.
 pub(super) struct RunningVcpu {
     thread: JoinHandle<()>,
     stopped: Arc<AtomicBool>,

@@ -14,6 +14,7 @@ const EACH: Duration = Duration::from_millis(100);
 
 /// Why a guest cannot have a function's memory.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum MemoryFault {
     /// KVM maps no such memory.
     #[error(
@@ -22,7 +23,6 @@ pub enum MemoryFault {
     NotCacheable {
         /// Name of the function.
         function: String,
-        /// Register number.
         bar: u8,
         /// Number of the capability.
         capability: u32,
@@ -34,7 +34,6 @@ pub enum MemoryFault {
         function: String,
         /// The register that is not ready.
         what: &'static str,
-        /// The register's value.
         value: u32,
         /// Time limit of the wait.
         within: Duration,

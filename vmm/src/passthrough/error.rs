@@ -11,13 +11,13 @@ use crate::error::{Blame, Report};
 
 /// Why a host function cannot be assigned to a guest.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum PassthroughError {
     /// Its configuration space is unusable.
     #[error("{function} cannot be shown to a guest")]
     Config {
         /// Name of the function.
         function: String,
-        /// The reason.
         #[source]
         source: ConfigError,
     },
@@ -29,7 +29,6 @@ pub enum PassthroughError {
     Grown {
         /// Name of the function.
         function: String,
-        /// Register number.
         bar: u8,
         /// Bytes that the device has.
         real: u64,
@@ -41,9 +40,7 @@ pub enum PassthroughError {
     Unreachable {
         /// Name of the function.
         function: String,
-        /// Register number.
         bar: u8,
-        /// The reason.
         #[source]
         source: DmaError,
     },
@@ -52,16 +49,13 @@ pub enum PassthroughError {
     MemoryUnreachable {
         /// Name of the function.
         function: String,
-        /// Register number.
         bar: u8,
-        /// The reason.
         #[source]
         source: DmaError,
     },
     /// Its memory cannot be a guest's.
     #[error(transparent)]
     Memory(#[from] MemoryFault),
-    /// Descriptors ran out.
     #[error("cannot make an event descriptor")]
     Descriptor(#[from] io::Error),
 }

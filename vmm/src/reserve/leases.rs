@@ -178,7 +178,6 @@ impl Leases {
         self.0.iter().find(|named| named.id == id).map(|named| &named.taken)
     }
 
-    /// All slices.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Named> {
         self.0.iter()
     }

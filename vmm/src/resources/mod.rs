@@ -59,25 +59,21 @@ pub struct Resources {
 
 /// Why something could not be opened.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum ResourceError {
     /// A file that the configuration names.
     #[error("cannot open {key} {}", path.display())]
     File {
         /// Key of the configuration.
         key: &'static str,
-        /// The file.
         path: PathBuf,
-        /// The reason.
         #[source]
         source: io::Error,
     },
-    /// The hypervisor.
     #[error("cannot use KVM")]
     Kvm(#[from] KvmError),
-    /// Guest memory.
     #[error("cannot provide the guest's memory")]
     Memory(#[from] MemoryError),
-    /// The console.
     #[error("cannot provide the guest's console")]
     Console(#[from] ConsoleError),
     /// A resource of host functions.
@@ -89,9 +85,7 @@ pub enum ResourceError {
     /// A resource of a device.
     #[error("cannot provide device \"{id}\"")]
     Device {
-        /// The device.
         id: String,
-        /// The reason.
         #[source]
         source: DeviceError,
     },

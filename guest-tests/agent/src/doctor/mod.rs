@@ -148,7 +148,6 @@ fn groups(tree: &Tree, live: &Live, parts: &Parts) -> [Group; 3] {
     ]
 }
 
-/// All lines.
 fn examine(tree: &Tree, live: &Live) -> Vec<TopicReport> {
     groups(tree, live, &Parts::of(tree)).into_iter().flat_map(|group| group.lines).collect()
 }

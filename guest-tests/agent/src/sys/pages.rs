@@ -43,7 +43,6 @@ impl Aligned {
         (skipped < mapping.size).then_some(Self { mapping, skipped })
     }
 
-    /// Its first address.
     pub(crate) fn address(&self) -> u64 {
         egm_vendor::verbs::Memory::start(self).as_ptr().expose_provenance() as u64
     }

@@ -19,7 +19,6 @@ use crate::images::debian::Archive;
 /// Prefix of the cache entry of the emulator for x86-64.
 pub(crate) const PREFIX: &str = X86.prefix;
 
-/// An emulated architecture.
 #[derive(Debug, Clone, Copy)]
 struct Target {
     /// Prefix of its entry in the cache.

@@ -31,7 +31,6 @@ const LIBRARIES: [&str; 15] = [
     "libcap.so.2",
     "libz.so.1",
 ];
-/// The rest.
 const OTHERS: [&str; 2] = ["usr/bin/ib_write_bw", "etc/libibverbs.d/rxe.driver"];
 
 /// Values that differ between processors.

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-/// An Ethernet address.
 pub(crate) type Mac = [u8; 6];
 
 /// Sizes of the file's header and of each packet's record header.
@@ -108,7 +107,6 @@ fn keep(kept: &mut Vec<Vec<u8>>, bytes: &[u8]) {
 struct Packet<'a> {
     from: Mac,
     to: Mac,
-    /// Its operation code.
     code: u8,
     data: &'a [u8],
 }

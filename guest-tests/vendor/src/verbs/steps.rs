@@ -30,10 +30,9 @@ pub struct Endpoint {
 
 /// Local port and address of a connection, and how many reads and atomics it may have in flight.
 #[derive(Debug, Clone, Copy)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct LocalPort {
-    /// The port.
     pub port: Port,
-    /// Its address.
     pub gid: Gid,
     /// Reads and atomics of the other side that are served at once.
     pub max_dest_rd_atomic: u8,

@@ -27,6 +27,7 @@ pub enum Received<'a> {
 
 /// Why a request cannot be sent: our own mistake, or a limit of the server's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum Unsendable {
     /// There is no connection, or not yet.
     #[error("there is no agreement with the server")]
@@ -34,11 +35,9 @@ pub enum Unsendable {
     /// More than the server takes.
     #[error("{what} of {value:#x} is more than the server's {most:#x}")]
     Limit {
-        /// Limited quantity.
         what: &'static str,
         /// Value in the request.
         value: u64,
-        /// The limit.
         most: u64,
     },
 }

@@ -24,7 +24,6 @@ impl Report for NotOne {
     }
 }
 
-/// All findings.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Checked {
     /// Name of the machine, if a configuration is checked.

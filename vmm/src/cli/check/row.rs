@@ -36,7 +36,6 @@ impl RowState {
     }
 }
 
-/// A judged item.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     /// `kernel`, `disk "data"`, `GPU0`.
@@ -91,7 +90,6 @@ impl Row {
         Self { help: error.help(), blame: Some(error.blame()), ..Self::new(subject, RowState::Cannot, found) }
     }
 
-    /// An inspected item.
     pub(super) fn inspected(subject: impl Into<String>, result: Result<Finding, Box<dyn Report>>) -> Self {
         match result {
             Ok(Finding::Ready(found)) => Self::ok(subject, found),

@@ -50,7 +50,6 @@ const ITS_GROUP: NodeType = NodeType { kind: 0, revision: 0 };
 const ROOT_COMPLEX: NodeType = NodeType { kind: 2, revision: 1 };
 const SMMU: NodeType = NodeType { kind: 4, revision: 1 };
 
-/// The table.
 pub(super) fn iort(plan: &Plan) -> Vec<u8> {
     let mut body = Vec::new();
     body.dword(u32::try_from(plan.smmus.len()).unwrap_or(u32::MAX).saturating_add(2)); // nodes

@@ -24,9 +24,7 @@ const MSIX_FUNCTION_MASK: u16 = 1 << 14;
 /// Where the capabilities landed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
-    /// The MSI-X capability.
     msix: u16,
-    /// VIRTIO_PCI_CAP_PCI_CFG.
     window: u16,
 }
 

@@ -30,7 +30,6 @@ enum ConnectionState {
 /// Effect of a guest's packet on the host's socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
-    /// Nothing.
     None,
     /// The guest accepted what the host asked.
     Connected,
@@ -98,7 +97,6 @@ impl Connection {
         Self::new(ConnectionState::Open, request.credit, Op::Response)
     }
 
-    /// The host asks.
     pub(super) fn from_host() -> Self {
         Self::new(ConnectionState::Asked, Credit::default(), Op::Request)
     }

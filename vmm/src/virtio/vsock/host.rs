@@ -22,25 +22,18 @@ const MAX_HANDSHAKE: usize = 19;
 
 /// Why the host's side of a vsock device cannot be set up.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum SocketError {
     /// `<path>_<port>` would not fit a socket address.
     #[error("vsock socket {} has {} bytes; at most {} leave room for \"_<port>\"", path.display(), path.as_os_str().len(), MAX_PATH - SUFFIX)]
-    TooLong {
-        /// As configured.
-        path: PathBuf,
-    },
+    TooLong { path: PathBuf },
     /// Another process listens there.
     #[error("vsock socket {} is in use by another process", path.display())]
-    InUse {
-        /// As configured.
-        path: PathBuf,
-    },
+    InUse { path: PathBuf },
     /// It cannot be made.
     #[error("cannot make vsock socket {}", path.display())]
     Bind {
-        /// As configured.
         path: PathBuf,
-        /// The reason.
         #[source]
         source: io::Error,
     },

@@ -37,7 +37,6 @@ const FIRST_PORT: u32 = 1 << 30;
 
 /// The listening socket's name in the epoll set; others are slot numbers.
 const LISTENER: u64 = u64::MAX;
-/// The timer's.
 const TIMER: u64 = u64::MAX - 1;
 
 /// The sockets of one device and what is between them and the guest.

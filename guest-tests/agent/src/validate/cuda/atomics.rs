@@ -129,7 +129,6 @@ fn add_beside(words: Words<'_>, ended: &AtomicBool) -> Option<u64> {
     runs.then_some(then)
 }
 
-/// Adds.
 fn add(words: Words<'_>) {
     for _ in 0..PROCESSOR_TIMES {
         words.increment(0);

@@ -33,7 +33,6 @@ const MODULE: &str = "/dev/gdrdrv";
 
 /// A dma-buf of the driver's, mapped.
 pub(super) const DMA_BUF: AccessMethod = AccessMethod { name: "dma-buf", by: By::DmaBuf };
-/// GDRCopy.
 pub(super) const GDRAPI: AccessMethod = AccessMethod { name: "gdrapi", by: By::Library };
 
 impl AccessMethod {

@@ -137,7 +137,6 @@ fn on_gpu<'m>(memory: &'m Memory<'_>) -> Result<&'m egm_vendor::cuda::Memory, Br
 }
 
 impl Element<'_> {
-    /// This PE's number.
     pub(super) const fn me(&self) -> i32 {
         self.pe.number()
     }
@@ -152,7 +151,6 @@ impl Element<'_> {
         (self.pe.number() + self.pe.count() - 1) % self.pe.count()
     }
 
-    /// Number of PEs.
     pub(super) fn count(&self) -> usize {
         usize::try_from(self.pe.count()).unwrap_or(1)
     }

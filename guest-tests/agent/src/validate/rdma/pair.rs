@@ -75,7 +75,6 @@ pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken>
     Ok(end.claim.finish().with_value(value, "GB/s").with_figures(figures))
 }
 
-/// This machine's end.
 struct End<'e> {
     site: &'e Site<'e>,
     talk: Talk,

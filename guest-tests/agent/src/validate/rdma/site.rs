@@ -15,11 +15,8 @@ const MOST_PORTS: u8 = 16;
 /// A device that is open, and where on it connections are made.
 #[derive(Debug)]
 pub(in crate::validate) struct Site<'c> {
-    /// The kernel's name.
     pub(in crate::validate) name: String,
-    /// The device.
     pub(in crate::validate) context: &'c Context<'c>,
-    /// Its capabilities.
     pub(in crate::validate) abilities: Abilities,
     /// Its port and address.
     pub(in crate::validate) place: LocalPort,

@@ -87,7 +87,6 @@ pub(super) enum Ask {
 pub(super) struct Answer {
     /// The fault that was found, if any.
     pub(super) wrong: Option<String>,
-    /// The first word.
     pub(super) word: u64,
 }
 
