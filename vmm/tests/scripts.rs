@@ -22,7 +22,11 @@ fn test_with(cargo: &str, folder: &Path, arguments: &[&str]) -> (i32, String) {
     fs::copy("../scripts/test", folder.join("scripts/test")).unwrap();
     let bin = folder.join("bin");
     program(&bin, "cargo", cargo);
-    program(&bin, "git", "printf 'scripts/test\\0'");
+    program(
+        &bin,
+        "git",
+        "case $1 in log) cat subjects 2>/dev/null ;; *) printf 'scripts/test\\0' ;; esac; true",
+    );
     program(&bin, "shellcheck", "exit 0");
     program(&folder.join("scripts/lab"), "arm64", "echo no compiler; exit 3");
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
@@ -74,6 +78,18 @@ fn a_test_run_without_failures_leaves_no_logs() {
     let (code, text) = test_with(cargo, folder.path(), &["--without-lab"]);
     assert_eq!((code, text.contains("== failed")), (0, false), "{text}");
     assert!(!folder.path().join("target/test").exists());
+}
+
+#[test]
+fn a_commit_subject_of_more_than_72_characters_fails_a_test_run() {
+    let ran = |length: usize| {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("subjects"), format!("abc1234 {}\n", "x".repeat(length))).unwrap();
+        test_with("true", folder.path(), &["--without-lab"])
+    };
+    assert_eq!(ran(72).0, 0);
+    let (code, text) = ran(73);
+    assert!(code == 1 && text.contains("over 72 characters: abc1234 xxx"), "{text}");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod budgets;
 mod circles;
 mod files;
 mod rust;
@@ -267,6 +268,11 @@ fn every_test_that_a_page_names_exists() {
 #[test]
 fn every_attack_of_the_security_page_has_a_planted_fault() {
     none(&threats::deviations(&files::texts(), threats::WITHOUT_FAULT));
+}
+
+#[test]
+fn pages_and_comments_keep_their_budgets() {
+    none(&budgets::exceeded(&files::texts()));
 }
 
 #[test]
