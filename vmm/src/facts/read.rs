@@ -223,8 +223,11 @@ fn iommu(root: &Path) -> Probe<Iommu> {
 mod tests {
     use egm_device::record::RecordError;
     use egm_device::region::Survey;
+    use egm_fixtures::schema::accepts;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::facts::SCHEMA;
 
     const MEMINFO: &str =
         "MemTotal:       24684096 kB\nMemFree:        16251288 kB\nMemAvailable:   23814192 kB\n";
@@ -341,6 +344,35 @@ mod tests {
         let root = tree(&[("proc/sys/kernel/arch", "x86_64\n")]);
         let error = read(root.path(), &Scope::All).unwrap_err().to_string();
         assert!(error.ends_with("proc/cpuinfo"), "{error}");
+    }
+
+    #[test]
+    fn the_schema_describes_facts_of_this_version_and_no_others() {
+        let schema: Value = serde_json::from_str(SCHEMA).unwrap();
+        assert_eq!(schema["properties"]["version"]["const"], json!(FACTS_VERSION));
+        let root = tree(GRACE);
+        let grace = serde_json::to_value(read(root.path(), &Scope::All).unwrap()).unwrap();
+        let here = serde_json::to_value(of_host(&Scope::All).unwrap()).unwrap();
+        let files =
+            fs::read_dir("../configs/facts").unwrap().map(|file| fs::read(file.unwrap().path()).unwrap());
+        let files: Vec<Value> = files.map(|text| serde_json::from_slice(&text).unwrap()).collect();
+        assert!(files.len() > 5);
+        for facts in files.iter().chain([&grace, &here]) {
+            assert!(accepts(&schema, facts), "{facts}");
+        }
+        for (key, value) in [
+            ("version", json!(2)),
+            ("arch", json!("riscv64")),
+            ("memory_map", json!({})),
+            ("nodes", json!([{ "id": 0 }])),
+            ("regions", json!([{ "region": {} }])),
+            ("functions", json!([{ "address": "x" }])),
+            ("hosts", json!([])),
+        ] {
+            let mut wrong = grace.clone();
+            wrong[key] = value;
+            assert!(!accepts(&schema, &wrong), "{key}");
+        }
     }
 
     #[test]
