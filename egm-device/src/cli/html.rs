@@ -57,7 +57,7 @@ pub(super) fn html(survey: &Survey, sockets: &[Socket], usages: &Usages, with_co
 fn bar(survey: &Survey, usages: &Usages, socket: &Socket) -> ScaledBar {
     let name =
         socket.node.map_or_else(|| "Memory of no known node".to_owned(), |node| format!("Node {node}"));
-    let regions = || survey.regions.iter().filter(|region| socket.has(region));
+    let regions = || survey.regions.iter().filter(move |region| socket.has(region));
     let pools = regions().filter(|region| region.kind == RegionKind::Hugetlb);
     let in_pools = pools.fold(0u64, |sum, pool| sum.saturating_add(pool.size.get()));
     let mut blocks = kernel(survey, socket, in_pools);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use egm_address::{ByteSize, CpuSet, Guest, Io, Iova, Offset, PciAddress, Span};
 use egm_device::carve::plan::Cause;
-use egm_device::region::{DaxFiles, Region, RegionKind};
+use egm_device::region::{DaxFiles, MemoryMap, Region, RegionKind};
 use egm_device::retired::Retired;
 use egm_vfio::host::{HostBar, HostBarKind, HostFunction, ReservedKind, ReservedRegion};
 use egm_vfio::topology::FunctionPlacement;
