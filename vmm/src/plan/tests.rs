@@ -185,7 +185,7 @@ fn assigned(function: &HostFunction) -> DeviceKind {
     }
 }
 
-fn pass(spec: &mut Spec, facts: &mut Facts, function: HostFunction, root_port: bool) {
+fn assign(spec: &mut Spec, facts: &mut Facts, function: HostFunction, root_port: bool) {
     let kind = assigned(&function);
     spec.devices.push(device(&format!("vfio{}", spec.devices.len()), root_port, kind));
     facts.functions.push(function);
@@ -328,7 +328,7 @@ fn amd_hosts_keep_their_hypertransport_range_free() {
 fn eight_gpus_with_256_gib_bars_fit_and_each_has_its_port() {
     let (mut spec, mut facts) = (spec(vec![node(0, 64 * GIB, "0-7")]), facts());
     for bus in 1..=8 {
-        pass(&mut spec, &mut facts, big_gpu(bus), true);
+        assign(&mut spec, &mut facts, big_gpu(bus), true);
     }
     let plan = plan(&spec, &facts).unwrap();
     check(&spec, &facts, &plan);
@@ -341,7 +341,7 @@ fn port_bars_are_left_out_and_64_bit_ones_that_cannot_be_prefetched_stay_low() {
     let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
     let bars =
         [(0, HostBarKind::Memory64, 0x4000), (2, HostBarKind::Ports, 32), (3, HostBarKind::Memory32, 1000)];
-    pass(&mut spec, &mut facts, gpu(1, &bars), true);
+    assign(&mut spec, &mut facts, gpu(1, &bars), true);
     let plan = plan(&spec, &facts).unwrap();
     check(&spec, &facts, &plan);
     let bars: Vec<_> = plan.pci[2].bars.iter().map(|b| (b.index, b.kind, b.span.to_string())).collect();
@@ -552,7 +552,7 @@ fn retired_pages_are_holes_of_the_guests_memory_at_the_same_distance_from_its_st
 #[test]
 fn devices_that_do_not_fit_are_named() {
     let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
-    pass(&mut spec, &mut facts, big_gpu(1), true);
+    assign(&mut spec, &mut facts, big_gpu(1), true);
     spec.pcie.window64 = Some(ByteSize::new(64 * GIB));
     let error = plan(&spec, &facts).unwrap_err();
     assert_eq!(
@@ -564,7 +564,7 @@ fn devices_that_do_not_fit_are_named() {
     check(&spec, &facts, &plan(&spec, &facts).unwrap());
 
     let large = [(0, HostBarKind::Memory32, 512 * MIB), (1, HostBarKind::Memory32, 16)];
-    pass(&mut spec, &mut facts, gpu(2, &large), false);
+    assign(&mut spec, &mut facts, gpu(2, &large), false);
     let error = plan(&spec, &facts).unwrap_err();
     assert!(matches!(error, PlanError::Window { window: "32-bit", .. }), "{error}");
     facts.functions.clear();
@@ -637,7 +637,7 @@ prop_compose! {
         spec.egm = egm.iter().zip(20..).map(|(size, id)| slice(id, size * 2 * MIB)).collect();
         for (bus, (mut function, root_port)) in (1..).zip(functions) {
             function.address = PciAddress::new(0, bus, 0, 0).unwrap();
-            pass(&mut spec, &mut facts, function, root_port);
+            assign(&mut spec, &mut facts, function, root_port);
         }
         for (i, root_port) in virtio.into_iter().enumerate() {
             spec.devices.push(device(&format!("rng{i}"), root_port, DeviceKind::VirtioRng));
@@ -681,7 +681,7 @@ fn most_random_machines_have_a_plan() {
 #[test]
 fn a_plan_survives_its_json_form() {
     let (mut spec, mut facts) = (spec(vec![node(0, 5 * GIB, "0")]), facts());
-    pass(&mut spec, &mut facts, big_gpu(3), true);
+    assign(&mut spec, &mut facts, big_gpu(3), true);
     let made = plan(&spec, &facts).unwrap();
     let text = serde_json::to_string(&made).unwrap();
     assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), made);

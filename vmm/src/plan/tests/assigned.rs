@@ -44,7 +44,7 @@ pub(super) fn three_gpus() -> (Spec, Facts) {
             bar.start = 16 * TIB + u64::from(bus) * TIB + u64::from(bar.index) * 256 * GIB;
         }
         gpu.place = place(chain, Port::Endpoint);
-        pass(&mut spec, &mut facts, gpu, true);
+        assign(&mut spec, &mut facts, gpu, true);
     }
     facts.functions.push(bridge("0000:10:01.0", &[], Port::Root));
     facts.functions.push(bridge("0000:11:00.0", &["0000:10:01.0"], Port::Upstream));

@@ -18,7 +18,7 @@ fn at(bars: &[(u8, u64)]) -> BarPlaces {
 /// A machine with 4 GiB of memory and these functions of the host, each behind a root port.
 fn machine(functions: Vec<HostFunction>) -> (Spec, Facts) {
     let (mut spec, mut facts) = (spec(vec![node(0, 4 * GIB, "0-3")]), facts());
-    functions.into_iter().for_each(|function| pass(&mut spec, &mut facts, function, true));
+    functions.into_iter().for_each(|function| assign(&mut spec, &mut facts, function, true));
     (spec, facts)
 }
 
@@ -90,7 +90,7 @@ fn a_configured_window_holds_fixed_bars_to_the_last_byte_or_is_refused() {
 fn small_bars_share_no_page() {
     let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
     let low = HostBarKind::Memory32;
-    pass(&mut spec, &mut facts, gpu(1, &[(0, low, 16), (1, low, 16), (2, low, 16)]), false);
+    assign(&mut spec, &mut facts, gpu(1, &[(0, low, 16), (1, low, 16), (2, low, 16)]), false);
     let plan = made(&spec, &facts);
     let mut pages: Vec<u64> = (0..3).map(|index| bar(&plan, "vfio0", index)).collect();
     pages.sort_unstable();
