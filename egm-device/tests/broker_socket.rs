@@ -14,7 +14,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use broker_world::{Broker, G, Kept, take};
+use broker_world::{Broker, G, OpensOnce, take};
 use egm_address::{Offset, Span};
 use egm_device::broker::{Client, ClientError, MAX_PACKET, Server, ServerError, SliceRequest};
 use egm_device::policy::{Names, Policy, parse};
@@ -310,7 +310,7 @@ fn a_closed_connection_alone_frees_nothing() {
 #[test]
 fn a_second_broker_is_refused_and_a_dead_ones_socket_replaced() {
     let broker = Broker::start(Policy::root_only(), G);
-    let source = Kept::new(G);
+    let source = OpensOnce::new(G);
     let second = Server::listen(&broker.path, Policy::root_only(), source.clone());
     assert!(matches!(second, Err(ServerError::Taken { .. })));
     let folder = tempfile::tempdir().unwrap();
@@ -329,7 +329,7 @@ fn only_the_broker_can_open_its_lock() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let (path, lock) = (folder.path().join("socket"), folder.path().join("socket.lock"));
-    let listen = || Server::listen(&path, Policy::root_only(), Kept::new(G));
+    let listen = || Server::listen(&path, Policy::root_only(), OpensOnce::new(G));
     drop(listen().unwrap());
     assert_eq!(lock.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
     std::fs::set_permissions(&lock, PermissionsExt::from_mode(0o644)).unwrap();

@@ -244,7 +244,7 @@ fn a_broker_gives_a_slice_of_an_exclusive_region_to_users_of_its_domain_alone() 
         return println!("skipped: only root can be another user");
     }
     let host = Host::new();
-    fs::set_permissions(host.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(host.path(""), Permissions::from_mode(0o755)).unwrap();
     let policy = r#"{"rules": [
         {"name": "a", "user": 4001, "regions": ["egm"], "whole_device": true, "trust_domain": "a"},
         {"name": "b", "user": 4002, "regions": ["egm"], "whole_device": true, "trust_domain": "b"},

@@ -10,7 +10,6 @@ const GROUP_MAY: u32 = 0o060;
 
 /// Why KVM cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum KvmError {
     #[error("/dev/kvm does not exist: this host offers no hardware virtualisation to us")]
     Missing,

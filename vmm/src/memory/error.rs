@@ -9,7 +9,6 @@ use crate::error::{Blame, Report};
 
 /// Why guest memory is unavailable.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum MemoryError {
     /// A backing could not be made.
     #[error("cannot get guest memory")]

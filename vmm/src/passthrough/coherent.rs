@@ -14,7 +14,6 @@ const EACH: Duration = Duration::from_millis(100);
 
 /// Why a guest cannot have a function's memory.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum MemoryFault {
     /// KVM maps no such memory.
     #[error(

@@ -11,7 +11,6 @@ use crate::error::{Blame, Report};
 
 /// Why a host function cannot be assigned to a guest.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum PassthroughError {
     /// Its configuration space is unusable.
     #[error("{function} cannot be shown to a guest")]

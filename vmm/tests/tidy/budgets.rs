@@ -46,7 +46,7 @@ fn long_lines(path: &str, text: &str) -> Vec<String> {
 }
 
 fn short_comments(text: &str) -> usize {
-    let mut words = Vec::new();
+    let mut words = vec![0];
     for line in text.lines() {
         match line.trim_start().strip_prefix("///") {
             Some(comment) => *words.last_mut().unwrap_or(&mut 0) += comment.split_whitespace().count(),
