@@ -290,7 +290,7 @@ fn a_record_that_is_not_trusted_is_reported_and_put_aside() {
 #[test]
 fn a_host_of_which_only_the_facts_are_known_is_planned_for_and_not_touched() {
     let host = Host::new();
-    fs::write(host.path("facts.json"), record::of(&host.json("regions --json")).to_string()).unwrap();
+    fs::write(host.path("facts.json"), record::of(&host.json("regions")).to_string()).unwrap();
     let facts = host.path("facts.json").display().to_string();
     let run = |words: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_egm-device"));
