@@ -18,7 +18,7 @@ use egm_device::device::{Function, Setup};
 use egm_device::{Anonymous, Backing, Mapping};
 use egm_vfio_wire::client::Client;
 use egm_vfio_wire::serve::serve;
-use egm_vfio_wire::socket::{Connection, Patience};
+use egm_vfio_wire::socket::{BusyPoll, Connection};
 
 const BAR2: u32 = 2;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -102,10 +102,10 @@ fn as_client(memory: &Anonymous, size: u64) -> Area {
     let function = Function::new(setup, memory).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
     let server = std::thread::spawn(move || {
-        let mut connection = Connection::new(theirs.into(), LIMIT, Patience::NONE).unwrap();
+        let mut connection = Connection::new(theirs.into(), LIMIT, BusyPoll::NONE).unwrap();
         serve(&mut connection, &mut function.connect())
     });
-    let mut client = Client::new(Connection::new(ours.into(), LIMIT, Patience::NONE).unwrap()).unwrap();
+    let mut client = Client::new(Connection::new(ours.into(), LIMIT, BusyPoll::NONE).unwrap()).unwrap();
     let (info, file) = client.region_info(BAR2).unwrap();
     assert_eq!(info.areas.iter().map(|area| (area.offset, area.size)).collect::<Vec<_>>(), [(0, size)]);
     drop(client);

@@ -19,17 +19,17 @@ use egm_device::scrub::{self, ScrubOptions};
 use egm_device::{Anonymous, Backing, HugePage, Mapping, prefault, workers_for};
 
 /// A name, and the work that is timed.
-type Way = (&'static str, fn(&Anonymous, &Mapping));
+type Work = (&'static str, fn(&Anonymous, &Mapping));
 
 /// The chunk of a memset's thread.
 const CHUNK: usize = 64 << 20;
 
-const PREFAULT: &[Way] = &[
+const PREFAULT: &[Work] = &[
     ("prefault", |_, mapping| prefault(&[(mapping, None)], &|_| {}).unwrap()),
     ("memset", |_, mapping| memset(mapping, 0x5a)),
     ("populate", |_, mapping| mapping.populate(0, mapping.size()).unwrap()),
 ];
-const SCRUB: &[Way] = &[
+const SCRUB: &[Work] = &[
     ("scrub", |memory, _| scrub(memory)),
     ("memset", |memory, _| memset(&Mapping::new(memory, 0, memory.size(), 0).unwrap(), 0)),
     ("mapped", |_, mapping| memset(mapping, 0)),

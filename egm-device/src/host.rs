@@ -3,23 +3,20 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use egm_report::json::{self, JsonError};
 use egm_report::{Blame, Remedy, Report};
-use serde::Deserialize;
-use serde::de::{DeserializeOwned, IgnoredAny};
 
-use crate::bounded;
 use crate::ledger::{Ledger, Paths};
-use crate::region::{HostFacts, HostFile, Region, Survey};
+use crate::record;
+use crate::region::{HostFile, Survey};
 
 /// The host to read, or a record of another one
 #[derive(Debug, clap::Args)]
 pub struct Host {
     #[command(flatten)]
     local: LocalHost,
-    /// Host that "egm-device regions --json" recorded, instead of this one
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["root", "host_files"])]
-    recorded: Option<PathBuf>,
+    /// Facts of another host, as "egm-vmm facts" recorded them there
+    #[arg(long, alias = "recorded", value_name = "FILE", conflicts_with_all = ["root", "host_files"])]
+    facts: Option<PathBuf>,
 }
 
 /// The host to read, with its ledger
@@ -33,24 +30,10 @@ pub(crate) struct LocalHost {
     root: PathBuf,
 }
 
-/// Largest file of a recorded host.
-const MAX_RECORD: u64 = 64 << 20;
-
-/// Command that records a host. The other program's facts are of the same host, but for other questions.
-const RECORD: &str = "egm-device regions --json > host.json";
-
-/// The part of a recorded host that a plan needs.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Recorded {
-    /// Facts of the host.
-    pub(crate) host: HostFacts,
-    pub(crate) regions: Vec<Region>,
-}
-
 impl Host {
     /// This host; `None` for a record of another one, which has neither memory nor a ledger here.
     pub(crate) fn local(&self) -> Option<&LocalHost> {
-        self.recorded.is_none().then_some(&self.local)
+        self.facts.is_none().then_some(&self.local)
     }
 
     /// Facts and regions of the recorded host, or of this one.
@@ -58,11 +41,8 @@ impl Host {
     /// # Errors
     /// A record, a root or host files that cannot be read or are of something else.
     pub fn survey(&self) -> Result<Survey, Box<dyn Report>> {
-        match &self.recorded {
-            Some(path) => {
-                let Recorded { host, regions } = load(path, "a host", RECORD)?;
-                Ok(Survey { host, regions, refused: Vec::new() })
-            }
+        match &self.facts {
+            Some(path) => Ok(record::survey(path)?),
             None => self.local.survey(),
         }
     }
@@ -131,56 +111,4 @@ impl Report for NoHost {
             Self::HostFiles(_) => "name a folder that exists, or leave --host-files out",
         })
     }
-}
-
-/// A file of this program that cannot be read back.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RecordError {
-    #[error("cannot read {}", path.display())]
-    Read { path: PathBuf, made_by: &'static str, source: io::Error },
-    #[error("{}:{}:{}: not {what} as this program writes it", path.display(), source.line, source.column)]
-    Json { path: PathBuf, what: &'static str, made_by: &'static str, source: Box<JsonError> },
-    /// A record of the other program.
-    #[error("{} was recorded by \"egm-vmm facts\", which is for \"egm-vmm plan --facts\"", path.display())]
-    Facts { path: PathBuf, made_by: &'static str },
-}
-
-impl Report for RecordError {
-    fn remedy(&self) -> Remedy {
-        Blame::Configuration.help(match self {
-            Self::Read { made_by, .. } => format!("make it: {made_by}"),
-            Self::Json { made_by, .. } => format!("make it again: {made_by}"),
-            Self::Facts { made_by, .. } => format!("record the host for this program too: {made_by}"),
-        })
-    }
-
-    fn excerpt(&self) -> Option<String> {
-        match self {
-            Self::Json { source, .. } => Some(source.excerpt.clone()),
-            _ => None,
-        }
-    }
-}
-
-/// What only facts of `egm-vmm` have.
-#[derive(Deserialize)]
-struct OfFacts {
-    #[serde(rename = "kvm")]
-    _kvm: IgnoredAny,
-    #[serde(rename = "functions")]
-    _functions: IgnoredAny,
-}
-
-/// Reads back what `made_by` wrote.
-pub(crate) fn load<T: DeserializeOwned>(
-    path: &Path,
-    what: &'static str,
-    made_by: &'static str,
-) -> Result<T, RecordError> {
-    let read = |source| RecordError::Read { path: path.to_owned(), made_by, source };
-    let bytes = std::fs::File::open(path).and_then(|file| bounded::read(file, MAX_RECORD)).map_err(read)?;
-    json::from_slice(&bytes).map_err(|source| match json::from_slice::<OfFacts>(&bytes) {
-        Ok(_) => RecordError::Facts { path: path.to_owned(), made_by },
-        Err(_) => RecordError::Json { path: path.to_owned(), what, made_by, source },
-    })
 }

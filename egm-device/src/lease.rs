@@ -185,14 +185,14 @@ impl Lease {
     /// # Errors
     /// [`GrantError`]; the slice is unlocked all the same, and quarantined where its memory is in use. A pool's memory
     /// in use is no error: it is a file of its own, and the kernel frees it with the last descriptor or mapping.
-    pub fn give_back(mut self, watch: &Watch<'_>) -> Result<(), GrantError> {
+    pub fn return_slice(mut self, watch: &Watch<'_>) -> Result<(), GrantError> {
         match self.release(watch) {
             Err(GrantError::StillUsed { .. }) if self.locked.region.kind.is_pool() => Ok(()),
             released => released,
         }
     }
 
-    /// [`Lease::give_back`] that keeps the slice locked where its memory is in use ([`GrantError::StillUsed`]).
+    /// [`Lease::return_slice`] that keeps the slice locked where its memory is in use ([`GrantError::StillUsed`]).
     pub(crate) fn release(&mut self, watch: &Watch<'_>) -> Result<(), GrantError> {
         let begun = Instant::now();
         let Self { backing, memory, locked } = self;

@@ -49,6 +49,7 @@ pub mod poison;
 pub mod policy;
 mod prefault;
 pub mod progress;
+pub mod record;
 pub mod region;
 pub mod retired;
 mod schema;

@@ -14,11 +14,11 @@ pub(crate) fn with_bar<T>(id: &str, long: impl FnOnce(&(dyn Fn(Progress) + Sync)
 
 /// One bar for each slice that is scrubbed, one line while the kernel opens a region.
 #[derive(Debug, Default)]
-pub struct Bars(Mutex<Option<Line>>);
+pub struct Bars(Mutex<Option<ProgressLine>>);
 
 /// The line that is shown.
 #[derive(Debug)]
-enum Line {
+enum ProgressLine {
     Opening(ProgressBar),
     Scrubbing { id: String, bar: Bar },
 }
@@ -28,19 +28,21 @@ impl Bars {
     pub fn report(&self, id: &str, step: Progress) {
         let Ok(mut line) = self.0.try_lock() else { return };
         match (step, &*line) {
-            (Progress::Opening(_), Some(Line::Opening(bar))) => bar.tick(),
+            (Progress::Opening(_), Some(ProgressLine::Opening(bar))) => bar.tick(),
             (Progress::Opening(_), _) => {
                 let bar = bar(format!("{id}: the kernel opens the region"), Counts::Time);
                 bar.tick();
-                *line = Some(Line::Opening(bar));
+                *line = Some(ProgressLine::Opening(bar));
             }
-            (Progress::Scrubbing { done, of }, Some(Line::Scrubbing { id: shown, bar })) if shown == id => {
+            (Progress::Scrubbing { done, of }, Some(ProgressLine::Scrubbing { id: shown, bar }))
+                if shown == id =>
+            {
                 bar.report(done, of);
             }
             (Progress::Scrubbing { done, of }, _) => {
                 let bar = Bar::new(format!("{id} scrubbed"));
                 bar.report(done, of);
-                *line = Some(Line::Scrubbing { id: id.to_owned(), bar });
+                *line = Some(ProgressLine::Scrubbing { id: id.to_owned(), bar });
             }
         }
     }

@@ -44,6 +44,12 @@ schemas! {
     ] }
     /// A name: 1 to 64 of A-Z a-z 0-9 . _ -.
     NameText: { "type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$" }
+    /// Names, at least one.
+    NamesText: {
+        "type": "array",
+        "items": { "type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$" },
+        "minItems": 1,
+    }
     /// A user or group.
     NameOrNumberText: { "anyOf": [
         { "type": "integer", "minimum": 0, "maximum": 4294967295u32 },

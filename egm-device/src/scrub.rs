@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cancels_hears_what_is_done_and_can_go_on() {
+    fn a_cancelled_scrub_reports_what_is_done_and_can_go_on() {
         let memory = Anonymous::new("test", 3 * CHUNK, None).unwrap();
         let (all, cancel) = (SpanSet::from_iter([span(0, 3 * CHUNK)]), AtomicBool::new(false));
         let progress = |_| cancel.store(true, Ordering::Relaxed);

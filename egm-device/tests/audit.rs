@@ -73,7 +73,7 @@ fn the_programs_log_what_happens_to_slices_and_nothing_else() {
     let broker = host.broker();
     let loan = host.loan(4 * MIB);
     loan.retire(&[page(0), page(LAST), page(8 * MIB)].into_iter().collect()).unwrap();
-    loan.give_back(&NEVER).unwrap();
+    loan.return_slice(&NEVER).unwrap();
     let grant = "carve grant --broker /run/broker.sock --region nope --size 2MiB --name vm2 -- /bin/true";
     assert_eq!(host.run(grant).0, 3);
     drop(broker);
@@ -251,7 +251,7 @@ time (UTC)     event         owner         user region           offset     size
 }
 
 #[test]
-fn who_follows_the_log_sees_lines_as_they_come_and_across_a_rotation() {
+fn a_follower_of_the_log_sees_lines_as_they_come_and_across_a_rotation() {
     use std::io::{BufRead, BufReader};
     let root = tempfile::tempdir().unwrap();
     let paths = Paths::below(root.path());

@@ -189,8 +189,8 @@ fn poison_first_page(mapping: &Mapping) -> bool {
 }
 
 #[test]
-fn memory_that_the_kernel_poisons_is_told_or_the_kernel_is_named_as_what_cannot() {
-    if !alone("memory_that_the_kernel_poisons_is_told_or_the_kernel_is_named_as_what_cannot") {
+fn memory_that_the_kernel_poisons_is_reported_or_the_kernel_is_named_as_what_cannot() {
+    if !alone("memory_that_the_kernel_poisons_is_reported_or_the_kernel_is_named_as_what_cannot") {
         return;
     }
     let mapping = memory();

@@ -93,7 +93,6 @@ impl World {
     }
 }
 
-/// A client process.
 struct Attacker {
     child: Child,
     input: ChildStdin,
@@ -134,13 +133,13 @@ impl Drop for Attacker {
 }
 
 /// Access that an attacker keeps after the return of its slice.
-enum Kept {
+enum RemainingAccess {
     Mapping(Mapping),
     Descriptor(File),
     InFlight(OwnedFd, OwnedFd),
 }
 
-impl Kept {
+impl RemainingAccess {
     fn of(loan: &BrokerLease, how: &str) -> Self {
         let file = loan.file().try_clone().unwrap();
         match how {
@@ -185,8 +184,8 @@ fn attack(socket: &Path, keeps: &str) -> ! {
         l_pid: 0,
     };
     fcntl(loan.file(), FcntlArg::F_OFD_SETLK(&everything)).unwrap();
-    let kept = Kept::of(&loan, keeps);
-    let answer = match loan.give_back(&NEVER) {
+    let kept = RemainingAccess::of(&loan, keeps);
+    let answer = match loan.return_slice(&NEVER) {
         Ok(()) => "returned".to_owned(),
         Err(error) => error.to_string(),
     };
@@ -273,7 +272,7 @@ fn pass_on(socket: &Path) -> ! {
         send(&std::io::stdin(), loan.file());
         drop(memory);
         // Its return counts for nothing as long as others have the memory.
-        let _ = loan.give_back(&NEVER);
+        let _ = loan.return_slice(&NEVER);
     }
     std::process::exit(0)
 }
@@ -331,5 +330,5 @@ fn memory_that_is_passed_on_stays_on_the_account_of_its_client() {
     drop(name);
     // The broker repeats its check on its own.
     let loan = Client::connect(&socket).unwrap().take(&take("local", QUOTA, true), |_| ()).unwrap();
-    assert!(loan.give_back(&NEVER).is_ok());
+    assert!(loan.return_slice(&NEVER).is_ok());
 }

@@ -145,7 +145,7 @@ fn one_user_claims_256_mib_at_most_whatever_the_number_of_slices() {
     for loan in &loans {
         claim(loan, &all_of(loan));
     }
-    loans.into_iter().for_each(|loan| loan.give_back(&NEVER).unwrap());
+    loans.into_iter().for_each(|loan| loan.return_slice(&NEVER).unwrap());
     let refused = refused_claims(folder.path());
     assert!(matches!(&*refused, [one] if one.ends_with("than 4096 spans or 256 MiB")), "{refused:?}");
 }
@@ -167,7 +167,7 @@ fn users_claim_16384_spans_and_1_gib_of_a_region_at_most_together() {
         }
         let last = take_as(4005, &socket);
         claim(&last, &SpanSet::from_iter([page(last.slice().offset)]));
-        last.give_back(&NEVER).unwrap();
+        last.return_slice(&NEVER).unwrap();
         let refused = refused_claims(folder.path());
         let reason = "region dax0.0 has more claims that are not checked yet than 16384 spans or 1 GiB";
         assert_eq!(refused, [reason], "{slices} slices a user");
@@ -183,7 +183,7 @@ fn a_claim_beyond_the_limit_of_its_user_is_refused_and_logged() {
     loan.retire(&most).unwrap();
     let more = page(loan.slice().offset + SIZE - 4096);
     loan.retire(&SpanSet::from_iter([more])).unwrap();
-    loan.give_back(&NEVER).unwrap();
+    loan.return_slice(&NEVER).unwrap();
     let log = std::fs::read_to_string(egm_device::audit::Paths::below(folder.path()).file).unwrap();
     let refused: Vec<serde_json::Value> = log
         .lines()
@@ -209,7 +209,7 @@ fn no_number_of_claims_makes_the_ledger_forget_a_bad_page_or_lose_a_sound_one() 
     let loans: Vec<_> = (0..slices).map(|_| take(&socket)).collect();
     for loan in loans {
         loan.retire(&most_claims(&loan)).unwrap();
-        loan.give_back(&NEVER).unwrap();
+        loan.return_slice(&NEVER).unwrap();
     }
     let states = ledger.states(&region).unwrap();
     assert!(states.doubt.is_none(), "{:?}", states.doubt);

@@ -35,7 +35,7 @@ fn region() -> Region {
 }
 
 #[test]
-fn a_lent_slice_is_in_the_ledger_under_its_client_and_usable_as_memory() {
+fn a_granted_slice_is_in_the_ledger_under_its_client_and_usable_as_memory() {
     let folder = tempfile::tempdir().unwrap();
     let identity = Identity { machine: Some("host".into()), boot: "boot".into() };
     let ledger = Ledger::open(Paths::below(folder.path()), identity).unwrap();
@@ -66,7 +66,7 @@ fn a_lent_slice_is_in_the_ledger_under_its_client_and_usable_as_memory() {
 
     let refused = Client::connect(&path).unwrap().take(&take, |_| ()).unwrap_err().to_string();
     assert!(refused.contains("rule \"root\": 8MiB does not fit in \"local\" now"), "{refused}");
-    loan.give_back(&AtomicBool::new(false)).unwrap();
+    loan.return_slice(&AtomicBool::new(false)).unwrap();
     assert!(
         ledger.states(&region()).unwrap().held.is_empty(),
         "the kernel counts no other description of it"

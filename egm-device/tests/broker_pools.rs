@@ -161,7 +161,7 @@ fn play(role: &str) -> ! {
         "send" => match client.take(&take(&region, false), |_| ()) {
             Ok(loan) => {
                 send(&std::io::stdin(), loan.file());
-                let returned = loan.give_back(&NEVER);
+                let returned = loan.return_slice(&NEVER);
                 println!(
                     "{ANSWER}{}",
                     returned.map_or_else(|error| error.to_string(), |()| "returned".into())
@@ -171,7 +171,7 @@ fn play(role: &str) -> ! {
         },
         "wait" => {
             let loan = client.take(&take(&region, true), |_| ()).unwrap();
-            println!("{ANSWER}{}", loan.give_back(&NEVER).is_ok());
+            println!("{ANSWER}{}", loan.return_slice(&NEVER).is_ok());
         }
         "keep" => {
             let loan = client.take(&take(&region, false), |_| ()).unwrap();

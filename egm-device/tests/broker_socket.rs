@@ -14,7 +14,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use broker_world::{Broker, G, Kept, take};
+use broker_world::{Broker, G, OpensOnce, take};
 use egm_address::{Offset, Span};
 use egm_device::broker::{Client, ClientError, MAX_PACKET, Server, ServerError, SliceRequest};
 use egm_device::policy::{Names, Policy, parse};
@@ -62,7 +62,7 @@ fn refused(result: Result<egm_device::broker::BrokerLease, ClientError>) -> Stri
 /// The broker still serves an honest client.
 fn serves(broker: &Broker) {
     let loan = broker.client().take(&take("egm4", G), |_| ()).unwrap();
-    loan.give_back(&NEVER).unwrap();
+    loan.return_slice(&NEVER).unwrap();
 }
 
 #[test]
@@ -79,14 +79,14 @@ fn an_exclusive_file_is_shared_by_two_clients_at_different_places() {
     assert_eq!(&seen, b"mine", "one file");
     assert_eq!(broker.source.opened(), 1);
     let (offset, size) = (first.offset(), first.slice().size.get());
-    first.give_back(&NEVER).unwrap();
+    first.return_slice(&NEVER).unwrap();
     assert!(broker.source.was_scrubbed(offset, size));
-    second.give_back(&NEVER).unwrap();
+    second.return_slice(&NEVER).unwrap();
 }
 
 /// Another process with the ledger's lock may be stopped.
 #[test]
-fn a_ledger_that_does_not_answer_keeps_only_those_who_ask_it() {
+fn a_ledger_that_does_not_answer_delays_only_requests_to_it() {
     let broker = Broker::start(Policy::root_only(), G);
     let locked = broker.source.ledger.lock().unwrap();
     let asks = raw(&broker.path);
@@ -101,7 +101,7 @@ fn a_ledger_that_does_not_answer_keeps_only_those_who_ask_it() {
 
 /// The source refuses to grant while the scrub runs.
 #[test]
-fn idle_memory_is_scrubbed_until_somebody_asks() {
+fn idle_memory_is_scrubbed_until_a_request_comes() {
     let broker = Broker::start(Policy::root_only(), G);
     while !broker.source.is_tidying() {
         std::thread::yield_now();
@@ -112,7 +112,7 @@ fn idle_memory_is_scrubbed_until_somebody_asks() {
 }
 
 #[test]
-fn who_waits_is_served_when_a_slice_comes_back() {
+fn a_waiting_client_is_served_when_a_slice_is_returned() {
     let broker = Broker::start(Policy::root_only(), 2 * G);
     let first = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap();
     let (reports, waits) = std::sync::mpsc::channel();
@@ -126,13 +126,13 @@ fn who_waits_is_served_when_a_slice_comes_back() {
         "rule \"root\": 1GiB does not fit in \"egm4\" now (available 0, largest contiguous block 0); nothing \
          else is available"
     );
-    first.give_back(&NEVER).unwrap();
+    first.return_slice(&NEVER).unwrap();
     assert_eq!(waiter.join().unwrap().unwrap().slice().size.get(), G);
 }
 
 /// A GiB is free on each side of the held one, and two are requested at a multiple of two.
 #[test]
-fn who_waits_for_an_aligned_place_is_not_refused_because_bytes_are_free_elsewhere() {
+fn a_request_for_an_aligned_place_is_not_refused_because_bytes_are_free_elsewhere() {
     let broker = Broker::start(Policy::root_only(), 3 * G);
     let first = broker.client().take(&take("egm4", G), |_| ()).unwrap();
     let aligned = SliceRequest { align: 2 * G, ..take("egm4", 2 * G) };
@@ -142,12 +142,12 @@ fn who_waits_for_an_aligned_place_is_not_refused_because_bytes_are_free_elsewher
     let client = broker.client();
     let waiter = std::thread::spawn(move || client.take(&aligned, |_| reports.send(()).unwrap()));
     waits.recv().unwrap();
-    first.give_back(&NEVER).unwrap();
+    first.return_slice(&NEVER).unwrap();
     assert_eq!(waiter.join().unwrap().unwrap().offset(), 0);
 }
 
 #[test]
-fn who_does_not_wait_is_told_which_rule_and_what_is_free_instead() {
+fn a_refusal_without_a_wait_names_the_rule_and_what_is_free_instead() {
     let broker = Broker::start(Policy::root_only(), 4 * G);
     let _held = broker.client().take(&take("egm4", 3 * G), |_| ()).unwrap();
     let now = SliceRequest { wait: false, ..take("egm4", 2 * G) };
@@ -252,7 +252,7 @@ fn a_waiting_client_that_hangs_up_is_out_of_the_queue() {
     );
     assert!(hear(&gone).starts_with("{\"waiting\":"));
     drop(gone);
-    held.give_back(&NEVER).unwrap();
+    held.return_slice(&NEVER).unwrap();
     serves(&broker);
 }
 
@@ -279,7 +279,7 @@ fn one_connection_has_one_slice_in_its_life() {
 
 /// The broker has a client's reports when the slice comes back: by a message, or by the process's end.
 #[test]
-fn what_a_client_found_bad_in_its_slice_is_heard_of_before_the_next_has_it() {
+fn pages_that_a_client_found_bad_are_retired_before_the_next_client_has_them() {
     let broker = Broker::start(Policy::root_only(), 4 * G);
     let _first = broker.client().take(&take("egm4", G), |_| ()).unwrap();
     let loan = broker.client().take(&take("egm4", G), |_| ()).unwrap();
@@ -287,7 +287,7 @@ fn what_a_client_found_bad_in_its_slice_is_heard_of_before_the_next_has_it() {
     // More than fit in one packet, and one of another client's slice.
     let mut bad: Vec<_> = (0..200).map(|n| page(loan.offset() + n * 0x2000)).collect();
     loan.retire(&bad.iter().copied().chain([page(0)]).collect()).unwrap();
-    loan.give_back(&NEVER).unwrap();
+    loan.return_slice(&NEVER).unwrap();
     let mut reported = broker.source.bad();
     reported.sort_by_key(|span| span.start());
     bad.sort_by_key(|span| span.start());
@@ -310,7 +310,7 @@ fn a_closed_connection_alone_frees_nothing() {
 #[test]
 fn a_second_broker_is_refused_and_a_dead_ones_socket_replaced() {
     let broker = Broker::start(Policy::root_only(), G);
-    let source = Kept::new(G);
+    let source = OpensOnce::new(G);
     let second = Server::listen(&broker.path, Policy::root_only(), source.clone());
     assert!(matches!(second, Err(ServerError::Taken { .. })));
     let folder = tempfile::tempdir().unwrap();
@@ -329,7 +329,7 @@ fn only_the_broker_can_open_its_lock() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let (path, lock) = (folder.path().join("socket"), folder.path().join("socket.lock"));
-    let listen = || Server::listen(&path, Policy::root_only(), Kept::new(G));
+    let listen = || Server::listen(&path, Policy::root_only(), OpensOnce::new(G));
     drop(listen().unwrap());
     assert_eq!(lock.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
     std::fs::set_permissions(&lock, PermissionsExt::from_mode(0o644)).unwrap();
@@ -400,7 +400,7 @@ fn the_kernels_word_for_the_user_decides() {
 
 /// All slices of an EGM device are one file: a user with the file for one slice can map every other tenant's bytes.
 #[test]
-fn a_slice_of_a_shared_file_is_refused_to_users_whose_rule_does_not_say_whole_device() {
+fn a_slice_of_a_shared_file_is_refused_to_users_of_a_rule_without_whole_device() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: only root can be another user");
         return;
@@ -444,7 +444,7 @@ fn a_command_does_not_inherit_the_connection() {
 
 /// The command's end is not its children's: a background child still has the memory.
 #[test]
-fn a_slice_is_lent_until_the_commands_children_are_gone_too() {
+fn a_slice_is_granted_until_the_commands_children_have_ended_too() {
     let broker = Broker::start(Policy::root_only(), 2 * G);
     let script = "sleep infinity >/dev/null 2>&1 & echo $!";
     let command = grant(&broker, 0, 0, &["--size", "2GiB", "--", "/bin/sh", "-c", script]);

@@ -61,21 +61,43 @@ fn a_split_that_leaves_the_host_too_little_has_a_warning() {
 }
 
 #[test]
-fn a_record_of_the_other_program_is_refused_by_its_name() {
+fn facts_of_another_version_and_what_is_no_record_are_refused_with_the_command_that_records() {
     let folder = tempfile::tempdir().unwrap();
     let facts = folder.path().join("facts.json");
-    fs::copy("../configs/facts/x86-server.json", &facts).unwrap();
-    let facts = facts.to_str().unwrap();
-    let parts = [
-        "facts.json was recorded by \"egm-vmm facts\", which is for \"egm-vmm plan --facts\"",
-        "help: record the host for this program too: egm-device regions --json > host.json",
-    ];
-    refused(&["regions", "--recorded", facts], 2, &parts);
-    refused(
-        &["regions", "--recorded", "/none"],
-        2,
-        &["cannot read /none", "help: make it: egm-device regions"],
-    );
+    let recorded = fs::read_to_string("../configs/facts/x86-server.json").unwrap();
+    let path = facts.to_str().unwrap();
+    let help = "help: record them on their host: egm-vmm facts > facts.json";
+    fs::write(&facts, &recorded).unwrap();
+    for option in ["--facts", "--recorded"] {
+        check(Command::new(PROGRAM).args(["regions", option, path]).output().unwrap(), 0, &[]);
+    }
+    for (text, reason) in [
+        (
+            recorded.replacen("\"version\": 3", "\"version\": 2", 1).as_str(),
+            "facts.json: facts of version 2, and this program reads version 3",
+        ),
+        (
+            "{\"host\": {}, \"regions\": []}",
+            "facts.json is output of \"egm-device regions --json\", which is not",
+        ),
+        ("{\"version\": 3}", "not facts of a host"),
+    ] {
+        fs::write(&facts, text).unwrap();
+        refused(&["regions", "--facts", path], 2, &[reason, help]);
+    }
+    refused(&["regions", "--facts", "/none"], 2, &["cannot read facts from /none", "No such file", help]);
+}
+
+/// An open of a pipe without a writer would never return.
+#[test]
+fn facts_are_read_from_a_regular_file_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for path in ["/dev/zero", pipe.to_str().unwrap()] {
+        refused(&["regions", "--facts", path], 2, &["cannot read facts from", "it is not a regular file"]);
+    }
+    refused(&["regions", "--facts", "/"], 2, &["cannot read facts from /", "directory"]);
 }
 
 #[test]
@@ -91,7 +113,7 @@ fn what_was_not_written_is_no_success() {
 }
 
 #[test]
-fn each_manual_page_says_of_which_program_it_is_and_its_folder_is_made() {
+fn each_manual_page_names_its_program_and_its_folder_is_made() {
     let folder = tempfile::tempdir().unwrap();
     let pages = folder.path().join("share/man1");
     let run = |arguments: &[&str]| Command::new(PROGRAM).arg("man").args(arguments).output().unwrap();
@@ -110,7 +132,7 @@ fn each_manual_page_says_of_which_program_it_is_and_its_folder_is_made() {
 }
 
 #[test]
-fn who_may_not_open_kvm_is_told_what_is_not_known() {
+fn a_user_without_access_to_kvm_gets_a_note_of_what_is_not_known() {
     let closed = fs::metadata("/dev/kvm").is_ok_and(|kvm| kvm.permissions().mode() & 0o006 == 0);
     if !closed || !rustix::process::geteuid().is_root() {
         return println!(

@@ -6,6 +6,8 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod record;
+
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -139,7 +141,7 @@ fn a_region_is_named_as_for_a_grant_or_as_a_word_of_its_own() {
 }
 
 #[test]
-fn who_asks_for_the_firmware_of_another_machine_hears_of_every_other_way() {
+fn a_request_for_the_firmware_of_another_machine_names_every_other_way() {
     let error = Host::new().refuses(3, "carve advise --hypervisor 1GiB --how firmware");
     assert!(["mem", "hugetlb", "memmap", "dax"].iter().all(|way| error.contains(way)), "{error}");
 }
@@ -155,7 +157,7 @@ fn a_plan_goes_around_what_others_have_unless_it_is_to_be_empty() {
 }
 
 #[test]
-fn a_plan_that_cannot_be_says_what_is_short_and_whose_fault_it_is() {
+fn an_impossible_plan_names_what_is_short_and_who_must_act() {
     let host = Host::new();
     let error = host.refuses(3, "carve plan hidden --size 96MiB --count 3");
     assert!(error.contains("cannot place 96MiB aligned to 2MiB in region hidden"), "{error}");
@@ -226,7 +228,7 @@ fn what_cannot_be_granted_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_slice_that_somebody_has_is_not_returned_over_his_head() {
+fn a_slice_with_an_owner_is_not_returned_by_another() {
     let host = Host::new();
     let lease = host.lease("vm1", 4 * MIB);
     let error = host.refuses(3, "carve return local --at 2MiB --size 2MiB");
@@ -270,7 +272,7 @@ fn the_ledger_is_shown_to_programs() {
 }
 
 #[test]
-fn a_record_that_is_not_believed_is_told_and_put_aside() {
+fn a_record_that_is_not_trusted_is_reported_and_put_aside() {
     let host = Host::new();
     drop(host.lease("vm1", 4 * MIB));
     let record = host.path("var/lib/egm-device/ledger.json");
@@ -288,11 +290,11 @@ fn a_record_that_is_not_believed_is_told_and_put_aside() {
 #[test]
 fn a_host_of_which_only_the_facts_are_known_is_planned_for_and_not_touched() {
     let host = Host::new();
-    fs::write(host.path("facts.json"), host.says("regions --json")).unwrap();
+    fs::write(host.path("facts.json"), record::of(&host.json("regions")).to_string()).unwrap();
     let facts = host.path("facts.json").display().to_string();
     let run = |words: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_egm-device"));
-        let output = command.args(words.split(' ')).args(["--recorded", &facts]).output().unwrap();
+        let output = command.args(words.split(' ')).args(["--facts", &facts]).output().unwrap();
         (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     assert_eq!(run("carve plan hidden --size 2MiB").0, 0);
@@ -300,7 +302,7 @@ fn a_host_of_which_only_the_facts_are_known_is_planned_for_and_not_touched() {
         ["carve scrub hidden", "carve return hidden --at 0 --size 2MiB", "ledger show", "ledger repair"]
     {
         let (code, error) = run(words);
-        assert!(code == 2 && error.contains("unexpected argument '--recorded'"), "{words}: {error}");
+        assert!(code == 2 && error.contains("unexpected argument '--facts'"), "{words}: {error}");
     }
 }
 

@@ -139,8 +139,8 @@ mod tests {
             assert!(look(&beyond, usize::try_from(size).unwrap()).is_err());
         }
         drop((beyond, other, mine));
-        first.give_back(&Watch::unobserved()).unwrap();
-        second.give_back(&Watch::unobserved()).unwrap();
+        first.return_slice(&Watch::unobserved()).unwrap();
+        second.return_slice(&Watch::unobserved()).unwrap();
         assert_eq!(host.devices(), before);
     }
 
@@ -157,7 +157,7 @@ mod tests {
         // The client writes until the kernel refuses: nothing of it may reach the memory after the scrub.
         thread::scope(|scope| {
             scope.spawn(|| while write(&mapping, SECRET).is_ok() {});
-            lease.give_back(&Watch::unobserved()).unwrap();
+            lease.return_slice(&Watch::unobserved()).unwrap();
         });
         assert!(look(&mapping, 0).is_err());
         let next = host.grant(Some(at)).unwrap();
@@ -166,7 +166,7 @@ mod tests {
         // Neither the old mapping nor the old descriptor came back to life with the new device.
         assert!(look(&mapping, 0).is_err());
         assert!(client.map().is_err_and(|error| error.raw_os_error().is_some()));
-        next.give_back(&Watch::unobserved()).unwrap();
+        next.return_slice(&Watch::unobserved()).unwrap();
     }
 
     #[test]
@@ -177,11 +177,11 @@ mod tests {
         let client = Client::of(&lease);
         let mapping = client.map().unwrap();
         mapping.write(0, SECRET).unwrap();
-        assert!(matches!(lease.give_back(&Watch::unobserved()), Err(GrantError::StillUsed { .. })));
+        assert!(matches!(lease.return_slice(&Watch::unobserved()), Err(GrantError::StillUsed { .. })));
         assert!(matches!(host.grant(Some(at)), Err(GrantError::Short { .. })));
         assert_eq!(look(&mapping, 0).unwrap(), SECRET);
         drop((mapping, client));
-        host.grant(Some(at)).unwrap().give_back(&Watch::unobserved()).unwrap();
+        host.grant(Some(at)).unwrap().return_slice(&Watch::unobserved()).unwrap();
     }
 
     #[test]
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(host.devices(), before + 1);
         assert!(look(&mapping, 0).is_err());
         assert_eq!(look(&Client::of(&next).map().unwrap(), 0).unwrap(), vec![0; SECRET.len()]);
-        next.give_back(&Watch::unobserved()).unwrap();
+        next.return_slice(&Watch::unobserved()).unwrap();
         assert_eq!(host.devices(), before);
     }
 }

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod hostile_text;
+mod record;
 mod small_host;
 
 use std::fs;
@@ -17,7 +18,7 @@ fn egm_device(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_egm-device")).args(words).output().unwrap()
 }
 
-/// A host with a reserved region, as `regions --json` records it.
+/// A host with a reserved region, as `egm-vmm facts` records it.
 fn recorded(folder: &Path) -> Value {
     let root = folder.join("host");
     small_host::make(&root);
@@ -34,7 +35,7 @@ fn recorded(folder: &Path) -> Value {
     fs::write(files.join("a.json"), json!({ "regions": [span] }).to_string()).unwrap();
     let words =
         ["regions", "--json", "--root", root.to_str().unwrap(), "--host-files", files.to_str().unwrap()];
-    serde_json::from_slice(&egm_device(&words).stdout).unwrap()
+    record::of(&serde_json::from_slice(&egm_device(&words).stdout).unwrap())
 }
 
 #[test]
@@ -51,12 +52,12 @@ fn no_text_of_a_recorded_host_reaches_the_terminal_as_a_command() {
         fs::write(&file, hostile.to_string()).unwrap();
         for words in [
             &["regions"][..],
-            &["regions", "--html"],
+            &["regions", "--html", "--with-kernel-command-line"],
             &["carve", "plan", "hidden", "--size", "2MiB"],
             &["carve", "advise", "--hypervisor", "32MiB", "--how", "memmap"],
             &["carve", "advise", "--undo"],
         ] {
-            let output = egm_device(&[words, &["--recorded", file.to_str().unwrap()]].concat());
+            let output = egm_device(&[words, &["--facts", file.to_str().unwrap()]].concat());
             shown += usize::from(shows(&output, &format!("{words:?} with {place}")));
         }
     }

@@ -7,6 +7,9 @@
 //! ```
 
 #[cfg(test)]
+mod record;
+
+#[cfg(test)]
 mod tests {
     use std::fmt::Write;
     use std::fs;
@@ -139,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn every_story_went_as_somebody_has_read_it() {
+    fn every_sequence_of_commands_prints_its_golden_file() {
         let write = std::env::var_os("EGM_GOLDEN").is_some_and(|value| value == "write");
         let mut wrong = Vec::new();
         for (name, commands) in STORIES {
@@ -161,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_is_shown_with_its_owner_for_as_long_as_somebody_has_it() {
+    fn a_slice_is_shown_with_its_owner_for_as_long_as_it_has_one() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("lab-split");
         plant("lab-split", &root);
@@ -186,10 +189,12 @@ mod tests {
     #[test]
     fn a_host_that_was_recorded_is_the_host_that_was_seen() {
         let folder = tempfile::tempdir().unwrap();
-        run("x86-2-sockets", "regions --json > host.json", folder.path());
+        let (_, regions) = run("x86-2-sockets", "regions --json", folder.path());
+        let facts = crate::record::of(&serde_json::from_str(&regions).unwrap());
+        fs::write(folder.path().join("facts.json"), facts.to_string()).unwrap();
         let (_, here) = run("x86-2-sockets", "carve advise --hypervisor 64GiB", folder.path());
         let mut elsewhere = Command::new(env!("CARGO_BIN_EXE_egm-device"));
-        elsewhere.args(["carve", "advise", "--hypervisor", "64GiB", "--recorded", "host.json"]);
+        elsewhere.args(["carve", "advise", "--hypervisor", "64GiB", "--facts", "facts.json"]);
         let output = elsewhere.current_dir(folder.path()).output().unwrap();
         assert_eq!(String::from_utf8(output.stdout).unwrap(), here);
     }

@@ -3,7 +3,7 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
@@ -124,6 +124,33 @@ impl Host {
     }
 }
 
+/// A policy that is refused must not look like one without rules.
+#[test]
+fn a_policy_that_is_not_used_is_named_with_its_mistake() {
+    let host = Host::new();
+    let policy = host.path("etc/egm-device/policy.json");
+    fs::create_dir_all(policy.parent().unwrap()).unwrap();
+    let shown = |text: &str| {
+        fs::write(&policy, text).unwrap();
+        fs::set_permissions(&policy, Permissions::from_mode(0o644)).unwrap();
+        let (code, _, error) = host.run("ledger show");
+        assert_eq!(code, 0, "{error}");
+        error
+    };
+    let error = shown(r#"{"rules": [{"name": "a", "user": 1, "regions": []}]}"#);
+    assert!(error.contains("because the policy is not used: "), "{error}");
+    if rustix::process::geteuid().is_root() {
+        for part in ["\"regions\" is empty", "\n  1 | ", "help: name regions or kinds there"] {
+            assert!(error.contains(part), "{error}");
+        }
+        let error = shown(r#"{"rules": [{"name": "a", "user": 1}]}"#);
+        assert!(!error.contains("policy"), "{error}");
+    }
+    fs::remove_file(&policy).unwrap();
+    let (_, _, error) = host.run("ledger show");
+    assert!(!error.contains("policy"), "{error}");
+}
+
 /// A `carve grant` that has the GPU and waits for the end of its standard input.
 fn holder(host: &Host, words: &str) -> Child {
     let words = format!("carve grant --region local --size 2MiB --name vm1 --gpu {GPU}{words}");
@@ -217,7 +244,7 @@ fn a_broker_gives_a_slice_of_an_exclusive_region_to_users_of_its_domain_alone() 
         return println!("skipped: only root can be another user");
     }
     let host = Host::new();
-    fs::set_permissions(host.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(host.path(""), Permissions::from_mode(0o755)).unwrap();
     let policy = r#"{"rules": [
         {"name": "a", "user": 4001, "regions": ["egm"], "whole_device": true, "trust_domain": "a"},
         {"name": "b", "user": 4002, "regions": ["egm"], "whole_device": true, "trust_domain": "b"},

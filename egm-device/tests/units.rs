@@ -235,11 +235,11 @@ fn a_server_has_time_to_scrub_the_largest_device_of_the_sample() {
     };
     let largest = sample["devices"].as_array().unwrap().iter().map(size).max().unwrap();
     let help = good(Command::new(PROGRAM).args(["serve", "--help"]).output().unwrap());
-    let (_, patience) = help.split_once("--patience").unwrap();
-    let (_, patience) = patience.split_once("[default: ").unwrap();
-    let patience: u64 = patience.split(']').next().unwrap().parse().unwrap();
+    let (_, timeout) = help.split_once("--timeout").unwrap();
+    let (_, timeout) = timeout.split_once("[default: ").unwrap();
+    let timeout: u64 = timeout.split(']').next().unwrap().parse().unwrap();
     // The unit's comment counts on 1 GiB/s.
-    assert!(limit >= patience + largest, "{limit} s for {patience} s and {largest} GiB");
+    assert!(limit >= timeout + largest, "{limit} s for {timeout} s and {largest} GiB");
 }
 
 #[test]

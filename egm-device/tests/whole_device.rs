@@ -18,7 +18,7 @@ use std::time::Duration;
 use dax_host::{DaxHost, MIB};
 use egm_device::broker::{BrokerLease, Client, ClientError, SliceRequest};
 use egm_vfio_wire::client::Client as Device;
-use egm_vfio_wire::socket::{Connection, Patience};
+use egm_vfio_wire::socket::{BusyPoll, Connection};
 use rustix::process::Uid;
 use rustix::thread::set_thread_uid;
 
@@ -149,13 +149,13 @@ impl Drop for Server {
 /// Whether user `uid` becomes the device's client.
 fn is_served(socket: &Path, uid: u32) -> bool {
     of_user(uid, || {
-        let connection = Connection::connect(socket, Duration::from_secs(10), Patience::NONE).unwrap();
+        let connection = Connection::connect(socket, Duration::from_secs(10), BusyPoll::NONE).unwrap();
         Device::new(connection).is_ok()
     })
 }
 
 #[test]
-fn a_server_gives_the_file_of_a_whole_region_to_no_user_unless_told_so() {
+fn a_server_gives_the_file_of_a_whole_region_to_no_user_unless_configured_so() {
     let Some((host, _turn)) = host() else { return };
     let socket = host.path("run/vm.sock");
     let server = Server::start(&host, &[]);

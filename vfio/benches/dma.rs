@@ -20,7 +20,7 @@ use egm_address::{Iova, PciAddress, Span};
 use egm_vfio::dma::{Access, Memlock, Piece, locked_bytes, map_all, order};
 use egm_vfio::kernel::{Container, Iommufd, KernelDomain, KernelFunction};
 use egm_vfio::mapping::{MadeOf, Mapping};
-use egm_vfio::memory::{Behind, HostMemory};
+use egm_vfio::memory::{HostBacking, HostMemory};
 use iommufd_bindings::iommufd as iommu;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vfio_bindings::bindings::vfio;
@@ -147,7 +147,7 @@ fn raw_iommufd(function: &str, memory: &Arc<dyn HostMemory>) -> f64 {
         ..Default::default()
     };
     call(&function, ATTACH, address(&mut attach));
-    let Behind::File { file, offset } = memory.behind() else { unreachable!("it was made of a file") };
+    let HostBacking::File { file, offset } = memory.backing() else { unreachable!("it was made of a file") };
     let mut map = iommu::iommu_ioas_map_file {
         size: size_of::<iommu::iommu_ioas_map_file>().try_into().unwrap(),
         flags: iommu::iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA

@@ -91,6 +91,7 @@ pub struct Interrupts {
 
 /// Why a request to a function failed.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum BackendError {
     /// The kernel or the server refused.
     #[error("{function}: cannot {what}")]
@@ -99,7 +100,6 @@ pub enum BackendError {
         function: String,
         /// Failed operation: `map BAR 2`, `reset`.
         what: String,
-        /// The reason.
         #[source]
         source: io::Error,
     },

@@ -37,24 +37,21 @@ pub struct Limits {
 
 /// Why a piece of memory cannot be reached by devices.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum DmaError {
     /// The kernel or the server refused.
     #[error("devices cannot reach {size:#x} bytes at I/O address {iova}: cannot {what}")]
     Refused {
-        /// First I/O address.
         iova: egm_address::Iova,
         /// Bytes.
         size: u64,
-        /// Failed operation.
         what: &'static str,
-        /// The reason.
         #[source]
         source: io::Error,
     },
     /// This kind of address space has no way to this kind of memory.
     #[error("devices cannot reach {size:#x} bytes at I/O address {iova}: {rule}")]
     NoWay {
-        /// First I/O address.
         iova: egm_address::Iova,
         /// Bytes.
         size: u64,
@@ -76,7 +73,6 @@ pub enum DmaError {
     /// No range of the IOMMU has the address.
     #[error("devices cannot reach {size:#x} bytes at I/O address {iova}: the IOMMU translates {ranges} only")]
     Outside {
-        /// First I/O address.
         iova: egm_address::Iova,
         /// Bytes.
         size: u64,
@@ -86,7 +82,6 @@ pub enum DmaError {
     /// More maps than the address space takes.
     #[error("devices need {needed} maps of memory, and the address space takes {most} more")]
     TooMany {
-        /// Maps needed.
         needed: usize,
         /// Maps that may still be made.
         most: u32,

@@ -56,7 +56,7 @@ pub struct FakeFunction {
     resets: Resets,
     regions: BTreeMap<RegionIndex, FakeRegion>,
     interrupts: BTreeMap<InterruptKind, Interrupts>,
-    state: Mutex<State>,
+    state: Mutex<FakeState>,
 }
 
 #[derive(Default)]
@@ -66,7 +66,7 @@ struct FakeRegion {
 }
 
 #[derive(Default)]
-struct State {
+struct FakeState {
     calls: Vec<Call>,
     triggers: BTreeMap<(InterruptKind, u32), OwnedFd>,
     /// Kind that is enabled, of INTx, MSI and MSI-X.
@@ -157,7 +157,7 @@ impl FakeFunction {
     }
 
     /// Records `call` and returns the state; an error once the function is gone.
-    fn ask(&self, call: Option<Call>) -> Result<MutexGuard<'_, State>, BackendError> {
+    fn ask(&self, call: Option<Call>) -> Result<MutexGuard<'_, FakeState>, BackendError> {
         let mut state = lock(&self.state);
         if state.gone {
             return Err(BackendError::Gone { function: self.name().to_owned(), why: "removed".to_owned() });
@@ -171,7 +171,7 @@ impl FakeFunction {
     }
 }
 
-impl State {
+impl FakeState {
     fn fire(&self, kind: InterruptKind, vector: u32) -> bool {
         let trigger = self.triggers.get(&(kind, vector));
         trigger.is_some_and(|trigger| rustix::io::write(trigger, &1u64.to_ne_bytes()).is_ok())

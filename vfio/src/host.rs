@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use egm_address::{Iova, PciAddress, Span};
 
 use crate::pci::capability;
-use crate::topology::Place;
+use crate::topology::FunctionPlacement;
 
 mod bar;
 mod cards;
@@ -27,25 +27,16 @@ pub const MISSING_REMEDY: &str =
 
 /// Why a function could not be read.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum HostError {
-    /// No such function.
     #[error("host function {address} does not exist")]
-    Missing {
-        /// The function.
-        address: PciAddress,
-    },
+    Missing { address: PciAddress },
     /// A file that cannot be read.
     #[error("cannot read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The kernel's reason.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// A file with content other than the kernel documents.
     #[error("{} holds \"{text}\", which is not {expected}", path.display())]
     Content {
-        /// The file.
         path: PathBuf,
         /// Its text, or the wrong line of it.
         text: String,
@@ -142,7 +133,7 @@ pub fn function(root: &Path, address: PciAddress) -> Result<HostFunction, HostEr
         iommu_group,
         bars: bars(&folder.join("resource"))?,
         msix_vectors: msix_vectors(&config),
-        place: Place::read(root, &folder, &config),
+        place: FunctionPlacement::read(root, &folder, &config),
         iova_bits: iova_bits(root, &folder),
         memory: Vec::new(),
         card: None,
@@ -360,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn an_intel_iommu_says_how_many_bits_it_translates() {
+    fn an_intel_iommu_states_how_many_bits_it_translates() {
         let (root, address) =
             tree("0x0 0x0 0x0\n0x0 0x0 0x0\n0x0 0x0 0x0\n0x0 0x0 0x0\n0x0 0x0 0x0\n0x0 0x0 0x0\n", &[0; 256]);
         let bits = || function(root.path(), address).unwrap().iova_bits;

@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
-use crate::memory::{Behind, HostMemory};
+use crate::memory::{HostBacking, HostMemory};
 
 /// Largest page size that a mapping is congruent for, in bytes.
 const LARGEST_PAGE: u64 = 1 << 30;
 
-/// Object that a mapping is made of, and keeps open: see [`Behind`].
+/// Object that a mapping is made of, and keeps open: see [`HostBacking`].
 #[derive(Debug)]
 pub enum MadeOf {
     /// Pages of our own.
@@ -136,13 +136,17 @@ unsafe impl HostMemory for Mapping {
         self.size
     }
 
-    fn behind(&self) -> Behind<'_> {
+    fn backing(&self) -> HostBacking<'_> {
         match &self.made_of {
-            MadeOf::Pages => Behind::Pages,
-            MadeOf::Invisible => Behind::Invisible,
-            MadeOf::File(file, offset) => Behind::File { file: file.as_fd(), offset: *offset },
-            MadeOf::GuestMemfd(file, offset) => Behind::GuestMemfd { file: file.as_fd(), offset: *offset },
-            MadeOf::Bar(dma_buf) => Behind::Bar { dma_buf: dma_buf.as_ref().map(|file| (file.as_fd(), 0)) },
+            MadeOf::Pages => HostBacking::Pages,
+            MadeOf::Invisible => HostBacking::Invisible,
+            MadeOf::File(file, offset) => HostBacking::File { file: file.as_fd(), offset: *offset },
+            MadeOf::GuestMemfd(file, offset) => {
+                HostBacking::GuestMemfd { file: file.as_fd(), offset: *offset }
+            }
+            MadeOf::Bar(dma_buf) => {
+                HostBacking::Bar { dma_buf: dma_buf.as_ref().map(|file| (file.as_fd(), 0)) }
+            }
         }
     }
 }
@@ -173,13 +177,15 @@ unsafe impl HostMemory for Part {
         self.size
     }
 
-    fn behind(&self) -> Behind<'_> {
+    fn backing(&self) -> HostBacking<'_> {
         let further = |offset: u64| offset.saturating_add(self.offset);
-        match self.whole.behind() {
-            Behind::File { file, offset } => Behind::File { file, offset: further(offset) },
-            Behind::GuestMemfd { file, offset } => Behind::GuestMemfd { file, offset: further(offset) },
-            Behind::Bar { dma_buf } => {
-                Behind::Bar { dma_buf: dma_buf.map(|(file, offset)| (file, further(offset))) }
+        match self.whole.backing() {
+            HostBacking::File { file, offset } => HostBacking::File { file, offset: further(offset) },
+            HostBacking::GuestMemfd { file, offset } => {
+                HostBacking::GuestMemfd { file, offset: further(offset) }
+            }
+            HostBacking::Bar { dma_buf } => {
+                HostBacking::Bar { dma_buf: dma_buf.map(|(file, offset)| (file, further(offset))) }
             }
             other => other,
         }
@@ -236,7 +242,7 @@ mod tests {
         memory.write(0x1ffd, b"end").unwrap();
         file.read_exact_at(&mut data, 0x2ffd).unwrap();
         assert_eq!(&data, b"end");
-        assert!(matches!(memory.behind(), Behind::File { offset: 0x1000, .. }));
+        assert!(matches!(memory.backing(), HostBacking::File { offset: 0x1000, .. }));
     }
 
     #[test]
@@ -247,7 +253,7 @@ mod tests {
         let whole = Mapping::of(file.as_fd(), 0x1000, 0x3000, 0, MadeOf::File(kept, 0x1000)).unwrap();
         let whole: Arc<dyn HostMemory> = Arc::new(whole);
         let part = Part::new(Arc::clone(&whole), 0x1000, 0x2000).unwrap();
-        assert!(matches!(part.behind(), Behind::File { offset: 0x2000, .. }));
+        assert!(matches!(part.backing(), HostBacking::File { offset: 0x2000, .. }));
         assert_eq!(part.address().addr().get() - whole.address().addr().get(), 0x1000);
         assert!(Part::new(Arc::clone(&whole), 0x1000, 0x2001).is_none());
         assert!(Part::new(whole, u64::MAX, 2).is_none());

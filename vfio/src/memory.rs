@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 /// Backing of a range of memory; it determines how an IOMMU can map the range.
 #[derive(Debug, Clone, Copy)]
-pub enum Behind<'a> {
+pub enum HostBacking<'a> {
     /// A memory file (memfd, hugetlb) from `offset`: by file where the kernel can (IOMMU_IOAS_MAP_FILE, Linux 6.13).
     File {
         /// The file.
@@ -46,7 +46,7 @@ pub unsafe trait HostMemory: Send + Sync {
     /// Size in bytes.
     fn size(&self) -> u64;
     /// Backing of the memory.
-    fn behind(&self) -> Behind<'_>;
+    fn backing(&self) -> HostBacking<'_>;
 }
 
 impl dyn HostMemory + '_ {

@@ -17,7 +17,6 @@ pub(crate) const KINDS: u32 = 5;
 
 /// Description of a device, read when it is opened.
 pub(crate) struct Parts {
-    /// Name for messages.
     pub(crate) name: String,
     regions: Vec<Described>,
     irqs: Vec<Interrupts>,

@@ -23,20 +23,18 @@ use crate::lock::lock;
 
 /// Why the console cannot be opened.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum ConsoleError {
     /// The file that output goes to.
     #[error("cannot open console file {}", path.display())]
     File {
-        /// The file.
         path: PathBuf,
-        /// The reason.
         #[source]
         source: io::Error,
     },
     /// Something that output is not appended to.
     #[error("cannot open console file {}: it is {found}, and must be a regular file or a pipe", path.display())]
     NotAFile {
-        /// The path.
         path: PathBuf,
         /// Kind of file at the path.
         found: &'static str,
@@ -44,9 +42,7 @@ pub enum ConsoleError {
     /// The socket for a client.
     #[error("cannot listen on console socket {}", path.display())]
     Socket {
-        /// Its path.
         path: PathBuf,
-        /// The reason.
         #[source]
         source: io::Error,
     },
@@ -96,7 +92,7 @@ static TERMINAL: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// Restores our terminal to its state before `Console::take_terminal`. Takes no lock that is held while anything else
 /// happens, so that a panicking thread can call it.
-pub(crate) fn give_back_terminal() {
+pub(crate) fn restore_terminal() {
     if let Some(before) = lock(&TERMINAL).take() {
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &before);
     }
@@ -220,7 +216,7 @@ impl Console {
 impl Drop for Console {
     fn drop(&mut self) {
         if let Kind::Stdio { .. } = &self.kind {
-            give_back_terminal();
+            restore_terminal();
         }
         let lost = match &mut self.kind {
             Kind::Stdio { output, .. } | Kind::File(output) => output.finish(),
@@ -366,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_that_nobody_reads_is_an_error_and_one_with_a_reader_is_written() {
+    fn a_pipe_without_a_reader_is_an_error_and_one_with_a_reader_is_written() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pipe");
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();

@@ -83,13 +83,12 @@ impl Keeper {
     /// [`CustodyError`]: this process's parent is none.
     pub(crate) fn connect(number: i32) -> Result<Self, CustodyError> {
         // The keeper has them blocked, and a process inherits that.
-        heard().thread_unblock().map_err(failed("unblock signals"))?;
+        handled_signals().thread_unblock().map_err(failed("unblock signals"))?;
         let parent = std::os::unix::process::parent_id();
         let stream = fetch(parent, number).map_err(failed("reach the process that started the machine"))?;
         Ok(Self { stream: stream.into(), parent })
     }
 
-    /// Its process.
     pub(crate) const fn process(&self) -> u32 {
         self.parent
     }
@@ -125,7 +124,7 @@ impl Keeper {
 }
 
 /// The signals that the keeper waits for.
-fn heard() -> SigSet {
+fn handled_signals() -> SigSet {
     FORWARDED.into_iter().chain([Signal::SIGCHLD]).collect()
 }
 
@@ -141,9 +140,10 @@ fn fetch(process: u32, number: i32) -> io::Result<std::os::fd::OwnedFd> {
 /// # Errors
 /// [`CustodyError`], or what stopped the return.
 pub(crate) fn keep(option: &str, progress: SliceProgress<'_>) -> Result<ExitCode, Box<dyn Report>> {
-    let heard = heard();
-    heard.thread_block().map_err(failed("block signals"))?;
-    let signals = SignalFd::with_flags(&heard, SfdFlags::SFD_CLOEXEC).map_err(failed("wait for signals"))?;
+    let handled = handled_signals();
+    handled.thread_block().map_err(failed("block signals"))?;
+    let signals =
+        SignalFd::with_flags(&handled, SfdFlags::SFD_CLOEXEC).map_err(failed("wait for signals"))?;
     let (ours, theirs) = UnixStream::pair().map_err(failed("make a socket"))?;
     let mut child = Command::new("/proc/self/exe")
         .args(std::env::args_os().skip(1))
@@ -152,7 +152,7 @@ pub(crate) fn keep(option: &str, progress: SliceProgress<'_>) -> Result<ExitCode
         .map_err(failed("start the machine's process"))?;
     let Remains { status, slices } = watch(&mut child, &signals, ours)?;
     drop(theirs);
-    give_back(resume(slices), &heard, progress);
+    return_slices(resume(slices), &handled, progress);
     Ok(code(status))
 }
 
@@ -253,7 +253,7 @@ fn open_ledger(root: &Path) -> Result<Ledger, LedgerError> {
 }
 
 /// Scrubs and returns `slices`; a signal ends the scrub, and the next owner's grant does the rest.
-fn give_back(slices: Vec<OwnedSlice>, blocked: &SigSet, progress: SliceProgress<'_>) {
+fn return_slices(slices: Vec<OwnedSlice>, blocked: &SigSet, progress: SliceProgress<'_>) {
     let cancel = Arc::new(AtomicBool::new(false));
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         let _ = signal_hook::flag::register(signal, Arc::clone(&cancel));
@@ -262,7 +262,7 @@ fn give_back(slices: Vec<OwnedSlice>, blocked: &SigSet, progress: SliceProgress<
     for OwnedSlice { id, lease } in slices {
         let report = |step| progress(&id, step);
         let watch = Watch { progress: &report, cancel: &cancel, ..Watch::unobserved() };
-        if let Err(error) = lease.give_back(&watch) {
+        if let Err(error) = lease.return_slice(&watch) {
             tracing::warn!("{}", Chain(&error));
         }
     }

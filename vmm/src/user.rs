@@ -89,7 +89,6 @@ impl User {
         Ok(Self { uid: Uid::from_raw(uid), gid: Gid::from_raw(gid), groups })
     }
 
-    /// Its number.
     pub(crate) const fn uid(&self) -> u32 {
         self.uid.as_raw()
     }

@@ -465,24 +465,36 @@ fn a_guest_of_another_architecture() {
     }
 }
 
+/// An open of a pipe without a writer would never return.
 #[test]
-fn facts_that_never_end() {
-    let machine = Machine::new();
-    fs::write(machine.folder.path().join("vm.json"), machine.config.to_string()).unwrap();
-    let plan = [PROGRAM, "plan", "--facts", "/dev/zero", "vm.json"];
-    let said = said(&["prlimit", "--as=1073741824"], &plan, machine.folder.path());
+fn facts_that_never_end_or_are_no_regular_file() {
+    let machine = Machine::new().zeros("large.json", (16 << 20) + 1);
+    let folder = machine.folder.path();
+    fs::write(folder.join("vm.json"), machine.config.to_string()).unwrap();
+    assert!(Command::new("mkfifo").arg(folder.join("pipe")).status().unwrap().success());
     let help = "help: record them on their host: egm-vmm facts";
-    said.refuses(CONFIGURATION, &["cannot read facts from /dev/zero", "larger than 16 MiB", help]);
+    for (facts, reason) in [
+        ("/dev/zero", "it is not a regular file"),
+        ("pipe", "it is not a regular file"),
+        ("/", "directory"),
+        ("large.json", "it is larger than 16 MiB"),
+    ] {
+        for command in ["plan", "check"] {
+            let words = [PROGRAM, command, "--facts", facts, "vm.json"];
+            let said = said(&["prlimit", "--as=1073741824"], &words, folder);
+            said.refuses(CONFIGURATION, &[&format!("cannot read facts from {facts}"), reason, help]);
+        }
+    }
 }
 
 #[test]
-fn facts_that_are_not_there_or_of_another_program() {
+fn facts_that_are_not_there_or_no_record() {
     let machine = Machine::new().file("other.json", b"{\"host\": {}, \"regions\": []}");
     fs::write(machine.folder.path().join("vm.json"), machine.config.to_string()).unwrap();
     let plan = |facts| said(&[], &[PROGRAM, "plan", "vm.json", "--facts", facts], machine.folder.path());
     let help = "help: record them on their host: egm-vmm facts > facts.json";
     plan("none").refuses(CONFIGURATION, &["cannot read facts from none", "No such file", help]);
-    let other = "other.json was recorded by \"egm-device regions --json\", which is for --recorded";
+    let other = "other.json is output of \"egm-device regions --json\", which is not facts of a host";
     plan("other.json").refuses(CONFIGURATION, &[other, help]);
     let machine = machine.file("other.json", b"{\n  \"version\": \"2\"\n}");
     let plan = [PROGRAM, "plan", "vm.json", "--facts", "other.json"];
@@ -510,7 +522,7 @@ fn a_full_disk_for_what_is_printed() {
 }
 
 #[test]
-fn a_console_pipe_that_nobody_reads() {
+fn a_console_pipe_without_a_reader() {
     let machine = Machine::new().with("console", json!({ "type": "file", "path": "pipe" }));
     let made = Command::new("mkfifo").arg(machine.folder.path().join("pipe")).status().unwrap();
     assert!(made.success());
@@ -587,7 +599,7 @@ fn a_host_without_kvm() {
 }
 
 #[test]
-fn a_user_who_may_not_use_kvm() {
+fn a_user_without_access_to_kvm() {
     let root = rustix::process::getuid().is_root();
     match fs::metadata("/dev/kvm") {
         Err(error) => return println!("skipped: /dev/kvm: {error}"),

@@ -84,7 +84,7 @@ fn command_of(folder: &Path, name: &str, slices: &serde_json::Value) -> Command 
 }
 
 #[test]
-fn a_lent_slice_is_the_machines_until_its_end_and_nobody_elses() {
+fn a_granted_slice_is_the_machines_alone_until_its_end() {
     if skipped() {
         return;
     }
@@ -161,7 +161,7 @@ fn a_machine_that_waits_holds_no_slice_of_a_pool() {
     let second =
         grant.recv_timeout(Duration::from_secs(30)).expect("the machine keeps a slice while it waits");
     for loan in [first, *second] {
-        loan.give_back(&AtomicBool::new(false)).unwrap();
+        loan.return_slice(&AtomicBool::new(false)).unwrap();
     }
     let rest: Vec<_> = said.filter(|line| line.contains("waits")).collect();
     assert!(rest.len() <= 1, "each slice is announced once: {rest:?}");

@@ -43,7 +43,7 @@ fn file(name: &str) -> PathBuf {
 
 fn export(monitor: &str, config: &Path, host: &Path, options: &[&str]) -> Output {
     let mut command = Command::new(PROGRAM);
-    command.args(["export", monitor, "--config"]).arg(config).arg("--recorded").arg(host).args(options);
+    command.args(["export", monitor, "--config"]).arg(config).arg("--facts").arg(host).args(options);
     command.output().unwrap()
 }
 
@@ -107,7 +107,7 @@ fn a_slice_that_is_the_memory_of_processors_is_that_of_their_node() {
 }
 
 #[test]
-fn what_a_shell_reads_is_what_programs_are_told() {
+fn what_a_shell_reads_is_what_programs_get() {
     let folder = tempfile::tempdir().unwrap();
     let config = awkward(folder.path());
     let host = file("x86.host.json");
@@ -116,9 +116,10 @@ fn what_a_shell_reads_is_what_programs_are_told() {
     let script = text.replacen("qemu-system-x86_64", "printf '%s\\0' qemu-system-x86_64", 1);
     let output = Command::new("sh").args(["-c", &script]).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
-    let told = words(&serde_json::from_slice(&export("qemu", &config, &host, &["--json"]).stdout).unwrap());
-    assert_eq!(said.split_terminator('\0').collect::<Vec<_>>(), told);
-    assert!(told.iter().any(|word| word.contains("`id` \\ *")), "{told:?}");
+    let arguments =
+        words(&serde_json::from_slice(&export("qemu", &config, &host, &["--json"]).stdout).unwrap());
+    assert_eq!(said.split_terminator('\0').collect::<Vec<_>>(), arguments);
+    assert!(arguments.iter().any(|word| word.contains("`id` \\ *")), "{arguments:?}");
 }
 
 /// Notes beside an export of the awkward machine, with `options`.
@@ -226,7 +227,7 @@ fn a_file_that_is_no_machine_or_a_host_without_its_region_is_refused() {
     let far = r#"{"nodes": [{"id": 0, "size": "1GiB", "cpus": "0", "distances": {"7": 20}}]}"#;
     refused("qemu", &machine(far, ""), &["memory.nodes[0].distances.7: there is no node \"7\""]);
     let region = r#", "egm": [{"region": "egm9", "size": "1GiB", "node": 1}]"#;
-    refused("qemu", &machine(size, region), &["egm[0]: this host has none of egm9", "--recorded"]);
+    refused("qemu", &machine(size, region), &["egm[0]: this host has none of egm9", "--facts"]);
     let large = r#", "egm": [{"region": "egm4", "size": "1TiB", "node": 1}]"#;
     refused("qemu", &machine(size, large), &["egm[0]: no place", "in region egm4: "]);
     refused("qemu", r#"{"extends": "vm.json"}"#, &["extend each other in a circle"]);

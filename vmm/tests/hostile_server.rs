@@ -23,7 +23,7 @@ use egm_fixtures::payload::{Entry, Ports};
 use egm_vfio_wire::message::Command as Request;
 use egm_vfio_wire::receiver::FileKind;
 use egm_vfio_wire::serve::serve;
-use egm_vfio_wire::socket::{Connection, Patience};
+use egm_vfio_wire::socket::{BusyPoll, Connection};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::json;
@@ -48,7 +48,7 @@ enum Sent {
 type Attack = (Request, &'static [Sent]);
 
 fn connection(socket: UnixStream) -> Connection {
-    Connection::new(socket.into(), LIMIT, Patience::NONE).unwrap()
+    Connection::new(socket.into(), LIMIT, BusyPoll::NONE).unwrap()
 }
 
 /// Kind of the descriptors that come with a command or its reply.

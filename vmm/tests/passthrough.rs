@@ -56,7 +56,7 @@ fn sixteen_functions_fit_120_columns_and_eight_fit_80() {
 }
 
 #[test]
-fn a_host_that_lacks_something_is_told_what_and_ends_with_3() {
+fn a_host_that_lacks_something_gets_its_name_and_ends_with_3() {
     let facts = fs::read_to_string("../configs/facts/hgx-h200.json").unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("facts.json");
@@ -117,7 +117,7 @@ fn tree(root: &Path) {
 }
 
 #[test]
-fn bind_says_what_a_function_had_and_has() {
+fn bind_states_what_a_function_had_and_has() {
     let folder = tempfile::tempdir().unwrap();
     tree(folder.path());
     let root = folder.path().to_str().unwrap();

@@ -176,7 +176,7 @@ fn a_disk_of_another_format_or_an_odd_size_is_named() {
 }
 
 #[test]
-fn a_machine_without_host_functions_is_judged_too_and_a_recorded_host_says_what_it_does_not_show() {
+fn a_machine_without_host_functions_is_judged_too_and_a_recorded_host_states_what_it_does_not_show() {
     let output = Command::new(env!("CARGO_BIN_EXE_egm-vmm"))
         .args(["check", "configs/demo.json", "--facts", "configs/facts/x86-server.json"])
         .current_dir("..")

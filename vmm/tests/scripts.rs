@@ -22,7 +22,11 @@ fn test_with(cargo: &str, folder: &Path, arguments: &[&str]) -> (i32, String) {
     fs::copy("../scripts/test", folder.join("scripts/test")).unwrap();
     let bin = folder.join("bin");
     program(&bin, "cargo", cargo);
-    program(&bin, "git", "printf 'scripts/test\\0'");
+    program(
+        &bin,
+        "git",
+        "case $1 in log) cat subjects 2>/dev/null ;; *) printf 'scripts/test\\0' ;; esac; true",
+    );
     program(&bin, "shellcheck", "exit 0");
     program(&folder.join("scripts/lab"), "arm64", "echo no compiler; exit 3");
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
@@ -77,6 +81,18 @@ fn a_test_run_without_failures_leaves_no_logs() {
 }
 
 #[test]
+fn a_commit_subject_of_more_than_72_characters_fails_a_test_run() {
+    let ran = |length: usize| {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("subjects"), format!("abc1234 {}\n", "x".repeat(length))).unwrap();
+        test_with("true", folder.path(), &["--without-lab"])
+    };
+    assert_eq!(ran(72).0, 0);
+    let (code, text) = ran(73);
+    assert!(code == 1 && text.contains("over 72 characters: abc1234 xxx"), "{text}");
+}
+
+#[test]
 fn a_skip_that_the_table_does_not_allow_fails_a_test_run() {
     let folder = tempfile::tempdir().unwrap();
     let cargo = "[ $1 != run ] || { cat \"$8\"; exit 1; }";
@@ -86,7 +102,7 @@ fn a_skip_that_the_table_does_not_allow_fails_a_test_run() {
 }
 
 #[test]
-fn a_quick_run_and_a_shard_leave_out_what_their_usage_says() {
+fn a_quick_run_and_a_shard_leave_out_what_their_usage_states() {
     let cargo = "case $1 in
     nextest) [ \"$2\" = --version ] || echo \"$@\" >>ran ;;
     run) echo $6 >>ran ;;

@@ -17,7 +17,7 @@ use egm_fixtures::payload::{Entry, Ports};
 use egm_vfio::host::HostBarKind;
 use egm_vfio_wire::message::{DeviceInfo, DmaMap, DmaUnmap, IrqInfo, RegionInfo, SetIrqs};
 use egm_vfio_wire::serve::{Device, serve};
-use egm_vfio_wire::socket::{Connection, Patience};
+use egm_vfio_wire::socket::{BusyPoll, Connection};
 use egm_vmm::facts::{Facts, Scope, of_host};
 use egm_vmm::machine::{ExitReason, build};
 use egm_vmm::plan::Plan;
@@ -103,7 +103,7 @@ fn server(socket: &Path) -> JoinHandle<Vec<Asked>> {
         let (client, _) = listener.accept().unwrap();
         let asked = Arc::new(Mutex::new(Vec::new()));
         let mut device = Recorder { function: Function::new(SETUP).unwrap(), asked: Arc::clone(&asked) };
-        let mut connection = Connection::new(client.into(), Duration::from_secs(20), Patience::NONE).unwrap();
+        let mut connection = Connection::new(client.into(), Duration::from_secs(20), BusyPoll::NONE).unwrap();
         serve(&mut connection, &mut device).unwrap();
         asked.lock().unwrap().clone()
     })
@@ -128,7 +128,7 @@ fn planned(folder: &Path) -> (Plan, Facts, Servers) {
 }
 
 #[test]
-fn what_the_plan_knows_of_a_device_is_what_its_server_says() {
+fn what_the_plan_knows_of_a_device_is_what_its_server_states() {
     let folder = tempfile::tempdir().unwrap();
     let server = server(&folder.path().join("fn.sock"));
     let (plan, facts, servers) = planned(folder.path());
@@ -140,7 +140,7 @@ fn what_the_plan_knows_of_a_device_is_what_its_server_says() {
 }
 
 #[test]
-fn a_server_is_lent_all_of_the_guests_memory_as_files_and_nothing_after_its_end() {
+fn a_server_gets_all_of_the_guests_memory_as_files_and_nothing_after_its_end() {
     if let Err(error) = fs::File::options().read(true).write(true).open("/dev/kvm") {
         return println!("skipped: /dev/kvm: {error}");
     }
@@ -152,13 +152,13 @@ fn a_server_is_lent_all_of_the_guests_memory_as_files_and_nothing_after_its_end(
     assert_eq!(ended.reason, ExitReason::PoweredOff);
     drop(ended);
     let asked = server.join().unwrap();
-    let lent = |(start, size): (u64, u64)| {
+    let is_shared = |(start, size): (u64, u64)| {
         asked.iter().any(|asked| match asked {
             Asked::Map(at, bytes, true) => *at <= start && start + size <= at + bytes,
             _ => false,
         })
     };
-    assert!(plan.memory.iter().all(|memory| lent((memory.span.start().get(), memory.span.size()))));
+    assert!(plan.memory.iter().all(|memory| is_shared((memory.span.start().get(), memory.span.size()))));
     assert!(asked.iter().all(|asked| !matches!(asked, Asked::Map(_, _, false))), "{asked:?}");
     assert!(!asked.contains(&Asked::Shrunk), "a server can shrink the guest's memory: {asked:?}");
     // Before the guest has it, and after.

@@ -9,17 +9,19 @@ const HEAD: usize = 16;
 /// Bytes of a message with a wrong size: little of the rest is lost.
 const SHORT: usize = 32;
 /// Version message, which a conversation begins with.
-const GREETING: &[u8; 20] = b"\x01\0\x01\0\x14\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+const HANDSHAKE: &[u8; 20] = b"\x01\0\x01\0\x14\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 /// Interval of prints of the count.
 const STEP: u64 = 100_000;
 
 /// Any change of `data`, of which `size` bytes are an input. Mostly its messages are made whole again, and the first
-/// one a greeting: what is wrong there ends a conversation, and the rest of the input would be for nothing.
+/// one a handshake: what is wrong there ends a conversation, and the rest of the input would be for nothing.
 pub fn mutate(data: &mut [u8], size: usize, most: usize, seed: u32) -> usize {
     let size = fuzzer_mutate(data, size, most);
     let mut rest = &mut data[..size];
-    if seed % 8 > 1 && let Some(head) = rest.get_mut(..GREETING.len()) {
-        head.copy_from_slice(GREETING);
+    if seed % 8 > 1
+        && let Some(head) = rest.get_mut(..HANDSHAKE.len())
+    {
+        head.copy_from_slice(HANDSHAKE);
     }
     while seed % 8 != 0 && rest.len() >= HEAD {
         let said = u32::from_le_bytes(rest[4..8].try_into().expect("four bytes"));

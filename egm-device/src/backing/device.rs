@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_known_by_what_the_kernel_says_of_it() {
+    fn a_device_is_known_by_what_the_kernel_states_of_it() {
         let sys = tempfile::tempdir().unwrap();
         let node = sys.path().join("dev/char/1:3"); // /dev/null
         fs::create_dir_all(&node).unwrap();
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_slow_open_hears_of_it_and_may_give_up() {
+    fn a_wait_for_a_slow_open_is_reported_and_can_be_given_up() {
         let (reports, cancel) = (AtomicUsize::new(0), AtomicBool::new(false));
         let (go, gone) = mpsc::channel::<()>();
         let wait = OpenWait {
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_device_names_who_has_it() {
+    fn a_busy_device_is_named_with_its_user() {
         let folder = tempfile::tempdir().unwrap();
         let device = fs::canonicalize(folder.path()).unwrap().join("egm4");
         fs::write(&device, "x").unwrap();

@@ -174,7 +174,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn guest_memfd_says_that_it_needs_a_vm() {
+    fn guest_memfd_states_that_it_needs_a_vm() {
         let region = region(RegionKind::GuestMemfd, 0x1000, 0x1000);
         assert!(matches!(opened(&region, &slice(0, 0x1000)), Err(BackingError::NeedsVm { .. })));
     }

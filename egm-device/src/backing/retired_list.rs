@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_list_is_read_by_asking_again_however_the_driver_says_that_it_is_long() {
+    fn a_long_list_is_read_by_asking_again_whichever_way_the_driver_reports_its_length() {
         for full in [|| Ok(()), || Err(io::Error::from_raw_os_error(libc::ENOSPC))] {
             let driver = Driver { full, ..Driver::new(5000) };
             let retired = retired_pages(&driver, &egm()).unwrap();
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_says_it_wrote_more_than_fits_is_refused() {
+    fn a_driver_that_states_it_wrote_more_than_fits_is_refused() {
         let liar = Liar { argsz: 8, count: u32::MAX, error: None };
         assert!(matches!(retired_pages(&liar, &egm()), Err(RetiredListError::Count { .. })));
         let liar = Liar { argsz: u32::MAX, count: 0, error: None };

@@ -226,7 +226,7 @@ impl BrokerLease {
     /// Returns the slice and waits until it is scrubbed or `cancel` is set: the broker then finishes alone. No process
     /// may map the slice any more. Without this call, the slice goes back when this process and every holder of the
     /// connection are gone.
-    pub fn give_back(self, cancel: &AtomicBool) -> Result<(), ClientError> {
+    pub fn return_slice(self, cancel: &AtomicBool) -> Result<(), ClientError> {
         drop(self.file);
         self.client.send(&Request::Return)?;
         match self.client.receive(cancel)?.0 {
@@ -265,7 +265,7 @@ mod tests {
 
     /// A broker may scrub for minutes: a client that must stop does not wait for it.
     #[test]
-    fn who_gives_a_slice_back_may_go_before_it_is_scrubbed() {
+    fn a_client_that_returns_a_slice_may_end_before_the_scrub() {
         let (socket, broker) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let region = Region {
@@ -281,7 +281,7 @@ mod tests {
         let slice = Slice { region: "egm4".into(), offset: 0, size: ByteSize::new(4096) };
         let file = tempfile::tempfile().unwrap();
         let lease = BrokerLease { client: Client { socket }, region, slice, offset: 0, file };
-        assert!(matches!(lease.give_back(&AtomicBool::new(true)), Err(ClientError::Cancelled)));
+        assert!(matches!(lease.return_slice(&AtomicBool::new(true)), Err(ClientError::Cancelled)));
         let mut sent = [0; 64];
         assert!(matches!(
             packet::receive(broker.as_fd(), &mut sent).unwrap(),

@@ -49,8 +49,8 @@ pub(super) struct ReturnedSlice {
 
 impl ReturnedSlice {
     /// Returns the slice to its source.
-    pub(super) fn give_back(self) -> Result<(), UnreturnedSlice> {
-        self.slice.give_back(&self.bad).map_err(|StillUsed { why, held }| UnreturnedSlice {
+    pub(super) fn return_slice(self) -> Result<(), UnreturnedSlice> {
+        self.slice.return_slice(&self.bad).map_err(|StillUsed { why, held }| UnreturnedSlice {
             slice: held,
             bad: SpanSet::default(),
             why: ReturnFailure::Used(why),

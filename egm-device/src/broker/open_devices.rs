@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_leaves_during_the_first_open_leaves_it_to_the_others() {
+    fn a_user_that_leaves_during_the_first_open_leaves_it_to_the_others() {
         let (kept, opens, go) = slow();
         let leaves = AtomicBool::new(false);
         let leave = |_| leaves.store(true, Ordering::Relaxed);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_that_fails_is_told_and_tried_anew_for_the_next() {
+    fn an_open_that_fails_is_reported_and_tried_anew_for_the_next() {
         let (kept, opens, go) = slow();
         go.send(Err(io::ErrorKind::ResourceBusy.into())).unwrap();
         go.send(Ok(())).unwrap();

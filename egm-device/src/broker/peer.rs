@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_sends_a_descriptor_to_a_listener_that_refuses_them_is_told() {
+    fn a_descriptor_for_a_listener_that_refuses_them_is_an_error_at_its_sender() {
         use std::io::IoSlice;
 
         use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};

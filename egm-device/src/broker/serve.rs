@@ -296,7 +296,7 @@ impl Server {
                     }
                 }
                 Effect::Make(key, task) => self.make(key, task),
-                Effect::GiveBack(key) => self.give_back(key),
+                Effect::Return(key) => self.return_slice(key),
                 Effect::Bad(key, spans) => self.claim(key, &spans),
                 Effect::Forget(key) => drop(self.links.remove(&key)),
             }
@@ -363,12 +363,12 @@ impl Server {
         );
     }
 
-    fn give_back(&mut self, key: Key) {
+    fn return_slice(&mut self, key: Key) {
         let Some(slice) = self.links.get_mut(&key).and_then(Link::take_lease) else { return };
         self.threads.start_with(
             key,
             slice,
-            |slice| ThreadResult::Returned(slice.give_back()),
+            |slice| ThreadResult::Returned(slice.return_slice()),
             |slice, error| ThreadResult::Returned(Err(slice.without_thread(&error))),
         );
     }

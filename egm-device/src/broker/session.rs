@@ -42,7 +42,7 @@ pub(super) enum Effect {
     /// Make a slice on a thread, which ends with [`Sessions::made`].
     Make(Key, GrantTask),
     /// Return the slice on a thread, which ends with [`Sessions::returned`].
-    GiveBack(Key),
+    Return(Key),
     /// Record bytes of the slice that its client found bad, before the slice is returned.
     Bad(Key, Vec<(u64, u64)>),
     /// Drop the link: nothing is left of the session.
@@ -168,7 +168,7 @@ impl Sessions {
                     return vec![Effect::Send(key, Reply::Refused(refused.clone()))];
                 }
                 session.stage = Stage::Returning(pick.clone());
-                vec![Effect::GiveBack(key)]
+                vec![Effect::Return(key)]
             }
             (Request::Return, _) => early("this connection has no slice to return"),
             (Request::Bad(spans), Stage::Holding(..)) => vec![Effect::Bad(key, spans)],
@@ -268,7 +268,7 @@ impl Sessions {
             }
             Ok(()) => {
                 session.stage = Stage::Returning(pick);
-                vec![Effect::GiveBack(key)]
+                vec![Effect::Return(key)]
             }
             Err(GrantFailure::Short) if session.open => {
                 session.stage = Stage::Waiting(pick.ticket, options);
@@ -277,7 +277,7 @@ impl Sessions {
                 self.serve_or_reply(key, refusal, now, supplies)
             }
             Err(error) => {
-                self.queue.give_back(now, pick.tenant, &pick.region, pick.size);
+                self.queue.credit(now, pick.tenant, &pick.region, pick.size);
                 session.stage = Stage::Idle;
                 let refused = refusal::grant_failed(&session.peer, &error);
                 let mut effects = vec![Effect::Send(key, Reply::Refused(refused))];
@@ -312,7 +312,7 @@ impl Sessions {
         }
         session.answered = None;
         if !egm_address::fault!("lease-not-released") {
-            self.queue.give_back(now, pick.tenant, &pick.region, pick.size);
+            self.queue.credit(now, pick.tenant, &pick.region, pick.size);
         }
         session.stage = Stage::Idle;
         let mut effects = vec![Effect::Send(key, Reply::Returned)];
@@ -357,7 +357,7 @@ impl Sessions {
         match &session.stage {
             Stage::Holding(pick) if !session.open && !session.alive => {
                 session.stage = Stage::Returning(pick.clone());
-                vec![Effect::GiveBack(key)]
+                vec![Effect::Return(key)]
             }
             _ => self.forget(key),
         }

@@ -90,7 +90,7 @@ pub trait GrantedSlice: Send {
     ///
     /// # Errors
     /// [`StillUsed`], which keeps it from other owners.
-    fn give_back(self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed>;
+    fn return_slice(self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed>;
 }
 
 /// A return without effect: the memory is in use.
@@ -130,7 +130,7 @@ impl GrantedSlice for LedgerLease {
     }
 
     /// Bytes that were not scrubbed stay dirty in the ledger, and are scrubbed for their next owner.
-    fn give_back(mut self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed> {
+    fn return_slice(mut self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed> {
         drop(self.gpus.take());
         recorded(self.lease.check_claims(bad), self.lease.region());
         let near = self.near.clone();
@@ -431,10 +431,10 @@ mod tests {
             .stdout(granted.hand_out().unwrap())
             .spawn()
             .unwrap();
-        let Err(used) = granted.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
+        let Err(used) = granted.return_slice(&SpanSet::default()) else { panic!("it was taken for free") };
         assert!(used.why.contains(&format!("a descriptor in process {} (cat)", peer.id())), "{}", used.why);
         assert_eq!(source.supplies()[0].free, 3 * PAGE);
-        let Err(used) = used.held.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
+        let Err(used) = used.held.return_slice(&SpanSet::default()) else { panic!("it was taken for free") };
         let held = source.ledger.states(&source.regions[0]).unwrap().held;
         assert_eq!((held[0].usage, held[0].evidence[0].pid), (GrantState::Quarantined, Some(peer.id())));
         let log =
@@ -442,7 +442,7 @@ mod tests {
         assert_eq!(log().matches("\"quarantine\"").count(), 1, "not once for each look");
         drop(peer.stdin.take());
         peer.wait().unwrap();
-        assert!(used.held.give_back(&SpanSet::default()).is_ok());
+        assert!(used.held.return_slice(&SpanSet::default()).is_ok());
         assert_eq!(source.supplies()[0].free, 4 * PAGE);
     }
 
@@ -452,7 +452,7 @@ mod tests {
         let source = source(&folder, 4);
         let granted = source.grant("r", &request(1), &NEVER).unwrap_or_else(|error| panic!("{error}"));
         let left = Mapping::new(granted.backing(), 0, PAGE, 0).unwrap();
-        drop(granted.give_back(&SpanSet::default()));
+        drop(granted.return_slice(&SpanSet::default()));
         let source = LedgerSource { reviewed: Mutex::default(), ..source };
         let quarantined = source.ledger.states(&source.regions[0]).unwrap().held;
         assert_eq!(quarantined[0].usage, GrantState::Quarantined);
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_of_a_file_that_opens_once_is_lent_as_long_as_anybody_maps_it() {
+    fn a_slice_of_a_file_that_opens_once_is_granted_as_long_as_it_is_mapped() {
         let folder = tempfile::tempdir().unwrap();
         let mut source = source(&folder, 4);
         let path = folder.path().join("memory");
@@ -477,13 +477,13 @@ mod tests {
             let backing = granted.backing();
             Mapping::new(backing, 0, backing.size(), 0).unwrap()
         });
-        let Err(used) = first.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
+        let Err(used) = first.return_slice(&SpanSet::default()) else { panic!("it was taken for free") };
         drop(other);
-        assert!(second.give_back(&SpanSet::default()).is_ok(), "nobody maps that one");
+        assert!(second.return_slice(&SpanSet::default()).is_ok(), "nobody maps that one");
         assert_eq!(source.supplies()[0].free, 3 * PAGE);
-        let Err(used) = used.held.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
+        let Err(used) = used.held.return_slice(&SpanSet::default()) else { panic!("it was taken for free") };
         drop(one);
-        assert!(used.held.give_back(&SpanSet::default()).is_ok());
+        assert!(used.held.return_slice(&SpanSet::default()).is_ok());
         assert_eq!(source.supplies()[0].free, 4 * PAGE);
         // Nor is a slice granted again after its owner has gone without a return.
         let granted = source.grant("r", &request(4), &NEVER).unwrap_or_else(|error| panic!("{error}"));
@@ -503,7 +503,7 @@ mod tests {
             .map(|name| source.grant(name, &request(1), &NEVER).unwrap_or_else(|error| panic!("{error}")));
         let left = Mapping::new(slices[0].backing(), 0, PAGE, 0).unwrap();
         for slice in slices {
-            drop(slice.give_back(&SpanSet::default()));
+            drop(slice.return_slice(&SpanSet::default()));
         }
         let free =
             |source: &LedgerSource| source.supplies().iter().map(|s| s.free / PAGE).collect::<Vec<_>>();
@@ -522,7 +522,7 @@ mod tests {
         let claimed = [0, 1, 3].map(|page| Span::new(Offset::new(page * PAGE), PAGE).unwrap());
         let file = File::options().write(true).open(folder.path().join("memory")).unwrap();
         file.set_len(PAGE).unwrap();
-        assert!(granted.give_back(&claimed.into_iter().collect()).is_ok());
+        assert!(granted.return_slice(&claimed.into_iter().collect()).is_ok());
         file.set_len(4 * PAGE).unwrap();
         let next = source.grant("r", &request(4), &NEVER).unwrap_or_else(|error| panic!("{error}"));
         let retired: Vec<_> = next.region().retired.spans().iter().collect();
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_nobody_opened_yet_is_not_opened_to_be_cleaned() {
+    fn a_device_that_was_not_opened_yet_is_not_opened_to_be_cleaned() {
         let folder = tempfile::tempdir().unwrap();
         let mut source = source(&folder, 4);
         source.regions[0].kind = RegionKind::Egm { device: "/dev/egm4".into() };

@@ -3,7 +3,6 @@
 mod privileges;
 mod warnings;
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -48,9 +47,7 @@ pub(super) struct Args {
 fn policy(named: Option<&Path>) -> Result<Policy, PolicyError> {
     let names = Names::of_host(Path::new("/"));
     match (named, policy::load(named.unwrap_or_else(|| Path::new(POLICY)), &names)) {
-        (None, Err(PolicyError::Read { source, .. })) if source.kind() == io::ErrorKind::NotFound => {
-            Ok(Policy::root_only())
-        }
+        (None, Err(error)) if error.is_missing() => Ok(Policy::root_only()),
         (_, loaded) => loaded,
     }
 }

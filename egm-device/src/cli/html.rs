@@ -1,8 +1,8 @@
-//! `egm-device regions --html`: the host's memory as a page, one map a socket.
+//! `egm-device regions --html`: the host's memory as a page, with a bar for each socket.
 
 use egm_address::{Host, Hpa, InRegion, Offset, Span, SpanSet};
-use egm_report::show::page::{Band, legend, map, page};
-use egm_report::show::size;
+use egm_report::show::page::{ScaledBar, ScaledPiece, bars, legend, page};
+use egm_report::show::{counted, size};
 
 use crate::cli::tables::{refused_table, region_table, slice_table, socket_table};
 use crate::region::usage::{RegionPart, Socket, Usage, Usages};
@@ -10,20 +10,21 @@ use crate::region::{Region, RegionKind, Survey};
 
 const COLOURS: [(&str, &str); 6] = [
     ("ram", "kernel"),
-    ("egm", "for guests"),
-    ("pci", "granted"),
-    ("system", "dirty, or hidden without a region"),
+    ("egm", "free for guests"),
+    ("granted", "granted"),
+    ("system", "dirty"),
     ("bad", "retired"),
-    ("free", "not its memory"),
+    ("hidden", "hidden, of no region"),
 ];
 
-/// A region with more retired pieces than this gets a sentence instead of bands.
-const MOST_RETIRED: usize = 32;
+/// Pieces of a region that are drawn by address; more are drawn as one piece for each state.
+const MOST_PIECES: usize = 32;
 
 /// Smaller pieces of hidden memory are the firmware's own odds and ends.
 const LEAST_HIDDEN: u64 = 2 << 20;
 
-pub(super) fn html(survey: &Survey, sockets: &[Socket], usages: &Usages) -> String {
+/// The page. The kernel's command line is in it only if `with_command_line`: it can have secrets, and pages are shared.
+pub(super) fn html(survey: &Survey, sockets: &[Socket], usages: &Usages, with_command_line: bool) -> String {
     let host = &survey.host;
     let heading = if host.product.is_empty() { "This host" } else { &host.product };
     let sum =
@@ -34,80 +35,67 @@ pub(super) fn html(survey: &Survey, sockets: &[Socket], usages: &Usages) -> Stri
         format!("{} visible to the kernel", sum(|socket| socket.visible.get())),
         format!("{} invisible", sum(|socket| socket.invisible.get())),
     ];
-    let maps: String = sockets.iter().map(|socket| socket_map(survey, usages, socket)).collect();
+    let drawn: Vec<ScaledBar> = sockets.iter().map(|socket| bar(survey, usages, socket)).collect();
     let main = format!(
-        "{}\n<div class=\"maps\">\n{maps}</div>\n{}{}{}{}",
+        "{}\n{}{}{}{}{}",
         legend(&COLOURS),
+        bars("Memory by socket", &drawn),
         socket_table(sockets).html("Sockets"),
         region_table(survey, usages).html("Regions"),
         slice_table(usages).map_or_else(String::new, |table| table.html("Slices")),
         refused_table(survey).map_or_else(String::new, |table| table.html("Refused")),
     );
-    page("Host memory", heading, &host.command_line, &facts, &main)
+    let description = if with_command_line && !host.command_line.is_empty() {
+        format!("Kernel command line: {}", host.command_line)
+    } else {
+        String::new()
+    };
+    page("Host memory", heading, &description, &facts, &main)
 }
 
-fn socket_map(survey: &Survey, usages: &Usages, socket: &Socket) -> String {
-    let (name, id) = socket.node.map_or_else(
-        || ("Memory of no known node".to_owned(), "map".to_owned()),
-        |node| (format!("Node {node}"), format!("map{node}")),
-    );
-    let here = survey.regions.iter().filter(|region| socket.has(region));
-    let (placed, unplaced): (Vec<&Region>, Vec<&Region>) = here.partition(|region| region.span().is_some());
-    let mut blocks = kernel(survey, socket);
-    blocks.extend(placed.iter().flat_map(|region| pieces(region, usages.get(&region.name))));
+/// The memory of a socket, lowest address first; memory at unknown addresses comes last.
+fn bar(survey: &Survey, usages: &Usages, socket: &Socket) -> ScaledBar {
+    let name =
+        socket.node.map_or_else(|| "Memory of no known node".to_owned(), |node| format!("Node {node}"));
+    let regions = || survey.regions.iter().filter(move |region| socket.has(region));
+    let pools = regions().filter(|region| region.kind == RegionKind::Hugetlb);
+    let in_pools = pools.fold(0u64, |sum, pool| sum.saturating_add(pool.size.get()));
+    let mut blocks = kernel(survey, socket, in_pools);
+    blocks.extend(regions().flat_map(|region| pieces(region, usages.get(&region.name))));
     blocks.extend(without_region(survey, socket));
-    blocks.sort_by_key(|block| block.start);
-    let end = blocks.last().and_then(Block::end);
-    let title = format!("{name}: its memory, lowest address first; the tables below say the same");
-    let mut out = format!("<section>\n<h2>{name}</h2>\n<div class=\"scroll\">\n");
-    out += &map(&id, &title, &bands(blocks), &end.map_or_else(String::new, |end| end.to_string()));
-    let apart: Vec<Block> =
-        unplaced.iter().flat_map(|region| pieces(region, usages.get(&region.name))).collect();
-    if !apart.is_empty() {
-        out += "</div>\n<h2>Pools, and regions whose addresses are not known</h2>\n<div class=\"scroll\">\n";
-        let title = format!("{name}: pools and regions without known addresses");
-        out +=
-            &map(&format!("{id}-apart"), &title, &apart.into_iter().map(Block::band).collect::<Vec<_>>(), "");
+    blocks.sort_by_key(|block| (block.start.is_none(), block.start));
+    blocks.dedup_by(|next, block| block.absorb(next));
+    let bytes = blocks.iter().fold(0u64, |sum, block| sum.saturating_add(block.bytes));
+    ScaledBar {
+        title: format!("{name}: {}", size(bytes)),
+        pieces: blocks.into_iter().map(Block::piece).collect(),
     }
-    out + "</div>\n<p class=\"note\">Height grows with the logarithm of the size.</p>\n</section>\n"
 }
 
 /// A part of a socket's memory.
 struct Block {
     start: Option<Hpa>,
-    size: u64,
+    bytes: u64,
     class: &'static str,
     what: String,
     detail: String,
 }
 
 impl Block {
-    fn end(&self) -> Option<Hpa> {
-        self.start?.checked_add(self.size)
+    /// Adds `next` if both have the same name and state.
+    fn absorb(&mut self, next: &Self) -> bool {
+        let is_same = (self.class, &self.what, &self.detail) == (next.class, &next.what, &next.detail);
+        if is_same {
+            self.bytes = self.bytes.saturating_add(next.bytes);
+        }
+        is_same
     }
 
-    fn band(self) -> Band {
-        let start = self.start.map_or_else(String::new, |start| start.to_string());
-        let hint = format!("{} {}, {} {}", start, self.what, size(self.size), self.detail);
-        Band { class: self.class, start, size: self.size, what: self.what, detail: self.detail, hint }
+    fn piece(self) -> ScaledPiece {
+        let hint = self.start.map_or_else(|| "address not known".to_owned(), |start| format!("from {start}"));
+        let label = format!("{}: {}, {}", self.what, size(self.bytes), self.detail);
+        ScaledPiece { class: self.class, bytes: self.bytes, label, hint }
     }
-}
-
-/// The blocks, and between them what is no memory of this socket.
-fn bands(blocks: Vec<Block>) -> Vec<Band> {
-    let mut bands: Vec<Band> = Vec::new();
-    let mut from: Option<Hpa> = None;
-    for block in blocks {
-        let gap = from.zip(block.start).and_then(|(from, to)| Span::between(from, to));
-        bands.extend(gap.map(|gap| {
-            let what = "not its memory".to_owned();
-            Block { start: Some(gap.start()), size: gap.size(), class: "free", what, detail: String::new() }
-                .band()
-        }));
-        from = block.end();
-        bands.push(block.band());
-    }
-    bands
 }
 
 /// The part of `spans` at the socket: all of it on a host of one node, otherwise by ACPI's affinity.
@@ -119,19 +107,25 @@ fn here(survey: &Survey, socket: &Socket, spans: &SpanSet<Host>) -> SpanSet<Host
     spans.minus(&spans.minus(&affinity.map(|affinity| affinity.span).collect()))
 }
 
-fn kernel(survey: &Survey, socket: &Socket) -> Vec<Block> {
-    let block = |start, size, detail: &str| Block {
+/// The kernel's memory without its huge pages: their addresses are not known, and they are regions.
+fn kernel(survey: &Survey, socket: &Socket, in_pools: u64) -> Vec<Block> {
+    let block = |start, bytes, detail: &str| Block {
         start,
-        size,
+        bytes,
         class: "ram",
         what: "kernel".to_owned(),
         detail: detail.to_owned(),
     };
     let known = here(survey, socket, &survey.host.system_ram());
-    if known.is_empty() && socket.visible.get() > 0 {
-        return vec![block(None, socket.visible.get(), "MemTotal; where is not known")];
+    let mut blocks: Vec<Block> = if known.is_empty() && socket.visible.get() > 0 {
+        vec![block(None, socket.visible.get(), "at addresses that are not known")]
+    } else {
+        known.iter().map(|span| block(Some(span.start()), span.size(), "System RAM")).collect()
+    };
+    if let Some(largest) = blocks.iter_mut().max_by_key(|block| block.bytes) {
+        largest.bytes = largest.bytes.saturating_sub(in_pools);
     }
-    known.iter().map(|span| block(Some(span.start()), span.size(), "System RAM")).collect()
+    blocks
 }
 
 /// RAM that the firmware counts, the kernel does not have and no region names.
@@ -143,10 +137,10 @@ fn without_region(survey: &Survey, socket: &Socket) -> Vec<Block> {
     let left = here(survey, socket, &firmware.minus(&named));
     let block = |span: Span<Host>| Block {
         start: Some(span.start()),
-        size: span.size(),
-        class: "system",
+        bytes: span.size(),
+        class: "hidden",
         what: "hidden".to_owned(),
-        detail: "no region".to_owned(),
+        detail: "of no region".to_owned(),
     };
     left.iter().filter(|span| span.size() >= LEAST_HIDDEN).map(block).collect()
 }
@@ -166,7 +160,7 @@ impl RegionPiece {
     fn block(self, region: &Region) -> Block {
         Block {
             start: region.base.and_then(|base| base.checked_add(self.span.start().get())),
-            size: self.span.size(),
+            bytes: self.span.size(),
             class: self.class,
             what: region.name.clone(),
             detail: self.detail,
@@ -191,31 +185,45 @@ impl RegionPieces {
 /// A region in pieces: retired, granted, dirty, and the rest.
 fn pieces(region: &Region, usage: Option<&Usage>) -> Vec<Block> {
     let whole: SpanSet<InRegion> = Span::new(Offset::new(0), region.size.get()).into_iter().collect();
-    let retired = region.retired.spans();
-    let count = retired.iter().count();
     let mut all = RegionPieces { left: whole.clone(), pieces: Vec::new() };
-    if count <= MOST_RETIRED {
-        all.add(retired, "bad", "retired");
-    }
+    all.add(region.retired.spans(), "bad", "retired");
     for held in usage.iter().flat_map(|usage| &usage.held) {
-        all.add(&span(held.part).into_iter().collect(), "pci", &format!("granted to {}", held.owner));
+        all.add(&span(held.part).into_iter().collect(), "granted", &format!("granted to {}", held.owner));
     }
     let dirty = usage.iter().flat_map(|usage| &usage.dirty).filter_map(|part| span(*part));
     all.add(&dirty.collect(), "system", "dirty");
-    let mut rest = detail(region);
-    if count > MOST_RETIRED {
-        rest += &format!(", with {} retired in {count} pieces", size(retired.size()));
-    }
-    all.add(&whole, "egm", &rest);
+    all.add(&whole, "egm", detail(region));
     all.pieces.sort_by_key(|piece| piece.span);
-    all.pieces.into_iter().map(|piece| piece.block(region)).collect()
+    let count = all.pieces.len();
+    let blocks: Vec<Block> = all.pieces.into_iter().map(|piece| piece.block(region)).collect();
+    if count > MOST_PIECES { by_state(blocks) } else { blocks }
 }
 
-fn detail(region: &Region) -> String {
-    let kind = region.kind.word();
+/// One block for each state, at the first place of that state. What is granted to several owners is one block.
+fn by_state(blocks: Vec<Block>) -> Vec<Block> {
+    let mut states: Vec<(u64, Block)> = Vec::new();
+    for block in blocks {
+        match states.iter_mut().find(|(_, state)| state.class == block.class) {
+            Some((count, state)) => {
+                *count = count.saturating_add(1);
+                state.bytes = state.bytes.saturating_add(block.bytes);
+            }
+            None => states.push((1, block)),
+        }
+    }
+    let summed = |(count, block): (u64, Block)| {
+        let state = if block.class == "granted" { "granted".to_owned() } else { block.detail };
+        let detail = if count > 1 { format!("{state}, in {}", counted(count, "piece")) } else { state };
+        Block { detail, ..block }
+    };
+    states.into_iter().map(summed).collect()
+}
+
+/// Words for the free bytes of a region.
+fn detail(region: &Region) -> &'static str {
     match region.kind {
-        RegionKind::Hugetlb => format!("{kind}, part of the kernel's RAM"),
-        _ => kind.to_owned(),
+        RegionKind::Hugetlb => "hugetlb, part of the kernel's memory",
+        _ => region.kind.word(),
     }
 }
 
@@ -263,19 +271,19 @@ mod tests {
         let survey = survey();
         let shown: Vec<_> = pieces(&survey.regions[0], Some(&usage))
             .into_iter()
-            .map(|block| (block.class, block.start.unwrap().get() - 16 * MIB, block.size))
+            .map(|block| (block.class, block.start.unwrap().get() - 16 * MIB, block.bytes))
             .collect();
         assert_eq!(
             shown,
             [
                 ("system", 0, 2 * MIB),
-                ("pci", 2 * MIB, 4 * MIB),
+                ("granted", 2 * MIB, 4 * MIB),
                 ("egm", 6 * MIB, 24 * MIB),
                 ("bad", 30 * MIB, 4096),
                 ("system", 30 * MIB + 4096, 2 * MIB - 4096),
             ]
         );
-        assert_eq!(pieces(&survey.regions[0], None).iter().map(|block| block.size).sum::<u64>(), 32 * MIB);
+        assert_eq!(pieces(&survey.regions[0], None).iter().map(|block| block.bytes).sum::<u64>(), 32 * MIB);
     }
 
     #[test]
@@ -284,13 +292,60 @@ mod tests {
             vec![OwnedPart { part: part(0, 4 * MIB), owner: "<script>alert('x')</script>".to_owned() }];
         let usages = Usages::from([("hidden".to_owned(), Usage { held, ..Usage::default() })]);
         let survey = survey();
-        let page = html(&survey, &sockets(&survey, &usages), &usages);
+        let page = html(&survey, &sockets(&survey, &usages), &usages, false);
         assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"));
         for foreign in ["<script", "<i>", "<link", "@import", "url(", "src=", "http:", "https:"] {
             assert!(!page.contains(foreign), "{foreign}");
         }
-        for shown in ["granted to &lt;script&gt;", "kernel", "not its memory", "retired", "0x1000000"] {
+        for shown in ["granted to &lt;script&gt;", "kernel: 8 MiB", "of no region", "retired", "0x1000000"] {
             assert!(page.contains(shown), "{shown}");
         }
+    }
+
+    #[test]
+    fn the_kernels_command_line_is_in_the_page_on_request_only() {
+        let (survey, usages) = (survey(), Usages::new());
+        let page = |with| html(&survey, &sockets(&survey, &usages), &usages, with);
+        assert!(!page(false).contains("mem=16M"));
+        assert!(page(true).contains("<p>Kernel command line: &lt;i&gt; mem=16M</p>"));
+    }
+
+    #[test]
+    fn a_socket_is_a_bar_of_all_its_memory() {
+        let mut survey = survey();
+        let pool = Region {
+            name: "hugetlb-2m-node0".to_owned(),
+            kind: RegionKind::Hugetlb,
+            size: ByteSize::new(2 * MIB),
+            base: None,
+            retired: Retired::default(),
+            ..survey.regions[0].clone()
+        };
+        survey.regions.push(pool);
+        let usages = Usages::new();
+        let bar = bar(&survey, &usages, &sockets(&survey, &usages)[0]);
+        assert_eq!((bar.title.as_str(), bar.bytes()), ("Node 0: 40 MiB", 40 * MIB));
+        let pieces: Vec<_> = bar.pieces.iter().map(|piece| (piece.class, piece.bytes)).collect();
+        let (bad, rest) = (("bad", 4096), ("egm", 2 * MIB - 4096));
+        assert_eq!(pieces, [("ram", 6 * MIB), ("egm", 30 * MIB), bad, rest, ("egm", 2 * MIB)]);
+        assert_eq!(bar.pieces[0].label, "kernel: 6 MiB, System RAM");
+        assert_eq!(bar.pieces[4].label, "hugetlb-2m-node0: 2 MiB, hugetlb, part of the kernel's memory");
+    }
+
+    #[test]
+    fn a_region_in_many_pieces_is_drawn_by_state() {
+        let held = |count: u64| {
+            let part = |at| OwnedPart { part: part(at * MIB, 4096), owner: format!("vm{at}") };
+            Usage { held: (0..count).map(part).collect(), ..Usage::default() }
+        };
+        let mut region = survey().regions.remove(0);
+        region.retired = Retired::default();
+        assert_eq!(pieces(&region, Some(&held(16))).len(), MOST_PIECES);
+        let summed = pieces(&region, Some(&held(17)));
+        let shown: Vec<_> = summed.iter().map(|b| (b.class, b.bytes, b.detail.as_str())).collect();
+        let free = 32 * MIB - 17 * 4096;
+        let wanted =
+            [("granted", 17 * 4096, "granted, in 17 pieces"), ("egm", free, "reserved, in 17 pieces")];
+        assert_eq!(shown, wanted);
     }
 }

@@ -21,9 +21,12 @@ pub(super) struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Print a page for a browser, with a map of each socket
+    /// Print a page for a browser, with the memory of each socket drawn to scale
     #[arg(long, conflicts_with = "json")]
     html: bool,
+    /// Show the kernel's command line in the page; it can have secrets
+    #[arg(long, requires = "html")]
+    with_kernel_command_line: bool,
 }
 
 const COLUMNS: &str = "\
@@ -61,7 +64,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     if args.json {
         print_json(&Record { survey: &survey, sockets: &sockets, usage: &usages });
     } else if args.html {
-        print(html(&survey, &sockets, &usages));
+        print(html(&survey, &sockets, &usages, args.with_kernel_command_line));
     } else {
         print(text(&survey, &sockets, &usages, Screen::of_stdout()));
     }

@@ -100,6 +100,7 @@ mod tests {
             ("weight", json!(0)),
             ("weight", json!(65537)),
             ("regions", json!(["a b"])),
+            ("regions", json!([])),
             ("trust_domain", json!("")),
             ("quotta", json!("1GiB")),
         ];

@@ -85,7 +85,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SOCKET")]
     broker: Option<PathBuf>,
     /// Seconds that a guest has to release its slice on request
-    #[arg(long = "patience", value_name = "SECONDS", default_value_t = 5)]
+    #[arg(long, alias = "patience", value_name = "SECONDS", default_value_t = 5)]
     timeout: u64,
     #[command(flatten)]
     host: LocalHost,
@@ -170,7 +170,7 @@ fn begin(
     let sockets = match sockets(configs, passed) {
         Ok(sockets) => sockets,
         Err(error) => {
-            give_back(configs, slices);
+            return_slices(configs, slices);
             return Err(error.into());
         }
     };
@@ -187,7 +187,7 @@ fn begin(
                     tracing::info!("{}", Chain(other.as_ref()));
                 }
                 let rest = Arc::into_inner(held).into_iter().chain(left.map(|((_, held), _)| held));
-                give_back(configs.get(begun..).unwrap_or_default(), rest.collect());
+                return_slices(configs.get(begun..).unwrap_or_default(), rest.collect());
                 return Err(error);
             }
         }
@@ -206,7 +206,7 @@ fn sockets(configs: &[DeviceConfig], mut passed: PassedSockets) -> Result<Vec<So
 }
 
 /// Returns slices that were never served, in the order of `configs`; notes failures, as the caller has another error.
-fn give_back(configs: &[DeviceConfig], slices: Vec<ServedSlice>) {
+fn return_slices(configs: &[DeviceConfig], slices: Vec<ServedSlice>) {
     for (DeviceConfig { name, .. }, held) in configs.iter().zip(slices) {
         if let Err(error) = back(name, held) {
             tracing::info!("{}", Chain(&error));
@@ -215,7 +215,7 @@ fn give_back(configs: &[DeviceConfig], slices: Vec<ServedSlice>) {
 }
 
 fn back(name: &str, held: ServedSlice) -> Result<(), SliceError> {
-    with_bar(name, |progress| held.give_back(name, &Watch { progress, ..Watch::unobserved() }))
+    with_bar(name, |progress| held.return_slice(name, &Watch { progress, ..Watch::unobserved() }))
 }
 
 /// Sockets that systemd passed, by name.
@@ -267,7 +267,7 @@ fn take_all(
         match take(config) {
             Ok(held) => taken.push(held),
             Err(error) => {
-                give_back(configs, taken);
+                return_slices(configs, taken);
                 return Err(error);
             }
         }

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_vendor_capability_is_what_the_design_says_byte_by_byte() {
+    fn the_vendor_capability_is_what_the_design_states_byte_by_byte() {
         let mut bytes = [0; 32];
         Config::new(Id::default(), &facts()).read(VENDOR.into(), &mut bytes);
         let expected = [

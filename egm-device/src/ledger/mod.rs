@@ -1,7 +1,7 @@
 //! The owners of a region's bytes, and which bytes are clean.
 //!
 //! ```text
-//!            grant: place, lock, record        scrub done             Lease::give_back
+//!            grant: place, lock, record        scrub done             Lease::return_slice
 //!  free ───────────────────────────► scrubbing ─────────► granted ─────────────────────► scrubbing ──► free, clean
 //!  (clean or dirty)                   (if dirty)             │ the holder ends without it
 //!                                                            └──────────────────────────────────────► free, dirty

@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_without_room_forgets_what_is_clean_and_then_says_that_it_is_too_large() {
+    fn a_record_without_room_forgets_what_is_clean_and_then_states_that_it_is_too_large() {
         let scattered =
             |n: u64| (0..n).map(|n| Span::new(Address::new(n * 0x2000), 0x1000).unwrap()).collect();
         let mut record = sample();

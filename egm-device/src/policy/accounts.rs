@@ -96,7 +96,7 @@ impl Accounts {
         *held = held.saturating_add(bytes);
     }
 
-    pub(super) fn give_back(&mut self, tenant: Tenant, region: &str, bytes: u64) {
+    pub(super) fn credit(&mut self, tenant: Tenant, region: &str, bytes: u64) {
         let key = (tenant, region.to_owned());
         if let Some(held) = self.held.get_mut(&key) {
             *held = held.saturating_sub(bytes);

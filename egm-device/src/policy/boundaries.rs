@@ -71,7 +71,7 @@ fn a_reservation_is_used_by_its_rule_in_its_region_only() {
         (accounts.held(tenant(0)), accounts.held_by_rule(RuleId(0)), accounts.held_in("a")),
         (9, 9, 11)
     );
-    accounts.give_back(tenant(0), "a", 4);
+    accounts.credit(tenant(0), "a", 4);
     assert_eq!((accounts.held(tenant(0)), unused(&accounts, 0, "a")), (5, 10));
 }
 
@@ -88,7 +88,7 @@ fn what_a_tenant_was_served_is_bytes_by_time_by_weight() {
     accounts.advance(&policy, second(3));
     assert_eq!(accounts.served(tenant(0)), 8 * 3000 / 2, "the clock never goes back");
     assert_eq!(accounts.share(&policy, tenant(0)), (4 << 16, 12_000 << 16));
-    accounts.give_back(tenant(0), "a", 8);
+    accounts.credit(tenant(0), "a", 8);
     accounts.advance(&policy, second(9));
     assert_eq!(accounts.served(tenant(0)), 12_000);
     assert_eq!(accounts.served(tenant(1)), 0);
@@ -103,7 +103,7 @@ fn a_tenant_enters_level_with_the_active_one_that_had_least() {
     }
     accounts.advance(&policy, second(1));
     for (id, bytes) in [(0, 30), (2, 5), (3, 10)] {
-        accounts.give_back(tenant(id), "a", bytes);
+        accounts.credit(tenant(id), "a", bytes);
     }
     let served = |accounts: &Accounts| [0, 1, 2, 3, 4].map(|id| accounts.served(tenant(id)));
     assert_eq!(served(&accounts), [30_000, 10_000, 5000, 10_000, 0]);
@@ -122,7 +122,7 @@ fn a_tenant_enters_level_with_the_active_one_that_had_least() {
     assert_eq!(served(&accounts), [30_000, 10_000, 0, 0, 10_000]);
     // Without another tenant there is nothing to be level with.
     let mut alone = before;
-    alone.give_back(tenant(1), "a", 10);
+    alone.credit(tenant(1), "a", 10);
     alone.enter(tenant(0), std::iter::empty());
     assert_eq!(served(&alone), [0; 5]);
 }
@@ -296,7 +296,6 @@ fn a_rule_that_contradicts_itself_is_refused() {
         (r#", "weight": 65537"#, "weight 65537 is outside 1 to 65536"),
         (r#", "quota": 4096, "regions": ["a"], "reservation": 4097"#, "more than the quota"),
         (r#", "reservation": 1"#, "name exactly one"),
-        (r#", "regions": []"#, "\"regions\" is empty"),
         (r#", "regions": ["a", "b"], "reservation": 1"#, "name exactly one"),
         (r#", "regions": ["hugetlb"], "reservation": 1"#, "name exactly one"),
         (r#", "regions": ["a", "a b"]"#, "\"a b\" is not a name"),
@@ -313,6 +312,17 @@ fn a_rule_that_contradicts_itself_is_refused() {
     let long = "x".repeat(65);
     assert!(named(&["a", "b", &long[..64], "A.b_c-9"]));
     assert!(!named(&["a", "b", "a"]) && !named(&[&long]) && !named(&[""]) && !named(&["a/b"]));
+}
+
+#[test]
+fn a_rule_for_an_empty_list_of_regions_is_refused_at_its_place() {
+    let text = "{\"rules\": [\n  {\"name\": \"a\", \"user\": 1, \"regions\": []}\n]}";
+    let Err(PolicyError::Json(error)) = parse(text, &Names::default()) else { panic!("{text}") };
+    assert_eq!((error.line, error.column, error.reason.as_str()), (2, 40, "\"regions\" is empty"));
+    assert!(error.help.as_ref().is_some_and(|help| help.contains("remove \"regions\"")), "{error:?}");
+    let lines: Vec<&str> = error.excerpt.lines().collect();
+    assert_eq!(lines[0].find(']').unwrap(), lines[1].find('^').unwrap());
+    assert!(parsed(r#", "regions": null"#).is_ok());
 }
 
 #[test]
@@ -401,9 +411,9 @@ fn a_region_without_a_place_is_skipped_for_5_seconds_or_until_a_slice_comes_back
     let before = later.next(Duration::from_millis(4999), &all).unwrap().ticket;
     assert_eq!((before, later.next(second(5), &all).unwrap().ticket), (tickets[1], tickets[0]));
     let (mut returned, tickets) = short();
-    returned.give_back(Duration::ZERO, tenant(3), "b", 8);
+    returned.credit(Duration::ZERO, tenant(3), "b", 8);
     let before = returned.next(Duration::ZERO, &all).unwrap().ticket;
-    returned.give_back(Duration::ZERO, tenant(3), "a", 8);
+    returned.credit(Duration::ZERO, tenant(3), "a", 8);
     assert_eq!((before, returned.next(Duration::ZERO, &all).unwrap().ticket), (tickets[1], tickets[0]));
 }
 
@@ -440,7 +450,7 @@ fn a_request_above_its_quota_does_not_become_overdue() {
     let room = [supply("a", 8)];
     let mut others = || queue.next(Duration::ZERO, &room).map(|pick| pick.tenant);
     assert_eq!([(); 3].map(|()| others()), [Some(tenant(1)); 3]);
-    queue.give_back(Duration::ZERO, first.tenant, "a", first.size);
+    queue.credit(Duration::ZERO, first.tenant, "a", first.size);
     assert_eq!(
         queue.next(Duration::ZERO, &room).map(|pick| pick.tenant),
         Some(tenant(1)),

@@ -1,6 +1,7 @@
 //! The policy file: JSON, owned by root, refused when any other user could have written it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::num::NonZeroU32;
@@ -8,12 +9,14 @@ use std::path::{Path, PathBuf};
 
 use egm_address::ByteSize;
 use egm_report::json::{self, JsonError};
+use egm_report::{Chain, Report};
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::rules::{Policy, Rule, RuleSubject};
-use crate::schema::{self, NameOrNumberText, NameText, SizeText};
+use crate::schema::{self, NameOrNumberText, NameText, NamesText, SizeText};
 use crate::trusted::{self, NotRootOwned};
 
 /// Maximum size of a policy file in bytes, far above the page or two of a usual one.
@@ -22,6 +25,8 @@ const MAX_RULES: usize = 1000;
 
 /// Words in `regions` that mean every region of a kind.
 const KINDS: [&str; 7] = ["egm", "reserved", "devdax", "fsdax", "hugetlb", "memfd", "guest-memfd"];
+/// A rule with an empty list, which would be for no memory.
+const NO_REGION: &str = "\"regions\" is empty";
 const KEYS: [&str; 3] = ["$schema", "description", "rules"];
 const RULE_KEYS: [&str; 12] = [
     "name",
@@ -60,6 +65,13 @@ pub enum PolicyError {
     TooManyRules { count: usize },
     #[error("rule {rule:?}: {what}")]
     Rule { rule: String, what: String },
+}
+
+impl PolicyError {
+    /// Whether the host has no such file.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
 }
 
 fn did_you_mean(key: &str, known: &[&str]) -> String {
@@ -111,8 +123,8 @@ struct RuleFile {
     #[schemars(with = "Option<NameText>")]
     class: Option<String>,
     /// Regions by name, or by kind: `egm`, `reserved`, `devdax`, `fsdax`, `hugetlb`, `memfd`, `guest-memfd`. Default: all.
-    #[schemars(with = "Option<Vec<NameText>>")]
-    regions: Option<Vec<String>>,
+    #[schemars(with = "Option<NamesText>")]
+    regions: Option<RegionNames>,
     /// The most that all of them hold together. Default: no limit.
     #[schemars(with = "Option<SizeText>")]
     quota: Option<ByteSize>,
@@ -142,6 +154,29 @@ struct RuleFile {
 enum NameOrNumber {
     Number(u32),
     Name(String),
+}
+
+/// At least one region. The check is the parser's, which has the place in the text.
+struct RegionNames(Vec<String>);
+
+impl<'de> Deserialize<'de> for RegionNames {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List;
+        impl<'de> Visitor<'de> for List {
+            type Value = RegionNames;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an array of names")
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<RegionNames, A::Error> {
+                let mut names = Vec::new();
+                while let Some(name) = list.next_element()? {
+                    names.push(name);
+                }
+                if names.is_empty() { Err(A::Error::custom(NO_REGION)) } else { Ok(RegionNames(names)) }
+            }
+        }
+        deserializer.deserialize_seq(List)
+    }
 }
 
 /// Numbers of users and groups by name, from `/etc/passwd` and `/etc/group`. A rule names users of a directory service
@@ -178,10 +213,17 @@ impl Names {
 pub(crate) const OF_HOST: &str = "etc/egm-device/policy.json";
 
 impl Policy {
-    /// The policy of the host at `root`; without a valid one, only root is named.
+    /// The policy of the host at `root`; without a valid one, only root is named. A policy that is refused is logged.
     #[must_use]
     pub fn of_host(root: &Path) -> Self {
-        load(&root.join(OF_HOST), &Names::of_host(root)).unwrap_or_else(|_| Self::root_only())
+        load(&root.join(OF_HOST), &Names::of_host(root)).unwrap_or_else(|error| {
+            if !error.is_missing() {
+                let why = Chain(&error as &dyn Report).to_string();
+                let why = why.trim_start_matches("error: ");
+                tracing::warn!("no user of a GPU has a trust domain, because the policy is not used: {why}");
+            }
+            Self::root_only()
+        })
     }
 }
 
@@ -214,7 +256,7 @@ pub fn parse(text: &str, names: &Names) -> Result<Policy, PolicyError> {
         return Err(PolicyError::TooLarge);
     }
     refuse_unknown_keys(&json::from_slice(text.as_bytes()).map_err(PolicyError::Json)?)?;
-    let file: PolicyFile = json::from_slice(text.as_bytes()).map_err(PolicyError::Json)?;
+    let file: PolicyFile = json::from_slice(text.as_bytes()).map_err(of_rule)?;
     if file.rules.len() > MAX_RULES {
         return Err(PolicyError::TooManyRules { count: file.rules.len() });
     }
@@ -230,6 +272,14 @@ pub fn parse(text: &str, names: &Names) -> Result<Policy, PolicyError> {
         rules.push(rule(written, names).map_err(error)?);
     }
     Ok(Policy::new(rules))
+}
+
+/// A mistake in the type of a value, with the remedy.
+fn of_rule(mut error: Box<JsonError>) -> PolicyError {
+    if error.reason == NO_REGION {
+        error.help = Some("name regions or kinds there, or remove \"regions\" for all regions".to_owned());
+    }
+    PolicyError::Json(error)
 }
 
 /// serde finds unknown keys too, but cannot suggest the right one.
@@ -253,10 +303,7 @@ fn rule(written: RuleFile, names: &Names) -> Result<Rule, String> {
         _ => return Err("write either \"user\" or \"group\"".to_owned()),
     };
     let reservation = written.reservation.map_or(0, ByteSize::get);
-    if written.regions.as_ref().is_some_and(Vec::is_empty) {
-        return Err("\"regions\" is empty: name regions or kinds, or leave it out for all regions".to_owned());
-    }
-    let regions = written.regions.unwrap_or_default();
+    let regions = written.regions.map_or_else(Vec::new, |regions| regions.0);
     let bad = regions.iter().chain(&written.class).chain(&written.trust_domain).find(|word| !is_word(word));
     if let Some(word) = bad {
         return Err(format!("{word:?} is not a name: write 1 to 64 of A-Z a-z 0-9 . _ -"));

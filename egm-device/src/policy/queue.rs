@@ -168,9 +168,9 @@ impl Queue {
     }
 
     /// A slice of a [`PickedRequest`] came back, or could not be made.
-    pub fn give_back(&mut self, now: Duration, tenant: Tenant, region: &str, size: u64) {
+    pub fn credit(&mut self, now: Duration, tenant: Tenant, region: &str, size: u64) {
         self.accounts.advance(&self.policy, now);
-        self.accounts.give_back(tenant, region, size);
+        self.accounts.credit(tenant, region, size);
         for waiter in &mut self.waiting {
             waiter.short.remove(region);
         }
@@ -180,7 +180,7 @@ impl Queue {
     /// position and its counts, and skips that region until a slice comes back there, or for a few seconds.
     pub(crate) fn put_back(&mut self, now: Duration, pick: PickedRequest) {
         self.accounts.advance(&self.policy, now);
-        self.accounts.give_back(pick.tenant, &pick.region, pick.size);
+        self.accounts.credit(pick.tenant, &pick.region, pick.size);
         let mut waiter = pick.waiter;
         waiter.short.insert(pick.region, now.saturating_add(PASS_OVER));
         let at = self.waiting.partition_point(|other| other.ticket < waiter.ticket);

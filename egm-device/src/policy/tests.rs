@@ -44,7 +44,7 @@ fn decide(policy: &Policy, peer: &Peer, size: u64, class: Option<&str>, all: &[S
 }
 
 #[test]
-fn without_a_policy_root_takes_and_nobody_else() {
+fn without_a_policy_only_root_takes() {
     let all = [supply("egm4", "egm", 8 * G, 8 * G)];
     let policy = Policy::root_only();
     assert!(matches!(decide(&policy, &peer(0, &[]), G, None, &all), Decision::Allowed(_)));
@@ -56,7 +56,7 @@ fn without_a_policy_root_takes_and_nobody_else() {
 }
 
 #[test]
-fn a_descriptor_of_a_whole_region_needs_a_rule_that_says_so_and_root_needs_none() {
+fn a_descriptor_of_a_whole_region_needs_a_rule_that_permits_it_and_root_needs_none() {
     let text = r#"{"rules": [
         {"name": "alice", "user": "alice", "regions": ["egm4"]},
         {"name": "bob", "user": "bob", "whole_device": true},
@@ -75,7 +75,7 @@ fn a_descriptor_of_a_whole_region_needs_a_rule_that_says_so_and_root_needs_none(
 }
 
 #[test]
-fn a_class_is_for_those_whom_its_rule_names() {
+fn a_class_is_for_the_users_that_its_rule_names() {
     let text = r#"{"rules": [{"name": "train", "group": "gpu", "class": "train", "regions": ["egm"]}]}"#;
     let policy = parse(text, &names()).unwrap();
     let all = [supply("egm4", "egm", 8 * G, 8 * G)];
@@ -159,7 +159,7 @@ fn the_first_rule_that_fits_decides() {
 }
 
 #[test]
-fn an_ordinary_user_is_told_totals_and_root_is_told_regions() {
+fn an_unprivileged_user_gets_totals_and_root_gets_regions() {
     let mut any = rule("any", 1000);
     any.regions = vec!["egm".into()];
     let policy = Policy::new(vec![any]);
@@ -205,7 +205,7 @@ fn a_mistyped_key_is_refused_with_the_right_one() {
 }
 
 #[test]
-fn a_policy_that_somebody_else_could_have_written_does_not_hold() {
+fn a_policy_that_another_user_could_have_written_does_not_hold() {
     use std::os::unix::fs::PermissionsExt;
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), r#"{"rules": []}"#).unwrap();
@@ -294,7 +294,7 @@ impl World {
         let at = (0..self.held.len()).min_by_key(|at| self.held[*at].1)?;
         let (pick, end) = self.held.remove(at);
         self.now = self.now.max(end);
-        self.queue.give_back(self.now, pick.tenant, &pick.region, pick.size);
+        self.queue.credit(self.now, pick.tenant, &pick.region, pick.size);
         Some(pick.tenant.uid)
     }
 
@@ -390,7 +390,7 @@ proptest! {
     /// A tenant with any number of small requests, of a higher priority and a heavier weight, cannot starve another:
     /// a request is granted within `grants` grants of becoming its tenant's first, and those before it in line.
     #[test]
-    fn a_greedy_tenant_starves_nobody(
+    fn a_greedy_tenant_starves_no_other(
         sizes in prop::collection::vec(1..30u64, 40..80),
         holds in prop::collection::vec(1..20u64, 300),
         size in 1..=100u64,
@@ -543,7 +543,7 @@ fn time_in_which_a_tenant_wanted_nothing_is_no_credit() {
 }
 
 #[test]
-fn a_tenant_at_its_quota_holds_nobody_up() {
+fn a_tenant_at_its_quota_delays_no_other() {
     let mut world = World::new(
         rules_with(&[(10, 0, 9, 1), (100, 0, 0, 1)]),
         100,

@@ -16,8 +16,7 @@ use crate::region::srat::{self, Affinity};
 use crate::sys;
 
 /// A host's memory, as the kernel and the firmware report it. Facts that they do not report are empty.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct HostFacts {
     /// Instruction set: `x86_64`, `aarch64`.
     pub arch: String,
@@ -34,13 +33,23 @@ pub struct HostFacts {
     /// The kernel's nodes, by number.
     pub nodes: Vec<Node>,
     /// Whether its KVM has guest memory that the host can map (`KVM_CAP_GUEST_MEMFD_FLAGS`).
-    #[serde(default)]
     pub guest_memfd: bool,
 }
 
-/// A node of the host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Addresses of a host's memory, as a record has them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+pub struct MemoryMap {
+    /// `/proc/iomem`; empty for a reader without privilege.
+    pub iomem: Vec<Resource>,
+    /// RAM according to the firmware, hidden memory included.
+    pub firmware: Vec<Span<Host>>,
+    /// Nodes of memory ranges.
+    pub affinity: Vec<Affinity>,
+}
+
+/// A node of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Node {
     /// The kernel's number of the node.
     pub id: u32,

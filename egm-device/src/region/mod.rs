@@ -25,7 +25,7 @@ pub mod usage;
 pub mod words;
 
 pub use discover::Survey;
-pub use facts::{HostFacts, Node, Pool};
+pub use facts::{HostFacts, MemoryMap, Node, Pool};
 pub(crate) use facts::{meminfo, near_node};
 pub(crate) use host_file::remedy;
 pub use host_file::{FsdaxFolder, HostFile, HostFileError, ReservedSpan, schema as host_file_schema};

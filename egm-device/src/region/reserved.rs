@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_what_the_firmware_calls_ram_whatever_the_operator_says() {
+    fn memory_is_what_the_firmware_calls_ram_whatever_the_operator_writes() {
         let (all, half) = ([(0, 6 << 30)], [(0, 9 << 29)]);
         for trusted in [false, true] {
             assert_eq!(refusal(&all, trusted), None);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_firmware_tells_nothing_the_operator_answers_for_it() {
+    fn where_the_firmware_reports_nothing_the_operator_answers_for_it() {
         let why = refusal(&[], false).unwrap();
         assert!(why.ends_with(r#"write "trusted": true beside it in the host file"#), "{why}");
         assert_eq!(refusal(&[], true), None);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use egm_vfio_wire::receiver;
 use egm_vfio_wire::serve::{Served, serve, turn_away};
-use egm_vfio_wire::socket::{Broken, Connection, Patience};
+use egm_vfio_wire::socket::{Broken, BusyPoll, Connection};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
@@ -40,7 +40,7 @@ pub struct DeviceServer {
     /// Readable when no more clients are to be taken.
     stop: OwnedFd,
     slot: Mutex<ClientSlot>,
-    /// The seat is free.
+    /// Notified when the client has left.
     left: Condvar,
 }
 
@@ -115,7 +115,7 @@ impl DeviceServer {
                     self.wait(Some(&PAUSE));
                     continue;
                 };
-                let Ok(connection) = Connection::new(socket.into(), LIMIT, Patience::of(LOOK)) else {
+                let Ok(connection) = Connection::new(socket.into(), LIMIT, BusyPoll::of(LOOK)) else {
                     continue;
                 };
                 if let Err(why) = self.admit(&connection) {
@@ -152,7 +152,7 @@ impl DeviceServer {
         serve(&mut connection, &mut device)
     }
 
-    /// Takes the seat for the client of `connection`, or returns the errno of the refusal.
+    /// Admits the client of `connection`, or returns the errno of the refusal.
     fn admit(&self, connection: &Connection) -> Result<(), Errno> {
         let user = self.permit(connection).map_err(|_| Errno::ACCESS)?;
         if self.occupy(connection, user) { Ok(()) } else { Err(Errno::BUSY) }
@@ -194,7 +194,7 @@ impl DeviceServer {
         Err(refusal)
     }
 
-    /// Takes the seat if the previous client leaves in time.
+    /// Makes this client the only one if the previous client leaves in time.
     fn occupy(&self, socket: &Connection, user: u32) -> bool {
         let slot = self.slot();
         let waited = self.left.wait_timeout_while(slot, CHANGE, |slot| slot.client.is_some());

@@ -168,17 +168,17 @@ impl ServedSlice {
     }
 
     /// Scrubs and returns the slice; no process may map it any more.
-    pub(crate) fn give_back(self, device: &str, watch: &Watch<'_>) -> Result<(), SliceError> {
+    pub(crate) fn return_slice(self, device: &str, watch: &Watch<'_>) -> Result<(), SliceError> {
         static NEVER: AtomicBool = AtomicBool::new(false);
         let step = format!("return the slice of device \"{device}\"");
         match self {
             Self::Lease(lease, gpus) => {
                 drop(gpus);
-                lease.give_back(watch).map_err(|source| SliceError::Grant { step, source })
+                lease.return_slice(watch).map_err(|source| SliceError::Grant { step, source })
             }
             Self::Broker(lease, backing) => {
                 drop(backing);
-                lease.give_back(&NEVER).map_err(|source| SliceError::Broker { step, source })
+                lease.return_slice(&NEVER).map_err(|source| SliceError::Broker { step, source })
             }
         }
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use egm_report::{Blame, Remedy, Report};
-use egm_vfio_wire::socket::{Connection, Patience};
+use egm_vfio_wire::socket::{BusyPoll, Connection};
 use listenfd::ListenFd;
 
 use crate::broker::no_place;
@@ -67,7 +67,7 @@ impl Drop for Socket {
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         let _ = self.listener.set_nonblocking(true);
         while let Ok((client, _)) = self.listener.accept() {
-            drop(Connection::new(client.into(), QUEUE_LIMIT, Patience::NONE));
+            drop(Connection::new(client.into(), QUEUE_LIMIT, BusyPoll::NONE));
         }
     }
 }
@@ -86,7 +86,7 @@ impl Socket {
         let error = |source| SocketError::Listen { path: path.to_owned(), source };
         // A file of another kind makes bind(2) fail; a socket without a listener was left behind.
         if std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
-            if Connection::connect(path, QUEUE_LIMIT, Patience::NONE).is_ok() {
+            if Connection::connect(path, QUEUE_LIMIT, BusyPoll::NONE).is_ok() {
                 return Err(SocketError::Taken { path: path.to_owned() });
             }
             std::fs::remove_file(path).map_err(error)?;

@@ -28,7 +28,7 @@ pub(crate) fn take(region: &str, size: u64) -> SliceRequest {
 pub(crate) struct Broker {
     pub(crate) folder: TempDir,
     pub(crate) path: PathBuf,
-    pub(crate) source: Arc<Kept>,
+    pub(crate) source: Arc<OpensOnce>,
 }
 
 impl Broker {
@@ -37,7 +37,7 @@ impl Broker {
         let folder = tempfile::tempdir().unwrap();
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
         let path = folder.path().join("socket");
-        let source = Kept::new(size);
+        let source = OpensOnce::new(size);
         let mut server = Server::listen(&path, policy, source.clone()).unwrap();
         std::thread::spawn(move || server.run());
         Self { folder, path, source }
@@ -49,24 +49,24 @@ impl Broker {
 }
 
 /// A region like an EGM device on a kernel that lets it be opened once: memory, and a count of opens.
-pub(crate) struct Kept {
+pub(crate) struct OpensOnce {
     region: Region,
     file: File,
     opened: AtomicUsize,
     tidying: AtomicBool,
     /// While a test holds it, the source answers no query.
     pub(crate) ledger: Mutex<()>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<WorldState>>,
 }
 
 #[derive(Default)]
-struct State {
+struct WorldState {
     busy: Vec<Span<InRegion>>,
     scrubbed: Vec<Span<InRegion>>,
     bad: Vec<Span<InRegion>>,
 }
 
-impl Kept {
+impl OpensOnce {
     pub(crate) fn new(size: u64) -> Arc<Self> {
         let region = Region {
             name: "egm4".into(),
@@ -123,7 +123,7 @@ impl Kept {
     }
 }
 
-impl Source for Kept {
+impl Source for OpensOnce {
     fn supplies(&self) -> Vec<Supply> {
         let _only = self.ledger.lock().unwrap();
         let whole = SpanSet::from_iter([Span::new(Offset::new(0), self.region.size.get()).unwrap()]);
@@ -177,7 +177,7 @@ struct Part {
     slice: Slice,
     span: Span<InRegion>,
     file: File,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<WorldState>>,
 }
 
 impl GrantedSlice for Part {
@@ -193,7 +193,7 @@ impl GrantedSlice for Part {
     fn hand_out(&self) -> io::Result<File> {
         self.file.try_clone()
     }
-    fn give_back(self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed> {
+    fn return_slice(self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed> {
         let mut state = self.state.lock().unwrap();
         state.bad.extend(bad.iter());
         state.busy.retain(|span| *span != self.span);

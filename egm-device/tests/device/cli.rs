@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use egm_device::device::registers::{Event, MAGIC, Register};
 use egm_vfio_wire::client::Client;
 use egm_vfio_wire::message::{ByFile, DmaMap, DmaUnmap, IrqData, SetIrqs};
-use egm_vfio_wire::socket::{Connection, Patience};
+use egm_vfio_wire::socket::{BusyPoll, Connection};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use tempfile::TempDir;
@@ -119,7 +119,7 @@ impl Server {
 }
 
 pub(crate) fn client(path: &Path) -> Client {
-    Client::new(Connection::connect(path, LIMIT, Patience::NONE).unwrap()).unwrap()
+    Client::new(Connection::connect(path, LIMIT, BusyPoll::NONE).unwrap()).unwrap()
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn sigterm_asks_the_guest_and_does_not_wait_for_ever() {
     // Its answer may be lost: the server waits for nothing more.
     let _ = vm.write(0, Register::Doorbell.offset(), &2_u32.to_le_bytes());
     assert_eq!(server.end(), Some(0));
-    let server = host.serve("serve --region local --size 2MiB --socket vm.sock --patience 0");
+    let server = host.serve("serve --region local --size 2MiB --socket vm.sock --timeout 0");
     let mut deaf = client(&host.path("vm.sock"));
     assert_eq!(server.end(), Some(0));
     assert!(deaf.reset().is_err(), "its connection is closed");
@@ -193,7 +193,7 @@ fn a_file_has_many_devices_and_a_word_picks_one() {
 }
 
 #[test]
-fn a_server_whose_words_nobody_reads_serves_on() {
+fn a_server_without_a_reader_of_its_messages_serves_on() {
     let host = Host::new();
     let mut command = host.command("serve --region local --size 2MiB --socket vm.sock");
     let (reader, writer) = std::io::pipe().unwrap();
@@ -322,7 +322,7 @@ fn a_thousand_clients_leave_neither_descriptors_nor_memory_behind() {
     let server = host.serve("serve --region local --size 2MiB --socket vm.sock");
     let path = host.path("vm.sock");
     (0..100).for_each(|number| round(&path, number));
-    // One client at a time has a seat: while one is served, no state of those before it is left.
+    // One client at a time is connected: while one is served, no state of those before it is left.
     let costs = || {
         let _vm = client(&path);
         server.costs()

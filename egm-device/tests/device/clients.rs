@@ -127,7 +127,7 @@ fn the_owner_asks_and_the_guest_answers_by_quiescing() {
 }
 
 #[test]
-fn the_vmm_is_asked_too_before_and_after_it_listens_and_told_when_the_device_is_taken() {
+fn the_vmm_is_asked_too_before_and_after_it_listens_and_notified_when_the_device_is_taken() {
     let world = World::new(&[]);
     let mut client = world.client();
     let kinds = [ERROR, REQUEST].map(|index| client.irq_info(index).unwrap());

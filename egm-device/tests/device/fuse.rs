@@ -81,7 +81,7 @@ impl Fuse {
         let mut fuse = Self { server, lock, files: Vec::new() };
         let path = format!("{folder}/file");
         fuse.files = (0..2)
-            .map(|_| fuse.behind_lock(&OpenOptions::new().read(true).write(true).open(&path).unwrap()))
+            .map(|_| fuse.under_lock(&OpenOptions::new().read(true).write(true).open(&path).unwrap()))
             .collect();
         assert!(fs::metadata(format!("{folder}/{SILENCE}")).is_err(), "no such file");
         // The page cache takes this; the close of any file of the same inode has to write it.
@@ -90,7 +90,7 @@ impl Fuse {
     }
 
     /// `file` by a number above that of the lock.
-    fn behind_lock(&self, file: &File) -> File {
+    fn under_lock(&self, file: &File) -> File {
         rustix::io::fcntl_dupfd_cloexec(file, self.lock.as_raw_fd()).unwrap().into()
     }
 

@@ -56,9 +56,9 @@ fn whatever_clients_send_replies_are_right_and_the_next_finds_the_device_as_it_i
     let messages = std::cell::Cell::new(0);
     let mut runner = proptest::test_runner::TestRunner::new(config());
     let conversations = (prop::collection::vec(message(), 0..24), prop::bool::weighted(0.9));
-    let outcome = runner.run(&conversations, |(all, greets)| {
-        let greeting = b"\x01\0\x01\0\x14\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
-        let mut bytes = if greets { greeting.to_vec() } else { Vec::new() };
+    let outcome = runner.run(&conversations, |(all, negotiates)| {
+        let handshake = b"\x01\0\x01\0\x14\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+        let mut bytes = if negotiates { handshake.to_vec() } else { Vec::new() };
         bytes.extend(all.into_iter().flatten());
         messages.set(messages.get() + talk(&world.function, &bytes));
         Ok(())
@@ -75,8 +75,8 @@ fn whatever_clients_send_replies_are_right_and_the_next_finds_the_device_as_it_i
 fn a_message_longer_than_agreed_ends_its_connection_and_no_other() {
     const RESET: u16 = 13;
     let host = Host::new();
-    let server = host.serve("serve --region local --size 2MiB --socket vm.sock --patience 0");
-    let mut hostile = Raw::greeted(&host.path("vm.sock")).0;
+    let server = host.serve("serve --region local --size 2MiB --socket vm.sock --timeout 0");
+    let mut hostile = Raw::negotiated(&host.path("vm.sock")).0;
     hostile.say(&raw::message(2, RESET, COMMAND, &vec![0; 4 << 20]));
     assert!(hostile.hear().is_none(), "the server took it");
     assert_eq!(serves_and_ends(server, &host), Some(0));

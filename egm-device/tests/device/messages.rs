@@ -43,7 +43,7 @@ fn errno(raw: &mut Raw, command: u16, body: &[u8], fds: &[OwnedFd]) -> Option<u3
 #[track_caller]
 fn expect(command: u16, bodies: &[(&str, Vec<u8>, Option<u32>)]) {
     let world = World::new(&[]);
-    let (mut raw, _) = Raw::greeted(&world.path);
+    let (mut raw, _) = Raw::negotiated(&world.path);
     for (what, body, expected) in bodies {
         assert_eq!(errno(&mut raw, command, body, &[]), *expected, "{what}");
     }
@@ -113,7 +113,7 @@ fn dma_map_needs_its_argsz_and_known_flags() {
         ],
     );
     let world = World::new(&[]);
-    let (mut raw, _) = Raw::greeted(&world.path);
+    let (mut raw, _) = Raw::negotiated(&world.path);
     let file = || vec![OwnedFd::from(tempfile::tempfile().unwrap())];
     assert_eq!(errno(&mut raw, MAP, &map(32, 0xf, 0), &file()), Some(EINVAL), "two ways to the file");
     assert_eq!(errno(&mut raw, MAP, &map(32, 7, 0), &file()), None);
@@ -124,7 +124,7 @@ fn dma_map_needs_its_argsz_and_known_flags() {
 fn dma_unmap_needs_its_argsz_known_flags_and_a_window() {
     let unmap = |argsz, flags, address, size| longs([argsz, flags], &[address, size]);
     let world = World::new(&[]);
-    let (mut raw, _) = Raw::greeted(&world.path);
+    let (mut raw, _) = Raw::negotiated(&world.path);
     let map = |raw: &mut Raw, address| errno(raw, MAP, &longs([32, 3], &[0, address, 0x1000]), &[]);
     assert_eq!(map(&mut raw, 0x1000), None);
     for (what, body, expected) in [
@@ -256,7 +256,7 @@ fn set_irqs_needs_argsz_one_action_one_kind_of_data_and_existing_vectors() {
 #[test]
 fn set_irqs_takes_as_many_eventfds_as_vectors_and_nothing_else() {
     let world = World::new(&[]);
-    let (mut raw, _) = Raw::greeted(&world.path);
+    let (mut raw, _) = Raw::negotiated(&world.path);
     let events = |count| (0..count).map(|_| event()).collect::<Vec<_>>();
     for (what, body, fds, expected) in [
         ("bools", [set(0x22, 2, 0, 1), vec![1]].concat(), events(1), Some(EINVAL)),
@@ -308,7 +308,7 @@ fn region_accesses_stay_in_their_region_and_carry_the_bytes_that_they_count() {
 #[test]
 fn an_unknown_command_and_one_without_payload_are_refused_and_the_connection_stands() {
     let world = World::new(&[]);
-    let (mut raw, _) = Raw::greeted(&world.path);
+    let (mut raw, _) = Raw::negotiated(&world.path);
     for command in [0, 11, 12, 19, 0xffff] {
         assert_eq!(errno(&mut raw, command, &[0], &[]), Some(EINVAL), "command {command}");
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use egm_vfio_wire::client::{CallError, Client};
 use egm_vfio_wire::message::{ByFile, DmaMap};
 use egm_vfio_wire::session::Fault;
-use egm_vfio_wire::socket::{Connection, Patience};
+use egm_vfio_wire::socket::{BusyPoll, Connection};
 
 use crate::raw::{COMMAND, MAP, NO_REPLY, READ, Raw, WRITE, access, message, window};
 use crate::world::{BAR0, BAR2, CONFIG, LIMIT, SIZE, World, event};
@@ -41,7 +41,7 @@ fn a_version_of_no_size_or_19_bytes_or_without_nul_costs_the_connection_only() {
 #[test]
 fn seventeen_descriptors_with_one_window_are_refused_and_closed() {
     let world = World::new(&[]);
-    let (mut raw, _) = Raw::greeted(&world.path);
+    let (mut raw, _) = Raw::negotiated(&world.path);
     let (reader, writer) = std::io::pipe().unwrap();
     let seventeen: Vec<_> = (0..17).map(|_| OwnedFd::from(writer.try_clone().unwrap())).collect();
     raw.say_with(&message(2, MAP, COMMAND, &window(0)), &seventeen);
@@ -55,7 +55,7 @@ fn seventeen_descriptors_with_one_window_are_refused_and_closed() {
 
 #[test]
 fn what_is_said_in_the_handshake_pleases_qemu() {
-    let (_, version) = Raw::greeted(&World::new(&[]).path);
+    let (_, version) = Raw::negotiated(&World::new(&[]).path);
     let says = version.capabilities;
     assert!(says.max_msg_fds.is_some_and(|fds| (1..=16).contains(&fds)));
     assert!(says.pgsizes.is_some_and(|sizes| sizes.is_multiple_of(4096)));
@@ -63,9 +63,9 @@ fn what_is_said_in_the_handshake_pleases_qemu() {
 }
 
 #[test]
-fn who_wants_no_reply_gets_none_and_requests_sent_ahead_are_answered_in_order() {
+fn a_request_without_a_reply_gets_none_and_requests_sent_ahead_are_answered_in_order() {
     let world = World::new(&[]);
-    let (mut raw, _) = Raw::greeted(&world.path);
+    let (mut raw, _) = Raw::negotiated(&world.path);
     let all = [
         message(7, MAP, NO_REPLY, &window(0)),
         // Refused, without a reply.
@@ -83,7 +83,7 @@ fn who_wants_no_reply_gets_none_and_requests_sent_ahead_are_answered_in_order() 
 #[test]
 fn dirty_pages_migration_and_features_are_refused_and_the_connection_stands() {
     let world = World::new(&[]);
-    let (mut raw, _) = Raw::greeted(&world.path);
+    let (mut raw, _) = Raw::negotiated(&world.path);
     let feature = [[8_u32, 1 << 17].map(u32::to_le_bytes).concat(), vec![0; 8]].concat();
     let state = [16_u32, 0, 0, 0].map(u32::to_le_bytes).concat();
     for (id, command, body, errno) in [
@@ -130,7 +130,7 @@ fn the_crate_s_client_gets_a_file_because_a_whole_slice_is_an_area_too() {
 }
 
 #[test]
-fn the_crate_s_client_may_map_twice_reset_whatever_it_believes_and_come_again() {
+fn the_crate_s_client_may_map_twice_reset_at_any_time_and_come_again() {
     let world = World::new(&[]);
     for _ in 0..3 {
         let mut client = vfio_user::Client::new(&world.path).unwrap();
@@ -147,10 +147,10 @@ fn the_crate_s_client_may_map_twice_reset_whatever_it_believes_and_come_again() 
 }
 
 #[test]
-fn a_second_client_is_told_and_the_first_goes_on() {
+fn a_second_client_is_refused_and_the_first_goes_on() {
     let world = World::new(&[]);
     let mut first = world.client();
-    let second = Client::new(Connection::connect(&world.path, LIMIT, Patience::NONE).unwrap());
+    let second = Client::new(Connection::connect(&world.path, LIMIT, BusyPoll::NONE).unwrap());
     assert!(matches!(second, Err(CallError::Fault(Fault::Refused { errno: 16 }))), "EBUSY: {second:?}");
     assert!(vfio_user::Client::new(&world.path).is_err());
     let mut magic = [0; 4];
@@ -160,7 +160,7 @@ fn a_second_client_is_told_and_the_first_goes_on() {
 }
 
 #[test]
-fn who_connects_and_says_nothing_is_given_up() {
+fn a_client_that_connects_and_sends_nothing_is_disconnected() {
     let world = World::new(&[]);
     let mut silent = [Raw::connect(&world.path), Raw::connect(&world.path)];
     assert!(silent.each_mut().map(Raw::hear).iter().all(Option::is_none), "they are hung up on");
@@ -171,7 +171,7 @@ fn who_connects_and_says_nothing_is_given_up() {
 fn half_a_message_and_a_stall_ends_that_connection_and_no_other() {
     let world = World::new(&[]);
     let other = World::new(&[]);
-    let (mut raw, _) = Raw::greeted(&world.path);
+    let (mut raw, _) = Raw::negotiated(&world.path);
     raw.say(&message(2, WRITE, COMMAND, &access(0, BAR2, &[7; 64], 64))[..40]);
     still_serves(&other);
     assert!(raw.hear().is_none(), "it is given up");
@@ -186,13 +186,13 @@ fn a_client_that_goes_in_the_middle_of_anything_is_followed_by_the_next() {
     let world = World::new(&[]);
     let whole = message(2, WRITE, COMMAND, &access(0, BAR2, &[7; 64], 64));
     for cut in [1, 15, 16, 17, 40, whole.len() - 1] {
-        let (mut raw, _) = Raw::greeted(&world.path);
+        let (mut raw, _) = Raw::negotiated(&world.path);
         raw.say(&whole[..cut]);
         drop(raw);
         still_serves(&world);
     }
     // And one that never reads the replies.
-    let (mut raw, _) = Raw::greeted(&world.path);
+    let (mut raw, _) = Raw::negotiated(&world.path);
     raw.0.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
     let read = message(3, READ, COMMAND, &access(0, BAR2, &[], 1 << 20));
     (0..8).for_each(|_| raw.say(&read));

@@ -46,7 +46,7 @@ impl Raw {
     }
 
     /// A connection after the handshake.
-    pub(crate) fn greeted(path: &Path) -> (Self, Version) {
+    pub(crate) fn negotiated(path: &Path) -> (Self, Version) {
         let mut raw = Self::connect(path);
         let proposed = b"\0\0\0\0{\"capabilities\":{\"max_msg_fds\":8,\"pgsizes\":4096}}\0";
         raw.say(&message(1, 1, COMMAND, proposed));

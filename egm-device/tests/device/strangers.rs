@@ -29,12 +29,12 @@ struct World {
 impl World {
     fn new() -> Option<Self> {
         let host = Host::new();
-        let server = host.serve("serve --region local --size 2MiB --socket vm.sock --patience 0");
+        let server = host.serve("serve --region local --size 2MiB --socket vm.sock --timeout 0");
         Some(Self { fuse: Fuse::mount()?, server, host })
     }
 
     fn raw(&self) -> Raw {
-        Raw::greeted(&self.host.path("vm.sock")).0
+        Raw::negotiated(&self.host.path("vm.sock")).0
     }
 
     /// The next client is served, and SIGTERM ends the server, which returns its slice.
@@ -104,7 +104,7 @@ fn files_that_come_with_half_a_message_behind_a_broken_one_or_to_a_busy_server_d
     let one = [world.fuse.file()];
     let mut first = world.raw();
     first.say_with(&message(2, MAP, COMMAND, &window(0))[..30], &one);
-    // The seat is taken: another client is turned away, with its files unread.
+    // A client is connected: another one is refused, with its files unread.
     let mut second = Raw(UnixStream::connect(&path).unwrap());
     second.say_with(&message(1, SET_IRQS, COMMAND, &connect_vectors(1)), &one);
     drop((first, second));

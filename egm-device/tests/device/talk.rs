@@ -9,7 +9,7 @@ use egm_device::device::Function;
 use egm_vfio_wire::frame::{Kind, split};
 use egm_vfio_wire::message::Command;
 use egm_vfio_wire::serve::serve;
-use egm_vfio_wire::socket::{Connection, Patience};
+use egm_vfio_wire::socket::{BusyPoll, Connection};
 
 /// No reply is longer than the largest transfer with its heads.
 const MOST: u32 = (1 << 20) + 80;
@@ -24,7 +24,7 @@ pub(crate) fn talk(function: &Function, bytes: &[u8]) -> usize {
     let (outcome, replies) = std::thread::scope(|scope| {
         let server = scope.spawn(|| {
             let limit = Duration::from_secs(60);
-            let mut connection = Connection::new(theirs.into(), limit, Patience::NONE).expect("a connection");
+            let mut connection = Connection::new(theirs.into(), limit, BusyPoll::NONE).expect("a connection");
             serve(&mut connection, &mut function.connect())
         });
         let mut reader = client.try_clone().expect("a descriptor");

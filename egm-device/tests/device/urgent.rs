@@ -26,7 +26,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let host = Host::new();
-        let server = host.serve("serve --region local --size 2MiB --socket vm.sock --patience 0");
+        let server = host.serve("serve --region local --size 2MiB --socket vm.sock --timeout 0");
         Self { server, host, peers: Vec::new() }
     }
 
@@ -70,7 +70,7 @@ fn send(raw: &Raw, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) {
 #[test]
 fn a_descriptor_with_an_urgent_byte_between_two_messages_does_not_hang_the_server() {
     let mut world = World::new();
-    let mut raw = Raw::greeted(&world.host.path("vm.sock")).0;
+    let mut raw = Raw::negotiated(&world.host.path("vm.sock")).0;
     world.send_urgent(&raw);
     raw.say(&message(2, DEVICE_INFO, COMMAND, &[32_u32, 0, 0, 0].map(u32::to_le_bytes).concat()));
     raw.0.shutdown(Shutdown::Write).unwrap();
@@ -98,7 +98,7 @@ fn a_descriptor_with_an_urgent_byte_and_nothing_else_does_not_hang_the_server() 
     world.send_urgent(&silent);
     silent.0.shutdown(Shutdown::Write).unwrap();
     assert!(silent.hear().is_none(), "the server hangs up");
-    let idle = Raw::greeted(&world.host.path("vm.sock")).0;
+    let idle = Raw::negotiated(&world.host.path("vm.sock")).0;
     world.send_urgent(&idle);
     drop(idle);
     world.ends_well();
@@ -107,7 +107,7 @@ fn a_descriptor_with_an_urgent_byte_and_nothing_else_does_not_hang_the_server() 
 #[test]
 fn a_descriptor_with_an_urgent_byte_to_a_busy_server_does_not_hang_it() {
     let mut world = World::new();
-    let first = Raw::greeted(&world.host.path("vm.sock")).0;
+    let first = Raw::negotiated(&world.host.path("vm.sock")).0;
     let mut second = world.connect();
     world.send_urgent(&second);
     second.say(&message(1, 1, COMMAND, b"\0\0\0\0{}\0"));
@@ -119,7 +119,7 @@ fn a_descriptor_with_an_urgent_byte_to_a_busy_server_does_not_hang_it() {
 #[test]
 fn a_descriptor_behind_others_that_were_cut_off_does_not_hang_the_server() {
     let mut world = World::new();
-    let mut raw = Raw::greeted(&world.host.path("vm.sock")).0;
+    let mut raw = Raw::negotiated(&world.host.path("vm.sock")).0;
     let bytes = message(2, DEVICE_INFO, COMMAND, &[32_u32, 0, 0, 0].map(u32::to_le_bytes).concat());
     let (reader, _writer) = std::io::pipe().unwrap();
     send(&raw, &bytes[..8], &[reader.as_fd(); 253], SendFlags::empty());

@@ -8,7 +8,7 @@ use std::thread;
 
 use egm_vfio_wire::client::{CallError, Client};
 use egm_vfio_wire::session::Fault;
-use egm_vfio_wire::socket::{Connection, Patience};
+use egm_vfio_wire::socket::{BusyPoll, Connection};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Uid, geteuid};
 use rustix::thread::set_thread_uid;
@@ -21,7 +21,7 @@ fn client_of(path: &Path, uid: u32) -> Result<Client, CallError> {
     let path = path.to_owned();
     let client = thread::spawn(move || {
         set_thread_uid(Uid::from_raw(uid)).unwrap(); // of this thread alone
-        Client::new(Connection::connect(&path, LIMIT, Patience::NONE).unwrap())
+        Client::new(Connection::connect(&path, LIMIT, BusyPoll::NONE).unwrap())
     });
     client.join().unwrap()
 }
@@ -49,7 +49,7 @@ fn silent_client_of(path: &Path, uid: u32) -> UnixStream {
 
 /// A server with a socket that every user can reach.
 fn open_server(host: &Host) -> Server {
-    let server = host.serve("serve --region local --size 2MiB --socket vm.sock --patience 0");
+    let server = host.serve("serve --region local --size 2MiB --socket vm.sock --timeout 0");
     set_permissions(host.path(""), Permissions::from_mode(0o755)).unwrap();
     set_permissions(host.path("vm.sock"), Permissions::from_mode(0o666)).unwrap();
     server

@@ -16,7 +16,7 @@ use egm_device::device::{Function, ScrubEnd, Setup};
 use egm_device::serve::DeviceServer;
 use egm_vfio_wire::client::Client;
 use egm_vfio_wire::message::{IrqAction, IrqData, SetIrqs};
-use egm_vfio_wire::socket::{Connection, Patience};
+use egm_vfio_wire::socket::{BusyPoll, Connection};
 use rustix::event::{EventfdFlags, eventfd};
 use tempfile::TempDir;
 
@@ -137,7 +137,7 @@ impl World {
     }
 
     pub(crate) fn connection(&self) -> Connection {
-        Connection::connect(&self.path, LIMIT, Patience::NONE).unwrap()
+        Connection::connect(&self.path, LIMIT, BusyPoll::NONE).unwrap()
     }
 
     pub(crate) fn client(&self) -> Client {

@@ -241,7 +241,7 @@ fn story(ledger: &Ledger, memory: &Arc<dyn Memory>, region: &Region) -> (SpanSet
     let grant = |name: &str, pages, word| {
         take(ledger.grant_from(memory, region, &request(name, pages), &UNOBSERVED), word)
     };
-    let back = |lease: Option<Lease>| lease.map(|lease| lease.give_back(&UNOBSERVED));
+    let back = |lease: Option<Lease>| lease.map(|lease| lease.return_slice(&UNOBSERVED));
     let mut ours = Vec::new();
     let a = grant("a", 3, 1);
     ours.extend(grant("b", 2, 2));
@@ -386,7 +386,7 @@ fn neither_does_a_full_disk() {
 }
 
 #[test]
-fn a_full_disk_refuses_and_says_what_to_do() {
+fn a_full_disk_refuses_and_states_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), PAGES);
     let world = Arc::new(World { breaks: Break::Full, at: 0, step: AtomicUsize::new(0) });

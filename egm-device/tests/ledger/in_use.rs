@@ -116,7 +116,7 @@ fn a_slice_is_not_called_clean_while_a_peer_could_write_to_it() {
     let ledger = ledger(folder.path());
     let lease = ledger.grant_from(&memory, &region, &request("a", 2), &UNOBSERVED).unwrap();
     let peer = Mapping::new(&lease, PAGE, PAGE, 0).unwrap();
-    let error = lease.give_back(&UNOBSERVED).unwrap_err();
+    let error = lease.return_slice(&UNOBSERVED).unwrap_err();
     assert!(matches!(&error, GrantError::StillUsed { owner, .. } if owner == "a"), "{error}");
     assert!(ledger.states(&region).unwrap().clean.is_empty());
     drop(peer);
@@ -133,7 +133,7 @@ fn an_owner_that_closed_every_descriptor_of_the_memory_returns_it_scrubbed() {
     let mut closing = Closing::default();
     closing.add(lease.file()).unwrap();
     assert!(closing.close().unwrap() > 0);
-    lease.give_back(&UNOBSERVED).unwrap();
+    lease.return_slice(&UNOBSERVED).unwrap();
     assert!(ledger.states(&region).unwrap().dirty.is_empty());
     assert!(is_zero(&ledger.grant_from(&memory, &region, &request("b", 2), &UNOBSERVED).unwrap()));
 }

@@ -94,7 +94,7 @@ fn a_page_that_the_device_names_once_it_is_open_is_a_hole_and_is_not_touched() {
 }
 
 #[test]
-fn a_page_that_went_bad_while_it_was_lent_is_not_touched_by_the_scrub() {
+fn a_page_that_went_bad_while_it_was_granted_is_not_touched_by_the_scrub() {
     let folder = tempfile::tempdir().unwrap();
     let (region, file) = egm(folder.path());
     let ledger = ledger(folder.path());
@@ -103,7 +103,7 @@ fn a_page_that_went_bad_while_it_was_lent_is_not_touched_by_the_scrub() {
     assert_eq!((lease.holes(), touched(&file)), (SpanSet::default(), set(0, 4)));
     fill(&lease, u64::from_le_bytes([0xee; 8]));
     device.retire(1);
-    lease.give_back(&UNOBSERVED).unwrap();
+    lease.return_slice(&UNOBSERVED).unwrap();
     assert_eq!(touched(&file), set(0, 4).minus(&set(1, 1)));
     let states = ledger.states(&region).unwrap();
     assert_eq!((states.retired.spans(), states.clean), (&set(1, 1), set(0, 4).minus(&set(1, 1))));

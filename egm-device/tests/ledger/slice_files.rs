@@ -102,7 +102,7 @@ fn a_slice_with_busy_pages_is_quarantined_and_keeps_its_file() {
     let ledger = ledger(folder.path());
     let shared: Arc<dyn Memory> = memory.clone();
     let lease = ledger.grant_from(&shared, &region, &request("a", 4), &Watch::unobserved()).unwrap();
-    let GrantError::StillUsed { evidence, .. } = lease.give_back(&Watch::unobserved()).unwrap_err() else {
+    let GrantError::StillUsed { evidence, .. } = lease.return_slice(&Watch::unobserved()).unwrap_err() else {
         panic!("another error");
     };
     assert_eq!(evidence[0].hold, Hold::BusyPages);
@@ -122,11 +122,11 @@ fn a_file_with_a_bad_page_is_set_aside_and_no_offset_is_retired() {
     // Bytes beyond a file's end raise SIGBUS, as those of bad pages do.
     OpenOptions::new().write(true).open(memory.path(lease.slice())).unwrap().set_len(2 * PAGE).unwrap();
     lease.retire(&set(3, 1)).unwrap();
-    lease.give_back(&Watch::unobserved()).unwrap();
+    lease.return_slice(&Watch::unobserved()).unwrap();
     assert_eq!(*memory.calls.lock().unwrap(), ["set aside"]);
     let states = ledger.states(&region).unwrap();
     assert!(states.retired.spans().is_empty() && states.held.is_empty(), "{states:?}");
-    granted().give_back(&Watch::unobserved()).unwrap();
+    granted().return_slice(&Watch::unobserved()).unwrap();
     assert_eq!(*memory.calls.lock().unwrap(), ["set aside", "delete"]);
 }
 
@@ -152,7 +152,7 @@ fn a_file_that_cannot_be_cleared_keeps_its_own_bytes_from_grants_and_no_others()
     assert_eq!(lease.slice().offset, 2 * PAGE);
     let short = grant(4).unwrap_err();
     assert!(matches!(short, GrantError::Short { .. }), "a return may make room: {short}");
-    lease.give_back(&Watch::unobserved()).unwrap();
+    lease.return_slice(&Watch::unobserved()).unwrap();
     let error = grant(8).unwrap_err();
     assert!(matches!(error, GrantError::Backing(BackingError::Leftover { .. })), "{error}");
     let scrubbed = ledger.scrub(&memory, &region, None, &Watch::unobserved()).unwrap_err();
@@ -209,13 +209,13 @@ fn another_machine_of_the_owners_user_keeps_no_file_that_it_does_not_have() {
     let (socket, other) = UnixStream::pair().unwrap();
     in_flight::send(&socket, &File::open("/dev/zero").unwrap());
     let mut machine = process_with(OwnedFd::from(other));
-    granted().give_back(&Watch::unobserved()).unwrap();
+    granted().return_slice(&Watch::unobserved()).unwrap();
 
     let lease = granted();
     let mut holder = process_with(
         memory.reopen(&region, lease.slice(), &Watch::unobserved()).unwrap().file().try_clone().unwrap(),
     );
-    let error = lease.give_back(&Watch::unobserved()).unwrap_err();
+    let error = lease.return_slice(&Watch::unobserved()).unwrap_err();
     let GrantError::StillUsed { evidence, .. } = &error else { panic!("{error}") };
     let found: Vec<_> = evidence.iter().map(|evidence| (evidence.hold, evidence.pid)).collect();
     assert_eq!(found, [(Hold::Descriptor, Some(holder.id()))]);

@@ -33,7 +33,7 @@ fn a_slice_is_scrubbed_for_its_owner_and_returned_clean() {
     let held = &states.held[0];
     assert_eq!((held.owner.as_ref(), held.usage), (Some(lease.owner()), GrantState::Granted));
     fill(&lease, 1);
-    lease.give_back(&UNOBSERVED).unwrap();
+    lease.return_slice(&UNOBSERVED).unwrap();
     let states = ledger.states(&region).unwrap();
     assert_eq!((states.held.len(), states.clean, states.dirty), (0, set(0, 4), set(4, 4)));
     // Clean bytes are granted at once, as they are: zero.
@@ -58,7 +58,7 @@ fn a_lease_that_is_dropped_leaves_dirty_bytes_which_the_next_grant_scrubs() {
 }
 
 #[test]
-fn who_asks_for_bytes_in_use_hears_who_has_them() {
+fn a_request_for_bytes_in_use_is_refused_with_the_name_of_their_owner() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 8);
     let ledger = ledger(folder.path());
@@ -83,7 +83,7 @@ fn slices_of_a_device_that_is_opened_once_are_given_back_one_by_one_and_outlive_
     let ledger = ledger(folder.path());
     let lease = ledger.grant_from(&broker, &region, &request("a", 2), &UNOBSERVED).unwrap();
     let lost = ledger.grant_from(&broker, &region, &request("b", 2), &UNOBSERVED).unwrap();
-    lease.give_back(&UNOBSERVED).unwrap();
+    lease.return_slice(&UNOBSERVED).unwrap();
     let (client, at) = (Mapping::new(&lost, 0, lost.size(), 0).unwrap(), Some(lost.slice().offset));
     drop((lost, broker));
     let again = ledger.grant_from(&other, &region, &request("c", 2), &UNOBSERVED).unwrap();
@@ -96,7 +96,7 @@ fn slices_of_a_device_that_is_opened_once_are_given_back_one_by_one_and_outlive_
 }
 
 #[test]
-fn whoever_has_the_claim_keeps_the_slice() {
+fn the_owner_of_the_claim_keeps_the_slice() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 2);
     let ledger = ledger(folder.path());
@@ -127,13 +127,13 @@ fn used(folder: &Path, region: &Region) {
     let (ledger, memory) = (ledger(folder), crate::common::region(folder, 0).1);
     let clean = ledger.grant_from(&memory, region, &request("a", 2), &UNOBSERVED).unwrap();
     drop(ledger.grant_from(&memory, region, &request("b", 2), &UNOBSERVED).unwrap());
-    clean.give_back(&UNOBSERVED).unwrap();
+    clean.return_slice(&UNOBSERVED).unwrap();
     ledger.retire(region, &set(5, 1), &Owner::this("test"), "a test says so").unwrap();
     assert_eq!(ledger.states(region).unwrap().clean, set(0, 2));
 }
 
 #[test]
-fn a_record_that_is_not_believed_makes_everything_dirty() {
+fn a_record_that_is_not_trusted_makes_everything_dirty() {
     let other = |machine: &str, boot: &str| Identity { machine: Some(machine.into()), boot: boot.into() };
     let nothing = |_: &Path| {};
     let cut = |path: &Path| {
@@ -189,7 +189,7 @@ fn bad_pages_are_known_as_long_as_one_of_two_files_is_whole() {
 }
 
 #[test]
-fn an_old_record_that_is_put_back_is_not_believed() {
+fn an_old_record_that_is_put_back_is_not_trusted() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 6);
     used(folder.path(), &region);
@@ -205,7 +205,7 @@ fn an_old_record_that_is_put_back_is_not_believed() {
 }
 
 #[test]
-fn who_removes_all_lock_files_frees_nothing() {
+fn removing_all_lock_files_frees_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 4);
     let first =
@@ -249,7 +249,7 @@ fn retired_pages_are_holes_of_later_slices_and_outlive_a_boot() {
     let byte = SpanSet::from_iter(egm_address::Span::new(egm_address::Offset::new(PAGE + 5), 1));
     ledger(folder.path()).retire(&region, &byte, &Owner::this("test"), "a test says so").unwrap();
     assert!(lease.holes().is_empty());
-    lease.give_back(&UNOBSERVED).unwrap();
+    lease.return_slice(&UNOBSERVED).unwrap();
     assert_eq!(ledger(folder.path()).states(&region).unwrap().clean, set(0, 4).minus(&set(1, 1)));
     let next = Identity { boot: "next".to_owned(), ..identity() };
     let ledger = Ledger::open(Paths::below(folder.path()), next).unwrap();
@@ -277,7 +277,7 @@ fn a_scrub_that_is_cancelled_goes_on_where_it_ended() {
 }
 
 #[test]
-fn who_watches_a_scrub_of_several_pieces_hears_of_all_of_it() {
+fn a_scrub_of_several_pieces_reports_all_of_them() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 6);
     let ledger = ledger(folder.path());
@@ -308,7 +308,7 @@ fn memory_with_an_address_is_the_same_under_another_name() {
     assert!(
         ledger.grant_from(&memory, &new, &wanted, &UNOBSERVED).unwrap_err().to_string().contains("held by a")
     );
-    lease.give_back(&UNOBSERVED).unwrap();
+    lease.return_slice(&UNOBSERVED).unwrap();
     assert_eq!(ledger.states(&new).unwrap().clean, set(0, 1));
     // A grant in one region removes no grant in another of the same host.
     let far = Region { name: "far".into(), base: Some(Hpa::new(1 << 40)), ..old.clone() };
@@ -365,6 +365,6 @@ fn a_pool_has_nothing_to_scrub_and_accounts_for_its_bytes() {
     let lease = ledger.grant(&pool, &request(3), &UNOBSERVED).unwrap();
     assert!(ledger.grant(&pool, &request(2), &UNOBSERVED).is_err());
     assert!(ledger.states(&pool).unwrap().dirty.is_empty());
-    lease.give_back(&UNOBSERVED).unwrap();
+    lease.return_slice(&UNOBSERVED).unwrap();
     assert_eq!(ledger.states(&pool).unwrap().clean, set(0, 4));
 }

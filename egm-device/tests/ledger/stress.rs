@@ -60,7 +60,7 @@ type Opened = fn(&Path, u64) -> (Region, Arc<dyn Memory>);
 
 /// Variant of the test: kind of memory, and behaviour of its owners.
 #[derive(Clone, Copy)]
-struct Way {
+struct Variant {
     /// Name of the test that runs it.
     test: &'static str,
     region: Opened,
@@ -70,7 +70,7 @@ struct Way {
     forges: bool,
 }
 
-impl Way {
+impl Variant {
     /// The user of children that the ledger finds only by the recorded user of the last owner, because the kernel does
     /// not name the file that they keep. Each test has its own, since tests run at the same time.
     fn tenant(self) -> Option<u32> {
@@ -82,35 +82,35 @@ impl Way {
     }
 }
 
-const ANEW: Way = Way {
+const ANEW: Variant = Variant {
     test: "processes_that_are_killed_at_any_instruction_never_share_a_byte_nor_see_an_old_one",
     region,
     children: None,
     forges: false,
 };
 
-const ONCE: Way = Way {
+const ONCE: Variant = Variant {
     test: "nor_do_they_where_a_process_opens_the_memory_once_and_leaves_children_that_map_it",
     region: egm_region,
     children: Some(Keep::Mapped),
     forges: false,
 };
 
-const FORGED: Way = Way {
+const FORGED: Variant = Variant {
     test: "nor_do_they_where_owners_forge_locks_and_die_with_memory_that_others_map",
     region,
     children: Some(Keep::Mapped),
     forges: true,
 };
 
-const PASSED_ON: Way = Way {
+const PASSED_ON: Variant = Variant {
     test: "nor_do_they_where_owners_leave_descriptors_in_flight_in_sockets",
     region,
     children: Some(Keep::InFlight),
     forges: true,
 };
 
-const PINNED: Way = Way {
+const PINNED: Variant = Variant {
     test: "nor_do_they_where_owners_die_with_pages_that_a_ring_of_another_process_keeps_pinned",
     region,
     children: Some(Keep::Pinned),
@@ -142,7 +142,7 @@ struct Holding {
 }
 
 impl Holding {
-    fn new(way: Way, lease: Lease, random: &mut Random) -> Self {
+    fn new(way: Variant, lease: Lease, random: &mut Random) -> Self {
         if !is_zero(&lease) {
             wrong("not scrubbed", &lease);
         }
@@ -168,12 +168,12 @@ impl Holding {
         }
         if properly {
             // A refusal is allowed: the record may be damaged at any time.
-            let _ = self.lease.give_back(&UNOBSERVED);
+            let _ = self.lease.return_slice(&UNOBSERVED);
         }
     }
 }
 
-fn spawn_survivor(way: Way, lease: &Lease, word: u64) -> Child {
+fn spawn_survivor(way: Variant, lease: &Lease, word: u64) -> Child {
     let mut child = Command::new("/proc/self/exe");
     if let Some(tenant) = way.tenant().filter(|_| geteuid().is_root()) {
         child.uid(tenant).gid(tenant);
@@ -201,7 +201,7 @@ fn wrong(what: &str, lease: &Lease) -> ! {
 }
 
 /// Takes, checks and returns slices until it is killed.
-fn work(folder: &Path, way: Way, mut random: Random) -> ! {
+fn work(folder: &Path, way: Variant, mut random: Random) -> ! {
     // However the test ends, its workers do not go on.
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let (region, memory) = (way.region)(folder, PAGES);
@@ -233,7 +233,7 @@ fn work(folder: &Path, way: Way, mut random: Random) -> ! {
 /// The processes that are killed.
 struct Workers<'a> {
     folder: &'a Path,
-    way: Way,
+    way: Variant,
     /// Standard error of the workers and their children.
     complaints: PipeWriter,
     children: Vec<Child>,
@@ -241,7 +241,7 @@ struct Workers<'a> {
 }
 
 impl<'a> Workers<'a> {
-    fn new(folder: &'a Path, way: Way, complaints: PipeWriter, random: &mut Random) -> Self {
+    fn new(folder: &'a Path, way: Variant, complaints: PipeWriter, random: &mut Random) -> Self {
         let mut workers = Self { folder, way, complaints, children: Vec::new(), killed: 0 };
         workers.children = (0..WORKERS).map(|_| workers.spawn(random)).collect();
         workers
@@ -258,12 +258,12 @@ impl<'a> Workers<'a> {
             .unwrap()
     }
 
-    /// Waits for a worker to end by itself, which none may, for as long as `patience`.
-    fn none_ends_within(&mut self, patience: Duration) {
+    /// Waits for a worker to end by itself, which none may, for as long as `timeout`.
+    fn none_ends_within(&mut self, timeout: Duration) {
         let pidfd = |child: &Child| pidfd_open(Pid::from_child(child), PidfdFlags::empty()).unwrap();
         let pidfds: Vec<_> = self.children.iter().map(pidfd).collect();
         let mut ended: Vec<_> = pidfds.iter().map(|pidfd| PollFd::new(pidfd, PollFlags::IN)).collect();
-        let ended = poll(&mut ended, Some(&Timespec::try_from(patience).unwrap())).unwrap();
+        let ended = poll(&mut ended, Some(&Timespec::try_from(timeout).unwrap())).unwrap();
         assert_eq!(ended, 0, "a worker has ended after {} kills", self.killed);
     }
 
@@ -309,7 +309,7 @@ fn listen(complaints: PipeReader) -> JoinHandle<Vec<String>> {
     thread::spawn(move || BufReader::new(complaints).lines().map_while(Result::ok).inspect(print).collect())
 }
 
-fn stress(way: Way) {
+fn stress(way: Variant) {
     if let Some(folder) = env::var_os(FOLDER) {
         if let Ok(slice) = env::var(SLICE) {
             survive(way.children.unwrap(), &slice, &Path::new(&folder).join("memory"), LIFE);
@@ -356,7 +356,7 @@ fn stress(way: Way) {
     };
     let lease = (0..1000).find_map(all).unwrap();
     assert!(is_zero(&lease));
-    lease.give_back(&UNOBSERVED).unwrap();
+    lease.return_slice(&UNOBSERVED).unwrap();
     assert_eq!(ledger.states(&region).unwrap().clean, set(0, PAGES));
     let replaced = ledger.look().unwrap().0.sequence;
     println!("stress: {seconds} s, {killed} kills, {torn} torn records, {replaced} replacements");

@@ -115,12 +115,12 @@ fn a_gpu_finds_no_earlier_owners_bytes_and_leaves_none_for_later_owners() {
     assert!(bytes.iter().all(|byte| *byte == 0), "the GPU reaches bytes that were not scrubbed");
     // Bytes that are scrubbed while the GPU is claimed may be written again.
     let again = ledger.grant_from(&memory, &region, &two_pages(own(None)), &UNOBSERVED).unwrap();
-    again.give_back(&UNOBSERVED).unwrap();
+    again.return_slice(&UNOBSERVED).unwrap();
     assert_eq!(ledger.states(&region).unwrap().clean, SpanSet::default());
     drop(gpus);
     std::fs::write(folder.path().join("memory"), vec![0xdd; 8 * 4096]).unwrap();
     // Bytes that are scrubbed afterwards may not.
-    lease.give_back(&UNOBSERVED).unwrap();
+    lease.return_slice(&UNOBSERVED).unwrap();
     let states = ledger.states(&region).unwrap();
     assert_eq!((states.clean, states.dirty), (set(0, 2), set(2, 6)));
     assert!(is_zero(&ledger.grant_from(&memory, &region, &two_pages(other(None)), &UNOBSERVED).unwrap()));

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_an_end_waits_no_longer_than_a_grace() {
+    fn a_wait_for_an_end_lasts_no_longer_than_its_grace_period() {
         let mut command = Command::new("/bin/cat");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn().unwrap();
         assert_eq!(ended(&mut child, Duration::ZERO), None, "its input is open");
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_comes_whatever_the_process_becomes_and_a_death_is_told_with_its_words() {
+    fn an_answer_comes_whatever_the_process_becomes_and_a_death_is_reported_with_its_words() {
         assert_eq!(of("printf hello; exec >&-; exit 3", 60, 9).as_deref(), Ok(&b"hello"[..]));
         let died = of("echo oh no >&2; kill -SEGV $$", 60, 9).unwrap_err();
         assert!(died.contains("signal: 11") && died.ends_with("its last words: oh no"), "{died}");

@@ -13,7 +13,6 @@ pub(crate) enum End {
     PowerOff,
     Reset,
     Panic,
-    /// Nothing more happens.
     Hang,
 }
 

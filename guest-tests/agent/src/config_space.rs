@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_msix_table_is_where_its_capability_says() {
+    fn the_msix_table_is_where_its_capability_states() {
         let mut config = [0u8; 256];
         config[FIRST] = 0x50;
         config[0x50..0x58].copy_from_slice(&[MSIX, 0, 0x02, 0x80, 0x04, 0x20, 0, 0]);

@@ -14,7 +14,6 @@ use crate::sysfs;
 
 /// "EGMD", the first register.
 pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"EGMD");
-/// The second.
 pub(crate) const VERSION: u32 = 1;
 const REGISTER_BAR: u8 = 0;
 const MEMORY_BAR: u8 = 2;

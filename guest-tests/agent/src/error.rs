@@ -13,7 +13,6 @@ pub(crate) enum Broken {
         action: &'static str,
         /// Path of the file.
         path: PathBuf,
-        /// The I/O error.
         source: io::Error,
     },
     /// A system call failed.
@@ -21,7 +20,6 @@ pub(crate) enum Broken {
     System {
         /// Action that failed.
         what: String,
-        /// The I/O error.
         source: io::Error,
     },
     /// A text of the guest's kernel does not have the expected form.
@@ -29,9 +27,7 @@ pub(crate) enum Broken {
     Text {
         /// File or field.
         what: String,
-        /// The text.
         text: String,
-        /// The expected form.
         form: &'static str,
     },
     /// The plan is not one.
@@ -39,7 +35,6 @@ pub(crate) enum Broken {
     Plan {
         /// Path of the file.
         path: PathBuf,
-        /// The parser's error.
         source: serde_json::Error,
     },
     /// The plan is of another version.

@@ -112,19 +112,18 @@ pub(crate) enum Role {
         /// 64-bit window that it forwards.
         window64: Option<Span<Guest>>,
     },
-    /// A device.
     Endpoint {
         /// The device, by its kind.
         device: Device,
         /// What a host function has beside.
         #[serde(default)]
-        passed: Option<Passed>,
+        passed: Option<PlannedAssignment>,
     },
 }
 
 /// Planned properties of a host function.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Passed {
+pub(crate) struct PlannedAssignment {
     /// The number by which an NVIDIA GPU knows others that it reaches.
     pub(crate) clique: Option<u8>,
     /// The memory of a GPU that processors share.
@@ -187,7 +186,6 @@ pub(crate) struct Access {
     pub(crate) bandwidth_mbps: u32,
 }
 
-/// An interrupt line.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Line {
     pub(crate) gsi: u32,

@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claim_without_a_difference_passes_and_says_what_was_seen() {
+    fn a_claim_without_a_difference_passes_and_states_what_was_seen() {
         let mut claim = Claim::default();
         claim.equal("count", &2, &2);
         claim.seen("2 vCPUs");

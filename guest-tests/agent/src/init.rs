@@ -66,14 +66,14 @@ fn report(orders: &Orders, extra: &[Check]) {
         run::print_line(check);
         reap();
     });
-    let mut told = 0;
+    let mut reported = 0;
     if orders.doctor {
-        told = doctor::on_console(|check| {
+        reported = doctor::on_console(|check| {
             good &= check.outcome != egm_guest::findings::Outcome::Failed;
             run::print_line(check);
         });
     }
-    let more = u32::try_from(extra.len() + validated + told).unwrap_or(u32::MAX);
+    let more = u32::try_from(extra.len() + validated + reported).unwrap_or(u32::MAX);
     let count = summary.value.unwrap_or(0.0) + f64::from(more);
     run::print_line(&Check { value: Some(count), ..run::summary(0, good) });
 }

@@ -12,7 +12,6 @@ const MAX_CONFIG: u64 = 4 << 20;
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) option: &'static str,
-    /// Its purpose.
     pub(crate) what: &'static str,
 }
 

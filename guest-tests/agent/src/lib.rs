@@ -1,5 +1,10 @@
 //! The report of the guest agent, for its readers: [`findings`]. The agent itself is the program `egm-guest`.
 //!
+//! ```text
+//!  check of a plan ──► Check ───► line on the console ──► egm-lab
+//!  validation ───────► Verdict, Figures ──► Run ──┬──► text, JSON, JUnit XML, a page
+//!                                                 └──► Comparison with an earlier run
+//! ```
 //! ```
 //! use egm_guest::findings::Figure;
 //!

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_not_there_skips_and_says_its_name() {
+    fn a_library_that_is_not_there_skips_and_states_its_name() {
         let finding = open(&["libegm-no-such.so.1", "libegm-no-such.so.0"]).unwrap_err();
         assert_eq!(finding.outcome, Outcome::Skipped);
         assert!(finding.reason.contains("libegm-no-such.so.1"), "{}", finding.reason);

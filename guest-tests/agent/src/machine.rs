@@ -149,7 +149,7 @@ GCC version: 12
 ";
 
     #[test]
-    fn a_guest_says_what_it_is() {
+    fn a_guest_states_what_it_is() {
         let (_folder, tree) = recorded(GUEST);
         let machine = machine(&tree);
         assert_eq!(machine.hypervisor.as_deref(), Some("CPUID's hypervisor bit"));

@@ -18,6 +18,5 @@ impl Ports {
         None
     }
 
-    /// Never called.
     pub(crate) fn exchange(&self, _port: u16, _width: usize, _value: u32) {}
 }

@@ -23,7 +23,7 @@ const LINK_TYPE: u16 = 65;
 /// Name of the device.
 const NAME: &str = "rxe0";
 /// Time in which its character device has to appear, and its card to have a link.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Gives the first Ethernet card that has a device `address/prefix`, sets it up, and makes an RDMA device of it.
 /// Does nothing if there is an RDMA device already.
@@ -55,7 +55,7 @@ pub(crate) fn set_up(address: &str) -> Result<(), Broken> {
 fn until(otherwise: &str, so: impl Fn() -> bool) -> Result<(), Broken> {
     let begun = Instant::now();
     while !so() {
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > TIMEOUT {
             return Err(Broken::system(otherwise)(io::Error::from(io::ErrorKind::TimedOut)));
         }
         std::thread::sleep(Duration::from_millis(50));

@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_without_it_or_cut_off_says_nothing() {
+    fn a_table_without_it_or_cut_off_states_nothing() {
         assert_eq!(virtual_machine(&structure(0, 0x12, 0)), None, "an old structure");
         assert_eq!(virtual_machine(&structure(0, 26, 0x10)[..20]), None);
         assert_eq!(virtual_machine(&[1, 0, 0, 0, 0, 0]), None, "a length that leads nowhere");

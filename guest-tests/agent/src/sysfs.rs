@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_says_its_memory_in_kib() {
+    fn a_node_states_its_memory_in_kib() {
         let text = include_str!("../fixtures/q35/node1-meminfo");
         assert_eq!(node_meminfo(text, 1, "MemTotal"), Some(256_664 * 1024));
         assert_eq!(node_meminfo(text, 0, "MemTotal"), None);

@@ -19,7 +19,6 @@ const MAX_NAMES: usize = 65_536;
 pub(crate) struct Tree(PathBuf);
 
 impl Tree {
-    /// This machine's.
     pub(crate) fn live() -> Self {
         Self(PathBuf::from("/"))
     }

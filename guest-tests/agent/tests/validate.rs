@@ -145,7 +145,7 @@ fn a_run_is_a_document_with_machine_and_seeds_and_the_seed_repeats_it() {
 }
 
 #[test]
-fn what_does_not_end_in_time_is_an_error_and_says_how_to_repeat_it() {
+fn what_does_not_end_in_time_is_an_error_and_states_how_to_repeat_it() {
     let text = ends(
         &validate(&[&QUICK[..2], &["--arg", "deadline=0", "--seed", "3", "--size", "1MiB"]].concat()),
         1,
@@ -166,7 +166,7 @@ fn an_argument_that_its_validation_cannot_read_is_an_error() {
 }
 
 #[test]
-fn a_baseline_gives_ratios_and_fails_only_who_asks() {
+fn a_baseline_gives_ratios_and_fails_a_run_only_on_request() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("before.json");
     let quick = ["--select", "memory.bandwidth", "--size", "64KiB", "--arg", "memory.rounds=1"];
@@ -374,7 +374,7 @@ fn the_doctor_has_lines_for_any_machine_and_a_recorded_one() {
 }
 
 #[test]
-fn a_process_that_is_asked_for_nothing_known_says_so() {
+fn a_process_that_is_asked_for_nothing_known_reports_it() {
     ends(&egm_guest(&["part", "no.such"]), 2);
     ends(&egm_guest(&["validation", "no.such", "--seed", "1", "--most", "1"]), 0);
     ends(&egm_guest(&["probe", "strange"]), 2);

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_function_is_an_error_to_who_names_it_or_has_no_other() {
+    fn a_broken_function_is_an_error_where_it_is_named_or_the_only_one() {
         let root = tempfile::tempdir().unwrap();
         testing::function(root.path(), "0000:01:00.0", &FACTS, 0x80_0000_0000, 0x10_0000);
         let broken = find_in(root.path()).unwrap();

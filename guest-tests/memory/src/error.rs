@@ -7,30 +7,23 @@ use egm_address::PciAddress;
 
 /// Reason why a function's memory cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum MemoryError {
-    /// sysfs.
     #[error("cannot {action} {}", path.display())]
     File {
         /// `read`, `open`, `map`.
         action: &'static str,
-        /// The file.
         path: PathBuf,
-        /// The reason.
         #[source]
         source: io::Error,
     },
     /// A file of sysfs does not have the expected form.
     #[error("{} is not what Linux writes there", path.display())]
-    Form {
-        /// The file.
-        path: PathBuf,
-    },
+    Form { path: PathBuf },
     /// The bytes do not fit into the BAR.
     #[error("BAR {bar} of {address} has {has:#x} bytes, and {wanted:#x} were expected")]
     Short {
-        /// The function.
         address: PciAddress,
-        /// Register number.
         bar: u8,
         /// Its bytes.
         has: u64,
@@ -42,7 +35,6 @@ pub enum MemoryError {
         "the registers of {address} begin with {found:#x}: it was reset, unplugged, or is another device"
     )]
     Silent {
-        /// The function.
         address: PciAddress,
         /// Bytes that were read in place of the magic.
         found: u32,

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_shown_half_of_configuration_space_finds_functions_by_their_registers() {
+    fn with_half_of_configuration_space_functions_are_found_by_their_registers() {
         let root = machine();
         write(&root, "config", &[0; 64]);
         assert_eq!(functions(&root)[1].facts, FACTS);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_nobody_enabled_is_enabled_first() {
+    fn a_function_that_was_not_enabled_is_enabled_first() {
         let root = machine();
         write(&root, "enable", b"0\n");
         functions(&root)[1].map().unwrap();

@@ -13,7 +13,6 @@ use rustix::mm::{self, MapFlags, ProtFlags};
 /// Largest page that a mapping is made congruent for.
 const LARGEST_PAGE: u64 = 1 << 30;
 
-/// A mapped BAR.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
@@ -59,7 +58,6 @@ impl Mapping {
         self.place::<T>(offset).map(|place| unsafe { place.read_volatile() })
     }
 
-    /// Writes it.
     pub(crate) fn write<T: Word>(&self, offset: u64, value: T) -> Option<()> {
         // SAFETY: as in `read`; what it does is the device's business.
         self.place::<T>(offset).map(|place| unsafe { place.write_volatile(value) })

@@ -2,6 +2,10 @@
 //!
 //! Each library is loaded at run time, so a program that is linked with this package starts where none is installed.
 //!
+//! ```text
+//!  libcuda, libibverbs, libgdrapi, libnvshmem_host ──loaded──► library ──► safe types ──► checks of egm-guest
+//!  (none installed) ──────────────────────────────────────────► error ──► skipped, with the reason
+//! ```
 //! ```
 //! use egm_vendor::cuda::Driver;
 //!

@@ -168,10 +168,10 @@ fn structures_are_as_the_installed_headers_have_them() {
     let built =
         Command::new("cc").arg("-I").arg(&include).arg(&source).arg("-o").arg(&made).status().unwrap();
     assert!(built.success(), "cc fails on {}", source.display());
-    let told = String::from_utf8(Command::new(&made).output().unwrap().stdout).unwrap();
-    let told: Vec<usize> = told.lines().map(|line| line.parse().unwrap()).collect();
-    assert_eq!(told.len(), rows().len());
-    for ((of, member, ours, _), c) in rows().into_iter().zip(told) {
+    let printed = String::from_utf8(Command::new(&made).output().unwrap().stdout).unwrap();
+    let printed: Vec<usize> = printed.lines().map(|line| line.parse().unwrap()).collect();
+    assert_eq!(printed.len(), rows().len());
+    for ((of, member, ours, _), c) in rows().into_iter().zip(printed) {
         let grows = member.is_empty() && GROWING.contains(&of);
         assert!(ours == c || grows && ours < c, "{of} {member}: ours {ours}, C {c}");
     }

@@ -14,6 +14,7 @@ pub struct CpuSet(BTreeSet<u32>);
 
 /// Why a text is not a processor list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum CpuSetError {
     /// An element is neither `N` nor `N-M`.
     #[error(
@@ -21,30 +22,13 @@ pub enum CpuSetError {
         Quoted(element),
         Quoted(text)
     )]
-    Element {
-        /// The whole text.
-        text: String,
-        /// The element.
-        element: String,
-    },
+    Element { text: String, element: String },
     /// A range runs backwards.
     #[error("range {first}-{last} in CPU list {} runs backwards: put the smaller number first", Quoted(text))]
-    Backwards {
-        /// The whole text.
-        text: String,
-        /// Its first number.
-        first: u32,
-        /// Its last number.
-        last: u32,
-    },
+    Backwards { text: String, first: u32, last: u32 },
     /// A number at or above the limit.
     #[error("CPU {cpu} in CPU list {} is not below {}: no host has that many", Quoted(text), CpuSet::LIMIT)]
-    TooLarge {
-        /// The whole text.
-        text: String,
-        /// The number.
-        cpu: u32,
-    },
+    TooLarge { text: String, cpu: u32 },
 }
 
 impl CpuSet {
@@ -147,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_list_says_what_is_wrong() {
+    fn a_wrong_list_states_what_is_wrong() {
         assert!(matches!("0-".parse::<CpuSet>(), Err(CpuSetError::Element { .. })));
         assert!(matches!("1,,2".parse::<CpuSet>(), Err(CpuSetError::Element { .. })));
         assert!(matches!("3-1".parse::<CpuSet>(), Err(CpuSetError::Backwards { first: 3, last: 1, .. })));

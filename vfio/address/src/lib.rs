@@ -4,6 +4,10 @@
 //! Here each has a type of its own ([`Gpa`], [`Hpa`], [`Iova`]), and a [`Span`] is never empty and never wraps. Placement
 //! is pure arithmetic: the same requests get the same addresses on every machine.
 //!
+//! ```text
+//!  window, taken: SpanSet ────────┐
+//!  Request { tag, size, align } ──┴─► Placer ──► Placement { tag, span }, or PlaceError with the tag
+//! ```
 //! ```
 //! use egm_address::{Gpa, Placer, Request, Span, SpanSet};
 //!

@@ -18,6 +18,7 @@ pub struct PciAddress {
 
 /// Why a text or four numbers are not a PCI address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum PciAddressError {
     /// Not of the form `SSSS:BB:DD.F`.
     #[error(
@@ -29,14 +30,7 @@ pub enum PciAddressError {
     #[error(
         "PCI address {bus:02x}:{device:02x}.{function:x}: the device is at most 1f, the function at most 7"
     )]
-    Range {
-        /// Bus number.
-        bus: u8,
-        /// Device number.
-        device: u8,
-        /// Function number.
-        function: u8,
-    },
+    Range { bus: u8, device: u8, function: u8 },
 }
 
 impl PciAddress {

@@ -21,10 +21,9 @@ pub struct Request<T> {
 
 /// A request that was placed.
 #[derive(Debug)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct Placement<T, S> {
-    /// The request's tag.
     pub tag: T,
-    /// Its addresses.
     pub span: Span<S>,
 }
 
@@ -117,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_does_not_fit_says_by_how_much() {
+    fn a_request_that_does_not_fit_states_by_how_much() {
         let mut placer = Placer::new(&window(0x1000, 0x3000), &window(0x2000, 0x1000));
         let error = placer.place(Request { tag: "bar", size: 0x1800, align: 0x1000 }).unwrap_err();
         assert_eq!((error.largest, error.short_by), (0x1000, 0x800));

@@ -27,6 +27,7 @@ pub struct ByteSize(u64);
 
 /// Why a text is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum SizeError {
     /// No digits at the start.
     #[error("size {} does not start with a number: write for instance \"64GiB\"", Quoted(.0))]
@@ -38,7 +39,6 @@ pub enum SizeError {
         Quoted(unit)
     )]
     UnknownUnit {
-        /// The whole text.
         text: String,
         /// The part after the digits.
         unit: String,
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_size_says_what_is_wrong() {
+    fn a_wrong_size_states_what_is_wrong() {
         assert!(matches!("GiB".parse::<ByteSize>(), Err(SizeError::NoNumber(_))));
         assert!(matches!("5GB".parse::<ByteSize>(), Err(SizeError::UnknownUnit { .. })));
         assert!(matches!("99999999TiB".parse::<ByteSize>(), Err(SizeError::TooLarge(_))));

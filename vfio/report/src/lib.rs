@@ -1,5 +1,11 @@
 //! What every program of ours prints: errors with the party that must act and a remedy, tables, sizes, notes and pages.
 //!
+//! ```text
+//!  error: Report ──► Chain ──► standard error: what failed, why, the place in a file, help ──► exit code by Blame
+//!  rows ──► Table ──► Screen ─┬─► a terminal: colours, lines that break between words
+//!                             ├─► a file or pipe: plain
+//!                             └─► a page (show::page)
+//! ```
 //! ```
 //! use egm_report::{Blame, Chain, Remedy, Report};
 //!

@@ -26,6 +26,7 @@ const STATE: &str = "run/egm-vmm/bind";
 
 /// Why a function keeps its driver.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum BindError {
     /// The host could not be read.
     #[error(transparent)]
@@ -33,7 +34,6 @@ pub enum BindError {
     /// The host depends on it.
     #[error("host function {function} is in use by this host: {what}")]
     Needed {
-        /// The function.
         function: PciAddress,
         /// Use by the host.
         what: Use,
@@ -41,36 +41,24 @@ pub enum BindError {
     /// No guest could have it: it is a bridge, in no group, or its group's other members would keep the host's drivers.
     #[error(transparent)]
     Group(GroupError),
-    /// No such driver.
     #[error("the kernel has no PCI driver \"{driver}\": {} is missing", path.display())]
     NoDriver {
-        /// Its name.
         driver: String,
         /// Missing folder in sysfs.
         path: PathBuf,
     },
     /// Invalid name of a driver.
     #[error("{driver:?} cannot name a driver: write letters, digits, \"-\" and \"_\"")]
-    Name {
-        /// The rejected name.
-        driver: String,
-    },
+    Name { driver: String },
     /// The record of the former driver cannot be read.
     #[error("cannot read {}", path.display())]
-    Read {
-        /// The state file.
-        path: PathBuf,
-        /// The kernel's reason.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// sysfs or the state file refused.
     #[error("cannot write {text:?} to {}", path.display())]
     Write {
-        /// The file.
         path: PathBuf,
         /// Text that could not be written.
         text: String,
-        /// The reason.
         source: io::Error,
     },
     /// The driver did not accept it.
@@ -78,9 +66,7 @@ pub enum BindError {
         "host function {function} has {now} after it was offered to {driver}: the kernel's log has the reason"
     )]
     Refused {
-        /// The function.
         function: PciAddress,
-        /// The driver.
         driver: String,
         /// Driver that it has now.
         now: String,
@@ -113,12 +99,11 @@ impl BindError {
 
 /// Result of a bind or an undo for one function.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct Change {
-    /// The function.
     pub function: PciAddress,
     /// Its driver before; `None` without one.
     pub before: Option<String>,
-    /// Its driver now.
     pub now: Option<String>,
 }
 
@@ -157,7 +142,7 @@ impl Binder {
     /// # Errors
     /// [`BindError`]; functions before the one named may have changed.
     pub fn undo(&self, functions: &[PciAddress]) -> Result<Vec<Change>, BindError> {
-        functions.iter().map(|function| self.give_back(*function)).collect()
+        functions.iter().map(|function| self.restore(*function)).collect()
     }
 
     /// Returns the functions to bind and their drivers, after a check that the host needs none of them.
@@ -232,7 +217,7 @@ impl Binder {
         Ok(Change { function: address, before, now: Some(driver.to_owned()) })
     }
 
-    fn give_back(&self, address: PciAddress) -> Result<Change, BindError> {
+    fn restore(&self, address: PciAddress) -> Result<Change, BindError> {
         let state = self.state(address);
         let before = host::function(&self.root, address)?.driver;
         let former = match fs::read_to_string(&state) {

@@ -12,7 +12,7 @@ use egm_vfio_wire::message::{ByFile, DmaMap, DmaUnmap, Limits as WireLimits};
 use super::Link;
 use crate::dma::{Access, DmaError, Domain, Limits};
 use crate::mapping::{MadeOf, Mapping};
-use crate::memory::{Behind, HostMemory};
+use crate::memory::{HostBacking, HostMemory};
 
 /// Address space of one vfio-user device. Memory is shared by its file; memory without a file cannot be shared.
 pub struct UserDomain {
@@ -45,10 +45,10 @@ impl UserDomain {
 
 /// The file of `memory` from `offset` on.
 fn file(memory: &dyn HostMemory, offset: u64) -> Option<(BorrowedFd<'_>, u64)> {
-    let (file, first) = match memory.behind() {
-        Behind::File { file, offset } | Behind::GuestMemfd { file, offset } => (file, offset),
-        Behind::Bar { dma_buf } => dma_buf?,
-        Behind::Invisible | Behind::Pages => return None,
+    let (file, first) = match memory.backing() {
+        HostBacking::File { file, offset } | HostBacking::GuestMemfd { file, offset } => (file, offset),
+        HostBacking::Bar { dma_buf } => dma_buf?,
+        HostBacking::Invisible | HostBacking::Pages => return None,
     };
     Some((file, first.checked_add(offset)?))
 }
@@ -86,7 +86,7 @@ impl Domain for UserDomain {
         }
         let (file, offset) = file(memory.as_ref(), offset)
             .ok_or_else(|| no_way("a vfio-user server gets memory as a file, and this has none"))?;
-        if let Behind::Bar { .. } = memory.behind()
+        if let HostBacking::Bar { .. } = memory.backing()
             && Mapping::of(file, offset, self.page(), 0, MadeOf::Bar(None)).is_err()
         {
             return Err(no_way(

@@ -11,21 +11,21 @@ use rustix::net::Shutdown;
 /// A thread that sleeps until the server closes the connection, so that a server's death is noticed even without a
 /// request. Dropping this ends the connection and the thread.
 pub(super) struct Lost {
-    told: Arc<Told>,
+    signal: Arc<Signal>,
     socket: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Told(Mutex<State>);
+struct Signal(Mutex<Trigger>);
 
 #[derive(Default)]
-struct State {
+struct Trigger {
     lost: bool,
     trigger: Option<OwnedFd>,
 }
 
-impl State {
+impl Trigger {
     fn fire(&self) {
         if let (true, Some(trigger)) = (self.lost, &self.trigger) {
             // A full eventfd was signalled before.
@@ -34,8 +34,8 @@ impl State {
     }
 }
 
-impl Told {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl Signal {
+    fn state(&self) -> MutexGuard<'_, Trigger> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -51,25 +51,25 @@ impl Told {
 impl Lost {
     /// Starts the thread that watches `socket`.
     pub(super) fn watch(socket: OwnedFd) -> io::Result<Self> {
-        let (told, socket) = (Arc::new(Told::default()), Arc::new(socket));
-        let (tell, watched) = (Arc::clone(&told), Arc::clone(&socket));
+        let (signal, socket) = (Arc::new(Signal::default()), Arc::new(socket));
+        let (lost, watched) = (Arc::clone(&signal), Arc::clone(&socket));
         let thread = std::thread::Builder::new().name("vfio-user".to_owned()).spawn(move || {
             // Nothing is read here: the end is an event of its own.
             let ends = PollFlags::RDHUP;
             while poll(&mut [PollFd::new(&watched, ends)], None) == Err(rustix::io::Errno::INTR) {}
-            tell.announce();
+            lost.announce();
         })?;
-        Ok(Self { told, socket, thread: Some(thread) })
+        Ok(Self { signal, socket, thread: Some(thread) })
     }
 
     /// Marks the server as lost and signals the connected trigger, once.
     pub(super) fn announce(&self) {
-        self.told.announce();
+        self.signal.announce();
     }
 
     /// Connects `trigger`, and signals it at once if the server is lost already.
     pub(super) fn connect(&self, trigger: Option<OwnedFd>) {
-        let mut state = self.told.state();
+        let mut state = self.signal.state();
         state.trigger = trigger;
         state.fire();
     }

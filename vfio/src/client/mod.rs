@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use egm_vfio_wire::client::{CallError, Client};
 pub use egm_vfio_wire::receiver::attend;
-use egm_vfio_wire::socket::{Connection, Patience};
+use egm_vfio_wire::socket::{BusyPoll, Connection};
 
 pub use self::domain::UserDomain;
 pub use self::function::UserFunction;
@@ -40,32 +40,30 @@ pub struct Settings {
     /// Longest time that an answer may take.
     pub limit: Duration,
     /// How long to poll for an answer before sleeping until it comes.
-    pub patience: Patience,
+    pub busy_poll: BusyPoll,
 }
 
 impl Default for Settings {
     /// 5 s, as QEMU; polls for 50 µs.
     fn default() -> Self {
-        Self { limit: Duration::from_secs(5), patience: Patience::of(Duration::from_micros(50)) }
+        Self { limit: Duration::from_secs(5), busy_poll: BusyPoll::of(Duration::from_micros(50)) }
     }
 }
 
 /// Why a server cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum OpenError {
     /// No server accepts the connection.
     #[error("cannot connect to the vfio-user server {path}: start it before the VM")]
     Connect {
-        /// Its socket.
         path: String,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// It fails the protocol while it describes its device.
     #[error("the vfio-user server {path} does not describe its device")]
     Talk {
-        /// Its socket.
         path: String,
         /// Error of the failed call.
         #[source]
@@ -74,7 +72,6 @@ pub enum OpenError {
     /// A region ends beyond the file that it is mapped from.
     #[error("region {region} of the vfio-user server {path} ends at {end:#x} of a file of {size:#x} bytes")]
     ShortFile {
-        /// Its socket.
         path: String,
         /// Number of the region.
         region: u32,
@@ -91,7 +88,7 @@ pub enum OpenError {
 /// [`OpenError`].
 pub fn open(path: &Path, settings: Settings) -> Result<(UserFunction, UserDomain), OpenError> {
     let name = path.display().to_string();
-    let connection = Connection::connect(path, settings.limit, settings.patience)
+    let connection = Connection::connect(path, settings.limit, settings.busy_poll)
         .map_err(|source| OpenError::Connect { path: name.clone(), source })?;
     over(name, connection)
 }

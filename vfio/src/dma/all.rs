@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failure_nothing_is_mapped_and_the_cause_is_told() {
+    fn after_a_failure_nothing_is_mapped_and_the_cause_is_reported() {
         let limits = Limits { mappings: Some(2), ..Limits::default() };
         let domain = FakeDomain::new(limits, &[]);
         let failed = map_all(&domain, pieces(&[Some(0); 4]), &|_| {});

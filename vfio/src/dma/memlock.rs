@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_lock_everything_has_no_limit() {
+    fn a_process_with_the_right_to_lock_everything_has_no_limit() {
         let able = STATUS.replace("CapEff:\t0000000000000000", "CapEff:\t0000000000004000");
         assert_eq!(Memlock::parse(&able, Some(0)).limit, None);
         Memlock::parse(&able, Some(0)).check(u64::MAX).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use egm_address::{Io, Iova, Span};
 
 use super::{Access, DmaError, Limits};
-use crate::memory::{Behind, HostMemory};
+use crate::memory::{HostBacking, HostMemory};
 
 /// A piece of memory that devices shall reach.
 #[derive(Clone)]
@@ -78,7 +78,10 @@ fn inside(span: Span<Io>, ranges: &[Span<Io>]) -> Result<(), DmaError> {
 /// Bytes of `pieces` that count as locked memory: those with struct pages. BARs and invisible memory are not pinned.
 pub fn locked_bytes(pieces: &[Piece]) -> u64 {
     let pinned = |piece: &&Piece| {
-        matches!(piece.memory.behind(), Behind::File { .. } | Behind::GuestMemfd { .. } | Behind::Pages)
+        matches!(
+            piece.memory.backing(),
+            HostBacking::File { .. } | HostBacking::GuestMemfd { .. } | HostBacking::Pages
+        )
     };
     pieces.iter().filter(pinned).fold(0, |sum, piece| sum.saturating_add(piece.iova.size()))
 }

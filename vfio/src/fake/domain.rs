@@ -8,7 +8,7 @@ use egm_address::{Io, Iova, Span};
 
 use super::lock;
 use crate::dma::{Access, DmaError, Domain, Limits};
-use crate::memory::{Behind, HostMemory};
+use crate::memory::{HostBacking, HostMemory};
 
 /// An I/O address space that records its maps, and through which a test reads and writes as a device would.
 #[derive(Default)]
@@ -27,13 +27,13 @@ struct Mapped {
 }
 
 /// The kind of memory in one word: `file`, `guest_memfd`, `invisible`, `bar` or `pages`.
-pub fn kind(behind: &Behind<'_>) -> &'static str {
-    match behind {
-        Behind::File { .. } => "file",
-        Behind::GuestMemfd { .. } => "guest_memfd",
-        Behind::Invisible => "invisible",
-        Behind::Bar { .. } => "bar",
-        Behind::Pages => "pages",
+pub fn kind(backing: &HostBacking<'_>) -> &'static str {
+    match backing {
+        HostBacking::File { .. } => "file",
+        HostBacking::GuestMemfd { .. } => "guest_memfd",
+        HostBacking::Invisible => "invisible",
+        HostBacking::Bar { .. } => "bar",
+        HostBacking::Pages => "pages",
     }
 }
 
@@ -93,8 +93,8 @@ impl Domain for FakeDomain {
             what: "map memory",
             source: io::Error::from_raw_os_error(number),
         };
-        if self.without.contains(kind(&memory.behind())) {
-            return Err(DmaError::NoWay { iova: start, size, rule: "the fake was told so" });
+        if self.without.contains(kind(&memory.backing())) {
+            return Err(DmaError::NoWay { iova: start, size, rule: "the fake was set to refuse" });
         }
         let mut maps = lock(&self.maps);
         let count = u32::try_from(maps.len()).unwrap_or(u32::MAX);

@@ -4,7 +4,7 @@ use egm_address::{Io, PciAddress, Span};
 use serde::{Deserialize, Serialize};
 
 use super::bar::{DeviceMemory, HostBar, HostBarKind};
-use crate::topology::Place;
+use crate::topology::FunctionPlacement;
 use crate::variant::data_direct::Card;
 
 /// A PCI function of the host.
@@ -42,8 +42,8 @@ pub struct HostFunction {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub card: Option<Card>,
     /// Position in the host's PCI topology.
-    #[serde(default, skip_serializing_if = "Place::is_empty")]
-    pub place: Place,
+    #[serde(default, skip_serializing_if = "FunctionPlacement::is_empty")]
+    pub place: FunctionPlacement,
 }
 
 impl HostFunction {

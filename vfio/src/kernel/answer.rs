@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupts_need_a_descriptor_and_grow_unless_the_kernel_says_no() {
+    fn interrupts_need_a_descriptor_and_grow_unless_the_kernel_states_no() {
         let message = |flags| Message::of::<vfio::vfio_irq_info>(0).with(4, flags).with(12, 9);
         let dynamic = vfio::VFIO_IRQ_INFO_EVENTFD;
         assert_eq!(interrupts(&message(dynamic)), Some(Interrupts { count: 9, dynamic: true }));

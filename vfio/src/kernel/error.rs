@@ -25,6 +25,7 @@ pub enum Fault {
 
 /// Why a function, or its address space, cannot be opened.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum OpenError {
     /// The function does not exist, or sysfs is not as documented.
     #[error(transparent)]
@@ -35,40 +36,28 @@ pub enum OpenError {
     /// A file of VFIO that does not exist.
     #[error("{} does not exist: {rule}", path.display())]
     NoFile {
-        /// The file.
         path: PathBuf,
         /// Explanation of the absence.
         rule: &'static str,
     },
     /// A file of VFIO that we may not open.
     #[error("{} belongs to user {owner} and group {group}: this user may not open it", path.display())]
-    NotPermitted {
-        /// The file.
-        path: PathBuf,
-        /// Its user.
-        owner: u32,
-        /// Its group.
-        group: u32,
-    },
+    NotPermitted { path: PathBuf, owner: u32, group: u32 },
     /// Another process has the file open.
     #[error(
         "{} is in use: {} has {function}", path.display(),
         holder.as_ref().map_or_else(|| "another process, a virtual machine perhaps,".to_owned(), Holder::to_string)
     )]
     Busy {
-        /// The file.
         path: PathBuf,
-        /// The function.
         function: String,
         /// Process that has it open, if this user may see it.
         holder: Option<Holder>,
     },
-    /// Anything else.
     #[error("cannot {what}")]
     Refused {
         /// Operation that failed, with its object.
         what: String,
-        /// The kernel's reason.
         #[source]
         source: io::Error,
     },
@@ -232,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_whose_iommu_is_off_is_told_how_it_is_switched_on() {
+    fn a_host_without_an_active_iommu_gets_the_way_to_switch_it_on() {
         let host = host("vfio-pci", "vfio-pci");
         fs::remove_file(host.path().join("sys/bus/pci/devices/0000:41:00.0/iommu_group")).unwrap();
         let error = group(host.path(), address("0000:41:00.0")).unwrap_err();
@@ -241,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_file_open_is_named_by_number_and_command() {
+    fn a_process_that_has_a_file_open_is_named_by_number_and_command() {
         let proc = tempfile::tempdir().unwrap();
         let path = Path::new("/dev/vfio/7");
         for (process, target) in [("self", "/dev/vfio/7"), ("41", "/dev/vfio/8"), ("42", "/dev/vfio/7")] {
@@ -266,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_says_of_a_file_becomes_what_it_means() {
+    fn an_error_of_the_kernel_about_a_file_becomes_what_it_means() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("7");
         let error = |kind| OpenError::file(&path, "0000:41:00.0", "rule")(io::Error::from(kind));

@@ -17,7 +17,7 @@ use vfio_ioctls::{VfioError, VfioIommufd};
 use super::error::OpenError;
 use super::{Track, answer, sys};
 use crate::dma::{Access, DmaError, Domain, Limits};
-use crate::memory::{Behind, HostMemory};
+use crate::memory::{HostBacking, HostMemory};
 
 const IOMMU: &str = "/dev/iommu";
 
@@ -158,7 +158,7 @@ impl Domain for Iommufd {
     }
 
     fn takes_unfilled(&self, memory: &dyn HostMemory) -> bool {
-        !matches!(way(memory.behind()), Ok(Way::File(file, _)) if is_pooled(file))
+        !matches!(way(memory.backing()), Ok(MapMethod::File(file, _)) if is_pooled(file))
     }
 
     fn map(
@@ -171,15 +171,15 @@ impl Domain for Iommufd {
         let no_way = |rule| DmaError::NoWay { iova: iova.start(), size: iova.size(), rule };
         sys::address(memory.as_ref(), offset, iova.size()).map_err(|e| DmaError::refused_map(iova, e))?;
         let by_address = || self.by_address(iova, memory.as_ref(), offset, access);
-        let mapped = match way(memory.behind()).map_err(no_way)? {
-            Way::DmaBuf(file, start) => {
+        let mapped = match way(memory.backing()).map_err(no_way)? {
+            MapMethod::DmaBuf(file, start) => {
                 let mapped = self.by_file(iova, file, start.saturating_add(offset), access);
                 mapped.ok_or_else(|| no_way(NO_DMA_BUF))?
             }
-            Way::File(file, start) => {
+            MapMethod::File(file, start) => {
                 self.by_file(iova, file, start.saturating_add(offset), access).unwrap_or_else(by_address)
             }
-            Way::Address => by_address(),
+            MapMethod::Address => by_address(),
         };
         mapped.map_err(|source| DmaError::refused_map(iova, source))?;
         self.maps().insert(iova.start(), (iova, Arc::clone(memory)));
@@ -199,7 +199,7 @@ impl Domain for Iommufd {
 }
 
 /// How memory is passed to iommufd.
-enum Way<'a> {
+enum MapMethod<'a> {
     /// As part of a dma-buf, from this offset on.
     DmaBuf(BorrowedFd<'a>, u64),
     /// As part of a file, from this offset on; by address if the kernel cannot map files.
@@ -216,14 +216,14 @@ fn is_pooled(file: BorrowedFd<'_>) -> bool {
 }
 
 /// Selects how to map a kind of memory, or explains why iommufd cannot map it.
-const fn way(behind: Behind<'_>) -> Result<Way<'_>, &'static str> {
-    match behind {
-        Behind::File { file, offset } => Ok(Way::File(file, offset)),
-        Behind::Bar { dma_buf: Some((file, offset)) } => Ok(Way::DmaBuf(file, offset)),
+const fn way(backing: HostBacking<'_>) -> Result<MapMethod<'_>, &'static str> {
+    match backing {
+        HostBacking::File { file, offset } => Ok(MapMethod::File(file, offset)),
+        HostBacking::Bar { dma_buf: Some((file, offset)) } => Ok(MapMethod::DmaBuf(file, offset)),
         // IOMMU_IOAS_MAP_FILE accepts memfd and hugetlb (memfd_pin_folios) and returns EINVAL for any other file.
-        Behind::GuestMemfd { .. } | Behind::Pages => Ok(Way::Address),
-        Behind::Invisible => Err(NO_PAGES),
-        Behind::Bar { dma_buf: None } => Err(NO_DMA_BUF),
+        HostBacking::GuestMemfd { .. } | HostBacking::Pages => Ok(MapMethod::Address),
+        HostBacking::Invisible => Err(NO_PAGES),
+        HostBacking::Bar { dma_buf: None } => Err(NO_DMA_BUF),
     }
 }
 
@@ -240,14 +240,17 @@ mod tests {
     fn guest_memfd_is_a_file_that_only_its_pages_addresses_lead_to() {
         let null = File::open("/dev/null").unwrap();
         let (file, offset) = (null.as_fd(), 0x1000);
-        assert!(matches!(way(Behind::GuestMemfd { file, offset }), Ok(Way::Address)));
-        assert!(matches!(way(Behind::File { file, offset }), Ok(Way::File(_, 0x1000))));
-        assert!(matches!(way(Behind::Bar { dma_buf: Some((file, offset)) }), Ok(Way::DmaBuf(_, 0x1000))));
-        assert!(matches!(way(Behind::Pages), Ok(Way::Address)));
+        assert!(matches!(way(HostBacking::GuestMemfd { file, offset }), Ok(MapMethod::Address)));
+        assert!(matches!(way(HostBacking::File { file, offset }), Ok(MapMethod::File(_, 0x1000))));
+        assert!(matches!(
+            way(HostBacking::Bar { dma_buf: Some((file, offset)) }),
+            Ok(MapMethod::DmaBuf(_, 0x1000))
+        ));
+        assert!(matches!(way(HostBacking::Pages), Ok(MapMethod::Address)));
     }
 
     #[test]
-    fn only_a_pools_file_is_told_from_others() {
+    fn only_a_pools_file_is_distinguished_from_others() {
         use rustix::fs::{MemfdFlags, memfd_create};
         let pooled = |flags| is_pooled(memfd_create(c"test", flags).unwrap().as_fd());
         assert!(pooled(MemfdFlags::HUGETLB));
@@ -257,8 +260,8 @@ mod tests {
 
     #[test]
     fn memory_that_cannot_be_pinned_is_refused_with_what_would_help() {
-        for behind in [Behind::Invisible, Behind::Bar { dma_buf: None }] {
-            assert!(way(behind).is_err_and(|rule| rule.contains("\"legacy\"")), "{behind:?}");
+        for backing in [HostBacking::Invisible, HostBacking::Bar { dma_buf: None }] {
+            assert!(way(backing).is_err_and(|rule| rule.contains("\"legacy\"")), "{backing:?}");
         }
     }
 }

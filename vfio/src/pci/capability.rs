@@ -96,13 +96,13 @@ struct Node {
 }
 
 /// Bounds of a list's capabilities, and how to read one of its nodes.
-struct Kind {
+struct ListBounds {
     first: u16,
     end: u16,
     read: fn(&[u8], u16) -> Option<Node>,
 }
 
-const STANDARD: Kind = Kind {
+const STANDARD: ListBounds = ListBounds {
     first: FIRST_CAPABILITY,
     end: CONVENTIONAL,
     read: |space, at| {
@@ -112,7 +112,7 @@ const STANDARD: Kind = Kind {
     },
 };
 
-const EXTENDED: Kind = Kind {
+const EXTENDED: ListBounds = ListBounds {
     first: CONVENTIONAL,
     end: EXPRESS,
     read: |space, at| {
@@ -145,7 +145,7 @@ pub fn extended(space: &[u8]) -> List {
     walk(space, &EXTENDED, if has { CONVENTIONAL } else { 0 })
 }
 
-fn walk(space: &[u8], kind: &Kind, first: u16) -> List {
+fn walk(space: &[u8], kind: &ListBounds, first: u16) -> List {
     let mut nodes: Vec<(CapabilityId, u16)> = Vec::new();
     let mut at = first;
     // Each step adds an offset that was not there, and there are 960 at most.

@@ -72,11 +72,12 @@ impl fmt::Display for Advice {
     }
 }
 
-/// Changes that help the NICs of `passed` to reach its GPUs behind the same switch, one line a port.
-pub fn advice(functions: &[HostFunction], passed: &[&HostFunction]) -> Vec<Advice> {
-    let gpus = || passed.iter().filter(|f| f.vendor == NVIDIA && f.class >> 16 == 0x03);
-    let nics =
-        passed.iter().filter(|f| f.vendor == MELLANOX && (f.class >> 16 == 0x02 || f.device == DATA_DIRECT));
+/// Changes that help the NICs of `assigned` to reach its GPUs behind the same switch, one line a port.
+pub fn advice(functions: &[HostFunction], assigned: &[&HostFunction]) -> Vec<Advice> {
+    let gpus = || assigned.iter().filter(|f| f.vendor == NVIDIA && f.class >> 16 == 0x03);
+    let nics = assigned
+        .iter()
+        .filter(|f| f.vendor == MELLANOX && (f.class >> 16 == 0x02 || f.device == DATA_DIRECT));
     let pairs = nics.flat_map(|nic| gpus().map(move |gpu| (*nic, *gpu)));
     let mut all: Vec<Advice> = Vec::new();
     for (nic, gpu) in pairs.filter(|(nic, gpu)| relation(nic, gpu) <= Relation::Pxb) {
@@ -157,9 +158,9 @@ mod tests {
     fn said(host: &Host, change: impl Fn(&mut HostFunction)) -> Vec<String> {
         let mut all = host.functions();
         all.iter_mut().for_each(change);
-        let passed: Vec<&HostFunction> =
+        let assigned: Vec<&HostFunction> =
             [host.gpu(0), host.nic(0), host.gpu(1)].map(|address| find(&all, address).unwrap()).to_vec();
-        advice(&all, &passed).iter().map(ToString::to_string).collect()
+        advice(&all, &assigned).iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nic_without_ats_is_told_how_to_get_it() {
+    fn a_nic_without_ats_is_shown_with_the_way_to_get_it() {
         let host = Host::two_switches();
         let said = said(&host, |f| {
             if let Some(express) = &mut f.place.express {

@@ -10,10 +10,9 @@ use crate::ids::NVIDIA;
 
 /// A member of a group and its driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct Member {
-    /// The function.
     pub address: PciAddress,
-    /// Its driver.
     pub driver: String,
     /// Whether it is a bridge, which has no other driver.
     pub bridge: bool,
@@ -21,29 +20,19 @@ pub struct Member {
 
 /// Why a function cannot be assigned to a guest in the host's current state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum GroupError {
-    /// No such function.
     #[error("host function {function} does not exist")]
-    Missing {
-        /// The function.
-        function: PciAddress,
-    },
+    Missing { function: PciAddress },
     /// A bridge: the functions behind it would go with it.
     #[error("host function {function} is a bridge, which guests are not given")]
-    Bridge {
-        /// The function.
-        function: PciAddress,
-    },
+    Bridge { function: PciAddress },
     /// No IOMMU in front of it.
     #[error("host function {function} is in no IOMMU group: nothing would keep its accesses in the guest")]
-    NoGroup {
-        /// The function.
-        function: PciAddress,
-    },
+    NoGroup { function: PciAddress },
     /// Another driver, or none.
     #[error("host function {function} is bound to {driver}, and not to vfio-pci or a VFIO variant driver")]
     Driver {
-        /// The function.
         function: PciAddress,
         /// Its driver, or `no driver`.
         driver: String,
@@ -54,9 +43,7 @@ pub enum GroupError {
         members.iter().map(|member| format!("{} by {}", member.address, member.driver)).collect::<Vec<_>>().join(", ")
     )]
     InUse {
-        /// The function.
         function: PciAddress,
-        /// Its group.
         group: u32,
         /// The members that the host uses.
         members: Vec<Member>,
@@ -158,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn who_uses_the_group_is_named_with_the_command_that_takes_it() {
+    fn the_user_of_a_group_is_named_with_the_command_that_takes_it() {
         let host = Host::two_switches();
         let mut all = host.functions();
         let disk = host.disk();

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn other_root_ports_and_nodes_are_told_apart_and_nothing_is_reached_without_an_iommu() {
+    fn other_root_ports_and_nodes_are_distinguished_and_nothing_is_reached_without_an_iommu() {
         let host = Host::two_switches();
         let route = |from, to| judged(&host, from, to, |_| {});
         assert_eq!(route(host.gpu(0), host.disk()).reasons, [Reason::OtherRootPort]);

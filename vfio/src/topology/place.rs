@@ -12,7 +12,7 @@ use crate::pci::capability::{CapabilityId, extended, standard};
 /// Position of a function in the host, and how it can be handled. A field without a source is empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Place {
+pub struct FunctionPlacement {
     /// Bridges between the host bridge and the function, the root port first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bridges: Vec<PciAddress>,
@@ -95,7 +95,7 @@ pub struct Ats {
     pub enabled: bool,
 }
 
-impl Place {
+impl FunctionPlacement {
     /// Whether nothing is known.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -249,14 +249,14 @@ mod tests {
     }
 
     #[test]
-    fn speeds_of_old_and_new_kernels_and_of_no_link_are_told_apart() {
+    fn speeds_of_old_and_new_kernels_and_of_no_link_are_distinguished() {
         let read = ["16 GT/s\n", "2.5 GT/s PCIe\n", "64.0 GT/s PCIe\n", "Unknown\n", "\n", "9999999 GT/s"]
             .map(speed);
         assert_eq!(read, [Some(16_000), Some(2500), Some(64_000), None, None, None]);
     }
 
     #[test]
-    fn a_space_that_ends_early_says_nothing() {
+    fn a_space_that_ends_early_states_nothing() {
         assert_eq!(express(&[0; 64]), None);
         assert_eq!(express(&[0xff; 4096]), None);
     }

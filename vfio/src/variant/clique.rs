@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clique_that_an_operator_chose_is_told_when_it_lies() {
+    fn a_wrong_clique_of_an_operator_is_noted() {
         let gpus = gpus(3);
         let path = |a: PciAddress, _: PciAddress| if a == gpus[2] { Path::None } else { Path::Switch };
         let all = vec![Clique::new(7); 3];

@@ -130,16 +130,14 @@ pub struct Pairing {
 
 /// Why a Data Direct function cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum PairingProblem {
     /// Its data cannot be read, or make no sense.
     #[error("its vital product data cannot be read ({0}): update the card's firmware")]
     Vpd(String),
     /// A keyword is missing.
     #[error("its vital product data have no keyword {}: update the card's firmware", name.escape_ascii())]
-    NoKeyword {
-        /// The keyword.
-        name: [u8; 2],
-    },
+    NoKeyword { name: [u8; 2] },
     /// The guest has no network function of its card.
     #[error("the network function of its card is not given to this guest: give it both or neither")]
     Alone,
@@ -256,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partner_that_the_driver_would_not_find_says_why() {
+    fn a_partner_that_the_driver_would_not_find_states_why() {
         let problem = |vpd: &[u8]| {
             let card = Card::of(vpd);
             let alone = Candidate { address: at("0009:02:00.0"), is_data_direct: true, card: Some(&card) };

@@ -107,7 +107,7 @@ pub enum DmaSource {
 mod tests {
     use super::*;
     use crate::host::HostBarKind;
-    use crate::topology::Place;
+    use crate::topology::FunctionPlacement;
 
     #[test]
     fn what_nvgrace_gpu_has_is_its_device_whatever_the_ids_are() {
@@ -126,7 +126,7 @@ mod tests {
             iova_bits: None,
             memory: Vec::new(),
             card: None,
-            place: Place::default(),
+            place: FunctionPlacement::default(),
         };
         for vendor in [NVIDIA, 0x1234] {
             assert_eq!(

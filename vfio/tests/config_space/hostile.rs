@@ -85,9 +85,9 @@ fn may_reach(shadow: &Shadow, device: &[u8], at: u16) -> u8 {
     };
     let within = at - shown.capability.offset;
     match (shown.capability.id, shown.treatment) {
-        (CapabilityId::Standard(0x12), Treatment::Passed) if within >= 2 => 0xff,
-        (CapabilityId::Standard(0x09), Treatment::Passed) if within >= 3 => 0xff,
-        (CapabilityId::Extended(0x0b), Treatment::Passed) if within >= 8 => 0xff,
+        (CapabilityId::Standard(0x12), Treatment::PassThrough) if within >= 2 => 0xff,
+        (CapabilityId::Standard(0x09), Treatment::PassThrough) if within >= 3 => 0xff,
+        (CapabilityId::Extended(0x0b), Treatment::PassThrough) if within >= 8 => 0xff,
         (CapabilityId::Standard(0x03), _) => {
             [0, 0, 0xff, 0x7f].get(usize::from(within)).copied().unwrap_or(0)
         }

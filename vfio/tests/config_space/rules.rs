@@ -112,7 +112,7 @@ fn a_rom_decodes_when_both_switches_are_on() {
 
 /// Mapped memory must not disappear under a vCPU, so the device decodes as long as it is ours.
 #[test]
-fn the_device_hears_of_bus_mastering_and_keeps_decoding() {
+fn the_device_gets_bus_mastering_and_keeps_decoding() {
     let mut device = endpoint(4096);
     put(&mut device, 4, &0x0541u16.to_le_bytes());
     let mut shadow = shadow(&device);

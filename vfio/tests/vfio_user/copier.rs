@@ -23,7 +23,7 @@ pub(crate) const DONE: u64 = 0x28;
 pub(crate) struct Copier {
     registers: [u8; 0x1000],
     memory: File,
-    lent: Vec<(DmaMap, File)>,
+    shared: Vec<(DmaMap, File)>,
     vectors: [Option<File>; VECTORS as usize],
 }
 
@@ -37,7 +37,7 @@ impl Copier {
 
     /// With `memory` behind its BAR.
     pub(crate) fn of(memory: File) -> Self {
-        Self { registers: [0; 0x1000], memory, lent: Vec::new(), vectors: Default::default() }
+        Self { registers: [0; 0x1000], memory, shared: Vec::new(), vectors: Default::default() }
     }
 
     fn number(&self, at: usize) -> u64 {
@@ -49,7 +49,7 @@ impl Copier {
         let inside = |map: &DmaMap| {
             address >= map.address && address + count <= map.address + map.size && (map.write || !write)
         };
-        let (map, file) = self.lent.iter().find(|(map, _)| inside(map))?;
+        let (map, file) = self.shared.iter().find(|(map, _)| inside(map))?;
         Some((file, map.offset + (address - map.address)))
     }
 
@@ -111,13 +111,13 @@ impl Device for Copier {
     }
 
     fn dma_map(&mut self, map: DmaMap, file: Option<OwnedFd>) -> Result<(), Errno> {
-        self.lent.push((map, file.ok_or(Errno::INVAL)?.into()));
+        self.shared.push((map, file.ok_or(Errno::INVAL)?.into()));
         Ok(())
     }
 
     fn dma_unmap(&mut self, unmap: DmaUnmap) -> Result<(), Errno> {
         let DmaUnmap::Window { address, .. } = unmap else { return Err(Errno::INVAL) };
-        self.lent.retain(|(map, _)| map.address != address);
+        self.shared.retain(|(map, _)| map.address != address);
         Ok(())
     }
 
@@ -138,7 +138,7 @@ impl Device for Copier {
     }
 
     fn disconnected(&mut self) {
-        self.lent.clear();
+        self.shared.clear();
         self.vectors = Default::default();
     }
 }

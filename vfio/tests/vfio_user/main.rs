@@ -18,9 +18,9 @@ use egm_vfio::client::{OpenError, UserDomain, UserFunction, over};
 use egm_vfio::dma::{Access, DmaError, Domain};
 use egm_vfio::local::LocalFunction;
 use egm_vfio::mapping::{MadeOf, Mapping};
-use egm_vfio::memory::{Behind, HostMemory};
+use egm_vfio::memory::{HostBacking, HostMemory};
 use egm_vfio_wire::client::CallError;
-use egm_vfio_wire::socket::{Broken, Closer, Connection, Patience};
+use egm_vfio_wire::socket::{Broken, BusyPoll, Closer, Connection};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::Timespec;
 
@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 const REGISTERS: RegionIndex = RegionIndex::Bar(0);
 
 fn connection(socket: UnixStream, limit: Duration) -> Connection {
-    Connection::new(socket.into(), limit, Patience::NONE).unwrap()
+    Connection::new(socket.into(), limit, BusyPoll::NONE).unwrap()
 }
 
 /// A function of `copier`, and the handle that ends its server.
@@ -88,7 +88,7 @@ fn memory() -> (Arc<dyn HostMemory>, File) {
 }
 
 #[test]
-fn regions_are_as_the_server_says_and_registers_answer() {
+fn regions_are_as_the_server_states_and_registers_answer() {
     each(|function| {
         assert_eq!(function.region(REGISTERS).size, 0x1000);
         assert!(function.region(REGISTERS).mappable.is_empty());
@@ -117,14 +117,14 @@ fn regions_are_as_the_server_says_and_registers_answer() {
 }
 
 #[test]
-fn a_bar_is_the_server_s_memory_and_can_be_lent_on_as_a_file() {
+fn a_bar_is_the_server_s_memory_and_can_be_shared_on_as_a_file() {
     each(|function| {
         let memory = function.map(BAR, bar(0x2000, 0x1000), 0x1_0000_2000).unwrap();
         memory.write(8, b"through the mapping").unwrap();
         let mut data = [0; 19];
         function.read(BAR, 0x2008, &mut data).unwrap();
         assert_eq!(&data, b"through the mapping");
-        let Behind::File { file, offset } = memory.behind() else { panic!("not a file") };
+        let HostBacking::File { file, offset } = memory.backing() else { panic!("not a file") };
         File::from(file.try_clone_to_owned().unwrap()).read_exact_at(&mut data, offset + 8).unwrap();
         assert_eq!(&data, b"through the mapping");
         for part in [bar(0, 0x1000), bar(MEMORY - 0x1000, 0x2000)] {
@@ -134,11 +134,11 @@ fn a_bar_is_the_server_s_memory_and_can_be_lent_on_as_a_file() {
 }
 
 #[test]
-fn a_device_of_this_process_says_what_its_memory_is_and_refuses_what_it_lacks() {
+fn a_device_of_this_process_states_what_its_memory_is_and_refuses_what_it_lacks() {
     let function =
         LocalFunction::new("here".to_owned(), Copier::new(MEMORY), |_, _| MadeOf::Invisible).unwrap();
     let memory = function.map(BAR, bar(0x1000, 0x1000), 0).unwrap();
-    assert!(matches!(memory.behind(), Behind::Invisible), "as its maker said");
+    assert!(matches!(memory.backing(), HostBacking::Invisible), "as its maker said");
     let event = event();
     function.connect(InterruptKind::Msix, 0, &[Some(event.as_fd())]).unwrap();
     let others = function.connect(InterruptKind::Msix, VECTORS, &[None]);
@@ -174,7 +174,7 @@ fn vectors_fire_where_they_are_connected() {
 }
 
 #[test]
-fn the_device_reaches_what_it_is_lent_and_nothing_else() {
+fn the_device_reaches_what_is_shared_with_it_and_nothing_else() {
     let (function, domain, _closer) = function();
     let (guest, _file) = memory();
     guest.write(0x10, b"from the guest").unwrap();
@@ -191,25 +191,25 @@ fn the_device_reaches_what_it_is_lent_and_nothing_else() {
     let mut data = [0; 14];
     guest.read(0x1020, &mut data).unwrap();
     assert_eq!(&data, b"from the guest");
-    assert!(!copy(0x8000_1020, 0x8000_0010), "lent to be read only");
+    assert!(!copy(0x8000_1020, 0x8000_0010), "shared read-only");
     domain.unmap(io(0x8000_1000, 0x1000)).unwrap();
-    assert!(!copy(0x8000_0010, 0x8000_1020), "taken back");
+    assert!(!copy(0x8000_0010, 0x8000_1020), "no longer shared");
     assert_eq!(domain.limits().mappings, Some(0xffff - 1));
 }
 
 #[test]
-fn memory_that_cannot_be_lent_is_refused_by_name() {
+fn memory_that_cannot_be_shared_is_refused_by_name() {
     let (_function, domain, _closer) = function();
     let (guest, _file) = memory();
     let way =
         |span, memory: &Arc<dyn HostMemory>, offset| match domain.map(span, memory, offset, Access::Read) {
-            Ok(()) => "lent",
+            Ok(()) => "shared",
             Err(DmaError::NoWay { rule, .. }) => rule,
             Err(DmaError::Refused { source, .. }) if source.kind() == ErrorKind::AlreadyExists => "twice",
             Err(other) => panic!("{other}"),
         };
     let pages: Arc<dyn HostMemory> = Arc::new(Mapping::pages(0x2000, 0).unwrap());
-    assert_eq!(way(io(0x1000, 0x1000), &guest, 0), "lent");
+    assert_eq!(way(io(0x1000, 0x1000), &guest, 0), "shared");
     assert_eq!(way(io(0, 0x2000), &guest, 0), "twice");
     assert!(way(io(0x10_0000, 0x2000), &pages, 0).contains("this has none"));
     assert!(way(io(0x10_0000, 0x2000), &guest, 0x1000).contains("beyond"));
@@ -242,7 +242,7 @@ fn a_server_that_dies_is_an_error_interrupt_and_ones_for_ever() {
 }
 
 #[test]
-fn who_leaves_is_told_nothing() {
+fn a_client_that_leaves_gets_no_notification() {
     let (function, domain, _closer) = function();
     let error = event();
     function.connect(InterruptKind::Error, 0, &[Some(error.as_fd())]).unwrap();
@@ -259,8 +259,8 @@ fn a_server_that_never_answers_is_given_up() {
         _ => panic!("no error"),
     };
     assert!(matches!(source, CallError::Lost(Broken::Slow { .. })));
-    let mut greeting = [0; 16];
-    theirs.read_exact(&mut greeting).unwrap();
+    let mut handshake = [0; 16];
+    theirs.read_exact(&mut handshake).unwrap();
 }
 
 #[test]

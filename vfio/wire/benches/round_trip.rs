@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use egm_vfio_wire::client::Client;
 use egm_vfio_wire::message::{DeviceInfo, DmaMap, DmaUnmap, IrqInfo, RegionInfo, SetIrqs};
 use egm_vfio_wire::serve::{Device, serve};
-use egm_vfio_wire::socket::{Connection, Patience};
+use egm_vfio_wire::socket::{BusyPoll, Connection};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
@@ -29,7 +29,7 @@ fn main() {
     let rounds =
         std::env::args().skip_while(|word| word != "--rounds").nth(1).map_or(2000, |n| n.parse().unwrap());
     let (mut plain, mut asleep, mut awake) =
-        (plain(), ours(Patience::NONE), ours(Patience::of(Duration::from_micros(50))));
+        (plain(), ours(BusyPoll::NONE), ours(BusyPoll::of(Duration::from_micros(50))));
     let folder = tempfile::tempdir().unwrap();
     let mut theirs = theirs(&folder.path().join("socket"));
     let mut times = [const { Vec::new() }; 4];
@@ -82,13 +82,13 @@ fn ping(stream: &mut UnixStream) {
     stream.read_exact(&mut [0; PING.1]).unwrap();
 }
 
-fn ours(patience: Patience) -> Client {
+fn ours(busy_poll: BusyPoll) -> Client {
     let (ours, theirs) = UnixStream::pair().unwrap();
     std::thread::spawn(move || {
-        let mut connection = Connection::new(theirs.into(), LIMIT, patience).unwrap();
+        let mut connection = Connection::new(theirs.into(), LIMIT, busy_poll).unwrap();
         serve(&mut connection, &mut Register)
     });
-    Client::new(Connection::new(ours.into(), LIMIT, patience).unwrap()).unwrap()
+    Client::new(Connection::new(ours.into(), LIMIT, busy_poll).unwrap()).unwrap()
 }
 
 /// A device of one register.

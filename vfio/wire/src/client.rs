@@ -14,7 +14,7 @@ use crate::message::{
 };
 use crate::receiver::FileKind;
 use crate::session::Fault;
-use crate::session::client::{Client as Session, Heard, Unsendable};
+use crate::session::client::{Client as Session, Received, Unsendable};
 use crate::socket::{Broken, Connection};
 
 /// `EOPNOTSUPP`: a server that asks for memory it was given no descriptor for.
@@ -22,13 +22,13 @@ const EOPNOTSUPP: u32 = 95;
 
 /// Why a call has no result.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum CallError {
     /// The server refuses. The connection stays open.
     #[error("the server refuses {command:?}")]
     Refused {
         /// Command of the call.
         command: Command,
-        /// The server's errno.
         #[source]
         source: io::Error,
     },
@@ -54,10 +54,7 @@ pub enum CallError {
     #[error(
         "the file of region {region} is neither memory (memfd, tmpfs, hugetlbfs) nor a device of memory (egm, dax, mem)"
     )]
-    Stranger {
-        /// The region.
-        region: u32,
-    },
+    Stranger { region: u32 },
     /// The server broke the protocol. The connection is closed.
     #[error("the server broke the protocol")]
     Fault(#[from] Fault),
@@ -123,15 +120,15 @@ impl Client {
     pub fn new(mut connection: Connection) -> Result<Self, CallError> {
         connection.limit_waits(true).map_err(Broken::from)?;
         let mut session = Session::new(capabilities());
-        let (header, body) = session.greet();
+        let (header, body) = session.negotiate();
         connection.send(header, [&body, &[]], &[], session.most())?;
         connection.receive(session.most())?;
         match session.take(connection.frame(), connection.fds())? {
-            Heard::Greeted(version) => {
+            Received::Negotiated(version) => {
                 let limits = version.capabilities.limits().map_err(Fault::Handshake)?;
                 Ok(Self { connection, session, limits, out: Vec::new(), lost: None })
             }
-            _ => Err(CallError::Fault(Fault::NotGreeted { command: connection.frame().header.command })),
+            _ => Err(CallError::Fault(Fault::NotNegotiated { command: connection.frame().header.command })),
         }
     }
 
@@ -316,15 +313,15 @@ impl Client {
             self.connection.receive(self.session.most())?;
             let fds = self.connection.fds();
             let refusal = match self.session.take(self.connection.frame(), fds)? {
-                Heard::Answer { id, outcome: Ok(body) } if id == asked => {
+                Received::Answer { id, outcome: Ok(body) } if id == asked => {
                     return read(body).map_err(|source| CallError::Wrong { command, source });
                 }
-                Heard::Answer { id, outcome: Err(errno) } if id == asked => {
+                Received::Answer { id, outcome: Err(errno) } if id == asked => {
                     return Err(CallError::Refused { command, source: reason(errno) });
                 }
-                Heard::Answer { .. } | Heard::Greeted(_) => None,
-                Heard::Asked(ticket, _) => ticket.refused(EOPNOTSUPP),
-                Heard::Refuse(header) => header,
+                Received::Answer { .. } | Received::Negotiated(_) => None,
+                Received::Asked(ticket, _) => ticket.refused(EOPNOTSUPP),
+                Received::Refuse(header) => header,
             };
             if let Some(header) = refusal {
                 self.connection.send(header, [&[], &[]], &[], u32::MAX)?;

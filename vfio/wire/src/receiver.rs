@@ -201,7 +201,6 @@ fn spawn(socket: OwnedFd, pair: OwnedFd) -> io::Result<()> {
     thread::Builder::new().name("reaper".to_owned()).spawn(reaper).map(drop)
 }
 
-/// The attendant's side.
 struct Attendant<'a> {
     socket: BorrowedFd<'a>,
     pending: Vec<OwnedFd>,

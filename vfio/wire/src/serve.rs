@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 pub use self::vectors::Vectors;
-pub use self::windows::{Place, Windows};
+pub use self::windows::{WindowBytes, Windows};
 use crate::frame::{Header, Kind};
 use crate::message::{
     Access, Call, Capabilities, Command, DeviceInfo, DmaAccess, DmaMap, DmaUnmap, IrqInfo, Query, RegionInfo,
@@ -179,12 +179,12 @@ impl<'a> Server<'a> {
     fn run(&mut self, connection: &mut Connection) -> Result<(), Served> {
         // A client that connects and stays silent would block all others.
         connection.limit_waits(true).map_err(Broken::from)?;
-        let mut greeted = false;
+        let mut negotiated = false;
         loop {
             connection.receive(self.session.most())?;
-            if !greeted {
+            if !negotiated {
                 connection.limit_waits(false).map_err(Broken::from)?;
-                greeted = true;
+                negotiated = true;
             }
             let came = connection.fds();
             let fds = connection.take_fds(self.kind(connection.frame().header.command))?;
@@ -381,7 +381,7 @@ fn refuse(connection: &Connection, fault: &Fault) {
     };
     let handshake = matches!(
         fault,
-        Fault::Handshake(_) | Fault::NotGreeted { .. } | Fault::Version { .. } | Fault::Descriptors { .. }
+        Fault::Handshake(_) | Fault::NotNegotiated { .. } | Fault::Version { .. } | Fault::Descriptors { .. }
     );
     if wants_reply && handshake {
         let error = Some(Errno::INVAL.raw_os_error().unsigned_abs());

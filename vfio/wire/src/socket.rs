@@ -8,7 +8,7 @@
 //! - A peer loses its connection if its descriptors were cut off (too many, or more than the receiver may hold).
 
 mod broken;
-mod patience;
+mod busy_poll;
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -26,7 +26,7 @@ use rustix::net::{
 };
 
 pub use self::broken::Broken;
-pub use self::patience::Patience;
+pub use self::busy_poll::BusyPoll;
 use crate::frame::{Frame, HEADER, Header, MOST_FDS};
 use crate::receiver::{FileKind, Receiver};
 
@@ -40,7 +40,7 @@ pub struct Connection {
     limit: Duration,
     /// Whether the limit also applies to the first byte of a message.
     answers: bool,
-    patience: Patience,
+    busy_poll: BusyPoll,
     header: Header,
     body: Vec<u8>,
     /// Number of descriptors that came with the last message; the receiver holds them.
@@ -75,14 +75,14 @@ impl Connection {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn new(socket: OwnedFd, limit: Duration, patience: Patience) -> io::Result<Self> {
+    pub fn new(socket: OwnedFd, limit: Duration, busy_poll: BusyPoll) -> io::Result<Self> {
         let header = Header { id: 0, command: 0, kind: crate::frame::Kind::Command { no_reply: true } };
         // A connection from here on: if an option cannot be set, its drop drains what the peer sent already.
         let mut connection = Self {
             socket,
             limit,
             answers: false,
-            patience,
+            busy_poll,
             header,
             body: Vec::new(),
             came: 0,
@@ -101,13 +101,13 @@ impl Connection {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn connect(path: &Path, limit: Duration, patience: Patience) -> io::Result<Self> {
+    pub fn connect(path: &Path, limit: Duration, busy_poll: BusyPoll) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         // A server that does not accept makes connect wait, for as long as sending may.
         set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-        Self::new(socket, limit, patience)
+        Self::new(socket, limit, busy_poll)
     }
 
     /// Returns a handle that ends the connection.
@@ -331,19 +331,19 @@ impl Connection {
     fn first(&mut self, into: &mut [u8]) -> Result<(usize, bool), Broken> {
         let begun = Instant::now();
         let some = |(got, fds)| if got == 0 { Err(Broken::End) } else { Ok((got, fds)) };
-        if self.patience.looks() {
-            while begun.elapsed() < self.patience.longest() {
+        if self.busy_poll.is_on() {
+            while begun.elapsed() < self.busy_poll.longest() {
                 if let Some(peeked) = peek(&self.socket, into, RecvFlags::DONTWAIT)? {
-                    self.patience.looked(true);
+                    self.busy_poll.polled(true);
                     return some(peeked);
                 }
                 std::hint::spin_loop();
             }
-            self.patience.looked(false);
+            self.busy_poll.polled(false);
         }
         loop {
             if let Some(peeked) = peek(&self.socket, into, RecvFlags::empty())? {
-                self.patience.slept(begun.elapsed());
+                self.busy_poll.slept(begun.elapsed());
                 return some(peeked);
             }
             // The timeout expired, or a signal came: then the kernel restarts the timeout, once.

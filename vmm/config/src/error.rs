@@ -15,7 +15,7 @@ use super::rules::{BootRule, CpuRule, DeviceRule, MemoryRule, NumaRule};
 #[derive(Debug)]
 pub struct ConfigError {
     /// Where the key was written, or the nearest one above it; `None` when the file could not be read.
-    pub place: Option<Place>,
+    pub place: Option<FilePosition>,
     /// The key as a JSON path: `memory.nodes[1].size`; empty for the file as a whole.
     pub key: String,
     /// The broken rule.
@@ -37,7 +37,7 @@ pub struct ConfigErrors {
 
 /// A position in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct FilePosition {
     /// The file, as it was named.
     pub file: PathBuf,
     /// Line, from 1.
@@ -46,7 +46,7 @@ pub struct Place {
     pub column: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for FilePosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.file.display(), self.line, self.column)
     }

@@ -39,7 +39,7 @@ mod tree;
 use std::path::Path;
 
 pub use boot::Overrides;
-pub use error::{ConfigError, ConfigErrors, Place, Rule, nearest};
+pub use error::{ConfigError, ConfigErrors, FilePosition, Rule, nearest};
 pub use file::*;
 pub use foreign::{Refusal, load_foreign};
 pub use memory::{GUEST_MEMFD, LOCAL};

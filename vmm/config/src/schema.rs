@@ -75,7 +75,6 @@ schemas! {
         "pattern": "^([0-9a-fA-F]{1,4}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}\\.[0-7]$",
         "examples": ["0009:01:00.0"],
     }
-    /// A network interface.
     TapText: { "type": "string", "pattern": "^[^ /:\\u0000-\\u001f\\u007f-\\u009f]{1,15}$" }
     /// A unicast hardware address.
     MacText: {

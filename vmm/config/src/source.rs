@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::boot;
 use super::decode::decode;
-use super::error::{ConfigError, ConfigErrors, Fault, Place, Rule};
+use super::error::{ConfigError, ConfigErrors, Fault, FilePosition, Rule};
 use super::faults::Faults;
 use super::tree::{Mark, Marked, Node, Value};
 
@@ -88,7 +88,6 @@ impl Document {
         &self.root
     }
 
-    /// The requested file.
     pub(super) fn path(&self) -> &Path {
         self.sources.first().map_or_else(|| Path::new(""), |source| &source.path)
     }
@@ -133,7 +132,7 @@ fn error_at(sources: &[Source], mark: Mark, fault: Fault) -> ConfigError {
     let (line, column) = line_and_column(source.text.as_bytes(), mark.offset);
     let text = source.text.lines().nth(line.saturating_sub(1)).unwrap_or_default();
     let excerpt = is_meant(&source.text).then(|| egm_report::excerpt(text, line, column).into());
-    ConfigError { place: Some(Place { file: source.path.clone(), line, column }), key, rule, excerpt }
+    ConfigError { place: Some(FilePosition { file: source.path.clone(), line, column }), key, rule, excerpt }
 }
 
 /// Whether `text` is an object, perhaps behind a comment. No line of another file is printed: `extends` can name a file that
@@ -184,7 +183,7 @@ fn text(path: &Path, bytes: Vec<u8>) -> Result<String, ConfigError> {
         Ok(_) => Rule::FileTooLarge { limit: MAX_FILE },
         Err(_) => Rule::NotText,
     };
-    let place = Some(Place { file: path.to_owned(), line: 1, column: 1 });
+    let place = Some(FilePosition { file: path.to_owned(), line: 1, column: 1 });
     Err(ConfigError { place, ..unplaced(rule) })
 }
 

@@ -81,7 +81,7 @@ fn the_schema_in_configs_is_current() {
 }
 
 #[test]
-fn the_demo_means_what_its_description_says() {
+fn the_demo_means_what_its_description_states() {
     let spec = load(&repository("demo.json")).unwrap();
     assert_eq!((spec.name.as_str(), spec.arch, spec.cpus.count), ("demo", Architecture::X86_64, 2));
     let nodes: Vec<_> = spec.memory.nodes.iter().map(|n| (n.id, n.size.get() >> 20, n.cpus.len())).collect();
@@ -230,6 +230,19 @@ error: vm.json:7:31: devices[1].cid: 1 is outside 3 to 4294967294: write a numbe
   7 |     { "type": "virtio-vsock", "cid": 1 }
     |                               ^^^^^"#;
     assert_eq!(Chain(&read(text).unwrap_err()).to_string(), wanted);
+}
+
+/// The column of the place is in characters, that of the mark in columns of a terminal.
+#[test]
+fn the_mark_is_under_the_mistake_behind_tabs_and_wide_characters() {
+    let text = "{\n\t\"description\": \"名前\", \"cpus\": { \"count\": 0 },\n\
+                \t\"memory\": { \"size\": \"1GiB\" }, \"boot\": { \"kernel\": \"k\" }\n}";
+    let shown = Chain(&read(text).unwrap_err()).to_string();
+    let lines: Vec<&str> = shown.lines().collect();
+    assert!(lines[0].starts_with("error: vm.json:2:33: cpus.count"), "{shown}");
+    let (before, _) = lines[1].split_once("\"count\"").unwrap();
+    let columns = before.chars().count() + "名前".chars().count();
+    assert_eq!(lines[2].find('^'), Some(columns), "{shown}");
 }
 
 /// `text` has these mistakes, in this order; each is a place and the begin of its message.
@@ -935,7 +948,7 @@ fn an_error_points_into_the_file_that_wrote_the_value() {
     ]);
     let error = load(&folder.path().join("top.json")).unwrap_err().first;
     assert_eq!(error.key, "memory.size");
-    assert_eq!(error.place, Some(Place { file: folder.path().join("low.json"), line: 3, column: 5 }));
+    assert_eq!(error.place, Some(FilePosition { file: folder.path().join("low.json"), line: 3, column: 5 }));
 }
 
 #[test]

@@ -36,7 +36,6 @@ pub(super) struct Node {
     pub(super) value: Value,
 }
 
-/// A JSON value.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
     Null,

@@ -13,15 +13,15 @@ use crate::firmware::FirmwareError;
 
 /// The files that are booted, opened.
 #[derive(Debug)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct BootFiles {
-    /// The kernel.
     pub kernel: File,
-    /// The initramfs.
     pub initramfs: Option<File>,
 }
 
 /// Why a kernel or its initramfs cannot be put into memory.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum BootError {
     /// No format of this architecture, or damaged.
     #[error("the kernel is {NO_KERNEL} (its first bytes are {magic:02x?})")]
@@ -32,7 +32,6 @@ pub enum BootError {
     /// A kernel that something has to unpack first.
     #[error("the kernel is compressed ({how}), and nothing on this architecture unpacks it")]
     Compressed {
-        /// Compression format.
         how: &'static str,
         /// The command that unpacks it.
         command: String,
@@ -56,7 +55,6 @@ pub enum BootError {
     ReadInitramfs {
         /// Its bytes.
         size: u64,
-        /// The reason.
         #[source]
         source: std::io::Error,
     },
@@ -64,10 +62,7 @@ pub enum BootError {
     #[error(
         "the kernel has no 64-bit entry point (boot protocol {version:#x}): only 64-bit kernels run here"
     )]
-    Not64Bit {
-        /// Boot protocol version.
-        version: u16,
-    },
+    Not64Bit { version: u16 },
     /// The kernel unpacks itself, or has its data, beyond the RAM that it is put into: on x86 that below 4 GiB.
     #[error("the kernel needs {} of memory where it starts, and the guest has {} there", show::size(*needed), show::size(*has))]
     TooLarge {
@@ -102,7 +97,6 @@ pub enum BootError {
         "the guest's memory map has {pieces} entries; the boot parameters of a bzImage hold {most} at most"
     )]
     Pieces {
-        /// Entries.
         pieces: usize,
         /// Entries of the boot parameters.
         most: usize,
@@ -123,10 +117,7 @@ pub enum BootError {
     Random(#[source] std::io::Error),
     /// Guest memory is not where the boot protocol needs it: our own bug.
     #[error("guest memory at {at:#x} cannot be written")]
-    Memory {
-        /// Guest physical address.
-        at: u64,
-    },
+    Memory { at: u64 },
 }
 
 impl BootError {
@@ -205,7 +196,7 @@ const ARCHIVES: [Archive; 8] = [
 ];
 
 /// Where an initramfs may lie, and where it begins if it fits.
-pub(super) struct Place {
+pub(super) struct InitramfsRange {
     pub(super) from: u64,
     pub(super) end: u64,
     pub(super) at: Option<u64>,
@@ -229,10 +220,10 @@ impl<'a> Initramfs<'a> {
     pub(super) fn load(
         self,
         memory: &GuestMemoryMmap,
-        place: impl FnOnce(u64) -> Place,
+        place: impl FnOnce(u64) -> InitramfsRange,
     ) -> Result<Span<Guest>, BootError> {
         let Self { file, size } = self;
-        let Place { from, end, at } = place(size);
+        let InitramfsRange { from, end, at } = place(size);
         let short_by = size.saturating_sub(end.saturating_sub(from));
         let short = || BootError::Initramfs { size, from, end, short_by };
         let span = at.and_then(|start| Span::new(Gpa::new(start), size).ok());

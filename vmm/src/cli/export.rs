@@ -42,7 +42,7 @@ Examples: QEMU's command line for this host; a libvirt domain for a recorded hos
 
   egm-vmm export qemu --config vm.json > vm.sh
   egm-vmm export libvirt --config configs/gh200.json \\
-    --recorded host.json > domain.xml
+    --facts facts.json > domain.xml
 
 A command line is quoted for a shell: start it with \"sh vm.sh\".";
 

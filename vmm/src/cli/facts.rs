@@ -1,4 +1,4 @@
-//! `egm-vmm facts`: what this host offers, as JSON for `egm-vmm plan --facts`.
+//! `egm-vmm facts`: what this host offers, as JSON for `--facts` of both programs.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use egm_report::show::print;
 use crate::facts::{self, Scope};
 use crate::reserve::Servers;
 
-/// Record this host as JSON: processors, memory, devices
+/// Record this host as JSON for --facts of both programs: processors, memory, devices
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub(super) struct Args {
@@ -25,9 +25,15 @@ pub(super) struct Args {
 }
 
 const EXAMPLE: &str = "\
-Example: a host on which egm-vmm cannot run, from a copy of its files
+Examples: this host, and a split of its memory planned elsewhere; a host on
+which egm-vmm cannot run, from a copy of its files
 
-  egm-vmm facts --root COPY > facts.json";
+  egm-vmm facts > facts.json
+  egm-device carve advise --hypervisor 64GiB --facts facts.json
+  egm-vmm facts --root COPY > facts.json
+
+Run it as root: the kernel shows the addresses of memory to root only. The
+record also has the kernel's command line.";
 
 pub(super) fn run(args: &Args) -> Outcome {
     let read = |root: &PathBuf| facts::read(Path::new(root), &Scope::All);

@@ -94,7 +94,7 @@ impl Cli {
 pub fn main() -> ExitCode {
     forbid_core_dumps();
     // Disks are as after a loss of power: what was flushed is there.
-    end_on_panic(console::give_back_terminal);
+    end_on_panic(console::restore_terminal);
     if cloud_hypervisor::is_called(std::env::args_os().next().as_deref()) {
         return end(cloud_hypervisor::run(&help::parse()));
     }
@@ -196,7 +196,7 @@ mod tests {
     }
 
     fn panic_with_a_raw_terminal() {
-        end_on_panic(console::give_back_terminal);
+        end_on_panic(console::restore_terminal);
         let mut console = console::Console::open(&config::Console::Stdio).unwrap();
         console.take_terminal();
         let raw = !tcgetattr(std::io::stdin()).unwrap().local_modes.contains(LocalModes::ICANON);

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 /// Bytes that wait for the reader, where the host gives that much: several boot logs. The kernel's default is 64 KiB.
 const CAPACITY: usize = 1 << 20;
 /// How long [`Relay::finish`] waits for a reader that takes nothing.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause after some output; then all bytes that came meanwhile go together. A guest writes a byte at a time, and waking
 /// a thread for each costs the guest more than the byte does, where the two share a processor.
 const GATHER: Duration = Duration::from_millis(10);
@@ -75,7 +75,7 @@ impl Relay {
     pub(super) fn finish(&mut self) -> u64 {
         if self.entry.take().is_some() {
             loop {
-                match self.moved.recv_timeout(PATIENCE) {
+                match self.moved.recv_timeout(TIMEOUT) {
                     Ok(()) => {}
                     Err(RecvTimeoutError::Disconnected) => {
                         let _ = self.thread.take().map(JoinHandle::join);
@@ -169,24 +169,24 @@ mod tests {
             let _ = paused.recv();
         })
         .unwrap();
-        let heard = || {
+        let received = || {
             let mut buffer = [0; 64];
             let count = reader.recv(&mut buffer).unwrap(); // hangs when the relay waits
             String::from_utf8_lossy(&buffer[..count]).into_owned()
         };
         relay.write(b"l");
-        assert_eq!(heard(), "l");
+        assert_eq!(received(), "l");
         b"ogin: ".iter().for_each(|byte| relay.write(&[*byte]));
         end_pause.send(()).unwrap();
-        assert_eq!(heard(), "ogin: ");
+        assert_eq!(received(), "ogin: ");
         relay.write(b"root");
         drop(end_pause);
         drop(relay);
-        assert_eq!(heard(), "root");
+        assert_eq!(received(), "root");
     }
 
     #[test]
-    fn a_reader_who_takes_nothing_costs_output_and_nobody_waits_for_him() {
+    fn a_reader_that_takes_nothing_costs_output_and_no_wait() {
         let (mut reader, writer) = narrow();
         let mut relay = Relay::start(writer.into()).unwrap();
         (0..=2 * CAPACITY / TEXT).for_each(|_| relay.write(&text())); // hangs when it waits
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_who_leaves_stops_nothing() {
+    fn a_reader_that_leaves_stops_nothing() {
         let (reader, writer) = narrow();
         let mut relay = Relay::start(writer.into()).unwrap();
         drop(reader);

@@ -15,18 +15,10 @@ pub(crate) enum LoadError {
     Config(#[from] ConfigErrors),
     /// It has a path that is relative to nowhere.
     #[error("cannot find the folder of {}", path.display())]
-    Folder {
-        /// The path.
-        path: PathBuf,
-        /// The reason.
-        source: io::Error,
-    },
+    Folder { path: PathBuf, source: io::Error },
     /// It has a path that no argument can hold.
     #[error("{path:?} has a control character, or is no Unicode")]
-    Path {
-        /// The path.
-        path: PathBuf,
-    },
+    Path { path: PathBuf },
 }
 
 impl Report for LoadError {

@@ -60,7 +60,6 @@ pub(crate) struct Export {
 /// Input of a monitor.
 #[derive(Debug, Clone)]
 pub(crate) enum Output {
-    /// A command line.
     Command(Command),
     /// A domain of libvirt.
     Xml(String),
@@ -83,10 +82,7 @@ impl Output {
 pub(crate) enum ExportError {
     /// cloud-hypervisor's options have no escape for quotes.
     #[error("{text:?} has a double quote, which no option of cloud-hypervisor can hold")]
-    Quote {
-        /// The path.
-        text: String,
-    },
+    Quote { text: String },
     /// A terminal would obey it, and XML cannot hold it.
     #[error("cannot export {}: it has a control character", Quoted(text))]
     Control {
@@ -98,7 +94,6 @@ pub(crate) enum ExportError {
     Offset {
         /// Name of the memory.
         id: String,
-        /// Its file.
         path: String,
         /// Where it begins.
         offset: u64,
@@ -113,10 +108,7 @@ pub(crate) enum ExportError {
     },
     /// libvirt's cells have memory of its own making, and come first.
     #[error("node {node} cannot be a cell of libvirt: those have memory, and numbers below all others")]
-    Cell {
-        /// Its number.
-        node: u32,
-    },
+    Cell { node: u32 },
     /// The XML library refuses it.
     #[error("cannot write XML")]
     Xml(#[from] std::io::Error),

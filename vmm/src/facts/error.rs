@@ -5,49 +5,30 @@ use std::path::PathBuf;
 
 use egm_address::PciAddress;
 use egm_device::ledger::LedgerError;
+use egm_device::record::RecordError;
 use egm_device::region::HostFileError;
-use egm_report::json::JsonError;
 use egm_vfio::host::HostError;
 
 use crate::error::{Blame, Remedy, Report};
-use crate::facts::FACTS_VERSION;
 
 /// Bridges of a PCI segment at most: bus 0 needs none.
 pub(super) const MAX_BRIDGES: usize = 255;
 
 /// Why there are no facts.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum FactsError {
     /// A file that cannot be read.
     #[error("cannot read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        source: io::Error,
-    },
-    /// A file of recorded facts that cannot be read.
-    #[error("cannot read facts from {}", path.display())]
-    Recorded {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
+    /// A record of a host.
+    #[error(transparent)]
+    Record(#[from] RecordError),
     /// A file of the kernel with undocumented content.
     #[error("{} holds \"{text}\", which is not {expected}", path.display())]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// Its text.
-        text: String,
-        /// The documented form.
-        expected: &'static str,
-    },
-    /// A PCI function.
+    Content { path: PathBuf, text: String, expected: &'static str },
     #[error("cannot read the host's PCI functions")]
     Function(#[from] HostError),
-    /// A host file.
     #[error("cannot read the host files")]
     HostFile(#[from] HostFileError),
     /// The ledger of the host's regions could not be read.
@@ -61,50 +42,18 @@ pub enum FactsError {
         /// The host's instruction set.
         arch: String,
     },
-    /// A file that does not hold facts.
-    #[error("{}:{}:{}: not facts of a host", path.display(), source.line, source.column)]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// Fault in the text.
-        source: Box<JsonError>,
-    },
-    /// A host that the other program recorded.
-    #[error("{} was recorded by \"egm-device regions --json\", which is for --recorded", path.display())]
-    OtherRecord {
-        /// The file.
-        path: PathBuf,
-    },
     /// An impossible depth in the PCI tree: each bridge has a bus number of its own, of 8 bits.
     #[error("{}: {function} is behind {bridges} bridges, and a segment has {MAX_BRIDGES} at most", path.display())]
-    Depth {
-        /// The file.
-        path: PathBuf,
-        /// The function.
-        function: PciAddress,
-        /// Bridges above it.
-        bridges: usize,
-    },
-    /// A facts file of another version of this program.
-    #[error("{}: facts of version {version}, and this program reads version {FACTS_VERSION}", path.display())]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        version: u32,
-    },
+    Depth { path: PathBuf, function: PciAddress, bridges: usize },
 }
 
 impl Report for FactsError {
     fn remedy(&self) -> Remedy {
         match self {
-            Self::Recorded { .. }
-            | Self::Json { .. }
-            | Self::OtherRecord { .. }
-            | Self::Depth { .. }
-            | Self::Version { .. } => {
+            Self::Depth { .. } => {
                 Blame::Configuration.help("record them on their host: egm-vmm facts > facts.json")
             }
+            Self::Record(error) => error.remedy(),
             Self::HostFile(error) => error.remedy(),
             Self::Ledger(error) => Remedy { blame: Blame::Host, ..error.remedy() },
             _ => Blame::Host.into(),
@@ -113,7 +62,7 @@ impl Report for FactsError {
 
     fn excerpt(&self) -> Option<String> {
         match self {
-            Self::Json { source, .. } => Some(source.excerpt.clone()),
+            Self::Record(error) => error.excerpt(),
             Self::HostFile(error) => error.excerpt(),
             _ => None,
         }

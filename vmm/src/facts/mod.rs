@@ -14,6 +14,9 @@ mod read;
 mod regions;
 mod types;
 
+/// The JSON Schema of recorded [`Facts`].
+pub const SCHEMA: &str = include_str!("../../../configs/schemas/facts.schema.json");
+
 pub use error::FactsError;
 pub(crate) use read::architecture_of_host;
 pub use read::{Scope, load, of_host, read};

@@ -5,8 +5,8 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use egm_address::{ByteSize, CpuSet};
+use egm_device::HugePage;
 
-use crate::config::PageSize;
 use crate::facts::{FactsError, HostMemory, HostNode, Pool};
 
 /// Size that most files of the kernel do not exceed, in bytes.
@@ -110,19 +110,18 @@ fn node(folder: &Path, id: u32) -> Result<HostNode, FactsError> {
     })
 }
 
-/// The pools of the page sizes that guests use; a kernel without hugetlb has none.
+/// The pools of all page sizes, smaller pages first; a kernel without hugetlb has none.
 fn pools(folder: &Path) -> Result<Vec<Pool>, FactsError> {
-    let sizes = [PageSize::Size2M, PageSize::Size1G].into_iter();
-    sizes.filter_map(|page_size| pool(folder, page_size).transpose()).collect()
+    HugePage::ALL.into_iter().filter_map(|page| pool(folder, page).transpose()).collect()
 }
 
 /// The pool of pages of this size, if the kernel has one.
-fn pool(folder: &Path, page_size: PageSize) -> Result<Option<Pool>, FactsError> {
-    let folder = folder.join(format!("hugepages-{}kB", page_size.bytes() >> 10));
+fn pool(folder: &Path, page: HugePage) -> Result<Option<Pool>, FactsError> {
+    let folder = folder.join(format!("hugepages-{}kB", page.bytes() >> 10));
     let total = match number(&folder.join("nr_hugepages")) {
         Err(FactsError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
         total => total?,
     };
     let free = if total == 0 { 0 } else { number(&folder.join("free_hugepages"))? };
-    Ok(Some(Pool { page_size, total, free }))
+    Ok(Some(Pool { page_size: ByteSize::new(page.bytes()), total, free }))
 }

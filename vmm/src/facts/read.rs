@@ -1,12 +1,12 @@
 //! Facts from the running host, from a copy of its `/proc` and `/sys`, or from a file.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use egm_address::PciAddress;
-use egm_report::json;
-use egm_report::show::size;
+use egm_device::record;
+use egm_device::region::{HostFacts, MemoryMap};
 use egm_vfio::host::{self, HostFunction};
 use egm_vfio::kernel::region_sizes;
 use egm_vfio::topology::IOMMU_REMEDY;
@@ -19,9 +19,6 @@ use crate::facts::kvm::{self, Probed};
 use crate::facts::nodes::{self, text};
 use crate::facts::{FACTS_VERSION, Facts, FactsError, Iommu, Probe, regions};
 use crate::plan::may_mount;
-
-/// Largest file of facts: those of a host with ten thousand functions.
-const MAX_FILE: u64 = 16 << 20;
 
 /// Reason for the absence of a probe that the plan does not need.
 const NOT_ASKED: &str = "not asked for";
@@ -96,29 +93,7 @@ pub fn read(root: &Path, scope: &Scope) -> Result<Facts, FactsError> {
 /// # Errors
 /// [`FactsError`] when `path` cannot be read or does not hold facts of this version.
 pub fn load(path: &Path) -> Result<Facts, FactsError> {
-    let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(MAX_FILE.saturating_add(1)).read_to_end(&mut bytes))
-        .and_then(|length| match u64::try_from(length) {
-            Ok(..=MAX_FILE) => Ok(()),
-            _ => Err(io::Error::other(format!("it is larger than {}, which no facts are", size(MAX_FILE)))),
-        })
-        .map_err(|source| FactsError::Recorded { path: path.to_owned(), source })?;
-    // The version is looked at first: a file of another version need not have the same fields.
-    #[derive(serde::Deserialize)]
-    struct Version {
-        version: u32,
-    }
-    let json = |source| FactsError::Json { path: path.to_owned(), source };
-    let Version { version } =
-        json::from_slice(&bytes).map_err(|source| match is_of_other_program(&bytes) {
-            true => FactsError::OtherRecord { path: path.to_owned() },
-            false => json(source),
-        })?;
-    if version != FACTS_VERSION {
-        return Err(FactsError::Version { path: path.to_owned(), version });
-    }
-    let facts: Facts = json::from_slice(&bytes).map_err(json)?;
+    let facts: Facts = record::read(path)?;
     let most = if egm_address::fault!("bridges-unbounded") { usize::MAX } else { MAX_BRIDGES };
     match facts.functions.iter().find(|function| function.place.bridges.len() > most) {
         None => Ok(facts),
@@ -126,18 +101,6 @@ pub fn load(path: &Path) -> Result<Facts, FactsError> {
             Err(FactsError::Depth { path: path.to_owned(), function: *address, bridges: place.bridges.len() })
         }
     }
-}
-
-/// Whether a record is one of `egm-device regions --json`, which no version is written in.
-fn is_of_other_program(record: &[u8]) -> bool {
-    #[derive(serde::Deserialize)]
-    struct Other {
-        #[serde(rename = "host")]
-        _host: serde::de::IgnoredAny,
-        #[serde(rename = "regions")]
-        _regions: serde::de::IgnoredAny,
-    }
-    serde_json::from_slice::<Other>(record).is_ok()
 }
 
 fn gather(root: &Path, scope: &Scope, probed: Probed) -> Result<Facts, FactsError> {
@@ -148,35 +111,39 @@ fn gather(root: &Path, scope: &Scope, probed: Probed) -> Result<Facts, FactsErro
         Scope::Only { huge_files, assigns, .. } => (false, *huge_files, *assigns),
     };
     let huge_pages = HugePages::of(root, huge_files);
+    let (host, regions) = match scope {
+        Scope::All | Scope::Only { regions: true, .. } => regions::of(root)?,
+        // A GPU may reach a region that the machine has no slice of.
+        Scope::Only { functions, .. } if !functions.is_empty() && regions::has_egm(root) => {
+            regions::of(root)?
+        }
+        Scope::Only { .. } => (HostFacts::default(), Vec::new()),
+    };
     let host_name = || text(&root.join("proc/sys/kernel/hostname")).unwrap_or_default();
     Ok(Facts {
         version: FACTS_VERSION,
         description: if is_all { format!("recorded on {}", host_name()) } else { String::new() },
         arch,
+        product: host.product,
         cpu_vendor: cpuinfo_value(&cpuinfo, "vendor_id").unwrap_or_default().to_owned(),
         address_bits: probed.address_bits.unwrap_or_else(|| address_bits(arch, &cpuinfo)),
         kvm: probed.kvm,
         memory: nodes::host(root)?,
+        memory_map: MemoryMap { iomem: host.iomem, firmware: host.firmware, affinity: host.affinity },
         shmem_huge_pages: huge_pages.shmem,
         anonymous_huge_pages: huge_pages.anonymous,
         huge_page: huge_pages.page,
         huge_files: Probe::Absent(NOT_ASKED.to_owned()),
         nodes: nodes::all(root)?,
         iommu: if assigns { iommu(root) } else { Probe::Absent(NOT_ASKED.to_owned()) },
-        regions: match scope {
-            Scope::All | Scope::Only { regions: true, .. } => regions::of(root)?,
-            // A GPU may reach a region that the machine has no slice of.
-            Scope::Only { functions, .. } if !functions.is_empty() && regions::has_egm(root) => {
-                regions::of(root)?
-            }
-            Scope::Only { .. } => Vec::new(),
-        },
+        regions,
         functions: match scope {
             Scope::All => host::functions(root)?,
             Scope::Only { functions: wanted, .. } => host::around(root, wanted)?,
         },
         servers: Vec::new(),
         kernel: if assigns { text(&root.join("proc/sys/kernel/osrelease"))? } else { String::new() },
+        command_line: host.command_line,
     })
 }
 
@@ -254,8 +221,13 @@ fn iommu(root: &Path) -> Probe<Iommu> {
 
 #[cfg(test)]
 mod tests {
+    use egm_device::record::RecordError;
+    use egm_device::region::Survey;
+    use egm_fixtures::schema::accepts;
+    use serde_json::{Value, json};
+
     use super::*;
-    use crate::config::PageSize;
+    use crate::facts::SCHEMA;
 
     const MEMINFO: &str =
         "MemTotal:       24684096 kB\nMemFree:        16251288 kB\nMemAvailable:   23814192 kB\n";
@@ -297,6 +269,11 @@ mod tests {
             "sys/kernel/mm/transparent_hugepage/hugepages-524288kB/shmem_enabled",
             "always inherit within_size advise [never]\n",
         ),
+        ("proc/cmdline", "quiet memmap=1G$4G\n"),
+        ("proc/iomem", "80000000-ffffffff : System RAM\n  90000000-9fffffff : Kernel code\n"),
+        ("sys/class/dmi/id/product_name", "a Grace machine\n"),
+        ("sys/devices/system/node/node0/hugepages/hugepages-524288kB/nr_hugepages", "3\n"),
+        ("sys/devices/system/node/node0/hugepages/hugepages-524288kB/free_hugepages", "1\n"),
         ("sys/class/egm/egm4/egm_size", "0x6fc0000000\n"),
         ("sys/class/egm/egm4/gpu_devices", "0009:01:00.0\n0008:01:00.0\n"),
     ];
@@ -313,7 +290,7 @@ mod tests {
         );
         assert_eq!(facts.huge_page.to_string(), "512MiB");
         let pool = facts.nodes[0].pools[0];
-        assert_eq!((pool.page_size, pool.total, pool.free), (PageSize::Size2M, 9, 7));
+        assert_eq!((pool.page_size.get(), pool.total, pool.free), (2 << 20, 9, 7));
         assert_eq!((facts.nodes[1].id, facts.nodes[1].cpus.is_empty()), (2, true));
         assert_eq!(facts.regions[0].region.size.to_string(), "447GiB");
         assert_eq!(facts.regions[0].region.functions[0].to_string(), "0008:01:00.0");
@@ -370,6 +347,35 @@ mod tests {
     }
 
     #[test]
+    fn the_schema_describes_facts_of_this_version_and_no_others() {
+        let schema: Value = serde_json::from_str(SCHEMA).unwrap();
+        assert_eq!(schema["properties"]["version"]["const"], json!(FACTS_VERSION));
+        let root = tree(GRACE);
+        let grace = serde_json::to_value(read(root.path(), &Scope::All).unwrap()).unwrap();
+        let here = serde_json::to_value(of_host(&Scope::All).unwrap()).unwrap();
+        let files =
+            fs::read_dir("../configs/facts").unwrap().map(|file| fs::read(file.unwrap().path()).unwrap());
+        let files: Vec<Value> = files.map(|text| serde_json::from_slice(&text).unwrap()).collect();
+        assert!(files.len() > 5);
+        for facts in files.iter().chain([&grace, &here]) {
+            assert!(accepts(&schema, facts), "{facts}");
+        }
+        for (key, value) in [
+            ("version", json!(2)),
+            ("arch", json!("riscv64")),
+            ("memory_map", json!({})),
+            ("nodes", json!([{ "id": 0 }])),
+            ("regions", json!([{ "region": {} }])),
+            ("functions", json!([{ "address": "x" }])),
+            ("hosts", json!([])),
+        ] {
+            let mut wrong = grace.clone();
+            wrong[key] = value;
+            assert!(!accepts(&schema, &wrong), "{key}");
+        }
+    }
+
+    #[test]
     fn this_host_has_facts() {
         let facts = of_host(&Scope::All).unwrap();
         assert!(facts.memory.total >= facts.memory.available && facts.memory.total.get() > 0);
@@ -383,8 +389,11 @@ mod tests {
         let path = root.path().join("facts.json");
         fs::write(&path, serde_json::to_string_pretty(&facts).unwrap()).unwrap();
         assert_eq!(load(&path).unwrap(), facts);
+        // The other program reads the same file.
+        let (recorded, here) = (record::survey(&path).unwrap(), Survey::of(root.path(), &[]));
+        assert_eq!((recorded.host, recorded.regions), (here.host, here.regions));
         fs::write(&path, "{\"version\": 99, \"new\": 1}").unwrap();
-        assert!(matches!(load(&path), Err(FactsError::Version { version: 99, .. })));
+        assert!(matches!(load(&path), Err(FactsError::Record(RecordError::Version { version: 99, .. }))));
         fs::write(&path, format!("{{\"version\": {FACTS_VERSION},\n \"arch\": 5}}")).unwrap();
         let error = load(&path).unwrap_err().to_string();
         assert!(error.contains("facts.json:2:"), "{error}");

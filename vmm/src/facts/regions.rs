@@ -4,15 +4,16 @@ use std::path::Path;
 
 use egm_device::ledger::{Identity, Ledger, Paths, States};
 use egm_device::owner::Owner;
-use egm_device::region::{HostFile, Region, RegionKind, Survey};
+use egm_device::region::{HostFacts, HostFile, Region, RegionKind, Survey};
 
 use crate::facts::{FactsError, HeldGpu, HeldSpan, HostRegion, Trust};
 
-/// The regions of the host below `root`.
-pub(super) fn of(root: &Path) -> Result<Vec<HostRegion>, FactsError> {
-    let survey = Survey::of(root, &HostFile::load_all(root, None)?);
+/// Memory of the host below `root`, and its regions.
+pub(super) fn of(root: &Path) -> Result<(HostFacts, Vec<HostRegion>), FactsError> {
+    let Survey { host, regions, .. } = Survey::of(root, &HostFile::load_all(root, None)?);
     let ledger = ledger(root)?;
-    survey.regions.into_iter().map(|region| with_states(region, ledger.as_ref())).collect()
+    let regions = regions.into_iter().map(|region| with_states(region, ledger.as_ref()));
+    Ok((host, regions.collect::<Result<_, _>>()?))
 }
 
 /// Regions of EGM that GPUs may reach, on the host below `root`; quick on a host without any.

@@ -4,14 +4,17 @@ use std::path::PathBuf;
 
 use egm_address::{ByteSize, CpuSet, InRegion, PciAddress, Span};
 use egm_device::owner::Owner;
-use egm_device::region::Region;
+use egm_device::record::RECORD_VERSION;
+use egm_device::region::{MemoryMap, Region};
 use egm_vfio::host::{HostBar, HostFunction};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Architecture, PageSize};
+use crate::config::Architecture;
+
+pub use egm_device::region::Pool;
 
 /// Version of the JSON form of [`Facts`]; a reader refuses others.
-pub(crate) const FACTS_VERSION: u32 = 2;
+pub(crate) const FACTS_VERSION: u32 = RECORD_VERSION;
 
 /// A host, as far as plans depend on it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,16 +26,22 @@ pub struct Facts {
     pub description: String,
     /// Its instruction set.
     pub arch: Architecture,
+    /// Product name of the machine; empty when unknown.
+    pub product: String,
     /// As the CPU names its maker: `GenuineIntel`, `AuthenticAMD`; empty when unknown.
     pub cpu_vendor: String,
     /// Kernel release.
     pub kernel: String,
+    /// The kernel's command line; empty when unknown.
+    pub command_line: String,
     /// Guest physical address bits, 32 to 52.
     pub address_bits: u8,
     /// The kernel's virtual machine support.
     pub kvm: Probe<Kvm>,
     /// Memory of the whole host.
     pub memory: HostMemory,
+    /// Addresses of its memory, for `egm-device`; empty where no region was looked for.
+    pub memory_map: MemoryMap,
     /// When the kernel uses transparent huge pages for shared memory: `always`, `advise`, `never`, …; empty when
     /// unknown.
     pub shmem_huge_pages: String,
@@ -125,29 +134,16 @@ pub struct HostMemory {
 /// A NUMA node of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct HostNode {
     /// Node number.
     pub id: u32,
     /// Its CPUs that are online.
     pub cpus: CpuSet,
-    /// Its memory.
     pub memory: HostMemory,
     /// Distance to each online node, in the order of [`Facts::nodes`].
     pub distances: Vec<u8>,
-    /// Its hugetlb pools.
     pub pools: Vec<Pool>,
-}
-
-/// A hugetlb pool of a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Pool {
-    /// Size of its pages.
-    pub page_size: PageSize,
-    /// Pages in the pool.
-    pub total: u64,
-    /// Unused pages in the pool.
-    pub free: u64,
 }
 
 /// The host's IOMMU.

@@ -69,6 +69,7 @@ pub struct Table {
 ///
 /// [`Self::TooLarge`] and [`Self::NoInitiator`] come from the configuration; planning never causes the others.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum FirmwareError {
     /// The tables do not fit.
     #[error("firmware tables need {need:#x} bytes, {over:#x} more than the window {window} holds")]
@@ -77,15 +78,11 @@ pub enum FirmwareError {
         need: u64,
         /// Bytes missing.
         over: u64,
-        /// The window.
         window: Span<Guest>,
     },
     /// More pieces of RAM than a kernel keeps.
     #[error("guest memory is in {regions} pieces, and a kernel keeps {MOST_REGIONS} at most")]
-    MemoryMap {
-        /// Number of pieces.
-        regions: usize,
-    },
+    MemoryMap { regions: usize },
     /// Memory that does not begin and end on boundaries of a guest's largest page.
     #[error("guest memory {0} does not begin and end on 64 KiB boundaries")]
     Memory(Span<Guest>),
@@ -110,7 +107,6 @@ pub enum FirmwareError {
         what: &'static str,
         /// The window's span, or "missing".
         found: String,
-        /// The table's requirement.
         rule: &'static str,
     },
     /// The plan has too few I/O ports for this owner.
@@ -118,7 +114,6 @@ pub enum FirmwareError {
     Ports {
         /// Device that should answer at the ports.
         owner: &'static str,
-        /// Ports needed.
         count: u8,
     },
     /// More processors than names for them.
@@ -129,12 +124,7 @@ pub enum FirmwareError {
     Node(u32),
     /// The distance matrix is not square.
     #[error("the plan has no distance from node {from} to node {to}")]
-    Distance {
-        /// Row.
-        from: u32,
-        /// Column.
-        to: u32,
-    },
+    Distance { from: u32, to: u32 },
 }
 
 impl Report for FirmwareError {

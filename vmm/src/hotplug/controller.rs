@@ -30,7 +30,6 @@ pub(crate) struct New {
 pub(crate) type Maker =
     Box<dyn Fn(&str, PciAddress, &[BridgePlan]) -> Result<(usize, New), HotplugError> + Send>;
 
-/// A hot-plug port.
 pub(crate) struct Slot {
     pub(crate) port: Arc<Port>,
     /// Physical slot number.

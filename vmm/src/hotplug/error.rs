@@ -12,6 +12,7 @@ use crate::plan::PlanError;
 
 /// Why a function is not plugged in or out; the machine is as before.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum HotplugError {
     /// All slots are taken.
     #[error("no slot is free for \"{id}\": all {slots} hot-plug ports of the machine are occupied")]
@@ -23,22 +24,13 @@ pub enum HotplugError {
     },
     /// Another function has the id.
     #[error("the machine has a device \"{id}\" already")]
-    Taken {
-        /// The id.
-        id: String,
-    },
+    Taken { id: String },
     /// No function has the id.
     #[error("the machine has no function \"{id}\" in a slot")]
-    Unknown {
-        /// The id.
-        id: String,
-    },
+    Unknown { id: String },
     /// It is leaving already.
     #[error("\"{id}\" is leaving already")]
-    Leaving {
-        /// The id.
-        id: String,
-    },
+    Leaving { id: String },
     /// The machine was not prepared for functions of the host.
     #[error("the machine takes no functions of the host: it was started without an IOMMU")]
     Unprepared,
@@ -46,12 +38,7 @@ pub enum HotplugError {
     #[error(
         "cannot plug in GPU {function}: it reaches all of region {region}, which a machine claims at its start only"
     )]
-    Exclusive {
-        /// The GPU.
-        function: PciAddress,
-        /// The region.
-        region: String,
-    },
+    Exclusive { function: PciAddress, region: String },
     /// The host's regions cannot be read.
     #[error(transparent)]
     Regions(#[from] FactsError),
@@ -61,10 +48,8 @@ pub enum HotplugError {
     /// Its files in sysfs could not be read.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// Its BARs.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The kernel's interface.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// It could not be reset: the guest would see its last user's data.

@@ -80,7 +80,6 @@ impl Handle {
     }
 }
 
-/// The controller's thread.
 pub(crate) struct Running {
     pub(crate) handle: Handle,
     thread: Option<JoinHandle<Vec<String>>>,

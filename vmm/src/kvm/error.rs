@@ -11,10 +11,8 @@ const GROUP_MAY: u32 = 0o060;
 /// Why KVM cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
-    /// No such device.
     #[error("/dev/kvm does not exist: this host offers no hardware virtualisation to us")]
     Missing,
-    /// Not permitted.
     #[error("/dev/kvm: permission denied: it belongs to group \"{group}\"")]
     Permission {
         /// Name or number of the owning group.
@@ -32,7 +30,6 @@ pub enum KvmError {
     /// The kernel's KVM lacks something.
     #[error("this host's KVM lacks {what} ({cap:?})")]
     Capability {
-        /// The capability.
         cap: Cap,
         /// Its use, for the message.
         what: &'static str,
@@ -40,20 +37,16 @@ pub enum KvmError {
     /// A memory slot was refused.
     #[error("KVM refused {size:#x} bytes of guest memory at {gpa:#x}")]
     Memory {
-        /// Guest physical address.
         gpa: Gpa,
         /// Bytes.
         size: u64,
-        /// The kernel's reason.
         #[source]
         source: kvm_ioctls::Error,
     },
-    /// Any other call.
     #[error("{call} failed")]
     Call {
         /// Name of the call.
         call: &'static str,
-        /// The kernel's reason.
         #[source]
         source: kvm_ioctls::Error,
     },
@@ -105,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_few_open_files_are_told_with_the_remedy() {
+    fn too_few_open_files_are_reported_with_the_remedy() {
         let error = |errno| KvmError::call("KVM_CREATE_VM", kvm_ioctls::Error::new(errno));
         assert!(error(libc::EMFILE).help().is_some_and(|help| help.contains("ulimit")));
         assert_eq!(error(libc::EINVAL).help(), None);

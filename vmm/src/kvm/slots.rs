@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
 use egm_address::Gpa;
-use egm_vfio::memory::{Behind, HostMemory};
+use egm_vfio::memory::{HostBacking, HostMemory};
 use kvm_bindings::{KVM_MEM_GUEST_MEMFD, kvm_userspace_memory_region, kvm_userspace_memory_region2};
 use kvm_ioctls::VmFd;
 use slab::Slab;
@@ -69,7 +69,7 @@ impl Slots {
         let number = u32::try_from(slot).ok().zip(u64::try_from(address).ok());
         let (slot, userspace_addr) = number.ok_or_else(|| error(kvm_ioctls::Error::new(libc::ENOSPC)))?;
         let guest_phys_addr = gpa.get();
-        if let Behind::GuestMemfd { file, offset } = memory.behind() {
+        if let HostBacking::GuestMemfd { file, offset } = memory.backing() {
             let region = kvm_userspace_memory_region2 {
                 slot,
                 flags: KVM_MEM_GUEST_MEMFD,
@@ -147,8 +147,8 @@ mod tests {
         fn size(&self) -> u64 {
             SIZE
         }
-        fn behind(&self) -> Behind<'_> {
-            Behind::GuestMemfd { file: self.0.file().as_fd(), offset: 0 }
+        fn backing(&self) -> HostBacking<'_> {
+            HostBacking::GuestMemfd { file: self.0.file().as_fd(), offset: 0 }
         }
     }
 

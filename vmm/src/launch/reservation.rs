@@ -71,7 +71,7 @@ impl Drop for Reservation {
         let leases = std::mem::take(&mut self.leases);
         let leases = if self.is_left { leases.leave_own() } else { leases };
         let bars = Bars::default();
-        let late = leases.give_back(&self.facts, &|slice, step| bars.report(slice, step));
+        let late = leases.return_all(&self.facts, &|slice, step| bars.report(slice, step));
         drop(bars);
         late.iter().for_each(|error| tracing::warn!("{}", Chain(error)));
     }

@@ -19,7 +19,6 @@ use crate::plan::{Plan, WindowKind};
 
 const SERIAL: &str = "serial";
 
-/// The machine's buses.
 pub(super) struct Board<'a> {
     plan: &'a Plan,
     vm: &'a Vm,

@@ -14,8 +14,8 @@ use crate::resources::ThreadError;
 
 /// Why a machine could not be built.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum BuildError {
-    /// The hypervisor refused.
     #[error("cannot build the virtual machine")]
     Kvm(#[from] KvmError),
     /// KVM would refuse the slice.
@@ -28,25 +28,20 @@ pub enum BuildError {
         /// Number of the capability.
         capability: u32,
     },
-    /// Kernel or initramfs.
     #[error("cannot boot {}", file.display())]
     Boot {
         /// The file that failed to load: kernel or initramfs.
         file: PathBuf,
-        /// The reason.
         #[source]
         source: BootError,
     },
-    /// The tables.
     #[error("cannot write the guest's firmware tables")]
     Firmware(#[from] FirmwareError),
-    /// Descriptors ran out.
     #[error("cannot make an event descriptor")]
     Descriptor(#[from] io::Error),
     /// The thread that plugs functions in and out.
     #[error("cannot take care of host functions")]
     Thread(#[from] ThreadError),
-    /// The PCI tree.
     #[error("cannot build the PCI tree")]
     Tree(#[from] TreeError),
     /// Two devices want one address.

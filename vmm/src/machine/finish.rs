@@ -12,7 +12,7 @@ use crate::lock::lock;
 use crate::virtio::{VirtioDevice, VirtioPci};
 
 /// Time limit for storage: longer than any flush that works at all, shorter than supervisors give a service.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Most counters in the line about them.
 const MOST_COUNTERS: usize = 16;
 /// After this long a message names the device that the machine waits for.
@@ -42,13 +42,12 @@ pub(super) fn counted(devices: &[RunningDevice], functions: Vec<String>) -> Opti
 
 /// A device could not make the guest's writes durable.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum Unfinished {
-    /// Storage refused.
     #[error("{name} is not flushed: what the guest wrote since its last flush may be lost")]
     Flush {
         /// Name of the device.
         name: String,
-        /// The reason.
         #[source]
         source: std::io::Error,
     },
@@ -84,8 +83,8 @@ pub(super) fn finish(
     while let Some(busy) = devices.iter().find(|kept| !lock(&kept.device).at_rest()) {
         let left = limit.saturating_sub(start.elapsed());
         if left.is_zero() && limit == SILENCE {
-            limit = PATIENCE;
-            let seconds = PATIENCE.as_secs();
+            limit = TIMEOUT;
+            let seconds = TIMEOUT.as_secs();
             tracing::info!("waiting for {}, at most {seconds} s; one more SIGTERM ends the wait", busy.name);
         } else if left.is_zero() || exit.is_hurried() || !turn(events, left) {
             break;

@@ -62,7 +62,6 @@ impl Register {
     }
 }
 
-/// The registers.
 #[derive(Debug)]
 pub(super) struct Pl011 {
     received: VecDeque<u8>,

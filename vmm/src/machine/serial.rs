@@ -292,9 +292,9 @@ mod tests {
             assert_eq!((self.guest_read(LINE_STATUS) & 1, self.guest_read(DATA)), (1, byte));
             self.turn();
             self.guest_write(DATA, byte);
-            let mut heard = [0];
-            client.read_exact(&mut heard).unwrap();
-            assert_eq!(heard, [byte]);
+            let mut received = [0];
+            client.read_exact(&mut received).unwrap();
+            assert_eq!(received, [byte]);
         }
     }
 
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_whom_the_guest_finds_gone_makes_room_for_the_next() {
+    fn a_client_that_has_left_makes_room_for_the_next() {
         let mut wired = Wired::new();
         for byte in *b"abc" {
             let mut client = wired.client();

@@ -27,22 +27,19 @@ use crate::virtio::{DoorBell, TransportError, VirtioDevice, VirtioPci};
 
 /// Why the tree could not be built; all are faults of ours but the lack of descriptors.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum TreeError {
-    /// Descriptors ran out.
     #[error("cannot make device \"{id}\"")]
     Device {
         /// Id of the device.
         id: String,
-        /// The reason.
         #[source]
         source: io::Error,
     },
-    /// A host function.
     #[error("cannot assign device \"{id}\"")]
     Assigned {
         /// Id of the device.
         id: String,
-        /// The reason.
         #[source]
         source: PassthroughError,
     },

@@ -38,13 +38,11 @@ pub(super) struct Shared {
 pub(super) struct Vcpu {
     /// Position in the plan.
     pub(super) index: u32,
-    /// The kernel's vCPU.
     pub(super) fd: VcpuFd,
     /// Host CPUs that it may run on.
     pub(super) host_cpus: Option<CpuSet>,
 }
 
-/// A running vCPU.
 pub(super) struct RunningVcpu {
     thread: JoinHandle<()>,
     stopped: Arc<AtomicBool>,
@@ -84,8 +82,8 @@ impl Vcpu {
             });
             drop(start);
             while runs && !shared.exit.is_set() {
-                let told = shared.checks.deliver(vcpu, &self.fd);
-                if let Some(reason) = told.or_else(|| self.run_once(&shared)) {
+                let ended = shared.checks.deliver(vcpu, &self.fd);
+                if let Some(reason) = ended.or_else(|| self.run_once(&shared)) {
                     shared.exit.set(reason);
                 }
             }

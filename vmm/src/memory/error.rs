@@ -22,38 +22,27 @@ pub enum MemoryError {
     /// A backing could not be mapped.
     #[error("cannot map guest memory \"{id}\"")]
     Mapping {
-        /// The backing.
         id: String,
-        /// The reason.
         #[source]
         source: MappingError,
     },
     /// Not all memory could be touched.
     #[error("cannot make guest memory \"{id}\" present")]
     Prefault {
-        /// The backing.
         id: String,
-        /// The reason.
         #[source]
         source: PrefaultError,
     },
     /// No descriptor for a piece of memory.
     #[error("cannot open guest memory at {at:#x} once more")]
     Descriptor {
-        /// Guest physical address.
         at: Gpa,
-        /// The reason.
         #[source]
         source: io::Error,
     },
     /// The plan contradicts itself.
     #[error("guest memory at {at:#x} contradicts itself: {what}")]
-    Plan {
-        /// Guest physical address.
-        at: Gpa,
-        /// The contradiction.
-        what: String,
-    },
+    Plan { at: Gpa, what: String },
 }
 
 impl Report for MemoryError {

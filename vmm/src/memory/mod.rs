@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use egm_address::{CpuSet, Gpa, Span};
 use egm_device::{Anonymous, Backing, HugeFiles, HugePage, Mapping, prefault};
-use egm_vfio::memory::{Behind, HostMemory};
+use egm_vfio::memory::{HostBacking, HostMemory};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
@@ -116,14 +116,14 @@ unsafe impl HostMemory for SharedPiece {
     fn size(&self) -> u64 {
         u64::try_from(self.mapping.size()).unwrap_or(u64::MAX)
     }
-    fn behind(&self) -> Behind<'_> {
-        let Source::File(backing) = &self.source else { return Behind::Pages };
+    fn backing(&self) -> HostBacking<'_> {
+        let Source::File(backing) = &self.source else { return HostBacking::Pages };
         let (file, offset) = (backing.file().as_fd(), self.offset);
         match self.made_of {
-            _ if backing.is_invisible() => Behind::Invisible,
-            MadeOf::Pages => Behind::File { file, offset },
-            MadeOf::GuestMemfd => Behind::GuestMemfd { file, offset },
-            MadeOf::Other => Behind::Pages,
+            _ if backing.is_invisible() => HostBacking::Invisible,
+            MadeOf::Pages => HostBacking::File { file, offset },
+            MadeOf::GuestMemfd => HostBacking::GuestMemfd { file, offset },
+            MadeOf::Other => HostBacking::Pages,
         }
     }
 }

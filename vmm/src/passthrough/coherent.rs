@@ -22,7 +22,6 @@ pub enum MemoryFault {
     NotCacheable {
         /// Name of the function.
         function: String,
-        /// Register number.
         bar: u8,
         /// Number of the capability.
         capability: u32,
@@ -34,7 +33,6 @@ pub enum MemoryFault {
         function: String,
         /// The register that is not ready.
         what: &'static str,
-        /// The register's value.
         value: u32,
         /// Time limit of the wait.
         within: Duration,

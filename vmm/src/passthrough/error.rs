@@ -17,7 +17,6 @@ pub enum PassthroughError {
     Config {
         /// Name of the function.
         function: String,
-        /// The reason.
         #[source]
         source: ConfigError,
     },
@@ -29,7 +28,6 @@ pub enum PassthroughError {
     Grown {
         /// Name of the function.
         function: String,
-        /// Register number.
         bar: u8,
         /// Bytes that the device has.
         real: u64,
@@ -41,9 +39,7 @@ pub enum PassthroughError {
     Unreachable {
         /// Name of the function.
         function: String,
-        /// Register number.
         bar: u8,
-        /// The reason.
         #[source]
         source: DmaError,
     },
@@ -52,16 +48,13 @@ pub enum PassthroughError {
     MemoryUnreachable {
         /// Name of the function.
         function: String,
-        /// Register number.
         bar: u8,
-        /// The reason.
         #[source]
         source: DmaError,
     },
     /// Its memory cannot be a guest's.
     #[error(transparent)]
     Memory(#[from] MemoryFault),
-    /// Descriptors ran out.
     #[error("cannot make an event descriptor")]
     Descriptor(#[from] io::Error),
 }

@@ -136,18 +136,18 @@ fn its_memory_becomes_slots_of_its_real_size_that_devices_reach() {
     let mut bus = Bus::default();
     bus.add(8, Arc::clone(&opened) as _);
     let root = RootComplex::new(bus);
-    assert_eq!(grace.slots.lent(), [], "not before the guest decodes memory");
+    assert_eq!(grace.slots.mapped(), [], "not before the guest decodes memory");
     root.config_write(0, 8, 4, &[2, 0]);
     both.push(at(0, REGISTERS));
     both.sort_unstable();
-    assert_eq!(grace.slots.lent(), both, "what a region has beyond its memory is no slot");
+    assert_eq!(grace.slots.mapped(), both, "what a region has beyond its memory is no slot");
     let mut beyond = [0; 4];
     root.memory_read(bar(4).start().checked_add(USEMEM.1).unwrap(), &mut beyond);
     assert_eq!(beyond, [0; 4], "answered by the driver");
 }
 
 #[test]
-fn the_guest_is_told_of_eight_nodes_for_it() {
+fn the_guest_gets_eight_nodes_for_it() {
     let plan = plan_of(function());
     let near: Vec<u32> =
         plan.nodes.iter().filter(|node| node.initiator.is_some()).map(|node| node.id).collect();
@@ -184,7 +184,7 @@ fn a_host_whose_kvm_cannot_map_it_is_refused_by_name() {
         "KVM of this host does not map the memory in BAR 4 of fake function as cached: it lacks capability 243"
     );
     assert!(error.help().unwrap().contains("6.17"));
-    assert_eq!(grace.slots.lent(), []);
+    assert_eq!(grace.slots.mapped(), []);
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn memory_that_devices_cannot_reach_is_refused() {
 }
 
 #[test]
-fn a_gpu_that_tells_by_cxl_is_left_to_the_driver() {
+fn a_gpu_that_reports_by_cxl_is_left_to_the_driver() {
     let mut space = vec![0; 0x1000];
     for line in std::fs::read_to_string("../vfio/tests/data/cxl.txt").unwrap().lines() {
         let Some((offset, bytes)) = line.split_once(": ").filter(|_| !line.starts_with('#')) else {

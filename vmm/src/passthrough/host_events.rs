@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_thing_that_the_host_says_is_heard_once() {
+    fn each_event_of_the_host_is_handled_once() {
         let fake = FakeFunction::default()
             .with_interrupts(InterruptKind::Error, 1)
             .with_interrupts(InterruptKind::Request, 1);

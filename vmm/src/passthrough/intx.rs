@@ -29,7 +29,7 @@ pub(crate) trait Line: Send + Sync {
 
 /// Reasons why INTx is off; without any it is on.
 #[derive(Debug, Default, Clone, Copy)]
-struct State {
+struct IntxState {
     /// The guest's command register disables it.
     disabled: bool,
     /// MSI or MSI-X is on instead.
@@ -44,7 +44,7 @@ pub(super) struct Intx {
     line: Box<dyn Line>,
     trigger: EventFd,
     resample: EventFd,
-    state: Mutex<State>,
+    state: Mutex<IntxState>,
 }
 
 impl Intx {
@@ -68,7 +68,7 @@ impl Intx {
         self.update(&mut state)
     }
 
-    fn update(&self, state: &mut State) -> io::Result<()> {
+    fn update(&self, state: &mut IntxState) -> io::Result<()> {
         let wanted = !state.disabled && !state.displaced;
         if wanted == state.on {
             return Ok(());

@@ -71,10 +71,10 @@ impl FakeSlots {
         Self { capabilities, ..Self::default() }
     }
 
-    pub(super) fn lent(&self) -> Vec<(u64, u64)> {
-        let mut lent: Vec<_> = self.slots.lock().unwrap().iter().flatten().copied().collect();
-        lent.sort_unstable();
-        lent
+    pub(super) fn mapped(&self) -> Vec<(u64, u64)> {
+        let mut mapped: Vec<_> = self.slots.lock().unwrap().iter().flatten().copied().collect();
+        mapped.sort_unstable();
+        mapped
     }
 }
 
@@ -210,7 +210,7 @@ fn connect(kind: InterruptKind, first: u32, given: &[bool]) -> Call {
 }
 
 #[test]
-fn it_does_no_dma_until_told() {
+fn it_does_no_dma_before_bus_mastering() {
     let machine = Machine::new(fake());
     let calls = machine.fake.take_calls();
     let command = calls.iter().find_map(|call| match call {
@@ -224,16 +224,16 @@ fn it_does_no_dma_until_told() {
 #[test]
 fn a_bar_is_memory_but_for_the_pages_of_msix_and_follows_the_guest() {
     let machine = Machine::new(fake());
-    assert_eq!(machine.slots.lent(), [], "decoding is off");
+    assert_eq!(machine.slots.mapped(), [], "decoding is off");
     machine.config(COMMAND, &[2, 0]);
     let at = |base: u64| [(base, 0x2000), (base + 0x4000, 0x4000)];
-    assert_eq!(machine.slots.lent(), at(BAR));
+    assert_eq!(machine.slots.mapped(), at(BAR));
     machine.config(0x10, &0x10_0000u32.to_le_bytes());
-    assert_eq!(machine.slots.lent(), at(BAR + 0x10_0000));
+    assert_eq!(machine.slots.mapped(), at(BAR + 0x10_0000));
     let iovas: Vec<u64> = machine.domain.mapped().iter().map(|(iova, _)| iova.start().get()).collect();
     assert_eq!(iovas, [BAR + 0x10_0000, BAR + 0x10_4000], "other functions reach it there too");
     machine.config(COMMAND, &[0, 0]);
-    assert_eq!(machine.slots.lent(), []);
+    assert_eq!(machine.slots.mapped(), []);
     assert_eq!(machine.domain.mapped().len(), 2, "to map a large one again takes time");
 }
 
@@ -349,7 +349,7 @@ fn a_reset_by_the_guest_is_one_of_the_device_and_forgets_what_was_programmed() {
     machine.fake.take_calls();
     machine.config(EXPRESS + 8, &[0, 0x80]);
     assert!(machine.fake.take_calls().contains(&Call::Reset));
-    assert_eq!((machine.slots.lent(), machine.router.data()), (vec![], vec![]));
+    assert_eq!((machine.slots.mapped(), machine.router.data()), (vec![], vec![]));
     assert!(*machine.line.0.lock().unwrap());
     machine.config(COMMAND, &[2, 0]);
     assert_eq!(machine.read::<4>(TABLE + 12), [1, 0, 0, 0]);
@@ -381,7 +381,7 @@ fn at_the_end_it_is_quiet_reset_and_nowhere() {
     let at = |wanted: &Call| calls.iter().position(|call| call == wanted).unwrap();
     assert!(at(&Call::Disable(InterruptKind::Msix)) < at(&Call::Reset));
     assert_eq!(calls.last(), Some(&Call::Reset));
-    assert_eq!((machine.slots.lent(), machine.domain.mapped()), (vec![], vec![]));
+    assert_eq!((machine.slots.mapped(), machine.domain.mapped()), (vec![], vec![]));
 }
 
 #[test]
@@ -393,7 +393,7 @@ fn what_the_guest_writes_to_a_function_that_has_just_gone_brings_nothing_back() 
     machine.config(MSIX + 2, &[7, 0x80]);
     machine.vector(0, 0x40, false);
     machine.root.update();
-    assert_eq!((machine.slots.lent(), machine.domain.mapped()), (vec![], vec![]));
+    assert_eq!((machine.slots.mapped(), machine.domain.mapped()), (vec![], vec![]));
     assert!(machine.router.data().is_empty());
 }
 
@@ -419,17 +419,17 @@ fn a_reset_from_above_leaves_it_as_at_the_start() {
     machine.function.reset(&["0000:01:00.0"]);
     assert!(machine.fake.take_calls().contains(&Call::Reset));
     machine.root.update();
-    assert_eq!((machine.slots.lent(), machine.domain.mapped()), (vec![], vec![]));
+    assert_eq!((machine.slots.mapped(), machine.domain.mapped()), (vec![], vec![]));
     assert!(machine.router.data().is_empty() && *machine.line.0.lock().unwrap());
 }
 
 #[test]
-fn that_it_is_gone_is_told_once() {
+fn its_loss_is_reported_once() {
     let machine = Machine::new(fake());
-    let told = Arc::new(AtomicU32::new(0));
-    let tell = Arc::clone(&told);
+    let notified = Arc::new(AtomicU32::new(0));
+    let notify = Arc::clone(&notified);
     machine.function.on_lost(Box::new(move || {
-        tell.fetch_add(1, Ordering::Relaxed);
+        notify.fetch_add(1, Ordering::Relaxed);
     }));
     machine.config(COMMAND, &[2, 0]);
     assert!(!machine.function.is_lost());
@@ -437,7 +437,7 @@ fn that_it_is_gone_is_told_once() {
     machine.config(COMMAND, &[0, 0]);
     machine.config(COMMAND, &[2, 0]);
     assert!(machine.function.is_lost());
-    assert_eq!(told.load(Ordering::Relaxed), 1);
+    assert_eq!(notified.load(Ordering::Relaxed), 1);
 }
 
 #[test]
@@ -491,7 +491,7 @@ proptest! {
                 Access::Config(offset, data) => machine.config(offset & !3, &data[..data.len().min(4) & 6]),
                 Access::Bar(offset, data) => machine.function.bar_write(0, offset, &data),
             }
-            for (start, size) in machine.slots.lent() {
+            for (start, size) in machine.slots.mapped() {
                 prop_assert!(start.is_multiple_of(0x1000) && size.is_multiple_of(0x1000));
             }
         }
@@ -504,7 +504,7 @@ proptest! {
             }
         }
         machine.function.end();
-        prop_assert_eq!((machine.slots.lent(), machine.domain.mapped(), machine.router.data()), (vec![], vec![], vec![]));
+        prop_assert_eq!((machine.slots.mapped(), machine.domain.mapped(), machine.router.data()), (vec![], vec![], vec![]));
         prop_assert!(!*machine.line.0.lock().unwrap());
     }
 }
@@ -513,17 +513,17 @@ proptest! {
 fn where_a_function_was_lost_the_guest_and_other_functions_find_nothing() {
     let machine = Machine::new(fake());
     machine.config(COMMAND, &[2, 0]);
-    assert!(!machine.slots.lent().is_empty() && !machine.domain.mapped().is_empty());
+    assert!(!machine.slots.mapped().is_empty() && !machine.domain.mapped().is_empty());
     machine.fake.remove();
     machine.function.lose();
-    assert_eq!((machine.slots.lent(), machine.domain.mapped()), (vec![], vec![]));
+    assert_eq!((machine.slots.mapped(), machine.domain.mapped()), (vec![], vec![]));
     assert_eq!((machine.config_u32(0), machine.read::<4>(0)), (u32::MAX, [0xff; 4]));
     // What the guest still programs there changes nothing.
     for command in [0, 2] {
         machine.config(COMMAND, &[command, 0]);
     }
     machine.write(0, &[1]);
-    assert_eq!(machine.slots.lent(), vec![]);
+    assert_eq!(machine.slots.mapped(), vec![]);
     machine.function.end();
 }
 

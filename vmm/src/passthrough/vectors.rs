@@ -25,11 +25,11 @@ pub(super) struct DeviceVectors {
     intx: Option<Arc<Intx>>,
     /// Vectors that the device is to use from the start.
     first: AtomicU32,
-    state: Mutex<State>,
+    state: Mutex<VectorState>,
 }
 
 #[derive(Default)]
-struct State {
+struct VectorState {
     /// Vectors that VFIO has set up.
     enabled: u32,
     /// Eventfd of each vector that the guest has opened.
@@ -55,7 +55,7 @@ impl DeviceVectors {
     }
 
     /// Switches `vectors` vectors on in place of those that are.
-    fn enable(&self, state: &mut State, vectors: u32) -> io::Result<()> {
+    fn enable(&self, state: &mut VectorState, vectors: u32) -> io::Result<()> {
         if state.enabled > 0 {
             self.backend.disable(self.kind).map_err(io::Error::other)?;
             state.enabled = 0;
@@ -67,7 +67,7 @@ impl DeviceVectors {
     }
 
     /// Enables enough vectors for `vector`, or leaves the enabled ones as they were.
-    fn grow(&self, state: &mut State, vector: u32) -> io::Result<()> {
+    fn grow(&self, state: &mut VectorState, vector: u32) -> io::Result<()> {
         let (before, count) = (state.enabled, self.backend.interrupts(self.kind).count);
         let wanted = vector.saturating_add(1);
         if wanted > count {
@@ -106,7 +106,7 @@ impl VectorSource for DeviceVectors {
 
     fn stop(&self) {
         let mut state = lock(&self.state);
-        *state = State::default();
+        *state = VectorState::default();
         // Both fail for a function that is gone, which signals nothing any more.
         let _ = self.backend.disable(self.kind);
         let _ = self.intx.as_ref().map(|intx| intx.set_displaced(false));

@@ -75,7 +75,7 @@ struct Vector {
     connected: Option<MsiMessage>,
 }
 
-struct State {
+struct MsixState {
     enabled: bool,
     function_masked: bool,
     vectors: Vec<Vector>,
@@ -89,7 +89,7 @@ pub struct Msix {
     source: Option<Arc<dyn VectorSource>>,
     /// One a vector, made when it is first needed where there is a source.
     triggers: Vec<OnceLock<Arc<EventFd>>>,
-    state: Mutex<State>,
+    state: Mutex<MsixState>,
 }
 
 impl Msix {
@@ -119,7 +119,7 @@ impl Msix {
         };
         let vectors = std::iter::repeat_with(vector).take(count).collect();
         let triggers = std::iter::repeat_with(OnceLock::new).take(count).collect();
-        let state = State { enabled: false, function_masked: false, vectors, refused: 0 };
+        let state = MsixState { enabled: false, function_masked: false, vectors, refused: 0 };
         Self { router, source, triggers, state: Mutex::new(state) }
     }
 
@@ -168,7 +168,7 @@ impl Msix {
         self.control(&mut state, enabled, function_masked);
     }
 
-    fn control(&self, state: &mut State, enabled: bool, function_masked: bool) {
+    fn control(&self, state: &mut MsixState, enabled: bool, function_masked: bool) {
         let (started, stopped) = (enabled && !state.enabled, state.enabled && !enabled);
         (state.enabled, state.function_masked) = (enabled, function_masked);
         if let Some(source) = self.source.as_ref().filter(|_| started)
@@ -260,7 +260,7 @@ impl Msix {
         }
     }
 
-    fn update(&self, state: &mut State, index: usize) {
+    fn update(&self, state: &mut MsixState, index: usize) {
         let open = state.enabled && !state.function_masked;
         let Some(vector) = state.vectors.get_mut(index) else { return };
         let wanted = (open && vector.control & VECTOR_MASKED == 0).then_some(vector.message);
@@ -288,7 +288,7 @@ impl Msix {
         }
     }
 
-    fn is_pending(&self, state: &State, vector: usize) -> bool {
+    fn is_pending(&self, state: &MsixState, vector: usize) -> bool {
         let connected = state.vectors.get(vector).is_none_or(|vector| vector.connected.is_some());
         match self.triggers.get(vector).and_then(OnceLock::get) {
             // Only a read shows the counter, so write it back; the state lock keeps other readers out.
@@ -406,7 +406,7 @@ mod tests {
     struct FakeSource(Mutex<Vec<String>>);
 
     impl FakeSource {
-        fn told(&self, what: String) {
+        fn record(&self, what: String) {
             self.0.lock().unwrap().push(what);
         }
         fn take(&self) -> Vec<String> {
@@ -416,20 +416,20 @@ mod tests {
 
     impl VectorSource for FakeSource {
         fn start(&self) -> io::Result<()> {
-            self.told("start".to_owned());
+            self.record("start".to_owned());
             Ok(())
         }
         fn supply(&self, vector: u16, _trigger: &Arc<EventFd>) -> io::Result<()> {
-            self.told(format!("supply {vector}"));
+            self.record(format!("supply {vector}"));
             Ok(())
         }
         fn stop(&self) {
-            self.told("stop".to_owned());
+            self.record("stop".to_owned());
         }
     }
 
     #[test]
-    fn a_source_hears_of_a_vector_once_when_the_guest_first_opens_it() {
+    fn a_source_is_notified_of_a_vector_once_when_the_guest_first_opens_it() {
         let (router, source) = (Arc::new(FakeRouter::default()), Arc::new(FakeSource::default()));
         let msix = Msix::of_device(2048, Arc::clone(&router) as _, Arc::clone(&source) as _);
         program(&msix, 7, MESSAGE, 0);

@@ -63,7 +63,7 @@ impl Bus {
             });
         }
         self.slots.iter().find_map(|(_, slot)| match slot {
-            Slot::Port { port, behind } if port.forwards_bus(bus) => match port.seated() {
+            Slot::Port { port, behind } if port.forwards_bus(bus) => match port.plugged() {
                 Some((function, up)) => {
                     let here = up && bus == port.secondary_bus() && devfn == 0;
                     here.then_some(function as Arc<dyn PciFunction>)
@@ -82,7 +82,7 @@ impl Bus {
                 Slot::Port { port, behind } => {
                     collect(&(Arc::clone(port) as Arc<dyn PciFunction>), ports, all);
                     ports.push(port);
-                    match port.seated() {
+                    match port.plugged() {
                         Some((function, true)) => collect(&(function as Arc<dyn PciFunction>), ports, all),
                         Some((function, false)) => function.place(&[]),
                         None => {}
@@ -255,7 +255,7 @@ mod tests {
     }
 
     /// 00:01.0 root port, 01:00.0 upstream port, 02:04.0 downstream port, 03:00.0 function.
-    fn behind_a_switch() -> RootComplex {
+    fn below_a_switch() -> RootComplex {
         let mut buses = [Bus::default(), Bus::default(), Bus::default(), Bus::default()];
         let [root, first, internal, slot] = &mut buses;
         slot.add(0, Arc::new(Page(Span::new(AT, 0x1000).unwrap())));
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_function_behind_a_switch_is_found_through_every_port_and_not_past_one_that_does_not_lead_there() {
-        let root = behind_a_switch();
+        let root = below_a_switch();
         assert_eq!(
             [(1, 0), (2, 0x20), (3, 0)].map(|(bus, at)| vendor(&root, bus, at)),
             [0x104c, 0x104c, 0x5a5a]
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn memory_behind_a_switch_is_reached_when_every_port_forwards_it() {
-        let root = behind_a_switch();
+        let root = below_a_switch();
         let read = || {
             let mut data = [0];
             root.memory_read(AT, &mut data);

@@ -11,6 +11,7 @@ use crate::plan::{AddressBits, AssignedRule, NoPlace};
 
 /// Why a specification has no plan on a host.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum PlanError {
     /// Facts of another kind of host.
     #[error("the configuration is for {wanted}, the facts are of a host with {host}")]
@@ -49,7 +50,6 @@ pub enum PlanError {
         show::size(*size), show::size(*least)
     )]
     FirstNode {
-        /// Guest node.
         node: u32,
         /// Its memory in bytes.
         size: u64,
@@ -63,7 +63,6 @@ pub enum PlanError {
         slice: usize,
         /// Its bytes.
         size: u64,
-        /// Where memory begins.
         at: Gpa,
     },
     /// Bad pages where the guest's tables are to be, in a slice that is its first memory.
@@ -73,7 +72,6 @@ pub enum PlanError {
     RetiredTables {
         /// Index of the slice.
         slice: usize,
-        /// Its region.
         region: String,
         /// Of the page, in the region.
         offset: u64,
@@ -82,7 +80,6 @@ pub enum PlanError {
     #[error("node {node} has {}, which is no multiple of {}, the largest page of such a guest: change its size",
         show::size(*size), show::size(*page))]
     NodeSize {
-        /// Guest node.
         node: u32,
         /// Its memory in bytes.
         size: u64,
@@ -96,7 +93,6 @@ pub enum PlanError {
     Reserved {
         /// The function with the IOMMU group that reserves it.
         function: PciAddress,
-        /// The reserved addresses.
         reserved: Span<Guest>,
         /// The guest's use of them.
         what: &'static str,
@@ -120,11 +116,9 @@ pub enum PlanError {
     /// A hugetlb pool that is too small.
     #[error("{backing} needs {} of {}, and {scope} has {free}", counted(*needed, "free huge page"), ByteSize::new(page_size.bytes()))]
     HugePages {
-        /// The backing.
         backing: String,
         /// Size of a page.
         page_size: PageSize,
-        /// Pages required.
         needed: u64,
         /// Pages free.
         free: u64,
@@ -139,60 +133,33 @@ pub enum PlanError {
     },
     /// A host node that does not exist.
     #[error("{what} names host node {node}, and the host has nodes {nodes}")]
-    HostNode {
-        /// The backing.
-        what: String,
-        /// The missing node.
-        node: u32,
-        /// The host's nodes.
-        nodes: CpuSet,
-    },
+    HostNode { what: String, node: u32, nodes: CpuSet },
     /// A host CPU that does not exist.
     #[error("vCPU {vcpu} is to run on host CPU {cpu}, and the host has CPUs {cpus}")]
-    HostCpu {
-        /// vCPU index.
-        vcpu: u32,
-        /// The missing CPU.
-        cpu: u32,
-        /// The host's CPUs.
-        cpus: CpuSet,
-    },
+    HostCpu { vcpu: u32, cpu: u32, cpus: CpuSet },
     /// More vCPUs than KVM allows.
     #[error("{} more than the {max} that this host's KVM allows", excess(*count, *max))]
-    Vcpus {
-        /// Wanted.
-        count: u32,
-        /// Allowed.
-        max: u32,
-    },
+    Vcpus { count: u32, max: u32 },
     /// A vCPU with an interrupt id out of reach.
     #[error(
         "vCPU {vcpu} gets interrupt id {id:#x}, above {max:#x}: each of sockets, cores and threads takes a power of two of ids"
     )]
     HardwareId {
-        /// vCPU index.
         vcpu: u32,
-        /// Its id.
         id: u32,
         /// Highest that interrupts reach.
         max: u32,
     },
     /// A vCPU of no node.
     #[error("vCPU {vcpu} is in no NUMA node")]
-    VcpuNode {
-        /// vCPU index.
-        vcpu: u32,
-    },
+    VcpuNode { vcpu: u32 },
     /// An EGM region that does not exist.
     #[error("EGM slice {slice} comes from region \"{region}\", and the host has {}", list(known))]
     Region {
         /// Index of the slice.
         slice: usize,
-        /// Its region.
         region: String,
-        /// The host's regions.
         known: Vec<String>,
-        /// Their kinds.
         kinds: Vec<&'static str>,
     },
     /// Two trust domains would meet in a region that a GPU reaches.
@@ -211,18 +178,12 @@ pub enum PlanError {
     NodeBus(u32, usize),
     /// More functions than the root bus has places.
     #[error("{devices} root ports and devices on bus 0 are more than its {max} places after the host bridge")]
-    Bus0 {
-        /// Wanted.
-        devices: usize,
-        /// Places.
-        max: usize,
-    },
+    Bus0 { devices: usize, max: usize },
     /// A function that the facts do not describe.
     #[error("device \"{device}\": host function {function} does not exist")]
     UnknownFunction {
         /// Id of the device.
         device: String,
-        /// The function.
         function: PciAddress,
     },
     /// Two devices that are one host function.
@@ -232,7 +193,6 @@ pub enum PlanError {
         first: String,
         /// Id of the other.
         second: String,
-        /// The function.
         function: PciAddress,
     },
     /// A BAR that cannot exist.
@@ -240,9 +200,7 @@ pub enum PlanError {
     Bar {
         /// Id of the device.
         device: String,
-        /// Register number.
         index: u8,
-        /// Its size.
         size: u64,
         /// The rule that it breaks.
         why: &'static str,
@@ -250,14 +208,12 @@ pub enum PlanError {
     /// More buses than configuration space has addresses for.
     #[error("{devices} devices need {buses} PCI buses, and configuration space has room for {max}")]
     Buses {
-        /// Wanted.
         devices: usize,
         /// Buses of their bridges.
         buses: u64,
         /// Buses that there can be.
         max: u64,
     },
-    /// A host function.
     #[error(transparent)]
     Assigned(#[from] AssignedRule),
     /// A BAR, or the BARs behind a root port, found no place.
@@ -267,7 +223,6 @@ pub enum PlanError {
         device: String,
         /// `32-bit` or `64-bit`.
         window: &'static str,
-        /// The window.
         span: Span<Guest>,
         /// How much is missing.
         source: PlaceError<()>,
@@ -291,7 +246,6 @@ pub enum PlanError {
     Window64 {
         /// Size of the window, the least when the configuration leaves it to the plan.
         size: ByteSize,
-        /// End of memory.
         from: Gpa,
         /// End of the guest's addresses.
         limit: u64,

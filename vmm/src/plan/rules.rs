@@ -15,13 +15,13 @@ use crate::plan::{AddressBits, GPU_NODES};
 
 /// A rule that the keys of a host function break.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum AssignedRule {
     /// A BAR that cannot be where the configuration wants it.
     #[error("device \"{device}\": BAR {index} cannot have the address that \"bars\" gives it: {why}")]
     FixedBar {
         /// Id of the device.
         device: String,
-        /// Register number.
         index: u8,
         /// The rule that it breaks.
         why: &'static str,
@@ -33,7 +33,6 @@ pub enum AssignedRule {
         device: String,
         /// `BAR 2`.
         what: String,
-        /// The address range.
         span: Span<Guest>,
         /// The rule that it breaks.
         rule: PlaceRule,
@@ -45,9 +44,7 @@ pub enum AssignedRule {
     DataDirect {
         /// Id of the device.
         device: String,
-        /// The function.
         function: PciAddress,
-        /// The reason.
         why: PairingProblem,
         /// The missing function, where the facts have it.
         partner: Option<PciAddress>,
@@ -60,7 +57,6 @@ pub enum AssignedRule {
     NoDataDirect {
         /// Id of the device.
         device: String,
-        /// The missing function.
         partner: PciAddress,
     },
     /// A GPU's BAR that cannot have its host's address.
@@ -68,9 +64,7 @@ pub enum AssignedRule {
     DataDirectBar {
         /// Id of the device.
         device: String,
-        /// Register number.
         index: u8,
-        /// The reason.
         why: &'static str,
     },
     /// Two interfaces of the kernel in one machine.
@@ -90,9 +84,7 @@ pub enum AssignedRule {
     IommufdMemory {
         /// Id of the device.
         device: String,
-        /// The backing.
         backing: String,
-        /// Its region.
         region: String,
     },
     /// Host functions with memory that the kernel pins for no DMA.
@@ -103,9 +95,7 @@ pub enum AssignedRule {
     FsdaxMemory {
         /// `device "gpu0"`.
         what: String,
-        /// The backing.
         backing: String,
-        /// Its region.
         region: String,
     },
     /// A vfio-user server, and memory that cannot be shared with it.
@@ -116,9 +106,7 @@ pub enum AssignedRule {
     ServerMemory {
         /// Id of the device.
         device: String,
-        /// The backing.
         backing: String,
-        /// Its region.
         region: String,
     },
     /// Nodes of a GPU's memory that have no numbers.
@@ -142,11 +130,10 @@ pub enum AssignedRule {
 
 /// Why a place that a configuration names is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum PlaceRule {
-    /// Memory comes first.
     #[error("guest memory ends at {0}, and BARs come after it")]
     Memory(Gpa),
-    /// No such addresses.
     #[error("guest addresses end at {limit:#x}, the end of {bits}")]
     Beyond {
         /// One past the last.
@@ -157,13 +144,11 @@ pub enum PlaceRule {
     /// Kept free.
     #[error("the host's processor or IOMMU reserves {0}")]
     Reserved(Span<Guest>),
-    /// Another device's BARs.
     #[error("device \"{0}\" has BARs there")]
     Shared(String),
 }
 
 impl AssignedRule {
-    /// The remedy.
     pub(super) fn help(&self) -> String {
         match self {
             Self::Place { data_direct: true, rule, .. } => {
@@ -206,6 +191,7 @@ impl AssignedRule {
 
 /// Why a slice cannot come from a region.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum NoPlace {
     /// The host has no such region.
     #[error("the host has none")]
@@ -228,7 +214,6 @@ pub enum NoPlace {
     /// It has no free span for the slice.
     #[error("{short}{}", held_by(held))]
     Short {
-        /// The shortage.
         short: PlacementError,
         /// Holders of the region's bytes.
         held: Vec<HeldSpan>,

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use egm_address::{ByteSize, CpuSet, Guest, Io, Iova, Offset, PciAddress, Span};
 use egm_device::carve::plan::Cause;
-use egm_device::region::{DaxFiles, Region, RegionKind};
+use egm_device::region::{DaxFiles, MemoryMap, Region, RegionKind};
 use egm_device::retired::Retired;
 use egm_vfio::host::{HostBar, HostBarKind, HostFunction, ReservedKind, ReservedRegion};
-use egm_vfio::topology::Place;
+use egm_vfio::topology::FunctionPlacement;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
@@ -119,17 +119,20 @@ fn facts() -> Facts {
         cpus: cpus.parse().unwrap(),
         memory: HostMemory { total: ByteSize::new(256 * GIB), available: ByteSize::new(250 * GIB) },
         distances: vec![10, 21],
-        pools: vec![Pool { page_size: PageSize::Size1G, total: 4, free: 3 }],
+        pools: vec![Pool { page_size: ByteSize::new(GIB), total: 4, free: 3 }],
     };
     Facts {
         version: FACTS_VERSION,
         description: "made by hand".to_owned(),
         arch: Architecture::X86_64,
+        product: String::new(),
         cpu_vendor: "GenuineIntel".to_owned(),
         kernel: "6.12.0".to_owned(),
+        command_line: String::new(),
         address_bits: 46,
         kvm: Probe::Present(Kvm { max_vcpus: 1024, x2apic: true }),
         memory,
+        memory_map: MemoryMap::default(),
         shmem_huge_pages: "advise".to_owned(),
         anonymous_huge_pages: "madvise".to_owned(),
         huge_page: ByteSize::new(2 << 20),
@@ -160,7 +163,7 @@ fn gpu(bus: u8, bars: &[(u8, HostBarKind, u64)]) -> HostFunction {
             span: Span::<Io>::new(Iova::new(0xfee0_0000), MIB).unwrap(),
             kind: ReservedKind::Msi,
         }],
-        place: Place::default(),
+        place: FunctionPlacement::default(),
         iova_bits: None,
         memory: Vec::new(),
         card: None,
@@ -182,7 +185,7 @@ fn assigned(function: &HostFunction) -> DeviceKind {
     }
 }
 
-fn pass(spec: &mut Spec, facts: &mut Facts, function: HostFunction, root_port: bool) {
+fn assign(spec: &mut Spec, facts: &mut Facts, function: HostFunction, root_port: bool) {
     let kind = assigned(&function);
     spec.devices.push(device(&format!("vfio{}", spec.devices.len()), root_port, kind));
     facts.functions.push(function);
@@ -325,7 +328,7 @@ fn amd_hosts_keep_their_hypertransport_range_free() {
 fn eight_gpus_with_256_gib_bars_fit_and_each_has_its_port() {
     let (mut spec, mut facts) = (spec(vec![node(0, 64 * GIB, "0-7")]), facts());
     for bus in 1..=8 {
-        pass(&mut spec, &mut facts, big_gpu(bus), true);
+        assign(&mut spec, &mut facts, big_gpu(bus), true);
     }
     let plan = plan(&spec, &facts).unwrap();
     check(&spec, &facts, &plan);
@@ -338,7 +341,7 @@ fn port_bars_are_left_out_and_64_bit_ones_that_cannot_be_prefetched_stay_low() {
     let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
     let bars =
         [(0, HostBarKind::Memory64, 0x4000), (2, HostBarKind::Ports, 32), (3, HostBarKind::Memory32, 1000)];
-    pass(&mut spec, &mut facts, gpu(1, &bars), true);
+    assign(&mut spec, &mut facts, gpu(1, &bars), true);
     let plan = plan(&spec, &facts).unwrap();
     check(&spec, &facts, &plan);
     let bars: Vec<_> = plan.pci[2].bars.iter().map(|b| (b.index, b.kind, b.span.to_string())).collect();
@@ -355,7 +358,7 @@ fn apic_ids_have_fields_of_whole_bits() {
 }
 
 #[test]
-fn memory_over_the_address_bits_says_by_how_much() {
+fn memory_over_the_address_bits_states_by_how_much() {
     let mut facts = facts();
     facts.address_bits = 36;
     let error = plan(&spec(vec![node(0, 64 * GIB, "0")]), &facts).unwrap_err();
@@ -425,7 +428,7 @@ fn an_egm_region_gives_no_more_than_it_has() {
 }
 
 #[test]
-fn a_slice_falls_back_along_its_list_and_the_plan_says_what_is_lost() {
+fn a_slice_falls_back_along_its_list_and_the_plan_names_what_is_lost() {
     let mut spec = spec(vec![node(0, GIB, "0")]);
     spec.egm = vec![slice(1, 60 * GIB), slice(2, 6 * GIB), slice(3, 6 * GIB)];
     for slice in &mut spec.egm {
@@ -503,7 +506,7 @@ fn a_host_without_memory_of_machines_is_named_as_what_lacks_it() {
 }
 
 #[test]
-fn who_chooses_pages_or_nodes_does_not_get_memory_that_has_no_choice() {
+fn a_choice_of_pages_or_nodes_excludes_memory_without_a_choice() {
     for key in ["page_size", "host_nodes"] {
         let (mut spec, facts) = of_the_machine(&[]);
         match key {
@@ -549,7 +552,7 @@ fn retired_pages_are_holes_of_the_guests_memory_at_the_same_distance_from_its_st
 #[test]
 fn devices_that_do_not_fit_are_named() {
     let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
-    pass(&mut spec, &mut facts, big_gpu(1), true);
+    assign(&mut spec, &mut facts, big_gpu(1), true);
     spec.pcie.window64 = Some(ByteSize::new(64 * GIB));
     let error = plan(&spec, &facts).unwrap_err();
     assert_eq!(
@@ -561,7 +564,7 @@ fn devices_that_do_not_fit_are_named() {
     check(&spec, &facts, &plan(&spec, &facts).unwrap());
 
     let large = [(0, HostBarKind::Memory32, 512 * MIB), (1, HostBarKind::Memory32, 16)];
-    pass(&mut spec, &mut facts, gpu(2, &large), false);
+    assign(&mut spec, &mut facts, gpu(2, &large), false);
     let error = plan(&spec, &facts).unwrap_err();
     assert!(matches!(error, PlanError::Window { window: "32-bit", .. }), "{error}");
     facts.functions.clear();
@@ -634,7 +637,7 @@ prop_compose! {
         spec.egm = egm.iter().zip(20..).map(|(size, id)| slice(id, size * 2 * MIB)).collect();
         for (bus, (mut function, root_port)) in (1..).zip(functions) {
             function.address = PciAddress::new(0, bus, 0, 0).unwrap();
-            pass(&mut spec, &mut facts, function, root_port);
+            assign(&mut spec, &mut facts, function, root_port);
         }
         for (i, root_port) in virtio.into_iter().enumerate() {
             spec.devices.push(device(&format!("rng{i}"), root_port, DeviceKind::VirtioRng));
@@ -678,7 +681,7 @@ fn most_random_machines_have_a_plan() {
 #[test]
 fn a_plan_survives_its_json_form() {
     let (mut spec, mut facts) = (spec(vec![node(0, 5 * GIB, "0")]), facts());
-    pass(&mut spec, &mut facts, big_gpu(3), true);
+    assign(&mut spec, &mut facts, big_gpu(3), true);
     let made = plan(&spec, &facts).unwrap();
     let text = serde_json::to_string(&made).unwrap();
     assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), made);

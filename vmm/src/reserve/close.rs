@@ -16,19 +16,13 @@ use crate::plan::Plan;
 /// Why descriptors of a slice stay open.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CloseError {
-    /// The kernel refused.
     #[error("cannot close the files of the machine's slices")]
     Close(#[from] io::Error),
     /// A function of this process needs the file while the guest runs.
     #[error(
         "cannot run the machine as another user: slice \"{id}\" is a PCI function, which keeps the file of all slices of \"{region}\""
     )]
-    Needed {
-        /// The backing.
-        id: String,
-        /// Its region.
-        region: String,
-    },
+    Needed { id: String, region: String },
 }
 
 impl Report for CloseError {

@@ -14,6 +14,7 @@ use crate::plan::PlanError;
 
 /// Why a machine does not have its slices, GPUs or servers.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum ReserveError {
     /// The host cannot be looked at.
     #[error(transparent)]
@@ -30,9 +31,7 @@ pub enum ReserveError {
     /// A slice is refused.
     #[error("cannot take slice \"{id}\"")]
     Grant {
-        /// The backing.
         id: String,
-        /// The reason.
         #[source]
         source: GrantError,
     },
@@ -41,40 +40,29 @@ pub enum ReserveError {
     Gpus {
         /// A region that they reach.
         region: String,
-        /// The reason.
         #[source]
         source: GrantError,
     },
     /// A broker does not grant a slice, or does not take it back.
     #[error("cannot borrow slice \"{id}\" from the broker")]
     Broker {
-        /// The backing.
         id: String,
-        /// The reason.
         #[source]
         source: ClientError,
     },
     /// Each time that the slices were taken, pages were retired meanwhile, and the slices belonged elsewhere.
     #[error("the host's regions change faster than slices can be taken: tried {attempts} times")]
-    Moved {
-        /// Number of attempts.
-        attempts: u32,
-    },
-    /// A vfio-user server.
+    Moved { attempts: u32 },
     #[error("cannot provide device \"{id}\"")]
     Device {
-        /// The device.
         id: String,
-        /// The reason.
         #[source]
         source: ServerError,
     },
     /// A slice could not be scrubbed at the end.
     #[error("slice \"{id}\" is free again, but not scrubbed: its next owner waits for that")]
     GiveBack {
-        /// The backing.
         id: String,
-        /// The reason.
         #[source]
         source: GrantError,
     },
@@ -82,10 +70,7 @@ pub enum ReserveError {
     #[error(
         "slice \"{id}\" is not given back before this process ends: storage that hangs may still write to it"
     )]
-    InUse {
-        /// The backing.
-        id: String,
-    },
+    InUse { id: String },
 }
 
 impl ReserveError {
@@ -113,13 +98,11 @@ impl Report for ReserveError {
 
 /// Why a server's device cannot be a guest's.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum ServerError {
     /// The path names no socket.
     #[error("{} is not a socket", path.display())]
-    NotSocket {
-        /// The path.
-        path: PathBuf,
-    },
+    NotSocket { path: PathBuf },
     /// No server there, or one that breaks the protocol.
     #[error(transparent)]
     Open(#[from] OpenError),

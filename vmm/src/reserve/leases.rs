@@ -230,7 +230,6 @@ impl Leases {
         self.0.iter().find(|named| named.id == id).map(|named| &named.taken)
     }
 
-    /// All slices.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Named> {
         self.0.iter()
     }
@@ -300,7 +299,7 @@ impl Leases {
 
     /// Scrubs all slices and gives them back. A signal ends the scrub; the next owner's grant scrubs what is left.
     /// Returns the errors of slices that were not scrubbed or not given back.
-    pub fn give_back(self, facts: &Facts, progress: SliceProgress<'_>) -> Vec<ReserveError> {
+    pub fn return_all(self, facts: &Facts, progress: SliceProgress<'_>) -> Vec<ReserveError> {
         let cancel = Arc::new(AtomicBool::new(false));
         if !self.0.is_empty() {
             for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
@@ -308,13 +307,13 @@ impl Leases {
                 let _ = signal_hook::flag::register(signal, Arc::clone(&cancel));
             }
         }
-        let given = self.0.into_iter().map(|named| named.give_back(facts, progress, &cancel));
+        let given = self.0.into_iter().map(|named| named.return_slice(facts, progress, &cancel));
         given.filter_map(Result::err).collect()
     }
 }
 
 impl Named {
-    fn give_back(
+    fn return_slice(
         self,
         facts: &Facts,
         progress: SliceProgress<'_>,
@@ -325,12 +324,12 @@ impl Named {
             None => Err(ReserveError::InUse { id }),
             Some(Taken::Broker(loan, memory)) => {
                 drop(memory);
-                loan.give_back(cancel).map_err(|source| ReserveError::Broker { id, source })
+                loan.return_slice(cancel).map_err(|source| ReserveError::Broker { id, source })
             }
             Some(Taken::Own(lease)) => {
                 let (near, report) = (near(facts, lease.region()), |step| progress(&id, step));
                 let watch = Watch { progress: &report, cancel, near: near.as_ref(), pace: None };
-                let given = lease.give_back(&watch);
+                let given = lease.return_slice(&watch);
                 given.map_err(|source| ReserveError::GiveBack { id: id.clone(), source })
             }
         }

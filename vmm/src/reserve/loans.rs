@@ -85,7 +85,7 @@ impl Broker {
             let Some(refused) = self.request(spec, &order, &mut loans, &mut announcer)? else {
                 return Ok(loans);
             };
-            loans.give_back()?;
+            loans.return_all()?;
             order.swap(0, refused);
             thread::sleep(pause);
             pause = pause.saturating_mul(2).min(LAST_PAUSE);
@@ -149,11 +149,11 @@ fn before_own(slice: &EgmSlice) -> &[String] {
 impl Loans {
     /// Returns the slices to the broker. One of a pool that the broker refuses to take back now, because other devices of
     /// this user may still reach it, goes back with this process.
-    fn give_back(self) -> Result<(), ReserveError> {
+    fn return_all(self) -> Result<(), ReserveError> {
         for Requested { index, source } in self.0 {
             let Source::Loan(loan) = source else { continue };
             let is_pool = loan.region().kind.is_pool();
-            match loan.give_back(&AtomicBool::new(false)) {
+            match loan.return_slice(&AtomicBool::new(false)) {
                 Err(ClientError::Refused { .. }) if is_pool => {}
                 given => {
                     given.map_err(|source| ReserveError::Broker { id: format!("egm{index}"), source })?;

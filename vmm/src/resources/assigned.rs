@@ -19,22 +19,19 @@ use crate::reserve::Servers;
 
 /// Why a machine's host functions cannot have their memory.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum AssignedError {
     /// The kernel's interface to them.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// KVM's part.
     #[error("cannot register host functions with KVM")]
     Kvm(#[from] KvmError),
-    /// Guest memory.
     #[error("cannot map guest memory for host functions")]
     Dma(#[from] DmaError),
     /// Guest memory, for the device of a server.
     #[error("cannot share guest memory with the vfio-user server {}", socket.display())]
     Share {
-        /// Its socket.
         socket: PathBuf,
-        /// The reason.
         #[source]
         source: DmaError,
     },
@@ -223,7 +220,7 @@ mod tests {
     use egm_address::Io;
     use egm_vfio::dma::Limits;
     use egm_vfio::mapping::{MadeOf, Mapping};
-    use egm_vfio::memory::Behind;
+    use egm_vfio::memory::HostBacking;
 
     use super::*;
 
@@ -235,7 +232,7 @@ mod tests {
             Limits::default()
         }
         fn takes_unfilled(&self, memory: &dyn HostMemory) -> bool {
-            !matches!(memory.behind(), Behind::File { .. })
+            !matches!(memory.backing(), HostBacking::File { .. })
         }
         fn map(&self, _: Span<Io>, _: &Arc<dyn HostMemory>, _: u64, _: Access) -> Result<(), DmaError> {
             Ok(())

@@ -58,32 +58,24 @@ pub enum OpenDevice {
 
 /// Why a device cannot have what it needs.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum DeviceError {
-    /// The disk's file.
     #[error("cannot open disk {}", path.display())]
     DiskFile {
-        /// The file.
         path: PathBuf,
-        /// The reason.
         #[source]
         source: io::Error,
     },
     /// Another user has locked the disk, and would not expect our writes.
     #[error("disk {} is in use by another virtual machine, or by another device of this one", path.display())]
-    DiskInUse {
-        /// The file.
-        path: PathBuf,
-    },
+    DiskInUse { path: PathBuf },
     /// The file is no disk.
     #[error("cannot use {} as a disk", path.display())]
     Disk {
-        /// The file.
         path: PathBuf,
-        /// The reason.
         #[source]
         source: DiskError,
     },
-    /// The tap.
     #[error(transparent)]
     Tap(#[from] TapError),
     /// The kernel's packet worker.
@@ -92,19 +84,14 @@ pub enum DeviceError {
     /// The socket device's Unix socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// The socket device.
     #[error(transparent)]
     Vsock(#[from] VsockError),
-    /// Its device file.
     #[error("cannot open {path}")]
     VhostFile {
-        /// The file.
         path: &'static str,
-        /// The reason.
         #[source]
         source: io::Error,
     },
-    /// A host function.
     #[error(transparent)]
     Assigned(#[from] OpenError),
     /// A host function that could not be reset: it would show the guest what its last user left.
@@ -113,15 +100,11 @@ pub enum DeviceError {
     /// A thread for its reset.
     #[error(transparent)]
     Thread(ThreadError),
-    /// A slice.
     #[error(transparent)]
     Slice(#[from] SliceError),
     /// The plan was made without its server.
     #[error("the vfio-user server {} is not connected", socket.display())]
-    NotConnected {
-        /// Its socket.
-        socket: PathBuf,
-    },
+    NotConnected { socket: PathBuf },
 }
 
 impl Report for DeviceError {

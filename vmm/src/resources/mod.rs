@@ -59,25 +59,21 @@ pub struct Resources {
 
 /// Why something could not be opened.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum ResourceError {
     /// A file that the configuration names.
     #[error("cannot open {key} {}", path.display())]
     File {
         /// Key of the configuration.
         key: &'static str,
-        /// The file.
         path: PathBuf,
-        /// The reason.
         #[source]
         source: io::Error,
     },
-    /// The hypervisor.
     #[error("cannot use KVM")]
     Kvm(#[from] KvmError),
-    /// Guest memory.
     #[error("cannot provide the guest's memory")]
     Memory(#[from] MemoryError),
-    /// The console.
     #[error("cannot provide the guest's console")]
     Console(#[from] ConsoleError),
     /// A resource of host functions.
@@ -89,9 +85,7 @@ pub enum ResourceError {
     /// A resource of a device.
     #[error("cannot provide device \"{id}\"")]
     Device {
-        /// The device.
         id: String,
-        /// The reason.
         #[source]
         source: DeviceError,
     },
@@ -263,10 +257,10 @@ mod tests {
 
     #[test]
     fn memory_is_filled_while_it_is_mapped_and_devices_reset() {
-        let (told, done) = mpsc::channel();
+        let (sender, done) = mpsc::channel();
         thread::spawn(move || {
             let all = Barrier::new(3); // calls made one after another would wait for ever
-            told.send(at_once(|| meet(&all), || meet(&all), || meet(&all)).is_ok()).unwrap();
+            sender.send(at_once(|| meet(&all), || meet(&all), || meet(&all)).is_ok()).unwrap();
         });
         assert_eq!(done.recv_timeout(Duration::from_secs(60)), Ok(true));
     }

@@ -31,11 +31,10 @@ pub struct OpenSlice {
 
 /// Why a slice is no device.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum SliceError {
-    /// Its memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// Descriptors ran out.
     #[error("cannot make a descriptor")]
     Descriptor(#[from] io::Error),
     /// The plan has none.

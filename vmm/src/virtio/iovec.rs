@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_that_is_full_says_would_block() {
+    fn a_pipe_that_is_full_states_would_block() {
         let memory = memory();
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
         let segments = slices(&memory, 0, 0x2000);

@@ -38,6 +38,7 @@ use crate::error::{Blame, Remedy, Report};
 
 /// The kernel's vhost does not do what a device needs.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum VhostError {
     /// The worker could not be claimed for this process.
     #[error("cannot use {device}: {step} failed")]
@@ -46,16 +47,12 @@ pub enum VhostError {
         device: &'static str,
         /// The request that failed.
         step: &'static str,
-        /// The reason.
         #[source]
         source: io::Error,
     },
     /// The context id belongs to another VM on this host.
     #[error("vsock context id {cid} is used by another VM on this host, and must be its own")]
-    CidTaken {
-        /// The id.
-        cid: u32,
-    },
+    CidTaken { cid: u32 },
 }
 
 impl Report for VhostError {

@@ -69,7 +69,7 @@ fn an_arm_guest_has_the_tables_that_its_kernel_needs() {
 }
 
 #[test]
-fn fadt_says_that_psci_is_called_by_hvc_and_has_no_registers() {
+fn fadt_states_that_psci_is_called_by_hvc_and_has_no_registers() {
     let fadt = table(&sample_plan(), "FACP");
     assert_eq!((fadt.len(), fadt[8], fadt[131]), (276, 6, 5), "5.1 at least");
     assert_eq!(number(&fadt, 112, 4) & (1 << 20 | 1 << 10), 1 << 20, "reduced, and no reset register");
@@ -218,7 +218,7 @@ fn dsdt_has_registers_where_x86_has_ports() {
 
 /// `acpiexec` runs the method with every byte of the clock's register at one value, which makes five dates.
 #[test]
-fn the_clock_says_the_date_of_its_register() {
+fn the_clock_states_the_date_of_its_register() {
     if Command::new("acpiexec").arg("-v").output().is_err() {
         println!("skipped: acpiexec is missing; install acpica-tools");
         return;
@@ -328,7 +328,7 @@ fn the_agents_recorded_tables_are_those_of_the_plan() {
 }
 
 #[test]
-fn hest_leads_to_a_clear_error_block_of_which_an_event_device_tells() {
+fn hest_leads_to_a_clear_error_block_that_an_event_device_reports() {
     let plan = sample_plan();
     let image = build(&plan).unwrap();
     let hest = table(&plan, "HEST");

@@ -16,7 +16,7 @@ const RT_PROPERTIES: u64 = 0xeb66_918a;
 const MEMRESERVE: u64 = 0x888e_b0c6;
 
 #[test]
-fn the_system_table_leads_to_acpi_smbios_and_says_that_there_are_no_services() {
+fn the_system_table_leads_to_acpi_smbios_and_states_that_there_are_no_services() {
     let image = build(&arm::sample_plan()).unwrap();
     let table = seen(&image, image.efi.unwrap().system_table.get());
     assert_eq!((&table[..8], number(table, 8, 4), number(table, 12, 4)), (&b"IBI SYST"[..], 0x20046, 120));
@@ -83,7 +83,7 @@ fn more_pieces_of_memory_than_a_kernel_keeps_are_refused() {
 
 /// NVIDIA's driver looks at one bit to know that the machine is virtual.
 #[test]
-fn smbios_names_the_machine_and_says_that_it_is_virtual() {
+fn smbios_names_the_machine_and_states_that_it_is_virtual() {
     let image = build(&arm::sample_plan()).unwrap();
     let entry = &seen(&image, configuration(&image)[&SMBIOS3])[..24];
     assert_eq!((&entry[..5], sum(entry), entry[6], &entry[7..11]), (&b"_SM3_"[..], 0, 24, &[3, 4, 0, 1][..]));

@@ -172,7 +172,7 @@ fn structures(mut bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
 }
 
 #[test]
-fn every_table_is_reached_from_the_root_pointer_and_lies_where_the_image_says() {
+fn every_table_is_reached_from_the_root_pointer_and_lies_where_the_image_states() {
     let plan = sample_plan();
     let image = build(&plan).unwrap();
     let tables = read(&image);
@@ -337,7 +337,7 @@ fn large_plan(count: u32, nodes: u32) -> Plan {
 }
 
 #[test]
-fn the_largest_guest_fits_and_one_that_does_not_says_by_how_much() {
+fn the_largest_guest_fits_and_one_that_does_not_states_by_how_much() {
     let image = build(&large_plan(MAX_VCPUS, 64)).unwrap();
     assert_eq!(structures(&read(&image)["APIC"][44..]).len(), 255);
 

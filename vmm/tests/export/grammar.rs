@@ -92,7 +92,7 @@ fn the_sample_starts_cloud_hypervisor_with_options_that_it_has() {
 }
 
 #[test]
-fn cloud_hypervisor_is_told_only_keys_that_it_has() {
+fn cloud_hypervisor_gets_only_keys_that_it_has() {
     for name in TOPOLOGIES {
         let words = words(&json("cloud-hypervisor", name, &[]));
         only_known(&words);

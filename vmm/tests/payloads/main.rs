@@ -166,7 +166,7 @@ fn a_guest_that_powers_off_ends_well_whichever_way_it_is_entered() {
 }
 
 #[test]
-fn every_edge_of_ram_is_where_the_plan_says_and_holes_read_ones() {
+fn every_edge_of_ram_is_where_the_plan_states_and_holes_read_ones() {
     if kvm() {
         assert_ok(&run(programs::memory));
     }
@@ -174,7 +174,7 @@ fn every_edge_of_ram_is_where_the_plan_says_and_holes_read_ones() {
 
 /// An EGM slice is put above 4 GiB however small the machine is, so the payload runs in 64-bit mode.
 #[test]
-fn every_edge_of_an_egm_slice_above_4_gib_is_where_the_plan_says() {
+fn every_edge_of_an_egm_slice_above_4_gib_is_where_the_plan_states() {
     let config = json!({
         "memory": { "size": "16MiB" },
         "egm": [{ "region": "local", "size": "6MiB", "node": 1 }],
@@ -194,7 +194,7 @@ fn every_edge_of_an_egm_slice_above_4_gib_is_where_the_plan_says() {
 
 /// The edges again, where the memory is a file of the VM.
 #[test]
-fn a_slice_of_guest_memfd_is_where_the_plan_says_and_begins_as_zeros() {
+fn a_slice_of_guest_memfd_is_where_the_plan_states_and_begins_as_zeros() {
     if !kvm() {
         return;
     }
@@ -253,12 +253,12 @@ fn fuzz(payload: fn(&Plan, u32, u32) -> Vec<u8>) -> Vec<String> {
 }
 
 #[test]
-fn random_accesses_to_configuration_space_harm_nobody() {
+fn random_accesses_to_configuration_space_do_no_harm() {
     fuzz(programs::config_fuzz);
 }
 
 #[test]
-fn random_accesses_to_moved_devices_and_to_ports_harm_nobody() {
+fn random_accesses_to_moved_devices_and_to_ports_do_no_harm() {
     for messages in fuzz(programs::device_fuzz) {
         let counted = messages.starts_with("counted: ") && messages.contains(" wrong register accesses at ");
         assert!(counted && messages.lines().count() == 1 && messages.len() < 1000, "{messages}");
@@ -294,7 +294,7 @@ fn the_operator_ends_a_guest_that_sleeps_and_one_that_never_leaves_the_processor
 
 /// The lab takes this payload's word for what a slice holds.
 #[test]
-fn a_payload_tells_memory_that_is_zero_from_memory_that_is_not() {
+fn a_payload_distinguishes_memory_that_is_zero_from_memory_that_is_not() {
     if !kvm() {
         return;
     }

@@ -75,7 +75,7 @@ fn in_huge_pages(process: &Path) -> u64 {
 }
 
 #[test]
-fn an_unprivileged_user_s_machine_has_huge_pages_or_its_plan_says_why_not() {
+fn an_unprivileged_user_s_machine_has_huge_pages_or_its_plan_states_why_not() {
     if !kvm() {
         return;
     }

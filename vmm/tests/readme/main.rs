@@ -154,7 +154,7 @@ fn every_command_about_a_host_was_said_of_a_host_that_was_written_down() {
 
 /// Each block begins with a command; its lines follow each other in the command's output, `…` stands for any.
 #[test]
-fn every_command_of_ours_says_what_the_readme_shows() {
+fn every_command_of_ours_states_what_the_readme_shows() {
     let folder = folder();
     let blocks = blocks("console");
     let ours = blocks.iter().filter_map(|block| block.strip_prefix("$ egm-vmm ")?.split_once('\n'));

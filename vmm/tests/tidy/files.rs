@@ -66,7 +66,6 @@ pub(crate) fn module_chain(path: &str) -> Vec<String> {
 /// A package of ours.
 pub(crate) struct Package {
     pub(crate) name: String,
-    /// Its top-level folder.
     pub(crate) folder: String,
     /// The packages of ours that it is built on, tests left out.
     pub(crate) built_on: BTreeSet<String>,

@@ -5,6 +5,7 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod budgets;
 mod circles;
 mod files;
 mod rust;
@@ -289,6 +290,11 @@ fn every_attack_of_the_security_page_has_a_planted_fault() {
 }
 
 #[test]
+fn pages_and_comments_keep_their_budgets() {
+    none(&budgets::exceeded(&files::texts()));
+}
+
+#[test]
 fn excluded_words_become_fewer() {
     none(&words::too_many(&files::texts()));
 }
@@ -366,7 +372,7 @@ fn there_is_one_version_of_what_rust_vmm_s_packages_share() {
 }
 
 #[test]
-fn every_configuration_says_what_it_is_for() {
+fn every_configuration_states_what_it_is_for() {
     let texts = files::texts();
     let configs: Vec<_> = texts
         .iter()

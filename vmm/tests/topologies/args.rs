@@ -25,7 +25,6 @@ pub(crate) struct Reference {
     pub(crate) egm: BTreeMap<String, u32>,
 }
 
-/// A NUMA node.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) id: u32,

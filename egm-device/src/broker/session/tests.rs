@@ -53,7 +53,7 @@ impl World {
                 Effect::Make(key, task) => {
                     assert!(self.open.contains(&key) && self.making.insert(key, task.size).is_none());
                 }
-                Effect::GiveBack(key) => {
+                Effect::Return(key) => {
                     let is_unused = !self.open.contains(&key) && !self.alive.contains(&key);
                     let undelivered = self.making.remove(&key).is_some();
                     assert!(
@@ -88,7 +88,7 @@ impl World {
         self.say(key, Request::Take(SliceRequest { wait, ..take("egm4", size) }));
     }
 
-    fn give_back(&mut self, key: Key) {
+    fn return_slice(&mut self, key: Key) {
         if self.given.contains_key(&key) && !self.returning.contains(&key) {
             self.said_return.insert(key);
         }
@@ -153,7 +153,7 @@ impl World {
 }
 
 #[test]
-fn a_slice_is_lent_until_the_connection_is_closed_and_the_process_has_ended() {
+fn a_slice_is_granted_until_the_connection_is_closed_and_the_process_has_ended() {
     for close_first in [true, false] {
         let mut world = World::new();
         let key = world.connect();
@@ -175,7 +175,7 @@ fn a_slice_is_lent_until_the_connection_is_closed_and_the_process_has_ended() {
 }
 
 #[test]
-fn a_slice_that_nobody_waited_for_goes_back_at_once() {
+fn a_slice_without_a_waiting_client_is_returned_at_once() {
     let mut world = World::new();
     let key = world.connect();
     world.take(key, SIZE, false);
@@ -203,7 +203,7 @@ fn a_return_of_what_others_still_have_frees_nothing_until_all_are_gone() {
     let key = world.connect();
     world.take(key, SIZE, false);
     world.make(key, Ok(()));
-    world.give_back(key);
+    world.return_slice(key);
     world.scrub(key, true);
     let (_, Reply::Refused(refused)) = world.answers.last().unwrap() else { panic!() };
     assert_eq!((refused.why.as_str(), world.held()), ("still used", SIZE));
@@ -230,7 +230,7 @@ fn a_return_of_what_others_still_have_is_looked_at_once_a_tick() {
     for _ in 0..3 {
         let before = world.answers.len();
         for said in 0..100 {
-            world.give_back(key);
+            world.return_slice(key);
             assert_eq!(world.returning.contains(&key), said == 0);
             world.scrub(key, true);
         }
@@ -243,14 +243,14 @@ fn a_return_of_what_others_still_have_is_looked_at_once_a_tick() {
         );
         world.tick();
     }
-    world.give_back(key);
+    world.return_slice(key);
     world.scrub(key, false);
     assert_eq!((world.answers.last().unwrap(), world.held()), (&(key, Reply::Returned), 0));
 }
 
 /// The policy counts bytes; the ledger knows alignment, and memory that is still mapped.
 #[test]
-fn who_waits_for_a_place_that_is_none_yet_waits_on_and_is_first_when_there_is_one() {
+fn a_request_for_a_place_that_is_none_yet_waits_on_and_is_first_when_there_is_one() {
     let mut world = World::new();
     let holder = world.connect();
     world.take(holder, SIZE / 4, false);
@@ -268,13 +268,13 @@ fn who_waits_for_a_place_that_is_none_yet_waits_on_and_is_first_when_there_is_on
     assert!(world.making.is_empty(), "not asked again and again");
     world.take(second, SIZE / 4, true);
     world.make(second, Ok(()));
-    world.give_back(holder);
+    world.return_slice(holder);
     world.scrub(holder, false);
     assert_eq!(world.making, [(first, SIZE / 2)].into());
 }
 
 #[test]
-fn who_does_not_wait_and_finds_no_place_is_refused_and_not_charged() {
+fn a_request_that_does_not_wait_and_finds_no_place_is_refused_and_not_charged() {
     let mut world = World::new();
     let key = world.connect();
     world.take(key, SIZE, false);
@@ -315,7 +315,7 @@ proptest! {
     /// Whatever clients do and in whatever order threads end: grants never exceed the region, nothing is returned that
     /// a process may still map, and once all clients are gone no state is left. (`World` checks most of it.)
     #[test]
-    fn nothing_is_lent_twice_and_nothing_is_left_behind(
+    fn nothing_is_granted_twice_and_nothing_is_left_over(
         steps in prop::collection::vec(step(), 1..150),
     ) {
         let mut world = World::new();
@@ -332,7 +332,7 @@ proptest! {
                 }
                 Step::Return(who) => {
                     if let Some(key) = of(who).filter(|key| world.open.contains(key)) {
-                        world.give_back(key);
+                        world.return_slice(key);
                     }
                 }
                 Step::Close(who) => of(who).into_iter().for_each(|key| world.close(key)),

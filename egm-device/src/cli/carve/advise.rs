@@ -44,8 +44,8 @@ Print the advice, keep it, apply it, reboot, and verify the result:
   egm-device carve advise --hypervisor 64GiB --json > split.json
   egm-device carve verify split.json
 
-This command changes nothing. For another host, record it there with \"egm-device regions --json > host.json\", and \
-name the file with --recorded.";
+This command changes nothing. For another host, record it there with \"egm-vmm facts > facts.json\", and name the \
+file with --facts.";
 
 /// `memmap=1GiB`, or `mem` alone.
 fn part(text: &str) -> Result<SplitPart, String> {

@@ -132,7 +132,7 @@ impl Args {
                         drop(gpus);
                         // A signal of the terminal was for the command, not for the scrub.
                         cancel.store(false, Ordering::Relaxed);
-                        with_bar(&region.name, |progress| lease.give_back(&Watch { progress, ..watch }))?;
+                        with_bar(&region.name, |progress| lease.return_slice(&Watch { progress, ..watch }))?;
                         return Ok(status?);
                     }
                     Err(error) => refused = refused.or(Some(error)),

@@ -39,7 +39,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         Command::Hold(args) => hold::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Plan(args) => slices::plan(args),
-        Command::Return(args) => slices::give_back(args),
+        Command::Return(args) => slices::return_slice(args),
         Command::Scrub(args) => slices::scrub(args),
     }
 }

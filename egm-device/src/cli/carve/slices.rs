@@ -185,7 +185,7 @@ impl Report for InUse {
     }
 }
 
-pub(super) fn give_back(args: &ReturnArgs) -> Outcome {
+pub(super) fn return_slice(args: &ReturnArgs) -> Outcome {
     let survey = args.common.host.survey()?;
     let region = find(&survey, args.region.name())?;
     let ledger = open(&args.common.host)?;

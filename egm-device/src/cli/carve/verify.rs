@@ -1,15 +1,22 @@
 //! `egm-device carve verify`: whether a split took.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use egm_report::Blame;
+use egm_report::json::{self, JsonError};
 use egm_report::program::{Outcome, print_json};
 use egm_report::show::{Screen, Side, Style, Table, print};
+use egm_report::{Blame, Remedy, Report};
 
+use crate::bounded;
 use crate::carve::advise::Split;
 use crate::carve::verify::{SplitCheck, verify};
-use crate::host::{Host, load};
+use crate::host::Host;
+
+/// Largest file of a split, in bytes.
+const MAX_SPLIT: u64 = 16 << 20;
 
 /// Verify after the reboot that the split of "carve advise --json" is in effect
 #[derive(Debug, clap::Args)]
@@ -28,8 +35,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
-    let split: Split =
-        load(&args.split, "a split", "egm-device carve advise --hypervisor SIZE --json > split.json")?;
+    let split = load(&args.split)?;
     let checks = verify(&split, &args.host.survey()?);
     let took = checks.iter().all(|check| check.ok);
     if args.json {
@@ -38,6 +44,35 @@ pub(super) fn run(args: &Args) -> Outcome {
         print(text(&checks, Screen::of_stdout()))
     }
     Ok(if took { ExitCode::SUCCESS } else { Blame::Host.into() })
+}
+
+/// A file that is not a split.
+#[derive(Debug, thiserror::Error)]
+enum SplitError {
+    #[error("cannot read {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{}:{}:{}: not a split as this program writes it", path.display(), source.line, source.column)]
+    Json { path: PathBuf, source: Box<JsonError> },
+}
+
+impl Report for SplitError {
+    fn remedy(&self) -> Remedy {
+        Blame::Configuration.help("make it: egm-device carve advise --hypervisor SIZE --json > split.json")
+    }
+
+    fn excerpt(&self) -> Option<String> {
+        match self {
+            Self::Json { source, .. } => Some(source.excerpt.clone()),
+            Self::Read { .. } => None,
+        }
+    }
+}
+
+fn load(path: &Path) -> Result<Split, SplitError> {
+    let text = File::open(path)
+        .and_then(|file| bounded::read(file, MAX_SPLIT))
+        .map_err(|source| SplitError::Read { path: path.to_owned(), source })?;
+    json::from_slice(&text).map_err(|source| SplitError::Json { path: path.to_owned(), source })
 }
 
 fn text(checks: &[SplitCheck], screen: Screen) -> String {

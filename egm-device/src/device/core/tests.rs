@@ -107,7 +107,7 @@ fn accesses_that_make_no_sense_read_ones_change_nothing_and_are_counted() {
 }
 
 #[test]
-fn the_window_shows_the_retired_list_from_where_it_was_told_to() {
+fn the_window_shows_the_retired_list_from_the_requested_span() {
     let many = (0..1000).map(|n| (n * 0x2000, 0x1000)).collect::<Vec<_>>();
     let mut core = Core::new(Facts { size: 0x80_0000, ..FACTS }, spans(&many));
     let mut shown = Vec::new();
@@ -131,7 +131,7 @@ fn the_window_shows_the_retired_list_from_where_it_was_told_to() {
 const RETIRED: Effect = Effect::Fire(&[Event::Retired, Event::Resized]);
 
 #[test]
-fn what_is_retired_is_told_once_and_only_of_the_slice() {
+fn retired_pages_are_reported_once_and_only_those_of_the_slice() {
     let mut core = Core::new(FACTS, SpanSet::default());
     assert_eq!(core.retire(&spans(&[(0x1_0000, 0x1_0000)])), RETIRED);
     assert_eq!(core.retire(&spans(&[(0x1_0000, 0x1_0000), (FACTS.size, 0x1000)])), Effect::Nothing);
@@ -176,7 +176,7 @@ fn a_reset_scrubs_when_the_guest_or_the_operator_asks_and_only_then() {
 }
 
 #[test]
-fn a_scrub_runs_alone_and_says_how_far_it_is_and_how_it_ended() {
+fn a_scrub_runs_alone_and_states_how_far_it_is_and_how_it_ended() {
     let mut core = Core::new(FACTS, SpanSet::default());
     assert_eq!(write(&mut core, Register::Doorbell, 1), Effect::Scrub);
     core.scrubbed(0x1000);

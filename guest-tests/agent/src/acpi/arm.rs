@@ -65,14 +65,11 @@ pub(crate) fn gtdt(bytes: &[u8]) -> Result<[u32; 4], AcpiError> {
     Ok([table.u32(48, WHAT)?, table.u32(56, WHAT)?, table.u32(64, WHAT)?, table.u32(72, WHAT)?])
 }
 
-/// A console.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Spcr {
     /// Type of the port: 3 is a PL011.
     pub(crate) kind: u8,
-    /// Its registers.
     pub(crate) base: u64,
-    /// Its interrupt.
     pub(crate) interrupt: u32,
 }
 

@@ -35,7 +35,6 @@ pub(crate) enum AcpiError {
     /// A memory range that is none.
     #[error("has a memory range of {size:#x} bytes at {start:#x}")]
     Range {
-        /// First address.
         start: u64,
         /// Bytes.
         size: u64,

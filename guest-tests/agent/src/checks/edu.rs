@@ -34,7 +34,7 @@ const BUFFER: u64 = 0x4_0000;
 const REGISTERS: usize = 0x1000;
 pub(super) const PAGE: usize = 4096;
 /// A transfer takes 100 ms of the device's own clock; under emulation clocks differ.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Vendor and device of a PCI function.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -144,7 +144,7 @@ impl Engine {
         }
         let begun = Instant::now();
         while self.0.read(COMMAND) & RUN != 0 {
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIMEOUT {
                 return Err(Broken::Argument("edu".to_owned(), "does not end its transfer"));
             }
             thread::sleep(Duration::from_millis(10));

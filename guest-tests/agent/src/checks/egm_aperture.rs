@@ -22,7 +22,7 @@ const ANSWER: u64 = 0x6465_6863_6165_7221;
 /// Standard error is the console; standard output is the report.
 const WAITS: &[u8] = b"egm-aperture waits\n";
 /// The host takes a slice meanwhile, under emulation.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let functions = functions::all(&context.plan)?;
@@ -36,7 +36,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let _ = std::io::stderr().write_all(WAITS);
     let begun = Instant::now();
     let mut found = None;
-    while found.is_none() && begun.elapsed() < PATIENCE {
+    while found.is_none() && begun.elapsed() < TIMEOUT {
         for offset in (0..).step_by(usize::try_from(STEP).unwrap_or(usize::MAX)) {
             // The end of the region.
             if !gpu.copy(EGM | offset, OWN)? {

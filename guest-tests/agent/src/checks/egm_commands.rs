@@ -67,9 +67,9 @@ fn listed(claim: &mut Claim, found: &[Function]) -> Result<(), Broken> {
     claim.equal("the exit code of list", &table.code, &Some(SUCCESS));
     for row in &expected {
         let (start, size) = (format!("{:#x}", row.start), ByteSize::new(row.size).to_string());
-        let told = table.out.lines().filter(|line| line.starts_with(&row.function));
-        let told: Vec<_> = told.filter(|line| line.contains(&start) && line.contains(&size)).collect();
-        claim.equal(format!("lines of list with {}, {start} and {size}", row.function), &told.len(), &1);
+        let printed = table.out.lines().filter(|line| line.starts_with(&row.function));
+        let printed: Vec<_> = printed.filter(|line| line.contains(&start) && line.contains(&size)).collect();
+        claim.equal(format!("lines of list with {}, {start} and {size}", row.function), &printed.len(), &1);
     }
     Ok(())
 }
@@ -96,8 +96,8 @@ fn refused(claim: &mut Claim, found: &[Function]) -> Result<(), Broken> {
     });
     let missing = call(&["test", "--overwrite", ABSENT])?;
     claim.equal("the exit code of test of an absent function", &missing.code, &Some(FAILURE));
-    let told = missing.err.contains(ABSENT) && missing.err.contains("help: egm-guest list");
-    claim.holds(told, || format!("test of an absent function prints {:?}", missing.err));
+    let is_explained = missing.err.contains(ABSENT) && missing.err.contains("help: egm-guest list");
+    claim.holds(is_explained, || format!("test of an absent function prints {:?}", missing.err));
     claim.holds(words(found)? == before, || "a test that was refused wrote to the memory");
     Ok(())
 }
@@ -111,8 +111,9 @@ fn tested(claim: &mut Claim, found: &[Function]) -> Result<(), Broken> {
         let name = function.found.address.to_string();
         let usable = function.usable()?.size();
         let promise = format!("{name}: {} keep what is written, ", ByteSize::new(usable));
-        let told = all.out.lines().any(|line| line.starts_with(&promise) && line.contains(" GB/s, read "));
-        claim.holds(told, || format!("test prints {:?}, without {promise:?}", all.out));
+        let is_printed =
+            all.out.lines().any(|line| line.starts_with(&promise) && line.contains(" GB/s, read "));
+        claim.holds(is_printed, || format!("test prints {:?}, without {promise:?}", all.out));
         let one = call(&["test", "--overwrite", &name])?;
         claim.equal(format!("the exit code of test {name}"), &one.code, &Some(SUCCESS));
         claim.equal(format!("lines of test {name}"), &one.out.lines().count(), &1);

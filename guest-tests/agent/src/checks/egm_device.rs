@@ -29,7 +29,7 @@ pub(super) const QUIESCE: u32 = 2;
 const RESUME: u32 = 3;
 const NONSENSE: u32 = 99;
 /// A scrub of a large slice takes a while.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(super) fn run(args: &Arguments) -> Result<Finding, Broken> {
     let found = egm_function::all()?;
@@ -137,7 +137,7 @@ fn doorbells(claim: &mut Claim, function: &Function, usable: &SpanSet<InBar>) ->
     ring(SCRUB);
     let begun = Instant::now();
     while status() & SCRUBS != 0 {
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > TIMEOUT {
             return Err(Broken::Argument(name.to_string(), "does not end its scrub"));
         }
         thread::sleep(Duration::from_millis(10));

@@ -38,7 +38,7 @@ pub(super) const OWN: u64 = 1 << 63;
 /// Id of a vendor-specific capability.
 const VENDOR_SPECIFIC: u8 = 0x09;
 /// A copy through a host that answers each piece takes a while under emulation.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) struct Function<'a> {
     planned: &'a expect::Function,
@@ -62,8 +62,8 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     };
     for function in &functions {
         let config = sysfs::bytes(sysfs::pci(function.planned.address).join("config"))?;
-        let told = Plan::clique(function.planned);
-        places.claim.equal(format!("the clique of {}", function.planned.address), &clique(&config), &told);
+        let planned = Plan::clique(function.planned);
+        places.claim.equal(format!("the clique of {}", function.planned.address), &clique(&config), &planned);
         places.memory(function, "memory", Mapping::new(PAGE).map_err(Broken::system("no page"))?)?;
         for node in context.plan.egm_nodes().filter_map(|node| context.plan.linux_node(node.id)) {
             let page = Mapping::on_node(PAGE, node).map_err(Broken::system("no page of the EGM node"))?;
@@ -106,7 +106,7 @@ pub(super) fn lost(context: &Context) -> Result<Finding, Broken> {
     let _ = std::io::stderr().write_all(b"egm-lost waits\n");
     // Not its registers: the kernel takes mappings away with the function.
     let (begun, folder) = (Instant::now(), sysfs::pci(function.address));
-    while folder.exists() && begun.elapsed() < PATIENCE {
+    while folder.exists() && begun.elapsed() < TIMEOUT {
         thread::sleep(Duration::from_millis(10));
     }
     claim.holds(!folder.exists(), || "it is still there");
@@ -159,7 +159,7 @@ impl Function<'_> {
         let begun = Instant::now();
         loop {
             match self.status() {
-                RUNS if begun.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(10)),
+                RUNS if begun.elapsed() < TIMEOUT => thread::sleep(Duration::from_millis(10)),
                 RUNS => {
                     return Err(Broken::Argument(self.planned.address.to_string(), "does not end its copy"));
                 }

@@ -16,7 +16,7 @@ use crate::finding::{Claim, Finding};
 use crate::sysfs;
 
 /// A drive comes within seconds, and goes within the ten that Linux waits for second thoughts; an emulated guest is slower.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval between two looks for it.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -71,7 +71,7 @@ pub(super) fn wait<T>(look: impl Fn() -> Option<T>) -> Option<T> {
     let begun = Instant::now();
     loop {
         let found = look();
-        if found.is_some() || begun.elapsed() > PATIENCE {
+        if found.is_some() || begun.elapsed() > TIMEOUT {
             return found;
         }
         thread::sleep(LOOK);

@@ -16,15 +16,15 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let mut claim = Claim::default();
     let regions = parse(&text)?;
     judge(&mut claim, &context.plan, &regions);
-    let told = told_by_firmware()?;
-    if !told.is_empty() {
-        let beyond = told.minus(&all_planned(&context.plan));
+    let reported = reported_by_firmware()?;
+    if !reported.is_empty() {
+        let beyond = reported.minus(&all_planned(&context.plan));
         claim.holds(beyond.is_empty(), || {
             format!("firmware reports RAM that is not planned: {}", spans(&beyond))
         });
-        let untold = context.plan.usable(None).minus(&first_mebibyte()).minus(&told);
-        claim.holds(untold.is_empty(), || {
-            format!("firmware does not tell of planned RAM: {}", spans(&untold))
+        let unreported = context.plan.usable(None).minus(&first_mebibyte()).minus(&reported);
+        claim.holds(unreported.is_empty(), || {
+            format!("firmware does not report planned RAM: {}", spans(&unreported))
         });
     }
     let ram = named(&regions, "System RAM").size();
@@ -128,7 +128,7 @@ fn whole_pages(set: &SpanSet<Guest>) -> SpanSet<Guest> {
 }
 
 /// RAM in the memory map that firmware handed over; empty where the kernel does not keep it.
-fn told_by_firmware() -> Result<SpanSet<Guest>, Broken> {
+fn reported_by_firmware() -> Result<SpanSet<Guest>, Broken> {
     const FOLDER: &str = "/sys/firmware/memmap";
     let mut ram = Vec::new();
     for entry in sysfs::names(FOLDER) {

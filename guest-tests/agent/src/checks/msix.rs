@@ -86,7 +86,7 @@ fn use_device(context: &Context, function: &Function, device: &Device) -> Result
         }
         DeviceKind::VirtioVsock { .. } => {
             let port = context.args.get("vsock.port", vsock::PORT)?;
-            Ok(sys::vsock_connect(vsock::HOST, port, vsock::PATIENCE).is_ok())
+            Ok(sys::vsock_connect(vsock::HOST, port, vsock::TIMEOUT).is_ok())
         }
         DeviceKind::Other => Ok(false),
     }

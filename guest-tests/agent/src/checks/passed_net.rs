@@ -19,7 +19,7 @@ const DATAGRAMS: [usize; 3] = [64, 1472, 8000];
 /// Bytes of the stream, each way.
 const STREAM: usize = 4 << 20;
 /// Time limit of a datagram: a link may have just come up, or an emulator may be busy.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let mut claim = Claim::default();
@@ -33,7 +33,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
             claim.equal(format!("the hardware address of {id}"), &found.trim(), &mac);
         }
         let peer = configure(context, &name)?;
-        let all = DATAGRAMS.iter().try_for_each(|size| datagram(peer, *size, PATIENCE));
+        let all = DATAGRAMS.iter().try_for_each(|size| datagram(peer, *size, TIMEOUT));
         match all.and_then(|()| stream(peer, STREAM)) {
             Ok(found) => rate = Some(found),
             Err(why) => claim.untrue(format!("{id}: {why}")),

@@ -35,8 +35,8 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     // Standard error is the console; standard output is the report.
     let _ = std::io::stderr().write_all(b"egm-button\n");
     let begun = Instant::now();
-    let mut heard = Vec::new();
-    while heard.len() < 2 {
+    let mut received = Vec::new();
+    while received.len() < 2 {
         let left = Timespec::try_from(allowed.saturating_sub(begun.elapsed())).ok();
         let ready = poll(&mut [PollFd::new(&events, PollFlags::IN)], left.as_ref())
             .map_err(Broken::system("cannot wait for the power button"))?;
@@ -45,13 +45,13 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
         }
         let mut event = [0; EVENT];
         events.read_exact(&mut event).map_err(Broken::file("read", &path))?;
-        heard.extend(power_key(&event));
+        received.extend(power_key(&event));
     }
     let mut claim = Claim::default();
-    claim.holds(heard == [1, 0], || {
-        format!("KEY_POWER was to go down and up (1, 0), and within {} s was {heard:?}", allowed.as_secs())
+    claim.holds(received == [1, 0], || {
+        format!("KEY_POWER was to go down and up (1, 0), and within {} s was {received:?}", allowed.as_secs())
     });
-    claim.seen(format!("{name}: KEY_POWER {heard:?}"));
+    claim.seen(format!("{name}: KEY_POWER {received:?}"));
     Ok(claim.finish())
 }
 

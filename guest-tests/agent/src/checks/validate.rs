@@ -13,7 +13,7 @@ use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 
 /// Time limit of all validations; less than that of this check.
-const PATIENCE: Duration = Duration::from_secs(550);
+const TIMEOUT: Duration = Duration::from_secs(550);
 /// Validations that run unless the argument `validate.select` names others: they need no GPU and no network.
 const SELECT: &str = "memory,numa,pci";
 const SIZE: &str = "1MiB";
@@ -41,7 +41,7 @@ pub(super) fn run(args: &Arguments) -> Result<Finding, Broken> {
 fn said(words: &[&str]) -> Result<Vec<u8>, String> {
     let mut command = Command::new("/proc/self/exe");
     command.args(words);
-    answer_of(command, PATIENCE, MAX_RUN, &mut |_| {})
+    answer_of(command, TIMEOUT, MAX_RUN, &mut |_| {})
 }
 
 fn judge(claim: &mut Claim, run: &Run) {

@@ -22,7 +22,7 @@ const DATAGRAMS: [usize; 4] = [1, 64, 1472, 8000];
 const STREAMS: [usize; 2] = [100, 1 << 20];
 /// A datagram may be lost: how often it is sent.
 const TRIES: usize = 5;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let mut claim = Claim::default();
@@ -75,13 +75,13 @@ fn datagrams(peer: SocketAddrV4) -> Result<(), String> {
 }
 
 /// Sends a datagram until it comes back.
-pub(super) fn datagram(peer: SocketAddrV4, size: usize, patience: Duration) -> Result<(), String> {
+pub(super) fn datagram(peer: SocketAddrV4, size: usize, timeout: Duration) -> Result<(), String> {
     let mut sent = vec![0u8; size.next_multiple_of(8)];
     pattern::fill(&mut sent, 7, 0, 0);
     let sent = &sent[..size];
     let mut seen = vec![0u8; size + 1];
     let socket = UdpSocket::bind("0.0.0.0:0").map_err(|e| format!("no UDP socket: {e}"))?;
-    let set = socket.connect(peer).and_then(|()| socket.set_read_timeout(Some(patience)));
+    let set = socket.connect(peer).and_then(|()| socket.set_read_timeout(Some(timeout)));
     set.map_err(|e| format!("cannot reach {peer}: {e}"))?;
     let mut last = String::new();
     for _ in 0..TRIES {
@@ -107,9 +107,9 @@ fn streams(peer: SocketAddrV4) -> Result<f64, String> {
 
 /// Sends `size` bytes and gets them back; MiB/s.
 pub(super) fn stream(peer: SocketAddrV4, size: usize) -> Result<f64, String> {
-    let stream = TcpStream::connect_timeout(&peer.into(), PATIENCE)
-        .and_then(|s| s.set_read_timeout(Some(PATIENCE)).map(|()| s))
-        .and_then(|s| s.set_write_timeout(Some(PATIENCE)).map(|()| s))
+    let stream = TcpStream::connect_timeout(&peer.into(), TIMEOUT)
+        .and_then(|s| s.set_read_timeout(Some(TIMEOUT)).map(|()| s))
+        .and_then(|s| s.set_write_timeout(Some(TIMEOUT)).map(|()| s))
         .map_err(|e| format!("cannot connect to {peer}: {e}"))?;
     net::echo(&File::from(OwnedFd::from(stream)), size, u64::from(peer.port()))
 }

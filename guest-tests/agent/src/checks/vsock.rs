@@ -17,7 +17,7 @@ pub(super) const HOST: u32 = 2;
 /// Default port of the echo.
 pub(super) const PORT: u32 = 1024;
 /// Time for which a transfer may stand still.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 /// Bytes that make the round.
 const SIZE: usize = 256 << 10;
 
@@ -30,7 +30,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let port = context.args.get("vsock.port", PORT)?;
     let mut claim = Claim::default();
     claim.equal("the context id", &local_cid()?, &planned);
-    match sys::vsock_connect(HOST, port, PATIENCE) {
+    match sys::vsock_connect(HOST, port, TIMEOUT) {
         Ok(stream) => match net::echo(&stream, SIZE, u64::from(port)) {
             Ok(rate) => {
                 claim.seen(format!("context id {planned}, {SIZE} bytes"));

@@ -3,7 +3,7 @@
 use egm_guest::findings::Check;
 
 use super::live::Live;
-use super::{Line, State, examine};
+use super::{TopicReport, TopicState, examine};
 use crate::finding::Finding;
 use crate::tree::Tree;
 
@@ -16,17 +16,17 @@ pub(crate) fn on_console(mut each: impl FnMut(&Check)) -> usize {
 
 /// A line that is as it should be has passed, and a lack is no failure. An empty line has failed, and so has a lack
 /// without a remedy.
-fn check(line: &Line) -> Check {
+fn check(line: &TopicReport) -> Check {
     let name = format!("doctor.{}", line.topic.to_lowercase().replace(' ', "_"));
     let said = match (line.state, line.remedy.as_str()) {
-        (State::NotApplicable, _) => format!("not applicable: {}", line.seen),
+        (TopicState::NotApplicable, _) => format!("not applicable: {}", line.seen),
         (state, "") => format!("{}: {}", state.word(), line.seen),
         (state, remedy) => format!("{}: {} => {remedy}", state.word(), line.seen),
     };
-    let useless = line.seen.is_empty() || (line.state == State::Lacks && line.remedy.is_empty());
+    let useless = line.seen.is_empty() || (line.state == TopicState::Lacks && line.remedy.is_empty());
     let finding = match line.state {
         _ if useless => Finding::failed(format!("a line without use: {said}")),
-        State::Ok => Finding::passed(line.seen.clone()),
+        TopicState::Ok => Finding::passed(line.seen.clone()),
         _ => Finding::skipped(said),
     };
     finding.into_check(&name, 0)
@@ -41,20 +41,20 @@ mod tests {
 
     #[test]
     fn a_lack_is_reported_with_its_remedy_and_is_no_failure() {
-        let told = |line| {
+        let parts = |line| {
             let check = check(&line);
             (check.name, check.outcome, check.reason)
         };
         assert_eq!(
-            told(ok("GID table", "2 entries")),
+            parts(ok("GID table", "2 entries")),
             ("doctor.gid_table".into(), Outcome::Passed, "2 entries".into())
         );
         assert_eq!(
-            told(lacks("MTU", "1500", "raise it")),
+            parts(lacks("MTU", "1500", "raise it")),
             ("doctor.mtu".into(), Outcome::Skipped, "lacks: 1500 => raise it".into())
         );
-        assert_eq!(told(not_applicable("GPU BAR1", "no GPU")).2, "not applicable: no GPU");
-        assert_eq!(told(unknown("memlock", "shut", "ulimit -l")).1, Outcome::Skipped);
+        assert_eq!(parts(not_applicable("GPU BAR1", "no GPU")).2, "not applicable: no GPU");
+        assert_eq!(parts(unknown("memlock", "shut", "ulimit -l")).1, Outcome::Skipped);
     }
 
     #[test]

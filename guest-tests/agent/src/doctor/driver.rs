@@ -1,7 +1,7 @@
 //! The GPU's driver: flavour, parameters, peer memory, and the attributes that CUDA reports.
 
 use super::live::{ATTRIBUTES, Attributes, DMA_BUF, Live, Takes};
-use super::{Line, Parts, lacks, not_applicable, ok, unknown};
+use super::{Parts, TopicReport, lacks, not_applicable, ok, unknown};
 use crate::sysfs;
 use crate::tree::Tree;
 
@@ -19,7 +19,7 @@ const INTERESTING: [&str; 6] = [
     "EnableUserNUMAManagement",
 ];
 
-pub(super) fn lines(tree: &Tree, live: &Live, parts: &Parts) -> Vec<Line> {
+pub(super) fn lines(tree: &Tree, live: &Live, parts: &Parts) -> Vec<TopicReport> {
     let mut lines =
         vec![driver(tree, parts), flavour(tree, parts), params(tree, parts), peer_memory(tree, live, parts)];
     lines.push(imex(tree, parts));
@@ -27,7 +27,7 @@ pub(super) fn lines(tree: &Tree, live: &Live, parts: &Parts) -> Vec<Line> {
     lines
 }
 
-fn driver(tree: &Tree, parts: &Parts) -> Line {
+fn driver(tree: &Tree, parts: &Parts) -> TopicReport {
     const TOPIC: &str = "NVIDIA driver";
     let [first, ..] = parts.gpus.as_slice() else { return not_applicable(TOPIC, NO_GPU) };
     if let Some(text) = tree.text(VERSION) {
@@ -45,7 +45,7 @@ fn driver(tree: &Tree, parts: &Parts) -> Line {
     )
 }
 
-fn flavour(tree: &Tree, parts: &Parts) -> Line {
+fn flavour(tree: &Tree, parts: &Parts) -> TopicReport {
     const TOPIC: &str = "driver flavour";
     let Some(text) = tree.text(VERSION) else {
         return not_applicable(
@@ -64,7 +64,7 @@ fn flavour(tree: &Tree, parts: &Parts) -> Line {
     }
 }
 
-fn params(tree: &Tree, parts: &Parts) -> Line {
+fn params(tree: &Tree, parts: &Parts) -> TopicReport {
     const TOPIC: &str = "driver parameters";
     let Some(text) = tree.text(PARAMS) else {
         return match parts.gpus.as_slice() {
@@ -101,7 +101,7 @@ fn has_dma_buf_path(live: &Live, parts: &Parts) -> bool {
             .is_ok_and(|devices| devices.len() >= parts.nics.len().max(1) && takes(devices))
 }
 
-fn peer_memory(tree: &Tree, live: &Live, parts: &Parts) -> Line {
+fn peer_memory(tree: &Tree, live: &Live, parts: &Parts) -> TopicReport {
     const TOPIC: &str = "peer memory";
     const PEERS: &str = "/sys/kernel/mm/memory_peers";
     if parts.gpus.is_empty() {
@@ -148,7 +148,7 @@ fn peer_memory(tree: &Tree, live: &Live, parts: &Parts) -> Line {
     lacks(TOPIC, seen, remedy)
 }
 
-fn imex(tree: &Tree, parts: &Parts) -> Line {
+fn imex(tree: &Tree, parts: &Parts) -> TopicReport {
     const TOPIC: &str = "IMEX channel";
     const FOLDER: &str = "/dev/nvidia-caps-imex-channels";
     match (parts.gpus.as_slice(), tree.names(FOLDER).as_slice()) {
@@ -161,7 +161,7 @@ fn imex(tree: &Tree, parts: &Parts) -> Line {
     }
 }
 
-fn attributes(live: &Live, parts: &Parts) -> Vec<Line> {
+fn attributes(live: &Live, parts: &Parts) -> Vec<TopicReport> {
     let gpus = match (&live.cuda, parts.gpus.as_slice()) {
         (_, []) => return vec![not_applicable("CUDA", NO_GPU)],
         (Err(why), _) => {
@@ -202,7 +202,7 @@ fn attributes(live: &Live, parts: &Parts) -> Vec<Line> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::State;
+    use super::super::TopicState;
     use super::*;
     use crate::tree::tests::recorded;
 
@@ -211,19 +211,19 @@ mod tests {
     }
 
     #[test]
-    fn the_open_driver_is_told_from_the_proprietary_one() {
+    fn the_open_driver_is_distinguished_from_the_proprietary_one() {
         for (text, state) in [
-            ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159", State::Ok),
-            ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159", State::Lacks),
+            ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159", TopicState::Ok),
+            ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159", TopicState::Lacks),
         ] {
             let (_folder, tree) = recorded(&format!("== {VERSION}\n{text}\n"));
             assert_eq!(flavour(&tree, &parts()).state, state, "{text}");
-            assert_eq!(driver(&tree, &parts()).state, State::Ok);
+            assert_eq!(driver(&tree, &parts()).state, TopicState::Ok);
         }
         let (_folder, tree) = recorded("");
         assert_eq!(
             (driver(&tree, &parts()).state, flavour(&tree, &parts()).state),
-            (State::Lacks, State::NotApplicable)
+            (TopicState::Lacks, TopicState::NotApplicable)
         );
     }
 
@@ -240,7 +240,7 @@ mod tests {
         );
         assert_eq!(
             judged(&format!("{ours}== /sys/kernel/mm/memory_peers/nv_mem/version\n1\n")).state,
-            State::Ok
+            TopicState::Ok
         );
         assert!(judged(ours).seen.contains("no /sys/kernel/mm/memory_peers"));
         let (folder, tree) = recorded(ours);
@@ -264,7 +264,7 @@ mod tests {
         let loaded = "== /sys/module/nvidia_peermem/version\n580.159\n";
         for record in ["", loaded] {
             let line = judged(record, &[1, 1], &[Ok(true)]);
-            assert!(line.state == State::NotApplicable && line.seen.contains("not needed"), "{line:?}");
+            assert!(line.state == TopicState::NotApplicable && line.seen.contains("not needed"), "{line:?}");
             for (gives, takes) in [
                 (&[1, 0][..], &[Ok(true)][..]),
                 (&[1], &[Ok(true), Ok(false)]),
@@ -274,16 +274,16 @@ mod tests {
             ] {
                 let line = judged(record, gives, takes);
                 assert!(
-                    line.state == State::Lacks && !line.remedy.is_empty(),
+                    line.state == TopicState::Lacks && !line.remedy.is_empty(),
                     "{gives:?} {takes:?}: {line:?}"
                 );
             }
         }
         // What is there stays there, and what is in the way stays in the way.
         let there = format!("{loaded}== /sys/kernel/mm/memory_peers/nv_mem/version\n1\n");
-        assert_eq!(judged(&there, &[1], &[Ok(true)]).state, State::Ok);
+        assert_eq!(judged(&there, &[1], &[Ok(true)]).state, TopicState::Ok);
         let old = "== /sys/module/nv_peer_mem/version\n1.3\n";
-        assert_eq!(judged(old, &[1], &[Ok(true)]).state, State::Lacks);
+        assert_eq!(judged(old, &[1], &[Ok(true)]).state, TopicState::Lacks);
     }
 
     #[test]
@@ -296,15 +296,15 @@ mod tests {
             let nics = (0..nics).map(|index| (format!("mlx5_{index}"), None)).collect();
             peer_memory(&tree, &live, &Parts { gpus, nics }).state
         };
-        assert_eq!(judged(1, 1), State::NotApplicable);
-        assert_eq!((judged(1, 2), judged(2, 1)), (State::Lacks, State::Lacks));
+        assert_eq!(judged(1, 1), TopicState::NotApplicable);
+        assert_eq!((judged(1, 2), judged(2, 1)), (TopicState::Lacks, TopicState::Lacks));
     }
 
     #[test]
-    fn without_an_rdma_device_nobody_needs_peer_memory() {
+    fn without_an_rdma_device_peer_memory_is_not_needed() {
         let (_folder, tree) = recorded("");
         let line = peer_memory(&tree, &Live::recorded(&tree), &parts());
-        assert!(line.state == State::NotApplicable && line.seen.contains("no RDMA device"), "{line:?}");
+        assert!(line.state == TopicState::NotApplicable && line.seen.contains("no RDMA device"), "{line:?}");
     }
 
     #[test]
@@ -314,7 +314,7 @@ mod tests {
                 recorded(&format!("== {PARAMS}\nGrdmaPciTopoCheckOverride: {value}\nEnableMSI: 1\n"));
             params(&tree, &parts())
         };
-        assert_eq!((judged(0).state, judged(2).state), (State::Ok, State::Lacks));
+        assert_eq!((judged(0).state, judged(2).state), (TopicState::Ok, TopicState::Lacks));
         assert!(judged(0).seen.ends_with("GrdmaPciTopoCheckOverride=0"), "{}", judged(0).seen);
     }
 
@@ -329,7 +329,10 @@ mod tests {
         let lines = attributes(&live, &parts());
         let state =
             |number: &str| lines.iter().find(|line| line.seen.contains(number)).map(|line| line.state);
-        assert_eq!(state("attribute 124: a: 1, b: 0"), Some(State::Lacks));
-        assert_eq!((state("attribute 143"), state("attribute 110")), (Some(State::Ok), Some(State::Unknown)));
+        assert_eq!(state("attribute 124: a: 1, b: 0"), Some(TopicState::Lacks));
+        assert_eq!(
+            (state("attribute 143"), state("attribute 110")),
+            (Some(TopicState::Ok), Some(TopicState::Unknown))
+        );
     }
 }

@@ -45,7 +45,7 @@ pub(super) const ATTRIBUTES: [(i32, &str, bool, &str); 10] = [
 ];
 
 /// Time limit of a library's answer.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest answer, in bytes.
 const MAX_ANSWER: usize = 1 << 20;
 /// Most records of the kernel's log, and bytes of one.
@@ -160,7 +160,7 @@ fn message(record: &str) -> Option<String> {
 fn ask<T: for<'a> Deserialize<'a>>(probe: Probe) -> Result<T, String> {
     let mut command = Command::new("/proc/self/exe");
     command.args(["probe", probe.word()]);
-    let text = answer_of(command, PATIENCE, MAX_ANSWER, &mut |_| {})?;
+    let text = answer_of(command, TIMEOUT, MAX_ANSWER, &mut |_| {})?;
     serde_json::from_slice::<Result<T, String>>(&text).map_err(|error| format!("no answer: {error}"))?
 }
 
@@ -210,7 +210,7 @@ mod tests {
     use crate::tree::tests::recorded;
 
     #[test]
-    fn who_may_lock_all_has_the_capability_in_the_first_user_namespace() {
+    fn only_a_capability_in_the_first_user_namespace_locks_without_limit() {
         let judged = |capabilities: &str, users: &str| {
             let (_folder, tree) = recorded(&format!(
                 "== /proc/self/status\nName:\tx\nCapEff:\t{capabilities}\n== /proc/self/uid_map\n{users}\n"

@@ -39,7 +39,7 @@ pub(crate) struct Options {
 /// State of one topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum State {
+enum TopicState {
     /// There, and as it should be.
     Ok,
     /// Missing, or in the way.
@@ -50,7 +50,7 @@ enum State {
     NotApplicable,
 }
 
-impl State {
+impl TopicState {
     const fn word(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -72,9 +72,9 @@ impl State {
 
 /// A topic with its state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct Line {
+struct TopicReport {
     topic: String,
-    state: State,
+    state: TopicState,
     /// Observation, with its source.
     seen: String,
     /// Remedy; empty when nothing is to be done.
@@ -82,24 +82,24 @@ struct Line {
     remedy: String,
 }
 
-fn line(topic: &str, state: State, seen: impl Into<String>, remedy: &str) -> Line {
-    Line { topic: topic.to_owned(), state, seen: seen.into(), remedy: remedy.to_owned() }
+fn line(topic: &str, state: TopicState, seen: impl Into<String>, remedy: &str) -> TopicReport {
+    TopicReport { topic: topic.to_owned(), state, seen: seen.into(), remedy: remedy.to_owned() }
 }
 
-fn ok(topic: &str, seen: impl Into<String>) -> Line {
-    line(topic, State::Ok, seen, "")
+fn ok(topic: &str, seen: impl Into<String>) -> TopicReport {
+    line(topic, TopicState::Ok, seen, "")
 }
 
-fn lacks(topic: &str, seen: impl Into<String>, remedy: &str) -> Line {
-    line(topic, State::Lacks, seen, remedy)
+fn lacks(topic: &str, seen: impl Into<String>, remedy: &str) -> TopicReport {
+    line(topic, TopicState::Lacks, seen, remedy)
 }
 
-fn unknown(topic: &str, seen: impl Into<String>, remedy: &str) -> Line {
-    line(topic, State::Unknown, seen, remedy)
+fn unknown(topic: &str, seen: impl Into<String>, remedy: &str) -> TopicReport {
+    line(topic, TopicState::Unknown, seen, remedy)
 }
 
-fn not_applicable(topic: &str, seen: impl Into<String>) -> Line {
-    line(topic, State::NotApplicable, seen, "")
+fn not_applicable(topic: &str, seen: impl Into<String>) -> TopicReport {
+    line(topic, TopicState::NotApplicable, seen, "")
 }
 
 /// Prints the lines. What a machine lacks is no failure of this program.
@@ -134,7 +134,7 @@ enum Device {
 struct Group {
     title: &'static str,
     device: Device,
-    lines: Vec<Line>,
+    lines: Vec<TopicReport>,
 }
 
 /// All lines, by group.
@@ -148,8 +148,7 @@ fn groups(tree: &Tree, live: &Live, parts: &Parts) -> [Group; 3] {
     ]
 }
 
-/// All lines.
-fn examine(tree: &Tree, live: &Live) -> Vec<Line> {
+fn examine(tree: &Tree, live: &Live) -> Vec<TopicReport> {
     groups(tree, live, &Parts::of(tree)).into_iter().flat_map(|group| group.lines).collect()
 }
 
@@ -184,13 +183,13 @@ mod tests {
 
     /// The state of a topic's line.
     #[track_caller]
-    pub(super) fn find<'a>(lines: &'a [Line], topic: &str) -> &'a Line {
+    pub(super) fn find<'a>(lines: &'a [TopicReport], topic: &str) -> &'a TopicReport {
         lines.iter().find(|line| line.topic == topic).unwrap_or_else(|| panic!("no {topic} in {lines:#?}"))
     }
 
     /// What is missing or cannot be seen comes with what to do about it.
-    fn wants_remedy(line: &Line) -> bool {
-        matches!(line.state, State::Lacks | State::Unknown)
+    fn wants_remedy(line: &TopicReport) -> bool {
+        matches!(line.state, TopicState::Lacks | TopicState::Unknown)
     }
 
     /// The topics of a machine with nothing, each of which is also of one with something.
@@ -236,7 +235,7 @@ mod tests {
             find(&lines, topic);
         }
         for topic in ["NVIDIA driver", "GPU BAR1", "P2P clique", "GPU-NIC distance"] {
-            assert_eq!(find(&lines, topic).state, State::NotApplicable, "{topic}");
+            assert_eq!(find(&lines, topic).state, TopicState::NotApplicable, "{topic}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use egm_address::ByteSize;
 
-use super::{Line, Parts, State, lacks, line, not_applicable, ok, unknown};
+use super::{Parts, TopicReport, TopicState, lacks, line, not_applicable, ok, unknown};
 use crate::config_space::{self, PCI_EXPRESS, capability, extended};
 use crate::tree::{self, Tree};
 use crate::validate::pci::{link, memory_bars};
@@ -14,7 +14,7 @@ const ATS: u16 = 0x000f;
 const SMALL_BAR1: u64 = 512 << 20;
 const NO_GPU: &str = "no NVIDIA GPU among the PCI functions";
 
-pub(super) fn lines(tree: &Tree, parts: &Parts) -> Vec<Line> {
+pub(super) fn lines(tree: &Tree, parts: &Parts) -> Vec<TopicReport> {
     let mut lines = distances(tree, parts);
     lines.push(links(tree, parts));
     lines.push(bar1(tree, parts));
@@ -68,7 +68,7 @@ fn distance(tree: &Tree, one: &str, other: &str) -> Option<Distance> {
     })
 }
 
-fn distances(tree: &Tree, parts: &Parts) -> Vec<Line> {
+fn distances(tree: &Tree, parts: &Parts) -> Vec<TopicReport> {
     const TOPIC: &str = "GPU-NIC distance";
     let nics: Vec<(&str, &str)> =
         parts.nics.iter().filter_map(|(name, address)| Some((name.as_str(), address.as_deref()?))).collect();
@@ -99,7 +99,7 @@ fn functions(parts: &Parts) -> Vec<&String> {
     parts.gpus.iter().chain(parts.nics.iter().filter_map(|(_, address)| address.as_ref())).collect()
 }
 
-fn links(tree: &Tree, parts: &Parts) -> Line {
+fn links(tree: &Tree, parts: &Parts) -> TopicReport {
     const TOPIC: &str = "PCIe links";
     let functions = functions(parts);
     if functions.is_empty() {
@@ -128,7 +128,7 @@ fn links(tree: &Tree, parts: &Parts) -> Line {
     ok(TOPIC, seen.join("; "))
 }
 
-fn bar1(tree: &Tree, parts: &Parts) -> Line {
+fn bar1(tree: &Tree, parts: &Parts) -> TopicReport {
     const TOPIC: &str = "GPU BAR1";
     if parts.gpus.is_empty() {
         return not_applicable(TOPIC, NO_GPU);
@@ -153,7 +153,7 @@ fn bar1(tree: &Tree, parts: &Parts) -> Line {
     }
 }
 
-fn clique(tree: &Tree, parts: &Parts) -> Line {
+fn clique(tree: &Tree, parts: &Parts) -> TopicReport {
     const TOPIC: &str = "P2P clique";
     const REMEDY: &str = "GPUs that reach each other over PCIe need one number in the VMM's configuration: egm-vmm \"clique\", QEMU x-nv-gpudirect-clique, cloud-hypervisor x_nv_gpudirect_clique; NVLink needs none";
     match parts.gpus.as_slice() {
@@ -180,7 +180,7 @@ fn clique(tree: &Tree, parts: &Parts) -> Line {
     match announced {
         0 => line(
             TOPIC,
-            State::NotApplicable,
+            TopicState::NotApplicable,
             format!(
                 "not announced in the configuration space of any of {} GPUs: that matters only between those that do not \
                  reach each other otherwise (`egm-guest validate --select p2p` tries it)",
@@ -193,7 +193,7 @@ fn clique(tree: &Tree, parts: &Parts) -> Line {
     }
 }
 
-fn relaxed_ordering(tree: &Tree, parts: &Parts) -> Line {
+fn relaxed_ordering(tree: &Tree, parts: &Parts) -> TopicReport {
     const TOPIC: &str = "relaxed ordering";
     const ENABLE: u8 = 1 << 4; // of Device Control, at 8 (PCI Express 6.0, 7.5.3.4)
     let functions = functions(parts);
@@ -226,7 +226,7 @@ fn relaxed_ordering(tree: &Tree, parts: &Parts) -> Line {
     }
 }
 
-fn ats(tree: &Tree, parts: &Parts) -> Line {
+fn ats(tree: &Tree, parts: &Parts) -> TopicReport {
     const TOPIC: &str = "ATS";
     let nics: Vec<&String> = parts.nics.iter().filter_map(|(_, address)| address.as_ref()).collect();
     if parts.gpus.is_empty() || nics.is_empty() {
@@ -265,7 +265,7 @@ fn ats(tree: &Tree, parts: &Parts) -> Line {
 }
 
 /// The ports above functions that redirect requests between peers to the root complex.
-fn acs(tree: &Tree, parts: &Parts) -> Line {
+fn acs(tree: &Tree, parts: &Parts) -> TopicReport {
     const TOPIC: &str = "ACS";
     const REDIRECTS: u8 = 1 << 2 | 1 << 3; // RR and CR of the control word at 6 (PCI Express 6.0, 7.7.11.3)
     let mut ports: Vec<String> = functions(parts)
@@ -341,12 +341,12 @@ mod tests {
             let (_folder, tree) = at(&gpu, &nic, "");
             let line = &distances(&tree, &parts())[0];
             assert!(line.seen.contains(word), "{}", line.seen);
-            assert_eq!(line.state == State::Ok, word.starts_with("PI") || word == "PXB");
+            assert_eq!(line.state == TopicState::Ok, word.starts_with("PI") || word == "PXB");
         }
     }
 
     /// The clique's line for GPUs of a guest, each with or without a capability.
-    fn judged(gpus: &[(&str, bool)]) -> Line {
+    fn judged(gpus: &[(&str, bool)]) -> TopicReport {
         let mut text = "== /proc/cpuinfo\nflags : hypervisor\n".to_owned();
         for (gpu, clique) in gpus {
             let mut config = vec![0u8; 256];
@@ -372,19 +372,19 @@ mod tests {
 
     #[test]
     fn two_gpus_of_a_guest_have_a_clique_both_or_neither() {
-        assert_eq!(judged(&[(GPU, true), (NIC, true)]).state, State::Ok);
-        assert_eq!(judged(&[(GPU, true), (NIC, false)]).state, State::Lacks);
+        assert_eq!(judged(&[(GPU, true), (NIC, true)]).state, TopicState::Ok);
+        assert_eq!(judged(&[(GPU, true), (NIC, false)]).state, TopicState::Lacks);
         let neither = judged(&[(GPU, false), (NIC, false)]);
-        assert_eq!(neither.state, State::NotApplicable, "they may have NVLink: {}", neither.seen);
+        assert_eq!(neither.state, TopicState::NotApplicable, "they may have NVLink: {}", neither.seen);
         assert!(neither.seen.contains("not announced") && !neither.remedy.is_empty(), "{neither:?}");
     }
 
     #[test]
     fn one_gpu_needs_no_clique_whatever_can_be_read_of_it() {
-        assert_eq!(judged(&[(GPU, false)]).state, State::NotApplicable);
+        assert_eq!(judged(&[(GPU, false)]).state, TopicState::NotApplicable);
         let (_folder, tree) = recorded("== /proc/cpuinfo\nflags : hypervisor\n");
         let alone = clique(&tree, &Parts { gpus: vec![GPU.into()], nics: Vec::new() });
-        assert!(alone.state == State::NotApplicable && alone.seen.contains("no peer"), "{alone:?}");
+        assert!(alone.state == TopicState::NotApplicable && alone.seen.contains("no peer"), "{alone:?}");
     }
 
     #[test]
@@ -401,9 +401,9 @@ mod tests {
         let small = bar1(&tree, &gpu);
         assert_eq!(
             (small.state, small.seen.as_str()),
-            (State::Lacks, "0000:03:00.0 BAR 1 256MiB at 0x1000000000")
+            (TopicState::Lacks, "0000:03:00.0 BAR 1 256MiB at 0x1000000000")
         );
-        assert_eq!(relaxed_ordering(&tree, &gpu).state, State::Lacks);
+        assert_eq!(relaxed_ordering(&tree, &gpu).state, TopicState::Lacks);
     }
 
     #[test]
@@ -425,7 +425,7 @@ mod tests {
             let (_folder, tree) = at(port, port, &more);
             (ats(&tree, &parts()).state, acs(&tree, &parts()).state)
         };
-        assert_eq!(judged(0x80, 0x00), (State::Ok, State::Ok));
-        assert_eq!(judged(0x00, 0x1d), (State::Lacks, State::Lacks));
+        assert_eq!(judged(0x80, 0x00), (TopicState::Ok, TopicState::Ok));
+        assert_eq!(judged(0x00, 0x1d), (TopicState::Lacks, TopicState::Lacks));
     }
 }

@@ -3,7 +3,7 @@
 use egm_address::ByteSize;
 
 use super::live::Live;
-use super::{Line, Parts, State, lacks, line, not_applicable, ok, unknown};
+use super::{Parts, TopicReport, TopicState, lacks, line, not_applicable, ok, unknown};
 use crate::machine;
 use crate::tree::Tree;
 
@@ -12,7 +12,7 @@ const NO_DEVICE: &str = "no RDMA device in /sys/class/infiniband";
 /// Most GIDs of a port that are looked at.
 const MOST_GIDS: usize = 512;
 
-pub(super) fn lines(tree: &Tree, live: &Live, parts: &Parts) -> Vec<Line> {
+pub(super) fn lines(tree: &Tree, live: &Live, parts: &Parts) -> Vec<TopicReport> {
     let mut lines = vec![devices(tree, parts), verbs(tree, parts)];
     let names: Vec<&String> = parts.nics.iter().map(|(name, _)| name).collect();
     for name in &names {
@@ -30,12 +30,12 @@ pub(super) fn lines(tree: &Tree, live: &Live, parts: &Parts) -> Vec<Line> {
     lines
 }
 
-fn devices(tree: &Tree, parts: &Parts) -> Line {
+fn devices(tree: &Tree, parts: &Parts) -> TopicReport {
     const TOPIC: &str = "RDMA devices";
     if parts.nics.is_empty() {
         return line(
             TOPIC,
-            State::NotApplicable,
+            TopicState::NotApplicable,
             NO_DEVICE,
             "for RDMA give the guest a function of a NIC, and load its driver (mlx5_ib); over any network card: modprobe rdma_rxe, rdma link add rxe0 type rxe netdev eth0",
         );
@@ -51,7 +51,7 @@ fn devices(tree: &Tree, parts: &Parts) -> Line {
     ok(TOPIC, parts.nics.iter().map(said).collect::<Vec<_>>().join(", "))
 }
 
-fn verbs(tree: &Tree, parts: &Parts) -> Line {
+fn verbs(tree: &Tree, parts: &Parts) -> TopicReport {
     const TOPIC: &str = "uverbs";
     let nodes: Vec<String> =
         tree.names("/dev/infiniband").into_iter().filter(|name| name.starts_with("uverbs")).collect();
@@ -66,7 +66,7 @@ fn verbs(tree: &Tree, parts: &Parts) -> Line {
     }
 }
 
-fn port(tree: &Tree, name: &str, port: &str) -> Line {
+fn port(tree: &Tree, name: &str, port: &str) -> TopicReport {
     const TOPIC: &str = "RDMA port";
     let word = |file: &str| tree.word(&format!("{CLASS}/{name}/ports/{port}/{file}"));
     let state = word("state").unwrap_or_else(|| "unknown".to_owned());
@@ -86,7 +86,7 @@ fn port(tree: &Tree, name: &str, port: &str) -> Line {
     }
 }
 
-fn gids(tree: &Tree, name: &str, port: &str) -> Line {
+fn gids(tree: &Tree, name: &str, port: &str) -> TopicReport {
     const TOPIC: &str = "GID table";
     let folder = format!("{CLASS}/{name}/ports/{port}");
     let is_set = |gid: &String| gid.bytes().any(|byte| byte != b'0' && byte != b':');
@@ -114,7 +114,7 @@ fn gids(tree: &Tree, name: &str, port: &str) -> Line {
     }
 }
 
-fn mtu(tree: &Tree, name: &str) -> Line {
+fn mtu(tree: &Tree, name: &str) -> TopicReport {
     const TOPIC: &str = "MTU";
     let folder = format!("{CLASS}/{name}/device/net");
     let mut devices = tree.names(&folder);
@@ -148,7 +148,7 @@ fn mtu(tree: &Tree, name: &str) -> Line {
     }
 }
 
-fn dmabuf(live: &Live, parts: &Parts) -> Line {
+fn dmabuf(live: &Live, parts: &Parts) -> TopicReport {
     const TOPIC: &str = "RDMA dma-buf";
     if parts.nics.is_empty() {
         return not_applicable(TOPIC, NO_DEVICE);
@@ -185,7 +185,7 @@ fn dmabuf(live: &Live, parts: &Parts) -> Line {
     }
 }
 
-fn memlock(tree: &Tree, live: &Live, parts: &Parts) -> Line {
+fn memlock(tree: &Tree, live: &Live, parts: &Parts) -> TopicReport {
     const TOPIC: &str = "locked memory";
     const REMEDY: &str = "`ulimit -l unlimited`, or `* - memlock unlimited` in /etc/security/limits.conf, LimitMEMLOCK=infinity for a unit";
     if parts.nics.is_empty() {
@@ -202,7 +202,7 @@ fn memlock(tree: &Tree, live: &Live, parts: &Parts) -> Line {
     } else if live.locks_all {
         let seen =
             format!("{bytes} (ulimit -l), which does not count for this user (CAP_IPC_LOCK), as for root");
-        line(TOPIC, State::NotApplicable, seen, &format!("for other users {REMEDY}"))
+        line(TOPIC, TopicState::NotApplicable, seen, &format!("for other users {REMEDY}"))
     } else {
         lacks(TOPIC, format!("{bytes} (ulimit -l), which registered memory counts against"), REMEDY)
     }
@@ -249,8 +249,8 @@ RoCE v2
                 .seen
                 .contains("2 entries, 0000:0000:0000:0000:0000:ffff:c0a8:6402 (RoCE v2) at index 1")
         );
-        assert_eq!((line("MTU").state, line("MTU").seen.as_str()), (State::Lacks, "rxe0 on eth0: 1500"));
-        assert_eq!(line("uverbs").state, State::Lacks);
+        assert_eq!((line("MTU").state, line("MTU").seen.as_str()), (TopicState::Lacks, "rxe0 on eth0: 1500"));
+        assert_eq!(line("uverbs").state, TopicState::Lacks);
     }
 
     #[test]
@@ -258,7 +258,10 @@ RoCE v2
         let (_folder, tree) = recorded(
             "== /sys/class/infiniband/a/ports/1/state\n1: DOWN\n== /sys/class/infiniband/a/ports/1/gids/0\n0000:0000\n",
         );
-        assert_eq!((port(&tree, "a", "1").state, gids(&tree, "a", "1").state), (State::Lacks, State::Lacks));
+        assert_eq!(
+            (port(&tree, "a", "1").state, gids(&tree, "a", "1").state),
+            (TopicState::Lacks, TopicState::Lacks)
+        );
     }
 
     #[test]
@@ -270,11 +273,11 @@ RoCE v2
             memlock(&tree, &live, parts)
         };
         let states = [None, Some(1 << 20), Some(65536)].map(|limit| judged(limit, false, &with).state);
-        assert_eq!(states, [State::Ok, State::Ok, State::Lacks]);
+        assert_eq!(states, [TopicState::Ok, TopicState::Ok, TopicState::Lacks]);
         let root = judged(Some(65536), true, &with);
-        assert!(root.state == State::NotApplicable && root.seen.contains("CAP_IPC_LOCK"), "{root:?}");
+        assert!(root.state == TopicState::NotApplicable && root.seen.contains("CAP_IPC_LOCK"), "{root:?}");
         let none = judged(Some(65536), false, &Parts::default());
-        assert!(none.state == State::NotApplicable && none.seen.contains("no RDMA device"), "{none:?}");
+        assert!(none.state == TopicState::NotApplicable && none.seen.contains("no RDMA device"), "{none:?}");
     }
 
     #[test]
@@ -286,13 +289,13 @@ RoCE v2
             ..Live::recorded(&tree)
         };
         let of = |takes| dmabuf(&live(&[("rxe0".into(), takes)]), &parts);
-        assert_eq!(of(Ok(true)).state, State::Ok);
+        assert_eq!(of(Ok(true)).state, TopicState::Ok);
         let lacks = of(Ok(false));
-        assert!(lacks.state == State::Lacks && lacks.seen.contains("rxe0 does not"), "{lacks:?}");
+        assert!(lacks.state == TopicState::Lacks && lacks.seen.contains("rxe0 does not"), "{lacks:?}");
         let unclear = of(Err("ibv_open_device: EACCES".into()));
-        assert!(unclear.state == State::Unknown && unclear.seen.contains("EACCES"), "{unclear:?}");
-        assert_eq!(dmabuf(&live(&[]), &parts).state, State::Unknown);
+        assert!(unclear.state == TopicState::Unknown && unclear.seen.contains("EACCES"), "{unclear:?}");
+        assert_eq!(dmabuf(&live(&[]), &parts).state, TopicState::Unknown);
         let some = dmabuf(&live(&[("a".into(), Ok(true)), ("b".into(), Err("shut".into()))]), &parts);
-        assert!(some.state == State::Lacks && some.seen.contains("b does not say: shut"), "{some:?}");
+        assert!(some.state == TopicState::Lacks && some.seen.contains("b does not say: shut"), "{some:?}");
     }
 }

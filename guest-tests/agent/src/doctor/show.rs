@@ -3,7 +3,7 @@
 use egm_guest::findings::{visible, wrapped};
 use egm_report::show::{Screen, Style};
 
-use super::{Device, Group, Line, Parts, State, not_applicable};
+use super::{Device, Group, Parts, TopicReport, TopicState, not_applicable};
 
 /// All groups, and the number of topics in each state.
 pub(super) fn report(groups: &[Group], parts: &Parts, screen: Screen) -> String {
@@ -19,15 +19,15 @@ pub(super) fn report(groups: &[Group], parts: &Parts, screen: Screen) -> String 
         lines.iter().for_each(|line| out.push_str(&text(line, screen)));
         out.push('\n');
     }
-    let all: Vec<&Line> = groups.iter().flat_map(|group| &group.lines).collect();
+    let all: Vec<&TopicReport> = groups.iter().flat_map(|group| &group.lines).collect();
     out + &sum(&all) + "\n"
 }
 
 /// The lines, with one line in place of those that apply to a missing device only.
-fn folded(lines: &[Line], topic: &str, missing: &str) -> Vec<Line> {
-    let is_idle = |line: &&Line| line.state == State::NotApplicable && line.remedy.is_empty();
+fn folded(lines: &[TopicReport], topic: &str, missing: &str) -> Vec<TopicReport> {
+    let is_idle = |line: &&TopicReport| line.state == TopicState::NotApplicable && line.remedy.is_empty();
     let idle = lines.iter().filter(is_idle).count();
-    let mut kept: Vec<Line> = lines.iter().filter(|line| !is_idle(line)).cloned().collect();
+    let mut kept: Vec<TopicReport> = lines.iter().filter(|line| !is_idle(line)).cloned().collect();
     kept.push(not_applicable(topic, format!("{missing}; not applicable: {idle} (--json lists them)")));
     kept
 }
@@ -36,7 +36,7 @@ fn folded(lines: &[Line], topic: &str, missing: &str) -> Vec<Line> {
 const SEEN: usize = 32;
 
 /// A line and its remedy; on a terminal in as many lines as it takes, with the state in colour.
-pub(super) fn text(line: &Line, screen: Screen) -> String {
+pub(super) fn text(line: &TopicReport, screen: Screen) -> String {
     let word = line.state.word();
     let text = plain(line, screen.columns());
     let rest = text.strip_prefix(word).unwrap_or_default();
@@ -44,7 +44,7 @@ pub(super) fn text(line: &Line, screen: Screen) -> String {
 }
 
 /// The same without colour.
-fn plain(line: &Line, columns: Option<usize>) -> String {
+fn plain(line: &TopicReport, columns: Option<usize>) -> String {
     let (topic, seen, remedy) = (visible(&line.topic), visible(&line.seen), visible(&line.remedy));
     let mut text = format!("{:<8} {topic:<22} ", line.state.word());
     let fits = |text: &str, more: &str| {
@@ -67,10 +67,10 @@ fn plain(line: &Line, columns: Option<usize>) -> String {
     text
 }
 
-fn sum(lines: &[&Line]) -> String {
+fn sum(lines: &[&TopicReport]) -> String {
     let count = |state| lines.iter().filter(|line| line.state == state).count();
-    let (good, missing) = (count(State::Ok), count(State::Lacks));
-    let (open, idle) = (count(State::Unknown), count(State::NotApplicable));
+    let (good, missing) = (count(TopicState::Ok), count(TopicState::Lacks));
+    let (open, idle) = (count(TopicState::Unknown), count(TopicState::NotApplicable));
     format!("{good} ok, {missing} lacking, {open} unknown, {idle} not applicable")
 }
 
@@ -80,7 +80,8 @@ mod tests {
     use super::*;
 
     fn groups() -> [Group; 3] {
-        let remedy = Line { remedy: "load mlx5_ib".to_owned(), ..not_applicable("RDMA devices", "none") };
+        let remedy =
+            TopicReport { remedy: "load mlx5_ib".to_owned(), ..not_applicable("RDMA devices", "none") };
         let system = vec![ok("EGM", "node 1"), not_applicable("SMBIOS", "none")];
         let gpus = vec![not_applicable("CUDA", "no GPU"), not_applicable("ACS", "no GPU")];
         [

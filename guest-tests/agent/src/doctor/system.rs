@@ -1,7 +1,7 @@
 //! The machine: signs that it is virtual, its nodes and which is EGM, its kernel, and what that complained of.
 
 use super::live::Live;
-use super::{Line, State, lacks, line, not_applicable, ok, unknown};
+use super::{TopicReport, TopicState, lacks, line, not_applicable, ok, unknown};
 use crate::kernel::{Config, PARTS, Part};
 use crate::machine;
 use crate::tree::{self, NODES, Tree};
@@ -9,14 +9,14 @@ use crate::tree::{self, NODES, Tree};
 /// Most messages that a line quotes.
 const QUOTED: usize = 3;
 
-pub(super) fn lines(tree: &Tree, live: &Live) -> Vec<Line> {
+pub(super) fn lines(tree: &Tree, live: &Live) -> Vec<TopicReport> {
     let mut lines = vec![hypervisor(tree), smbios(tree), nodes(tree), egm(tree, live), initiators(tree)];
     lines.extend(kernel(tree));
     lines.push(messages(live));
     lines
 }
 
-fn hypervisor(tree: &Tree) -> Line {
+fn hypervisor(tree: &Tree) -> TopicReport {
     const TOPIC: &str = "hypervisor seen";
     let product = tree.word("/sys/class/dmi/id/sys_vendor").unwrap_or_default();
     let is_virtual =
@@ -35,7 +35,7 @@ fn hypervisor(tree: &Tree) -> Line {
     }
 }
 
-fn smbios(tree: &Tree) -> Line {
+fn smbios(tree: &Tree) -> TopicReport {
     const TOPIC: &str = "SMBIOS virtual bit";
     const FILE: &str = "/sys/firmware/dmi/tables/DMI";
     let arm_needs = "on Arm the driver knows by it alone that this is a virtual machine";
@@ -58,7 +58,7 @@ fn smbios(tree: &Tree) -> Line {
     }
 }
 
-fn nodes(tree: &Tree) -> Line {
+fn nodes(tree: &Tree) -> TopicReport {
     const TOPIC: &str = "NUMA nodes";
     let nodes = machine::nodes(tree);
     if nodes.is_empty() {
@@ -92,7 +92,7 @@ fn node_at(tree: &Tree, address: u64) -> Option<u32> {
     online.iter().find(|node| tree.exists(&tree::node(*node, &block)))
 }
 
-fn egm(tree: &Tree, live: &Live) -> Line {
+fn egm(tree: &Tree, live: &Live) -> TopicReport {
     const TOPIC: &str = "EGM";
     const REMEDY: &str =
         "EGM comes from the VMM: a slice as a node, and egm-base-pa, egm-size and egm-pxm in _DSD of the GPU";
@@ -111,9 +111,12 @@ fn egm(tree: &Tree, live: &Live) -> Line {
         .collect();
     let log = live.log.as_ref().map_or_else(Clone::clone, |_| "dmesg has no \"EGM base PA\"".to_owned());
     match only_memory.as_slice() {
-        [] => {
-            line(TOPIC, State::NotApplicable, format!("no node has memory and no processors; {log}"), REMEDY)
-        }
+        [] => line(
+            TOPIC,
+            TopicState::NotApplicable,
+            format!("no node has memory and no processors; {log}"),
+            REMEDY,
+        ),
         nodes => unknown(
             TOPIC,
             format!(
@@ -125,7 +128,7 @@ fn egm(tree: &Tree, live: &Live) -> Line {
     }
 }
 
-fn initiators(tree: &Tree) -> Line {
+fn initiators(tree: &Tree) -> TopicReport {
     const TOPIC: &str = "generic initiators";
     let list = tree.list(&format!("{NODES}/has_generic_initiator")).unwrap_or_default();
     if list.is_empty() {
@@ -137,7 +140,7 @@ fn initiators(tree: &Tree) -> Line {
     ok(TOPIC, format!("nodes {list} ({NODES}/has_generic_initiator)"))
 }
 
-fn kernel(tree: &Tree) -> Vec<Line> {
+fn kernel(tree: &Tree) -> Vec<TopicReport> {
     let Some(config) = Config::of(tree) else {
         return vec![unknown(
             "kernel options",
@@ -157,7 +160,7 @@ fn kernel(tree: &Tree) -> Vec<Line> {
     PARTS.iter().map(line).collect()
 }
 
-fn messages(live: &Live) -> Line {
+fn messages(live: &Live) -> TopicReport {
     const TOPIC: &str = "GPU errors in dmesg";
     let log = match &live.log {
         Err(why) => return unknown(TOPIC, why.clone(), "look as root, or set kernel.dmesg_restrict=0"),
@@ -208,11 +211,11 @@ online
     fn the_drivers_word_on_egm_names_its_node() {
         let (_folder, tree) = recorded(EGM);
         let seen = egm(&tree, &live(&["NVRM: EGM base PA: 0x100000000, size: 0x1"]));
-        assert_eq!((seen.state, &seen.seen[..6]), (State::Ok, "node 1"));
-        assert_eq!(egm(&tree, &live(&["EGM base PA 0x900000000"])).state, State::Lacks);
+        assert_eq!((seen.state, &seen.seen[..6]), (TopicState::Ok, "node 1"));
+        assert_eq!(egm(&tree, &live(&["EGM base PA 0x900000000"])).state, TopicState::Lacks);
         let quiet = egm(&tree, &live(&[]));
         assert!(
-            quiet.state == State::Unknown && quiet.seen.contains("node 1 has memory and no processors"),
+            quiet.state == TopicState::Unknown && quiet.seen.contains("node 1 has memory and no processors"),
             "{quiet:?}"
         );
         assert_eq!(egm_base("EGM base PA 0xzz"), None);
@@ -224,14 +227,14 @@ online
             let (_folder, tree) = recorded(record);
             hypervisor(&tree).state
         };
-        assert_eq!(judged("== /proc/cpuinfo\nflags : fpu hypervisor\n"), State::Ok);
+        assert_eq!(judged("== /proc/cpuinfo\nflags : fpu hypervisor\n"), TopicState::Ok);
         assert_eq!(
             judged("== /proc/cpuinfo\nflags : fpu\n== /sys/class/dmi/id/sys_vendor\nQEMU\n"),
-            State::Lacks
+            TopicState::Lacks
         );
         assert_eq!(
             judged("== /proc/cpuinfo\nflags : fpu\n== /sys/class/dmi/id/sys_vendor\nDell Inc.\n"),
-            State::NotApplicable
+            TopicState::NotApplicable
         );
     }
 
@@ -247,22 +250,22 @@ online
             smbios(&tree)
         };
         let (arm, x86) = ("Features : fp asimd", "flags : fpu");
-        assert_eq!((judged(arm, 0x10).state, judged(x86, 0x10).state), (State::Ok, State::Ok));
+        assert_eq!((judged(arm, 0x10).state, judged(x86, 0x10).state), (TopicState::Ok, TopicState::Ok));
         let clear = judged(arm, 0x08);
-        assert!(clear.state == State::Lacks && clear.remedy.contains("a VMM sets it"), "{clear:?}");
-        assert_eq!(judged(x86, 0x08).state, State::NotApplicable);
+        assert!(clear.state == TopicState::Lacks && clear.remedy.contains("a VMM sets it"), "{clear:?}");
+        assert_eq!(judged(x86, 0x08).state, TopicState::NotApplicable);
         let (_folder, nothing) = recorded("== /proc/cpuinfo\nFeatures : fp\n");
-        assert_eq!(smbios(&nothing).state, State::Unknown);
+        assert_eq!(smbios(&nothing).state, TopicState::Unknown);
     }
 
     #[test]
     fn nodes_are_listed_with_what_each_has() {
         let (_folder, tree) = recorded(EGM);
         let line = nodes(&tree);
-        assert_eq!(line.state, State::Ok);
+        assert_eq!(line.state, TopicState::Ok);
         assert_eq!(line.seen, "0: 0 MiB, processors 0-3; 1: 4 MiB, no processors");
         let (_folder, nothing) = recorded("");
-        assert_eq!(nodes(&nothing).state, State::Lacks);
+        assert_eq!(nodes(&nothing).state, TopicState::Lacks);
     }
 
     #[test]
@@ -270,10 +273,13 @@ online
         let release = "== /proc/sys/kernel/osrelease\n6.12\n";
         let text = "CONFIG_HMM_MIRROR=y\n# CONFIG_DEVICE_PRIVATE is not set\nCONFIG_ZONE_DEVICE=y\n";
         let (_folder, tree) = recorded(&format!("{release}== /boot/config-6.12\n{text}"));
-        let states: Vec<State> = kernel(&tree).iter().map(|line| line.state).collect();
-        assert_eq!(states, [State::Lacks, State::Lacks, State::Ok, State::Lacks, State::Ok]);
+        let states: Vec<TopicState> = kernel(&tree).iter().map(|line| line.state).collect();
+        assert_eq!(
+            states,
+            [TopicState::Lacks, TopicState::Lacks, TopicState::Ok, TopicState::Lacks, TopicState::Ok]
+        );
         let (_folder, without) = recorded(release);
-        assert_eq!(kernel(&without)[0].state, State::Unknown);
+        assert_eq!(kernel(&without)[0].state, TopicState::Unknown);
     }
 
     #[test]
@@ -283,7 +289,10 @@ online
             "usb 1-1: error",
             "NVRM: loading",
         ]));
-        assert!(line.state == State::Lacks && line.seen.starts_with("1, the last: NVRM: Xid"), "{line:?}");
-        assert_eq!(messages(&live(&["NVRM: loading"])).state, State::Ok);
+        assert!(
+            line.state == TopicState::Lacks && line.seen.starts_with("1, the last: NVRM: Xid"),
+            "{line:?}"
+        );
+        assert_eq!(messages(&live(&["NVRM: loading"])).state, TopicState::Ok);
     }
 }

@@ -93,8 +93,8 @@ pub struct Change {
 
 /// A figure of both runs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct Ratio {
-    /// The validation.
     pub name: String,
     /// The series, as the first run calls it.
     pub series: String,
@@ -102,9 +102,7 @@ pub struct Ratio {
     pub bytes: Option<u64>,
     /// Unit of both.
     pub unit: String,
-    /// The first run's.
     pub first: f64,
-    /// The second run's.
     pub second: f64,
     /// Speed of the second run, relative to the first: second divided by first, for times first divided by second.
     pub ratio: f64,

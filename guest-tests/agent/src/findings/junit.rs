@@ -26,10 +26,9 @@ pub struct Suite {
 
 /// One case. Its texts may come from a hostile guest.
 #[derive(Debug)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct Case {
-    /// Its name.
     pub name: String,
-    /// Its outcome.
     pub outcome: Outcome,
     /// Why it has this outcome; unused when it passed.
     pub reason: String,

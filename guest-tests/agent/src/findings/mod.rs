@@ -80,13 +80,12 @@ impl fmt::Display for Outcome {
 /// The result of one check.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct Check {
     /// Name of the check.
     #[serde(rename = "egm-check")]
     pub name: String,
-    /// Its outcome.
     pub outcome: Outcome,
-    /// A measured figure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
     /// Unit of the figure.

@@ -48,6 +48,7 @@ pub struct Run {
 /// The machine of a run, as far as it reports itself.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct Machine {
     /// Name, release and version of the kernel.
     pub kernel: String,
@@ -59,7 +60,6 @@ pub struct Machine {
     /// Vendor and product by SMBIOS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub product: Option<String>,
-    /// The processor's name.
     pub cpu: String,
     /// Processors that are online.
     pub cpus: u32,
@@ -71,7 +71,6 @@ pub struct Machine {
     /// Display and 3D controllers.
     #[serde(default)]
     pub gpus: Vec<Gpu>,
-    /// The GPUs' driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
 }

@@ -14,7 +14,6 @@ pub(crate) enum Memory {
     EgmDevice,
     /// A NUMA node that processors use.
     Node,
-    /// Another GPU's.
     Peer,
     Other,
 }
@@ -64,7 +63,6 @@ pub(crate) struct Series<'a> {
     pub(crate) plot: &'a str,
     /// The line in it: memory and GPU, or the whole series.
     pub(crate) line: &'a str,
-    /// The line's colour.
     pub(crate) memory: Memory,
 }
 

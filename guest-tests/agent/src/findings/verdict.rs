@@ -16,12 +16,11 @@ const MAX_TEXT: usize = 4096;
 /// The result of one validation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct Verdict {
     /// `group.what`.
     pub name: String,
-    /// Its claim.
     pub claim: String,
-    /// Its outcome.
     pub outcome: Outcome,
     /// Reason why it is not passed, or the observation.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -32,10 +31,8 @@ pub struct Verdict {
     /// Unit of `value`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
-    /// All its figures.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub figures: Vec<Figure>,
-    /// Its seed.
     pub seed: u64,
     /// Milliseconds that it took.
     #[serde(default)]

@@ -43,7 +43,6 @@ impl Aligned {
         (skipped < mapping.size).then_some(Self { mapping, skipped })
     }
 
-    /// Its first address.
     pub(crate) fn address(&self) -> u64 {
         egm_vendor::verbs::Memory::start(self).as_ptr().expose_provenance() as u64
     }
@@ -146,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn aligned_memory_begins_where_it_says_and_ends_with_its_mapping() {
+    fn aligned_memory_begins_where_it_states_and_ends_with_its_mapping() {
         let mapping = Mapping::new(3 << 20).unwrap();
         let end = mapping.start.addr().get() + mapping.size;
         let aligned = Aligned::new(mapping, 2 << 20).unwrap();
@@ -159,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_moved_keep_their_bytes_and_their_node_is_told() {
+    fn pages_that_are_moved_keep_their_bytes_and_their_node_is_reported() {
         let mut memory = Mapping::new(1 << 16).unwrap();
         memory.bytes_mut().fill(7);
         let start = memory.start().as_ptr().expose_provenance() as u64;
@@ -170,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn large_pages_are_renewed_where_the_kernel_says_so_and_keep_their_bytes() {
+    fn large_pages_are_renewed_where_the_kernel_states_so_and_keep_their_bytes() {
         let size = 2 * LARGE;
         let mut mapping = Mapping::new(size + LARGE).unwrap();
         mapping.bytes_mut().fill(7);

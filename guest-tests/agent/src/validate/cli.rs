@@ -38,13 +38,16 @@ const ARGUMENTS: [(&str, &str); 17] = [
     ("rdma.gid", "index in its GID table"),
     ("rdma.listen", "ADDRESS:PORT where rdma.pair waits for its peer"),
     ("rdma.node", "NUMA node of the memory that rdma.pair uses"),
-    ("rdma.patience", "seconds that rdma.pair waits for its peer: 60"),
     ("rdma.peer", "ADDRESS:PORT of the peer of rdma.pair"),
     ("rdma.requests", "requests that ib_write_bw sends"),
     ("rdma.rounds", "repetitions of each measurement: 3"),
     ("rdma.rxe", "ADDRESS/PREFIX for the interface of an rdma_rxe device"),
+    ("rdma.timeout", "seconds that rdma.pair waits for its peer: 60"),
     ("turns", "Unix socket of a program that measures in turn"),
 ];
+
+/// Former name of `rdma.timeout`, which is still read.
+const FORMER_TIMEOUT: &str = "rdma.patience";
 
 /// Names of [`ARGUMENTS`].
 fn argument_names() -> impl Iterator<Item = &'static str> {
@@ -52,7 +55,7 @@ fn argument_names() -> impl Iterator<Item = &'static str> {
 }
 
 fn is_argument(key: &str) -> bool {
-    argument_names().any(|name| name == key)
+    argument_names().chain([FORMER_TIMEOUT]).any(|name| name == key)
 }
 
 /// Text after the options in the help of `validate`.
@@ -268,6 +271,7 @@ mod tests {
             refused("deadline").contains("KEY=VALUE") && refused("deadline=soon").contains("deadline=soon")
         );
         assert_eq!(known(&["deadline=5".into(), "memory.nodes=0,2".into()]), Ok(()));
+        assert_eq!(known(&["rdma.timeout=5".into(), "rdma.patience=5".into()]), Ok(()));
     }
 
     #[test]

@@ -111,13 +111,10 @@ fn links(tree: &Tree) -> Finding {
 /// A BAR as the kernel has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bar {
-    /// Its number.
     pub(crate) index: usize,
-    /// First address.
     pub(crate) start: u64,
     /// Bytes.
     pub(crate) size: u64,
-    /// The kernel's flags.
     pub(crate) flags: u64,
 }
 

@@ -16,7 +16,6 @@ impl Progress {
         self.0.set_message(name.to_owned());
     }
 
-    /// A validation ended.
     pub(super) fn done(&self) {
         self.0.inc(1);
     }

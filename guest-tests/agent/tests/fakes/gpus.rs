@@ -83,7 +83,7 @@ fn every_gpu_is_validated_and_a_fault_of_the_second_one_is_noticed() {
 }
 
 #[test]
-fn a_gpu_that_would_not_tell_of_a_difference_is_not_believed() {
+fn a_gpu_that_would_not_report_a_difference_is_not_trusted() {
     let Some(fakes) = build::fakes() else { return };
     let select = "cuda.host_numa.bytes,cuda.host_numa.of_pinned,cuda.pinned.bytes";
     for fault in ["check-not-run", "reports-lost"] {
@@ -99,7 +99,7 @@ fn a_gpu_that_would_not_tell_of_a_difference_is_not_believed() {
 }
 
 #[test]
-fn a_gpu_that_would_not_tell_of_a_difference_is_not_believed_by_a_pe_either() {
+fn a_gpu_that_would_not_report_a_difference_is_not_trusted_by_a_pe_either() {
     let Some(fakes) = build::fakes() else { return };
     // Those with data that a kernel compares, then one that a processor compares.
     let select = "nvshmem.put,nvshmem.get,nvshmem.bandwidth,nvshmem.buffer,nvshmem.collectives";

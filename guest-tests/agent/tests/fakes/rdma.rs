@@ -232,7 +232,7 @@ fn numbers_of_a_library_that_cannot_be_are_named() {
 }
 
 #[test]
-fn rdma_does_not_believe_a_gpu_that_would_not_tell_of_a_difference() {
+fn rdma_does_not_trust_a_gpu_that_would_not_report_a_difference() {
     let Some(fakes) = build::fakes() else { return };
     let folder = made(&fakes);
     for fault in ["check-not-run", "reports-lost"] {

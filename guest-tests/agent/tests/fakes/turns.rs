@@ -18,17 +18,17 @@ type Times = BTreeMap<String, u32>;
 
 /// How often turns were asked for, and seconds reported, until the line `end`.
 fn give(listener: &UnixListener) -> (Times, Times) {
-    let (mut asked, mut told, mut now) = (Times::new(), Times::new(), String::new());
+    let (mut asked, mut reported, mut now) = (Times::new(), Times::new(), String::new());
     loop {
         let mut stream = BufReader::new(listener.accept().unwrap().0);
         let mut line = String::new();
         while stream.read_line(&mut line).unwrap() > 0 {
             if line == "end\n" {
-                return (asked, told);
+                return (asked, reported);
             }
             if let Some(seconds) = line.strip_prefix("took\t") {
                 assert!(seconds.trim_end().parse::<f64>().is_ok_and(|seconds| seconds > 0.0), "{line}");
-                *told.entry(now.clone()).or_default() += 1;
+                *reported.entry(now.clone()).or_default() += 1;
             } else {
                 line.trim_end().clone_into(&mut now);
                 *asked.entry(now.clone()).or_default() += 1;
@@ -49,7 +49,7 @@ fn every_round_waits_for_its_turn_and_is_named_as_its_figure_is() {
     let turns = format!("turns={}", path.display());
     let verdicts = run(&fakes, &fakes.folder, (1, SELECT, None, 7), &["--arg", &turns]);
     UnixStream::connect(&path).unwrap().write_all(b"end\n").unwrap();
-    let (asked, told) = giver.join().unwrap();
+    let (asked, reported) = giver.join().unwrap();
 
     let mut should = BTreeMap::new();
     for verdict in verdicts.values() {
@@ -60,7 +60,7 @@ fn every_round_waits_for_its_turn_and_is_named_as_its_figure_is() {
         }
     }
     assert!(should.len() >= 9, "{should:?}");
-    assert_eq!((&asked, &told), (&should, &should));
+    assert_eq!((&asked, &reported), (&should, &should));
 }
 
 #[test]

@@ -25,7 +25,6 @@ const UNPLUG: &str = "egm-hotplug unplug ";
 /// Printed by init.
 const STARTED: &str = "egm-guest runs";
 
-/// Runs the scenario.
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     add_user()?;
     let Steps { runner, scenario, region, report, .. } = *steps;

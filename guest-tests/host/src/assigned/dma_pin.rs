@@ -56,7 +56,6 @@ const PINS: [Pin; 4] = [
     Pin { name: "iommufd", region: "dax0.0", backend: "iommufd", object: "/dev/iommu", is_confined: true },
 ];
 
-/// Runs the scenario.
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     confined::add_user()?;
     PINS.iter().try_for_each(|pin| run_one(steps, pin))?;

@@ -17,7 +17,7 @@ const MARK: u64 = 0x5ca1_ab1e_0ddb_a115;
 
 /// A register of a function that keeps its value until a reset.
 #[derive(Debug, Clone, Copy)]
-struct Place<'a> {
+struct RegisterInFunction<'a> {
     function: &'a str,
     bar: u8,
     offset: u64,
@@ -31,9 +31,9 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     };
     let machines = Machines { runner, scenario, report };
     // The multicast table of Intel's cards (82574 datasheet, 10.2.5.16).
-    let [card, switched, first, second] =
-        [card, switched, first, second].map(|function| Place { function, bar: 0, offset: 0x5200 });
-    let memory = Place { function: memory, bar: 2, offset: 0 };
+    let [card, switched, first, second] = [card, switched, first, second]
+        .map(|function| RegisterInFunction { function, bar: 0, offset: 0x5200 });
+    let memory = RegisterInFunction { function: memory, bar: 2, offset: 0 };
     steps.cases.push(machines.leaves_nothing("its own reset", &[card], &[card], ""));
     steps.cases.push(machines.leaves_nothing("its own reset, behind a switch", &[switched], &[switched], ""));
     let both = [first, second];
@@ -54,13 +54,19 @@ struct Machines<'a> {
 impl Machines<'_> {
     /// A machine with the functions of `given` finds no value that the host left at `places`. The next machine finds
     /// none that the first left there when it was killed. The VMM prints `note`.
-    fn leaves_nothing(&self, name: &str, given: &[Place<'_>], places: &[Place<'_>], note: &str) -> Check {
+    fn leaves_nothing(
+        &self,
+        name: &str,
+        given: &[RegisterInFunction<'_>],
+        places: &[RegisterInFunction<'_>],
+        note: &str,
+    ) -> Check {
         timed(name, || {
-            places.iter().try_for_each(Place::mark)?;
+            places.iter().try_for_each(RegisterInFunction::mark)?;
             for _ in 0..2 {
                 self.with(given, note, || {
                     places.iter().try_for_each(|place| place.has(0))?;
-                    places.iter().try_for_each(Place::mark)
+                    places.iter().try_for_each(RegisterInFunction::mark)
                 })?;
             }
             Ok(())
@@ -68,7 +74,7 @@ impl Machines<'_> {
     }
 
     /// A machine with `place` finds the value that was left there, and the VMM reports it.
-    fn keeps(&self, place: Place<'_>) -> Step {
+    fn keeps(&self, place: RegisterInFunction<'_>) -> Step {
         let note = format!("{} cannot be reset: the guest finds what its last user left", place.function);
         place.mark()?;
         let kept = self.with(&[place], &note, || place.has(MARK));
@@ -77,7 +83,7 @@ impl Machines<'_> {
     }
 
     /// As [`held::with`]; the VMM prints `note`, or, if that is empty, nothing about resets.
-    fn with(&self, given: &[Place<'_>], note: &str, look: impl Fn() -> Step) -> Step {
+    fn with(&self, given: &[RegisterInFunction<'_>], note: &str, look: impl Fn() -> Step) -> Step {
         let functions: Vec<&str> = given.iter().map(|place| place.function).collect();
         let said = held::with(self.runner, self.scenario, self.report, &functions, look)?;
         if said.contains(note) && (!note.is_empty() || !said.contains("reset")) {
@@ -87,7 +93,7 @@ impl Machines<'_> {
     }
 }
 
-impl Place<'_> {
+impl RegisterInFunction<'_> {
     fn page(&self) -> Result<Physical, Fault> {
         held::page(self.function, self.bar, self.offset, DECODE)
     }

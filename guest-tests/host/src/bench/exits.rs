@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use egm_fixtures::payload::{OVER, Place, Ports, Register, TURN, exits};
+use egm_fixtures::payload::{OVER, Ports, Register, RegisterAddress, TURN, exits};
 use serde::{Deserialize, Serialize};
 
 use super::Section;
@@ -93,8 +93,8 @@ impl Subject {
 
     /// The registers to read; the MSI-X table is at `table` in the BAR.
     fn registers(&self, table: u32) -> Vec<Named> {
-        let memory = |offset, value| Register { place: Place::Memory(BAR + offset), value };
-        let ids = Register { place: Place::Config(config(0)), value: Some(self.ids) };
+        let memory = |offset, value| Register { place: RegisterAddress::Memory(BAR + offset), value };
+        let ids = Register { place: RegisterAddress::Config(config(0)), value: Some(self.ids) };
         // Each vector's control begins masked (PCI 3.0 §6.8.2.9).
         let entry = Named { name: "MSI-X table", register: memory(table + 12, Some(1)) };
         let ids = Named { name: "configuration space", register: ids };

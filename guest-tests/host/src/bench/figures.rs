@@ -9,11 +9,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Summary {
     /// The middle one, or the mean of the two in the middle.
     pub(crate) median: f64,
-    /// The least.
     pub(crate) min: f64,
-    /// The greatest.
     pub(crate) max: f64,
-    /// Number of samples.
     pub(crate) n: usize,
 }
 
@@ -50,7 +47,6 @@ pub(crate) enum Target {
 /// A peer that was measured in the same run, and its figures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Peer {
-    /// Its name.
     pub(crate) name: String,
     /// Its figures, in the same unit.
     pub(crate) figures: Summary,
@@ -63,7 +59,6 @@ pub(crate) struct Row {
     pub(crate) name: String,
     /// Unit of the figures.
     pub(crate) unit: String,
-    /// Ours.
     pub(crate) ours: Summary,
     /// The peer's, if one was measured.
     pub(crate) peer: Option<Peer>,
@@ -145,7 +140,6 @@ impl Row {
 pub(crate) struct Report {
     /// The machine, in words.
     pub(crate) host: String,
-    /// The figures.
     pub(crate) rows: Vec<Row>,
     /// Skipped measurements, with reasons.
     pub(crate) skipped: Vec<String>,

@@ -49,7 +49,6 @@ impl Launched {
         Ok(launched)
     }
 
-    /// Its process.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }

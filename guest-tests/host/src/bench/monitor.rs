@@ -12,7 +12,6 @@ use crate::engine::peer_program::{PeerName, PeerProgram, find};
 /// QEMU's processor. Without architectural capabilities, which not every KVM lets QEMU set.
 const QEMU_CPU: &str = "max,-arch-capabilities";
 
-/// A monitor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Monitor {
     /// The program under test.
@@ -32,7 +31,6 @@ pub(super) enum Monitor {
 /// Payload and memory for a monitor.
 #[derive(Debug)]
 pub(super) struct Payload {
-    /// The guest's kernel.
     pub(super) kernel: PathBuf,
     /// MiB of guest memory.
     pub(super) mib: u64,

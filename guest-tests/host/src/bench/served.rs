@@ -26,7 +26,6 @@ const CHECK: &str = "egm_bar";
 /// Time for it, under emulation.
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// All of it.
 pub(super) fn run(directory: &Path) -> Result<Report, LabError> {
     let mut report = Report::default();
     report.extend("round trips", round_trips());

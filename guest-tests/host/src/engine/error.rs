@@ -14,19 +14,15 @@ pub(crate) enum LabError {
     File {
         /// The verb: `read`, `write`, `make`.
         action: &'static str,
-        /// The file.
         path: PathBuf,
-        /// The system's error.
         source: io::Error,
     },
     /// A program could not be started.
     #[error("cannot run {program}: install the Debian package {package}")]
     Program {
-        /// Its name.
         program: String,
         /// The Debian package that has it.
         package: &'static str,
-        /// The system's error.
         source: io::Error,
     },
     /// A program ran and failed.
@@ -34,7 +30,6 @@ pub(crate) enum LabError {
     Command {
         /// The program and its last arguments.
         command: String,
-        /// Its exit status.
         status: String,
         /// The end of its output.
         tail: String,
@@ -44,17 +39,11 @@ pub(crate) enum LabError {
     Content {
         /// The file or program.
         what: String,
-        /// Its fault.
         problem: String,
     },
     /// The host lacks something.
     #[error("{what}; {remedy}")]
-    Host {
-        /// The missing prerequisite.
-        what: String,
-        /// The remedy.
-        remedy: String,
-    },
+    Host { what: String, remedy: String },
     /// The command line asks for something that does not exist.
     #[error("{0}")]
     Usage(String),

@@ -45,7 +45,6 @@ pub(crate) struct PeerProgram {
 }
 
 impl PeerProgram {
-    /// Its name.
     pub(crate) const fn name(&self) -> PeerName {
         self.name
     }

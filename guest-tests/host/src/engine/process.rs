@@ -57,7 +57,6 @@ impl Timer {
 /// Reaction of the watcher to a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reaction {
-    /// Nothing.
     Go,
     /// The child, and not its descendants, gets SIGTERM.
     Terminate,

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 /// Result of one scenario.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ScenarioResult {
-    /// Its name.
     pub(crate) scenario: String,
     /// Its cases, in order.
     pub(crate) cases: Vec<Check>,

@@ -96,10 +96,8 @@ pub(crate) enum Runs {
     Steps,
 }
 
-/// A planted fault.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fault {
-    /// Its name.
     pub(crate) name: &'static str,
     /// The scenario's name without it.
     pub(crate) of: &'static str,

@@ -12,10 +12,8 @@ use crate::images::cargo::{self, Built};
 #[derive(Debug)]
 pub(super) struct Binaries(Vec<Built>);
 
-/// A test program.
 #[derive(Debug)]
 pub(super) struct Binary<'a> {
-    /// The program.
     pub(super) path: &'a PathBuf,
     /// Its package's folder, in which cargo runs tests.
     pub(super) folder: PathBuf,

@@ -18,7 +18,7 @@ use crate::engine::scenario::Scenario;
 use crate::hosts::grace::machine::WIRE;
 use crate::hosts::parts::Plan;
 use crate::rdma::guests::{alone, pair, together, with_a_card_each};
-use crate::rdma::roce::{self, Mac, Way, Wire};
+use crate::rdma::roce::{self, Flow, Mac, Wire};
 use crate::runner::machine::Machine;
 use crate::runner::steps::{Fault, Steps, timed};
 use crate::slices::host_words::physical;
@@ -113,7 +113,7 @@ fn carried(wire: &Wire) -> Result<String, Fault> {
     let mut said = Vec::new();
     for (name, way) in [("there", (one, other)), ("back", (other, one))] {
         let way = wire.ways.get(&way).ok_or_else(|| format!("no packet went {name}"))?;
-        let Way { written, answered, sent, atomics, .. } = way;
+        let Flow { written, answered, sent, atomics, .. } = way;
         let figures = format!(
             "{name}: {written} bytes written, {answered} read, {sent} sent, {atomics} atomic operations"
         );
@@ -238,16 +238,16 @@ mod tests {
     fn every_kind_of_request_must_have_gone_both_ways() {
         let [one, other] = CARDS;
         let whole =
-            Way { written: SIZE, answered: SIZE, sent: SIZE, atomics: ADDITIONS + 1, ..Way::default() };
+            Flow { written: SIZE, answered: SIZE, sent: SIZE, atomics: ADDITIONS + 1, ..Flow::default() };
         let wire =
-            |ways: &[((Mac, Mac), Way)]| Wire { ways: ways.iter().cloned().collect(), ..Wire::default() };
-        let ways = |back: Way| wire(&[((one, other), whole.clone()), ((other, one), back)]);
+            |ways: &[((Mac, Mac), Flow)]| Wire { ways: ways.iter().cloned().collect(), ..Wire::default() };
+        let ways = |back: Flow| wire(&[((one, other), whole.clone()), ((other, one), back)]);
         assert!(carried(&ways(whole.clone())).is_ok_and(|said| said.contains("back: 65536 bytes written")));
         for back in [
-            Way { written: SIZE - 1, ..whole.clone() },
-            Way { answered: 0, ..whole.clone() },
-            Way { sent: 0, ..whole.clone() },
-            Way { atomics: ADDITIONS, ..whole.clone() },
+            Flow { written: SIZE - 1, ..whole.clone() },
+            Flow { answered: 0, ..whole.clone() },
+            Flow { sent: 0, ..whole.clone() },
+            Flow { atomics: ADDITIONS, ..whole.clone() },
         ] {
             assert!(carried(&ways(back)).is_err());
         }

@@ -73,7 +73,6 @@ const OPTIONAL: [Device; 4] = [
 struct Program {
     name: &'static str,
     path: &'static str,
-    /// Its Debian package.
     package: &'static str,
 }
 
@@ -127,7 +126,6 @@ impl Host {
         Self { findings, place }
     }
 
-    /// The missing ones.
     pub(crate) fn missing(&self) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(|f| !f.present)
     }

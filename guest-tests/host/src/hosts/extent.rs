@@ -5,7 +5,6 @@ use std::fmt;
 /// Bytes one behind the other, in the address space that the use states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Extent {
-    /// First address.
     pub(crate) start: u64,
     /// Bytes.
     pub(crate) size: u64,

@@ -22,7 +22,6 @@ struct Segment {
 }
 
 impl Ram {
-    /// This host's.
     pub(crate) fn open() -> io::Result<Self> {
         Self::of(Path::new("/proc/kcore"))
     }

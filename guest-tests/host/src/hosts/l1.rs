@@ -32,7 +32,6 @@ use crate::images::tools::{Sandbox, Tools, beside};
 const OVERHEAD: Duration = Duration::from_secs(240);
 /// The images of its NVMe drives, in the shared directory.
 const DRIVES: [&str; 2] = ["nvme0.img", "nvme1.img"];
-/// Size of each.
 const DRIVE: u64 = 64 << 20;
 /// File with a run's results in the shared directory.
 pub(crate) const RESULTS: &str = "results.json";
@@ -174,10 +173,8 @@ pub(crate) fn boot(
     Ok(ending)
 }
 
-/// An emulated host.
 #[derive(Clone, Copy)]
 pub(crate) struct Host<'a> {
-    /// Its kernel.
     pub(crate) kernel: &'a StockKernel,
     /// The cache of emulators.
     pub(crate) cache: &'a Cache,

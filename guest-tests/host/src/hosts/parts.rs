@@ -19,7 +19,6 @@ use crate::hosts::extent::Extent;
 
 /// The host's address on a tap, a /24.
 pub(crate) const HOST: Ipv4Addr = Ipv4Addr::new(192, 168, 100, 1);
-/// The guest's.
 pub(crate) const GUEST: Ipv4Addr = Ipv4Addr::new(192, 168, 100, 2);
 /// The emulated host's own network card, at one hub with those that guests get.
 pub(crate) const HUB: Ipv4Addr = Ipv4Addr::new(192, 168, 101, 1);
@@ -98,17 +97,12 @@ struct Device {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(tag = "type", rename_all = "kebab-case")]
 pub(crate) enum Part {
-    /// A disk.
     VirtioBlk {
-        /// Its file.
         path: PathBuf,
     },
-    /// A network.
     VirtioNet {
-        /// Its tap.
         tap: String,
     },
-    /// A socket device.
     VirtioVsock {
         /// The Unix socket of the userspace form; without one the kernel's is used.
         socket: Option<PathBuf>,

@@ -65,7 +65,6 @@ const SWITCH: &str = "\
 /// The time of an emulated host, which is a PC's or a Grace host's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clock {
-    /// This machine's.
     Real,
     /// One nanosecond for each instruction (QEMU's `-icount`): independent of this machine's load, of the speed of
     /// emulation, and of caches.
@@ -75,9 +74,7 @@ pub(crate) enum Clock {
 /// Boot files, share and devices of the emulated host.
 #[derive(Debug)]
 pub(crate) struct L1<'a> {
-    /// Its kernel.
     pub(crate) kernel: &'a Path,
-    /// Its initial root.
     pub(crate) initramfs: &'a Path,
     /// The directory that it mounts as `/share`.
     pub(crate) share: &'a Path,

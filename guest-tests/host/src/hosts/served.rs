@@ -14,7 +14,6 @@ use crate::engine::process::bound_to_us;
 /// A function that is served.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Card {
-    /// Its kind.
     pub(crate) kind: Kind,
     /// MiB of its memory BAR.
     pub(crate) bar: u64,
@@ -78,7 +77,6 @@ pub(crate) struct Server(Child);
 /// The cards of an emulated host.
 #[derive(Debug)]
 pub(crate) struct Cards {
-    /// Their servers.
     pub(crate) servers: Vec<Server>,
     /// Memory of sockets, which QEMU and the servers open through this process.
     #[expect(dead_code, reason = "held")]

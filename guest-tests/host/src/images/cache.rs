@@ -12,7 +12,6 @@ use crate::engine::progress::Stage;
 /// Age at which a kernel is looked up again, so that Debian's updates arrive without a network call a run.
 const FRESH: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// The cache directory.
 #[derive(Debug, Clone)]
 pub(crate) struct Cache {
     root: PathBuf,
@@ -149,7 +148,6 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Its path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -41,12 +41,7 @@ pub(crate) enum CpioError {
     Name(String),
     /// The size field is too small.
     #[error("cannot archive \"{name}\": {size:#x} bytes, at most {MAX_FILE:#x}")]
-    Size {
-        /// The member.
-        name: String,
-        /// Its size.
-        size: usize,
-    },
+    Size { name: String, size: usize },
 }
 
 impl Archive {

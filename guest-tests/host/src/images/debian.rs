@@ -65,7 +65,6 @@ pub(crate) struct Archive {
 /// A version of a package and the suite that has it, `trixie/main`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Version {
-    /// The package's name.
     pub(crate) package: String,
     /// Debian version.
     pub(crate) version: String,

@@ -19,19 +19,18 @@ use crate::images::debian::Archive;
 /// Prefix of the cache entry of the emulator for x86-64.
 pub(crate) const PREFIX: &str = X86.prefix;
 
-/// An emulated architecture.
 #[derive(Debug, Clone, Copy)]
-struct Kind {
+struct Target {
     /// Prefix of its entry in the cache.
     prefix: &'static str,
     package: &'static str,
     program: &'static str,
 }
 
-const X86: Kind =
-    Kind { prefix: "x86-qemu-", package: "qemu-system-x86", program: "usr/bin/qemu-system-x86_64" };
-const ARM: Kind =
-    Kind { prefix: "arm-qemu-", package: "qemu-system-arm", program: "usr/bin/qemu-system-aarch64" };
+const X86: Target =
+    Target { prefix: "x86-qemu-", package: "qemu-system-x86", program: "usr/bin/qemu-system-x86_64" };
+const ARM: Target =
+    Target { prefix: "arm-qemu-", package: "qemu-system-arm", program: "usr/bin/qemu-system-aarch64" };
 /// The loader that belongs to the libraries; the host's may be older than they are.
 const LOADER: &str = "usr/lib64/ld-linux-x86-64.so.2";
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
@@ -70,7 +69,7 @@ impl Emulator {
     }
 }
 
-fn fetch(kind: Kind, cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
+fn fetch(kind: Target, cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
     let stage = Stage::begin("fetching Debian's newest QEMU");
     let archive = Archive::open(cache, held)?;
     let package = archive.newest(kind.package, |_| true)?;

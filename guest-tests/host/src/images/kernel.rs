@@ -148,7 +148,6 @@ pub(crate) fn l1(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> 
 struct Stock {
     /// Prefix of its cache entry.
     prefix: &'static str,
-    /// Its processor.
     architecture: Architecture,
     /// The package that depends on the newest.
     meta: &'static str,
@@ -199,7 +198,6 @@ impl Stock {
 }
 
 impl StockKernel {
-    /// The kernel image.
     pub(crate) fn image(&self) -> PathBuf {
         self.directory.join("vmlinuz")
     }

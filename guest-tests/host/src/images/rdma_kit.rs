@@ -31,11 +31,10 @@ const LIBRARIES: [&str; 15] = [
     "libcap.so.2",
     "libz.so.1",
 ];
-/// The rest.
 const OTHERS: [&str; 2] = ["usr/bin/ib_write_bw", "etc/libibverbs.d/rxe.driver"];
 
 /// Values that differ between processors.
-struct Kind {
+struct Target {
     architecture: Architecture,
     /// Prefix of its entry in the cache, different from all others.
     prefix: &'static str,
@@ -65,7 +64,7 @@ struct Installed {
     to: String,
 }
 
-const AMD64: Kind = Kind {
+const AMD64: Target = Target {
     architecture: Architecture::Amd64,
     prefix: "libraries-rdma-",
     target: "x86_64-unknown-linux-gnu",
@@ -73,7 +72,7 @@ const AMD64: Kind = Kind {
     folder: "usr/lib/x86_64-linux-gnu",
     loader: Loader { name: "ld-linux-x86-64.so.2", path: "lib64/ld-linux-x86-64.so.2" },
 };
-const ARM64: Kind = Kind {
+const ARM64: Target = Target {
     architecture: Architecture::Arm64,
     prefix: "arm64-libraries-rdma-",
     target: "aarch64-unknown-linux-gnu",
@@ -82,7 +81,7 @@ const ARM64: Kind = Kind {
     loader: Loader { name: "ld-linux-aarch64.so.1", path: "lib/ld-linux-aarch64.so.1" },
 };
 
-impl Kind {
+impl Target {
     const fn of(architecture: Architecture) -> &'static Self {
         match architecture {
             Architecture::Amd64 => &AMD64,
@@ -161,7 +160,7 @@ pub(crate) struct Kit {
 impl Kit {
     /// For guests of `architecture`, from the cache and this checkout.
     pub(crate) fn of(architecture: Architecture, cache: &Cache) -> Result<Self, LabError> {
-        let kind = Kind::of(architecture);
+        let kind = Target::of(architecture);
         let agent = kind.agent(&target()?)?;
         let kernel = kernel::rdma(architecture, cache, false)?;
         let tree = cache.obtain(kind.prefix, &suffix(), false, |cache, held| kind.fetch(cache, held))?;
@@ -170,7 +169,7 @@ impl Kit {
 
     /// The reason why this checkout has no kit for guests of `architecture`, if so: its agent is not built.
     pub(crate) fn missing(architecture: Architecture) -> Option<String> {
-        let agent = target().and_then(|target| Kind::of(architecture).agent(&target));
+        let agent = target().and_then(|target| Target::of(architecture).agent(&target));
         agent.err().map(|error| error.to_string())
     }
 

@@ -51,21 +51,16 @@ impl Sandbox {
 /// Programs and files for running scenarios.
 #[derive(Debug, Clone)]
 pub(crate) struct Tools {
-    /// This program.
     pub(crate) lab: PathBuf,
-    /// The VMM.
     pub(crate) vmm: PathBuf,
     /// A VMM that hot-plugs functions, which few scenarios need.
     pub(crate) plug: PathBuf,
     /// `egm-device`, which grants slices.
     pub(crate) device: PathBuf,
-    /// The in-guest agent.
     pub(crate) agent: PathBuf,
     /// A function behind vfio-user, which few scenarios need.
     pub(crate) function: PathBuf,
-    /// The directory configs/.
     pub(crate) configs: PathBuf,
-    /// The guest's kernel.
     pub(crate) kernel: StockKernel,
     /// The guest's kernel for every machine, when a scenario needs it.
     pub(crate) generic: Option<StockKernel>,

@@ -134,7 +134,6 @@ pub(crate) struct Verdict {
 }
 
 impl Table {
-    /// Reads the table.
     pub(crate) fn read(path: &Path) -> Result<Self, LabError> {
         let text = std::fs::read(path).map_err(LabError::file("read", path))?;
         LabError::json(path.display().to_string(), &text)

@@ -39,14 +39,11 @@ pub(crate) trait Monitor {
 /// QEMU, emulating.
 #[derive(Debug)]
 pub(crate) struct Qemu<'a> {
-    /// The files.
     pub(crate) parts: &'a Parts<'a>,
-    /// The program.
     pub(crate) emulator: &'a Emulator,
 }
 
 impl Qemu<'_> {
-    /// Its monitor.
     pub(crate) fn monitor(&self) -> io::Result<qmp::Monitor> {
         qmp::Monitor::connect(&self.parts.control())
     }
@@ -81,9 +78,7 @@ impl Monitor for Qemu<'_> {
 /// cloud-hypervisor on `/dev/kvm`.
 #[derive(Debug)]
 pub(crate) struct CloudHypervisor<'a> {
-    /// The files.
     pub(crate) parts: &'a Parts<'a>,
-    /// The program.
     pub(crate) program: &'a Portable,
 }
 

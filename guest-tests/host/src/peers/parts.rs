@@ -155,13 +155,13 @@ impl<'a> Parts<'a> {
     }
 
     /// The same with another timeout, by the command that the export names.
-    pub(crate) fn serve_for(&self, patience: u32) -> Result<Server, LabError> {
+    pub(crate) fn serve_for(&self, timeout: u32) -> Result<Server, LabError> {
         const COMMAND: &str = "egm-device serve ";
         let notes = self.export("")?.notes;
         let command =
             notes.iter().find_map(|note| note.split_once(COMMAND)).map(|(_, words)| words.to_owned());
         let words = command.ok_or_else(|| strange("it does not say how the slice is served"))?;
-        self.start(words.split(' '), patience)
+        self.start(words.split(' '), timeout)
     }
 
     /// Serves the spare slice: without MSI-X, because QEMU (11.1.3) aborts when a vfio-user function that has it is unplugged.
@@ -171,10 +171,10 @@ impl<'a> Parts<'a> {
         self.start(words.into_iter().chain([&*socket.to_string_lossy()]), TIMEOUT)
     }
 
-    fn start<'w>(&self, words: impl Iterator<Item = &'w str>, patience: u32) -> Result<Server, LabError> {
+    fn start<'w>(&self, words: impl Iterator<Item = &'w str>, timeout: u32) -> Result<Server, LabError> {
         let mut command = Command::new(&self.runner.tools.device);
-        let patience = patience.to_string();
-        command.arg("serve").args(words).args(["--patience", &patience, "--root"]).arg(self.host());
+        let timeout = timeout.to_string();
+        command.arg("serve").args(words).args(["--timeout", &timeout, "--root"]).arg(self.host());
         serve(command, Stdio::inherit())
     }
 

@@ -16,7 +16,7 @@ use crate::runner::steps::{Fault, Step, Steps};
 macro_rules! pair {
     ($words:literal) => {
         concat!(
-            "egm.checks=numa egm.validate=rdma.device,rdma.pair egm.arg.rdma.node=1 egm.arg.rdma.patience=600 ",
+            "egm.checks=numa egm.validate=rdma.device,rdma.pair egm.arg.rdma.node=1 egm.arg.rdma.timeout=600 ",
             "egm.arg.deadline=1200 egm.arg.size=65536 quiet ",
             $words
         )

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-/// An Ethernet address.
 pub(crate) type Mac = [u8; 6];
 
 /// Sizes of the file's header and of each packet's record header.
@@ -32,7 +31,7 @@ const MIDDLES: [u8; 2] = [0x07, 0x0e];
 
 /// Traffic of one direction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Way {
+pub(crate) struct Flow {
     /// Bytes of data in writes.
     pub(crate) written: u64,
     /// Bytes of data in answers to reads.
@@ -49,7 +48,7 @@ pub(crate) struct Way {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Wire {
     /// Directions, by source and destination.
-    pub(crate) ways: BTreeMap<(Mac, Mac), Way>,
+    pub(crate) ways: BTreeMap<(Mac, Mac), Flow>,
     /// The data of the last packets that were in the middle of a write or of an answer to a read, each once, oldest first.
     pub(crate) pieces: Vec<Vec<u8>>,
 }
@@ -82,7 +81,7 @@ pub(crate) fn read(recording: &[u8]) -> Result<Wire, String> {
     Ok(wire)
 }
 
-impl Way {
+impl Flow {
     /// Counts a packet by its operation code on a reliable connection.
     fn count(&mut self, code: u8, data: &[u8]) {
         let bytes = data.len() as u64;
@@ -108,7 +107,6 @@ fn keep(kept: &mut Vec<Vec<u8>>, bytes: &[u8]) {
 struct Packet<'a> {
     from: Mac,
     to: Mac,
-    /// Its operation code.
     code: u8,
     data: &'a [u8],
 }
@@ -204,9 +202,9 @@ mod tests {
         let large = packets.into_iter().filter(|packet| packet.len() >= COPIED);
         let (back, there): (Vec<_>, Vec<_>) = large.partition(|packet| packet[..6] == A);
         assert!(kept == [there, back]);
-        let there = Way { written: 3 * 1024 + 5, atomics: 2, ..Way::default() };
+        let there = Flow { written: 3 * 1024 + 5, atomics: 2, ..Flow::default() };
         assert_eq!(ways[&(A, B)], there);
-        assert_eq!(ways[&(B, A)], Way { answered: 7 + 1024, sent: 12, ..Way::default() });
+        assert_eq!(ways[&(B, A)], Flow { answered: 7 + 1024, sent: 12, ..Flow::default() });
         assert_eq!(pieces, [vec![2; 1024], vec![6; 1024]]);
     }
 

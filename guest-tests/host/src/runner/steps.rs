@@ -24,9 +24,7 @@ pub(crate) type StepsOf = fn(&mut Steps<'_>) -> Result<(), LabError>;
 
 /// A scenario that is running.
 pub(crate) struct Steps<'a> {
-    /// Starts its machines.
     pub(crate) runner: &'a Runner,
-    /// Its data.
     pub(crate) scenario: &'a Scenario,
     /// Region of its slice; empty without one.
     pub(crate) region: &'a str,

@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::{GraceKernel, PLAIN, Runs, Scenario};
 use crate::engine::judge::Expected;
 
-/// A PC's guest.
 pub(super) const HUGETLB: Scenario = Scenario {
     name: "hugetlb-ram",
     summary: "guest RAM in hugetlb pages of 2 MiB, then of 1 GiB: the plan, the host's pool and the machine's mappings agree",

@@ -68,25 +68,14 @@ pub(super) enum Condition {
     Fails(Vec<String>),
     /// A file exists and its text contains this.
     File {
-        /// Its path.
         path: PathBuf,
         /// Part of its text.
         contains: String,
     },
     /// A file exists and its text, without white space at its ends, is this.
-    FileIs {
-        /// Its path.
-        path: PathBuf,
-        /// The text.
-        text: String,
-    },
+    FileIs { path: PathBuf, text: String },
     /// A file exists and its text, without white space at its ends, is another one.
-    FileIsNot {
-        /// Its path.
-        path: PathBuf,
-        /// The text.
-        text: String,
-    },
+    FileIsNot { path: PathBuf, text: String },
     /// An environment variable is not set.
     NoVariable(String),
     /// The run has this option.

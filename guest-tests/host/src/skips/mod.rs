@@ -59,7 +59,6 @@ struct Skip<'a> {
     reason: &'a str,
 }
 
-/// The table.
 #[derive(Debug)]
 pub(crate) struct Skips(Vec<Row>);
 

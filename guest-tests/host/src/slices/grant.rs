@@ -41,7 +41,6 @@ pub(crate) fn check_zeros() -> Result<bool, LabError> {
 
 /// The slice that `egm-device carve grant` passes to this process.
 pub(crate) struct Inherited {
-    /// Its file.
     pub(crate) file: File,
     /// Its first byte in the file.
     pub(crate) offset: u64,

@@ -20,7 +20,6 @@ const PROGRAMS: [Program; 4] = [
 const UNIT_TESTS: &str = "egm_device";
 /// Tests of that program that make their files on the file system that maps its medium directly.
 const DIRECT: [&str; 2] = ["backing::fsdax::", "ledger::slice_file::"];
-/// That file system.
 const MEDIUM: &str = "/mnt/pmem";
 /// The program that tests start.
 const STARTED: &str = "egm-device";
@@ -29,14 +28,12 @@ const PATH: &str = "path";
 /// Pages of 2 MiB that the tests use.
 const PAGES: u64 = 8;
 
-/// A test program.
 struct Program {
     name: &'static str,
     /// The tests that run; all if none is named.
     tests: &'static [&'static str],
 }
 
-/// Runs each program.
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let Steps { runner, report, .. } = *steps;
     let Some(folder) = &runner.tools.tests else {

@@ -31,7 +31,6 @@ const LOCAL: &str = "local";
 const MARKED_BYTES: u64 = 8192 * PAGE;
 /// The first guest. (An idle one with the TSC-deadline timer sleeps for ever where this kernel is the emulated host's.)
 const BEAT: &str = "lapic=notscdeadline egm.checks=egm_beat egm.arg.beat.seconds=0 egm.arg.beat.pages=8192";
-/// The last.
 const USE: &str = "lapic=notscdeadline egm.checks=numa,egm_pattern";
 /// Value that the agent's check `egm_beat` writes after its counter.
 const MARK: u64 = 0x6d67_652d_7461_6562;

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_has_a_node_of_its_own_only_where_it_says_so() {
+    fn a_gpu_has_a_node_of_its_own_only_where_it_states_so() {
         let mut grace = h200();
         grace.0.extend([(130, 0), (131, 0)]);
         assert_eq!((h200().own_node(), grace.own_node()), (None, None));

@@ -7,6 +7,7 @@ use egm_memory::MemoryError;
 
 /// Reason why a request to CUDA's driver failed.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum CudaError {
     /// The loader finds no library.
     #[error(
@@ -29,7 +30,6 @@ pub enum CudaError {
     Kernels {
         /// Error of the call.
         source: Box<CudaError>,
-        /// The compiler's log.
         log: String,
     },
     /// A part that is not inside its memory, or not made of whole words.
@@ -49,9 +49,7 @@ pub enum CudaError {
     TooMuch {
         /// Name of the argument.
         what: &'static str,
-        /// Its value.
         is: u64,
-        /// Largest permitted value.
         most: u64,
     },
     /// Memory that is not mapped for this GPU: dropping the memory would not wait for the GPU.
@@ -59,7 +57,6 @@ pub enum CudaError {
     NotMapped {
         /// Kind of the memory.
         what: crate::cuda::Kind,
-        /// The GPU's number.
         gpu: i32,
     },
     /// Memory that processors cannot reach.
@@ -70,14 +67,12 @@ pub enum CudaError {
     Map {
         /// Length in bytes.
         bytes: u64,
-        /// Linux's error.
         #[source]
         source: io::Error,
     },
     /// Linux refuses to duplicate a descriptor.
     #[error("cannot copy a descriptor: {source}")]
     Descriptor {
-        /// Linux's error.
         #[source]
         source: io::Error,
     },
@@ -89,9 +84,7 @@ pub enum CudaError {
     Text {
         /// Name of the function.
         call: &'static str,
-        /// The returned text.
         text: String,
-        /// Expected form.
         form: &'static str,
     },
 }

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_maps_none_is_told_from_one_that_fails() {
+    fn a_driver_that_maps_none_is_distinguished_from_one_that_fails() {
         for errno in [Errno::OPNOTSUPP, Errno::NODEV, Errno::INVAL, Errno::from_raw_os_error(ENOTSUPP)] {
             assert!(matches!(refused(errno), GdrError::NotMappable(_)), "{errno}");
         }
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_mapped_says_so() {
+    fn what_cannot_be_mapped_states_so() {
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let refused = DmaBuf::map(&socket, 4096).unwrap_err();
         assert!(matches!(refused, GdrError::NotMappable(_)), "{refused}");

@@ -7,6 +7,7 @@ pub const LIBRARY: &str = "libgdrapi.so.2";
 
 /// Error of a mapping or an access.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum GdrError {
     /// The driver exports a dma-buf but cannot map it.
     #[error(
@@ -15,23 +16,13 @@ pub enum GdrError {
     NotMappable(io::Error),
     /// The library lacks a function.
     #[error("{LIB} has no {symbol}: GDRCopy 2.4 or newer is needed", LIB = LIBRARY)]
-    Symbol {
-        /// Its name.
-        symbol: &'static str,
-        /// The loader's message.
-        source: libloading::Error,
-    },
+    Symbol { symbol: &'static str, source: libloading::Error },
     /// The library finds neither its kernel module nor a driver that needs none.
     #[error("gdr_open found no way to the GPU ({0}): load the module gdrdrv")]
     NoDriver(io::Error),
     /// A call of the library or the kernel failed.
     #[error("{call}: {source}")]
-    Call {
-        /// Its name.
-        call: &'static str,
-        /// Its error number.
-        source: io::Error,
-    },
+    Call { call: &'static str, source: io::Error },
     /// The library pinned another range than the requested one.
     #[error("{asked:#x} bytes at {address:#x} were asked for, {is:#x} at {at:#x} are pinned")]
     Pinned {
@@ -47,7 +38,6 @@ pub enum GdrError {
     /// A range outside of the window.
     #[error("{bytes:#x} bytes at {offset:#x} lie outside a window of {within:#x}")]
     Outside {
-        /// First byte.
         offset: usize,
         /// Length of the range in bytes.
         bytes: usize,

@@ -74,7 +74,7 @@ fn totals(line: &str) -> Option<[u32; 4]> {
 
 /// Direction of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum CopyDirection {
     /// From processors to the GPU.
     Write,
     /// From the GPU to processors.
@@ -85,7 +85,7 @@ pub enum Way {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Figure {
     /// Its direction.
-    pub way: Way,
+    pub way: CopyDirection,
     /// Bytes of one copy.
     pub bytes: u64,
     /// Gigabytes (10⁹) a second of `copybw`, nanoseconds of `copylat`; more than 0.
@@ -108,7 +108,7 @@ pub fn bandwidths(output: &str) -> Vec<Figure> {
             bytes = rest.split_whitespace().next().and_then(|size| size.parse().ok());
             continue;
         }
-        let way = [("write BW: ", Way::Write), ("read BW: ", Way::Read)];
+        let way = [("write BW: ", CopyDirection::Write), ("read BW: ", CopyDirection::Read)];
         let found = way.iter().find_map(|(start, way)| Some((*way, line.strip_prefix(start)?)));
         if let Some((way, rest)) = found
             && let Some(bytes) = bytes
@@ -127,7 +127,8 @@ pub fn bandwidths(output: &str) -> Vec<Figure> {
 /// gdr_copy_to_mapping         1          0.0889          0.0885
 /// ```
 pub fn latencies(output: &str) -> Vec<Figure> {
-    let ways = [("gdr_copy_to_mapping", Way::Write), ("gdr_copy_from_mapping", Way::Read)];
+    let ways =
+        [("gdr_copy_to_mapping", CopyDirection::Write), ("gdr_copy_from_mapping", CopyDirection::Read)];
     let figure = |line: &str| {
         let mut words = line.split_whitespace();
         let name = words.next()?;
@@ -184,9 +185,9 @@ mod tests {
     fn bandwidths_are_read_with_their_size_and_unit() {
         let figures = bandwidths(COPYBW);
         assert_eq!(figures.len(), 2);
-        assert_eq!((figures[0].way, figures[0].bytes), (Way::Write, 131_072));
+        assert_eq!((figures[0].way, figures[0].bytes), (CopyDirection::Write, 131_072));
         assert!((figures[0].value - 12.340_3).abs() < 1e-3, "{}", figures[0].value);
-        assert_eq!(figures[1].way, Way::Read);
+        assert_eq!(figures[1].way, CopyDirection::Read);
         assert!(bandwidths("write BW: 1MB/s\n").is_empty(), "a size has to come before");
         assert!(bandwidths("writing test, size=1 x\nwrite BW: -1MB/s\nwrite BW: nanMB/s\n").is_empty());
     }
@@ -195,9 +196,9 @@ mod tests {
     fn latencies_are_read_for_both_ways() {
         let figures = latencies(COPYLAT);
         assert_eq!(figures.len(), 6);
-        assert_eq!((figures[0].way, figures[0].bytes), (Way::Write, 1));
+        assert_eq!((figures[0].way, figures[0].bytes), (CopyDirection::Write, 1));
         assert!((figures[0].value - 88.9).abs() < 0.01);
-        assert!(figures.iter().any(|figure| figure.way == Way::Read && figure.bytes == 4));
+        assert!(figures.iter().any(|figure| figure.way == CopyDirection::Read && figure.bytes == 4));
     }
 
     proptest! {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 /// Reason why a call was not made, or its failure.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum ShmemError {
     /// The library lacks a function.
     #[error("{} has no {symbol}: NVSHMEM 3.3 or newer is needed, the wheel nvidia-nvshmem-cu13 has it", path.display())]
@@ -12,13 +13,11 @@ pub enum ShmemError {
         path: PathBuf,
         /// Name of the function.
         symbol: &'static str,
-        /// The loader's message.
         source: libloading::Error,
     },
     /// CUDA's driver reported an error.
     #[error(transparent)]
     Cuda(#[from] crate::cuda::CudaError),
-    /// A call failed.
     #[error("{call} failed with {status} ({})", meaning(*status))]
     Status {
         /// Name of the call.
@@ -41,9 +40,7 @@ pub enum ShmemError {
         pe: i32,
         /// Number of PEs, from the library.
         pes: i32,
-        /// The requested value.
         asked_pe: i32,
-        /// The requested value.
         asked_pes: i32,
     },
     /// A range lies outside its memory.
@@ -59,21 +56,14 @@ pub enum ShmemError {
     /// Two ranges of a transfer have different lengths, or a word is not aligned.
     #[error("{what}: {bytes:#x} bytes do not go with {with:#x}")]
     Length {
-        /// Kind of transfer.
         what: &'static str,
         /// One length in bytes.
         bytes: usize,
-        /// The other.
         with: usize,
     },
     /// There is no such PE.
     #[error("there is no PE {pe} of {pes}")]
-    NoPe {
-        /// The requested PE.
-        pe: i32,
-        /// Number of PEs.
-        pes: i32,
-    },
+    NoPe { pe: i32, pes: i32 },
 }
 
 /// `nvshmemx_status` in words (`nvshmemx_error.h`).

@@ -116,19 +116,19 @@ impl Context<'_> {
     /// When the query fails.
     pub fn abilities(&self) -> Result<Abilities, VerbsError> {
         // SAFETY: integers and arrays of them, for which zero is a value.
-        let mut told: abi::DeviceAttrEx = unsafe { std::mem::zeroed() };
+        let mut attr: abi::DeviceAttrEx = unsafe { std::mem::zeroed() };
         if let Some(query) = self.query_device_ex() {
             let size = size_of::<abi::DeviceAttrEx>();
             // SAFETY: the context is open, and the library writes `size` bytes at most.
-            let done = unsafe { query(self.pointer.as_ptr(), ptr::null(), &raw mut told, size) };
+            let done = unsafe { query(self.pointer.as_ptr(), ptr::null(), &raw mut attr, size) };
             check("ibv_query_device_ex", done)?;
         } else {
             // SAFETY: the context is open, and the library writes one structure.
             let done =
-                unsafe { (self.verbs.functions.query_device)(self.pointer.as_ptr(), &raw mut told.orig) };
+                unsafe { (self.verbs.functions.query_device)(self.pointer.as_ptr(), &raw mut attr.orig) };
             check("ibv_query_device", done)?;
         }
-        Ok(Abilities::from_told(text(&told.orig.fw_ver), &told))
+        Ok(Abilities::from_attr(text(&attr.orig.fw_ver), &attr))
     }
 
     /// Attributes of port `number`, counted from 1.
@@ -138,17 +138,17 @@ impl Context<'_> {
     /// When the query fails: there is no such port.
     pub fn port(&self, number: u8) -> Result<Port, VerbsError> {
         // SAFETY: integers, for which zero is a value.
-        let mut told: abi::PortAttr = unsafe { std::mem::zeroed() };
+        let mut attr: abi::PortAttr = unsafe { std::mem::zeroed() };
         let context = self.pointer.as_ptr();
         let done = if let Some(query) = self.query_port() {
             // SAFETY: the context is open, and the library writes at most the size that it is given.
-            unsafe { query(context, number, &raw mut told, size_of::<abi::PortAttr>()) }
+            unsafe { query(context, number, &raw mut attr, size_of::<abi::PortAttr>()) }
         } else {
             // SAFETY: the context is open, and the library writes one structure, or an older, shorter one.
-            unsafe { (self.verbs.functions.query_port)(context, number, &raw mut told) }
+            unsafe { (self.verbs.functions.query_port)(context, number, &raw mut attr) }
         };
         check("ibv_query_port", done)?;
-        Ok(Port::from_told(number, &told))
+        Ok(Port::from_attr(number, &attr))
     }
 
     /// The GIDs of all ports.
@@ -165,7 +165,7 @@ impl Context<'_> {
         if count < 0 {
             return Err(VerbsError::call("ibv_query_gid_table", i32::try_from(-count).unwrap_or(i32::MAX)));
         }
-        let told = usize::try_from(count).ok().and_then(|count| table.get(..count)).ok_or_else(|| {
+        let gids = usize::try_from(count).ok().and_then(|count| table.get(..count)).ok_or_else(|| {
             VerbsError::Bound {
                 what: "the number of GIDs",
                 value: u64::try_from(count).unwrap_or(u64::MAX),
@@ -181,7 +181,7 @@ impl Context<'_> {
                 interface: entry.ndev_ifindex,
             })
         };
-        Ok(told.iter().filter_map(gid).collect())
+        Ok(gids.iter().filter_map(gid).collect())
     }
 
     /// A function of the structure around the context, where the library's is large enough to have it at `offset`.

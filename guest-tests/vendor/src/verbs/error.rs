@@ -4,35 +4,21 @@ use std::io;
 
 /// Errors of RDMA.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum VerbsError {
     /// A library lacks a function.
     #[error("{library} has no {symbol}: a later rdma-core is needed (44 for all but Data Direct)")]
-    Symbol {
-        /// Its file name.
-        library: &'static str,
-        /// The function.
-        symbol: &'static str,
-    },
-    /// A call failed.
+    Symbol { library: &'static str, symbol: &'static str },
     #[error("{call}: {source}")]
-    Call {
-        /// Its name.
-        call: &'static str,
-        /// Its error number.
-        source: io::Error,
-    },
+    Call { call: &'static str, source: io::Error },
     /// This device's driver has no such function.
     #[error("the library of this device has no {call}")]
-    NoCall {
-        /// Its name.
-        call: &'static str,
-    },
+    NoCall { call: &'static str },
     /// The library or a peer returned an impossible number.
     #[error("{what} is {value:#x}, {rule}")]
     Bound {
         /// Name of the number.
         what: &'static str,
-        /// The number.
         value: u64,
         /// The rule that it breaks.
         rule: &'static str,
@@ -50,14 +36,11 @@ pub enum VerbsError {
         id: u64,
         /// `enum ibv_wc_status`.
         status: u32,
-        /// Its name.
         name: &'static str,
         /// The driver's own number.
         vendor: u32,
-        /// The usual cause.
         hint: &'static str,
     },
-    /// Nothing came.
     #[error("no completion within {seconds} s")]
     Silent {
         /// Seconds of waiting.

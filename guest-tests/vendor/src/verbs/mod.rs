@@ -13,6 +13,7 @@
 //! A value borrows the value that it was made from, so it never outlives it; memory is owned by its registration.
 
 pub mod abi;
+mod attributes;
 mod device;
 mod error;
 mod gpu;
@@ -20,13 +21,12 @@ mod library;
 mod memory;
 mod queue;
 mod steps;
-mod told;
 
+pub use attributes::{Abilities, Atomics, Gid, GidKind, Mtu, Odp, Port, best_gid};
 pub use device::{Context, Device, Devices};
 pub use error::VerbsError;
 pub use gpu::Mlx5;
 pub use library::Verbs;
 pub use memory::{Access, DmaBuf, Domain, Memory, Registered, Remote, Sge};
 pub use queue::{Completion, CompletionQueue, Connected, QueuePair, Work};
-pub use steps::{Endpoint, Place};
-pub use told::{Abilities, Atomics, Gid, GidKind, Mtu, Odp, Port, best_gid};
+pub use steps::{Endpoint, LocalPort};

@@ -15,7 +15,7 @@ use crate::verbs::device::{Context, check};
 use crate::verbs::error::{status_hint, status_name};
 use crate::verbs::library::context::{PollCq, PostRecv, PostSend};
 use crate::verbs::memory::{Domain, Remote, Sge};
-use crate::verbs::steps::{Endpoint, MASK_24, Place, init, ready_to_receive, ready_to_send};
+use crate::verbs::steps::{Endpoint, LocalPort, MASK_24, init, ready_to_receive, ready_to_send};
 
 /// Completions that are taken at once.
 const AT_ONCE: usize = 32;
@@ -67,17 +67,17 @@ impl CompletionQueue<'_> {
     ///
     /// When a request was not carried out, or the library's answer cannot be.
     pub fn poll(&self, mut each: impl FnMut(Completion)) -> Result<usize, VerbsError> {
-        let mut told = [abi::Wc::default(); AT_ONCE];
+        let mut completed = [abi::Wc::default(); AT_ONCE];
         let most = c_int::try_from(AT_ONCE).unwrap_or(1);
         // SAFETY: the queue lives, and the array has as many entries as the library is asked for.
-        let count = unsafe { (self.poll)(self.pointer.as_ptr(), most, told.as_mut_ptr()) };
-        let told = usize::try_from(count).ok().and_then(|count| told.get(..count));
-        let told = told.ok_or_else(|| VerbsError::Bound {
+        let count = unsafe { (self.poll)(self.pointer.as_ptr(), most, completed.as_mut_ptr()) };
+        let completed = usize::try_from(count).ok().and_then(|count| completed.get(..count));
+        let completed = completed.ok_or_else(|| VerbsError::Bound {
             what: "the number of completions",
             value: u64::from(count.cast_unsigned()),
             rule: "32 at most",
         })?;
-        for completion in told {
+        for completion in completed {
             if completion.status != 0 {
                 return Err(VerbsError::Work {
                     id: completion.wr_id,
@@ -89,22 +89,22 @@ impl CompletionQueue<'_> {
             }
             each(Completion { id: completion.wr_id, bytes: completion.byte_len });
         }
-        Ok(told.len())
+        Ok(completed.len())
     }
 
     /// Waits for `count` completions.
     ///
     /// # Errors
     ///
-    /// As [`CompletionQueue::poll`], and when none came for `patience`.
-    pub fn wait(&self, count: usize, patience: Duration) -> Result<Vec<Completion>, VerbsError> {
+    /// As [`CompletionQueue::poll`], and when none came for `timeout`.
+    pub fn wait(&self, count: usize, timeout: Duration) -> Result<Vec<Completion>, VerbsError> {
         let mut seen = Vec::with_capacity(count.min(AT_ONCE));
         let mut last = Instant::now();
         while seen.len() < count {
             if self.poll(|completion| seen.push(completion))? > 0 {
                 last = Instant::now();
-            } else if last.elapsed() >= patience {
-                return Err(VerbsError::Silent { seconds: patience.as_secs() });
+            } else if last.elapsed() >= timeout {
+                return Err(VerbsError::Silent { seconds: timeout.as_secs() });
             } else {
                 // A device that is software needs the processor to get anywhere.
                 std::thread::yield_now();
@@ -173,7 +173,7 @@ impl<'d> Domain<'d> {
 impl<'q> QueuePair<'q> {
     /// Parameters of this side for the other end, with `psn` as the first packet's number.
     #[must_use]
-    pub fn endpoint(&self, place: &Place, psn: u32) -> Endpoint {
+    pub fn endpoint(&self, place: &LocalPort, psn: u32) -> Endpoint {
         Endpoint {
             number: self.number,
             psn: psn & MASK_24,
@@ -190,7 +190,7 @@ impl<'q> QueuePair<'q> {
     /// When the device refuses a step.
     pub fn connect(
         self,
-        place: &Place,
+        place: &LocalPort,
         ours: &Endpoint,
         theirs: &Endpoint,
     ) -> Result<Connected<'q>, VerbsError> {

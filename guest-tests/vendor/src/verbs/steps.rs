@@ -30,10 +30,9 @@ pub struct Endpoint {
 
 /// Local port and address of a connection, and how many reads and atomics it may have in flight.
 #[derive(Debug, Clone, Copy)]
-pub struct Place {
-    /// The port.
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
+pub struct LocalPort {
     pub port: Port,
-    /// Its address.
     pub gid: Gid,
     /// Reads and atomics of the other side that are served at once.
     pub max_dest_rd_atomic: u8,
@@ -41,7 +40,7 @@ pub struct Place {
     pub max_rd_atomic: u8,
 }
 
-pub(crate) fn init(place: &Place) -> QpAttr {
+pub(crate) fn init(place: &LocalPort) -> QpAttr {
     QpAttr {
         qp_state: 1,
         port_num: place.port.number,
@@ -50,7 +49,7 @@ pub(crate) fn init(place: &Place) -> QpAttr {
     }
 }
 
-pub(crate) fn ready_to_receive(place: &Place, ours: &Endpoint, theirs: &Endpoint) -> QpAttr {
+pub(crate) fn ready_to_receive(place: &LocalPort, ours: &Endpoint, theirs: &Endpoint) -> QpAttr {
     let mut words = [0; 2];
     for (word, part) in words.iter_mut().zip(theirs.gid.as_chunks::<8>().0) {
         *word = u64::from_ne_bytes(*part);
@@ -76,7 +75,7 @@ pub(crate) fn ready_to_receive(place: &Place, ours: &Endpoint, theirs: &Endpoint
     }
 }
 
-pub(crate) fn ready_to_send(place: &Place, ours: &Endpoint) -> QpAttr {
+pub(crate) fn ready_to_send(place: &LocalPort, ours: &Endpoint) -> QpAttr {
     QpAttr {
         qp_state: 3,
         sq_psn: ours.psn & MASK_24,
@@ -95,10 +94,10 @@ mod tests {
     const PORT: Port =
         Port { number: 1, active: true, mtu: Mtu::B1024, largest_message: 1 << 20, lid: 0, ethernet: true };
 
-    fn place() -> Place {
+    fn place() -> LocalPort {
         let kind = crate::verbs::GidKind::RoceV2;
         let gid = Gid { bytes: [7; 16], index: 3, port: 1, kind, interface: 2 };
-        Place { port: PORT, gid, max_dest_rd_atomic: 4, max_rd_atomic: 2 }
+        LocalPort { port: PORT, gid, max_dest_rd_atomic: 4, max_rd_atomic: 2 }
     }
 
     #[test]

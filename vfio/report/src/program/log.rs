@@ -165,9 +165,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Kept(Arc<Mutex<Vec<u8>>>);
+    struct Log(Arc<Mutex<Vec<u8>>>);
 
-    impl io::Write for Kept {
+    impl io::Write for Log {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
         }
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    impl MakeWriter<'_> for Kept {
+    impl MakeWriter<'_> for Log {
         type Writer = Self;
         fn make_writer(&self) -> Self {
             self.clone()
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn an_event_is_a_line_with_its_severity_and_cannot_forge_another() {
-        let kept = Kept::default();
+        let kept = Log::default();
         let events = tracing_subscriber::fmt().with_writer(kept.clone()).with_max_level(Level::DEBUG);
         tracing::subscriber::with_default(
             events.event_format(Lines { screen: Screen::FILE }).finish(),

@@ -91,13 +91,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_many_names_the_first_are_told() {
+    fn of_many_names_the_first_are_listed() {
         let names = |n: u32| first_of((0..n).map(|n| n.to_string()).collect::<Vec<_>>().into_iter());
         assert_eq!([names(1), names(4), names(6)], ["0", "0, 1, 2, 3", "0, 1, 2, 3 and 2 more"]);
     }
 
     #[test]
-    fn what_a_person_is_told_to_write_is_the_same_size_when_it_is_read() {
+    fn a_size_in_a_remedy_is_the_same_size_when_it_is_read() {
         for (bytes, text) in
             [(0, "0B"), (4097, "4097B"), (64 << 20, "64MiB"), (u64::MAX, "18446744073709551615B")]
         {

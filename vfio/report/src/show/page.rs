@@ -4,33 +4,46 @@
 
 use std::fmt::Write;
 
-use crate::show::{escape, size};
+use crate::show::escape;
 
 const STYLE: &str = include_str!("page.css");
 
-/// A whole page: a head with facts in few words, and `main`, which is html.
+/// A whole page: a head with facts in few words, and `main`, which is html. A description may be empty.
 #[must_use]
 pub fn page(title: &str, heading: &str, description: &str, facts: &[String], main: &str) -> String {
     let chips: String = facts.iter().map(|fact| format!("<li>{}</li>", escape(fact))).collect();
+    let description = match description {
+        "" => String::new(),
+        text => format!("<p>{}</p>\n", escape(text)),
+    };
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n\
-         <style>\n{STYLE}</style>\n</head>\n<body>\n\
-         <header>\n<h1>{}</h1>\n<p>{}</p>\n<ul class=\"chips\">{chips}</ul>\n</header>\n<main>\n{main}</main>\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
+         <title>{}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
+         <header>\n<h1>{}</h1>\n{description}<ul class=\"chips\">{chips}</ul>\n</header>\n<main>\n{main}</main>\n\
          </body>\n</html>\n",
         escape(title),
         escape(heading),
-        escape(description),
     )
 }
+
+/// Most columns of a table that fits a narrow screen; the rows of a wider one become lists there.
+const NARROW: usize = 6;
 
 /// A section with a table; `numeric` columns keep to the right. Each row has a class of the style sheet and its cells.
 #[must_use]
 pub fn table(title: &str, heads: &[&str], numeric: &[usize], rows: &[(String, Vec<String>)]) -> String {
     let class = |i: &usize| if numeric.contains(i) { " class=\"number\"" } else { "" };
+    let is_wide = heads.len() > NARROW;
+    let head = |i: &usize| match heads.get(*i) {
+        Some(head) if is_wide => format!(" data-head=\"{}\"", escape(head)),
+        _ => String::new(),
+    };
+    let wide = if is_wide { " class=\"wide\"" } else { "" };
     let mut out =
-        format!("<section>\n<h2>{}</h2>\n<div class=\"scroll\"><table>\n<thead><tr>", escape(title));
+        format!("<section>\n<h2>{}</h2>\n<div class=\"scroll\"><table{wide}>\n<thead><tr>", escape(title));
     for (i, head) in heads.iter().enumerate() {
         let _ = write!(out, "<th scope=\"col\"{}>{}</th>", class(&i), escape(head));
     }
@@ -38,7 +51,7 @@ pub fn table(title: &str, heads: &[&str], numeric: &[usize], rows: &[(String, Ve
     for (tone, cells) in rows {
         let _ = write!(out, "<tr class=\"{tone}\">");
         for (i, cell) in cells.iter().enumerate() {
-            let _ = write!(out, "<td{}>{}</td>", class(&i), escape(cell));
+            let _ = write!(out, "<td{}{}>{}</td>", class(&i), head(&i), escape(cell));
         }
         out.push_str("</tr>\n");
     }
@@ -46,7 +59,7 @@ pub fn table(title: &str, heads: &[&str], numeric: &[usize], rows: &[(String, Ve
     out
 }
 
-/// Legend of a map's colours: class of the style sheet and word.
+/// Legend of a drawing's colours: class of the style sheet and word.
 #[must_use]
 pub fn legend(colours: &[(&str, &str)]) -> String {
     let items: String =
@@ -54,105 +67,76 @@ pub fn legend(colours: &[(&str, &str)]) -> String {
     format!("<ul class=\"legend\" aria-label=\"Colours\">{items}</ul>")
 }
 
-/// A range of a map.
+/// Height in pixels of the largest bar.
+const HEIGHT: u64 = 280;
+
+/// A bar, drawn beside others to one scale.
 #[derive(Debug, Clone)]
-pub struct Band {
-    /// Class of the style sheet; `free` is a thin broken band.
+pub struct ScaledBar {
+    /// Its caption.
+    pub title: String,
+    /// Its pieces, from the bottom up.
+    pub pieces: Vec<ScaledPiece>,
+}
+
+/// A piece of a bar.
+#[derive(Debug, Clone)]
+pub struct ScaledPiece {
+    /// Class of the style sheet.
     pub class: &'static str,
-    /// Its first address, as shown beside it.
-    pub start: String,
     /// Bytes.
-    pub size: u64,
-    /// Its name.
-    pub what: String,
-    /// Details, to its right.
-    pub detail: String,
-    /// Text for a pointer that rests on it.
+    pub bytes: u64,
+    /// Text beside the bar.
+    pub label: String,
+    /// Text for a pointer that rests on it; may be empty.
     pub hint: String,
 }
 
-const WIDTH: u32 = 640;
-/// Left edge of the bands, after the addresses.
-const BAND_X: u32 = 150;
-const BAND_WIDTH: u32 = 250;
-const TOP: u32 = 14;
-/// A band holds at least one line of text.
-const LEAST: u32 = 26;
-const GAP: u32 = 22;
-
-impl Band {
-    fn is_free(&self) -> bool {
-        self.class == "free"
+impl ScaledBar {
+    /// All bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.bytes))
     }
 
-    /// `LEAST` up to 4 KiB and 3 more for each doubling.
-    fn height(&self) -> u32 {
-        if self.is_free() {
-            return GAP;
+    /// The bar as a figure; `most` bytes have [`HEIGHT`].
+    fn draw(&self, most: u64, out: &mut String) {
+        let title = escape(&self.title);
+        let _ = write!(
+            out,
+            "<figure>\n<figcaption>{title}</figcaption>\n<div class=\"bar\" aria-hidden=\"true\">"
+        );
+        for piece in self.pieces.iter().rev() {
+            let (class, height) = (piece.class, height(piece.bytes, most));
+            let hint = if piece.hint.is_empty() {
+                String::new()
+            } else {
+                format!(" title=\"{}\"", escape(&piece.hint))
+            };
+            let _ = write!(out, "<i class=\"{class}\" style=\"height: {height}px\"{hint}></i>");
         }
-        self.size.max(4096).ilog2().saturating_sub(12).saturating_mul(3).saturating_add(LEAST)
+        out.push_str("</div>\n<ul>");
+        for piece in self.pieces.iter().rev() {
+            let _ = write!(out, "<li class=\"{}\">{}</li>", piece.class, escape(&piece.label));
+        }
+        out.push_str("</ul>\n</figure>\n");
     }
 }
 
-/// A map as an SVG element that takes its colours from the page. `id` is an identifier, unique in the page; `end` is
-/// the end of the last band, as shown.
-///
-/// Sizes run from 4 KiB to many TiB, so height grows with their logarithm: everything can be read, larger is taller,
-/// and the numbers beside it show the sizes.
+/// Pixels of `bytes`, at least one.
+fn height(bytes: u64, most: u64) -> u64 {
+    let pixels = u128::from(bytes) * u128::from(HEIGHT) / u128::from(most);
+    u64::try_from(pixels).unwrap_or(HEIGHT).max(1)
+}
+
+/// A section with `bars` side by side, drawn to one scale, and the names of their pieces.
 #[must_use]
-pub fn map(id: &str, title: &str, bands: &[Band], end: &str) -> String {
-    let total: u32 = bands.iter().map(Band::height).sum::<u32>().saturating_add(TOP * 2);
-    let mut out = format!(
-        "<svg class=\"map\" viewBox=\"0 0 {WIDTH} {total}\" width=\"{WIDTH}\" height=\"{total}\" role=\"img\" \
-         aria-labelledby=\"{id}\">\n<title id=\"{id}\">{}</title>\n",
-        escape(title)
-    );
-    let mut y = TOP;
-    for band in bands {
-        draw(band, y, &mut out);
-        y = y.saturating_add(band.height());
-    }
-    let (x, base) = (BAND_X - 12, y.saturating_add(4));
-    let _ = writeln!(out, "<text class=\"address\" x=\"{x}\" y=\"{base}\">{}</text>\n</svg>", escape(end));
+pub fn bars(title: &str, bars: &[ScaledBar]) -> String {
+    let most = bars.iter().map(ScaledBar::bytes).max().unwrap_or(0).max(1);
+    let mut out = format!("<section>\n<h2>{}</h2>\n<div class=\"bars\">\n", escape(title));
+    bars.iter().for_each(|bar| bar.draw(most, &mut out));
+    out.push_str("</div>\n<p class=\"note\">Drawn to one scale.</p>\n</section>\n");
     out
-}
-
-fn draw(band: &Band, y: u32, out: &mut String) {
-    let high = band.height();
-    let middle = y.saturating_add(high / 2).saturating_add(4);
-    let inset = if band.is_free() { 0 } else { 1 };
-    let _ = writeln!(
-        out,
-        "<g class=\"{}\"><title>{}</title>\n\
-         <text class=\"address\" x=\"{}\" y=\"{}\">{}</text>\n\
-         <line class=\"tick\" x1=\"{}\" x2=\"{BAND_X}\" y1=\"{y}\" y2=\"{y}\"/>\n\
-         <rect x=\"{BAND_X}\" y=\"{}\" width=\"{BAND_WIDTH}\" height=\"{}\" rx=\"{}\"/>",
-        band.class,
-        escape(&band.hint),
-        BAND_X - 12,
-        y.saturating_add(4),
-        escape(&band.start),
-        BAND_X - 7,
-        y.saturating_add(inset),
-        high.saturating_sub(2 * inset),
-        3 * inset,
-    );
-    let (size, what) = (size(band.size), escape(&band.what));
-    if band.is_free() {
-        let centre = BAND_X + BAND_WIDTH / 2;
-        let _ = writeln!(out, "<text class=\"gap\" x=\"{centre}\" y=\"{middle}\">{size} {what}</text></g>");
-        return;
-    }
-    let _ = writeln!(
-        out,
-        "<text class=\"what\" x=\"{}\" y=\"{middle}\">{what}</text>\n\
-         <text class=\"size\" x=\"{}\" y=\"{middle}\">{size}</text>\n\
-         <text class=\"detail\" x=\"{}\" y=\"{middle}\">{}</text></g>",
-        BAND_X + 12,
-        BAND_X + BAND_WIDTH - 12,
-        BAND_X + BAND_WIDTH + 12,
-        escape(&band.detail),
-    );
 }
 
 #[cfg(test)]
@@ -162,14 +146,47 @@ mod tests {
     #[test]
     fn whatever_a_name_holds_it_stays_text() {
         let evil = || "</title><script>\"'&".to_owned();
-        let band = Band { class: "ram", start: evil(), size: 1, what: evil(), detail: evil(), hint: evil() };
-        let free = Band { class: "free", ..band.clone() };
+        let bar = ScaledBar {
+            title: evil(),
+            pieces: vec![ScaledPiece { class: "ram", bytes: 1, label: evil(), hint: evil() }],
+        };
         let rows = [(String::new(), vec![evil()])];
-        let main = map("m", &evil(), &[band, free], &evil())
-            + &table(&evil(), &[&evil()], &[0], &rows)
-            + &legend(&[("ram", &evil())]);
+        let heads = [evil(), evil(), evil(), evil(), evil(), evil(), evil()];
+        let heads: Vec<&str> = heads.iter().map(String::as_str).collect();
+        let main =
+            bars(&evil(), &[bar]) + &table(&evil(), &heads, &[0], &rows) + &legend(&[("ram", &evil())]);
         let page = page(&evil(), &evil(), &evil(), &[evil()], &main);
         assert!(!page.contains("<script") && !page.contains("\"'&"), "{page}");
-        assert_eq!(page.matches("&lt;script&gt;").count(), 17);
+        assert_eq!(page.matches("&lt;script&gt;").count(), 19);
+    }
+
+    #[test]
+    fn bars_have_one_scale_and_no_piece_is_lost() {
+        let bar = |bytes: &[u64]| {
+            let piece =
+                |&bytes| ScaledPiece { class: "egm", bytes, label: String::new(), hint: String::new() };
+            ScaledBar { title: String::new(), pieces: bytes.iter().map(piece).collect() }
+        };
+        let html = bars("", &[bar(&[3 << 40, 1 << 40]), bar(&[2 << 40, 4096]), bar(&[])]);
+        let heights = |figure: &str| -> Vec<u64> {
+            let styles = figure.split("height: ").skip(1);
+            styles.map(|rest| rest.split("px").next().unwrap().parse().unwrap()).collect()
+        };
+        let figures: Vec<_> = html.split("<figure>").skip(1).map(heights).collect();
+        // The last piece is on top.
+        assert_eq!(figures, [vec![HEIGHT / 4, HEIGHT / 4 * 3], vec![1, HEIGHT / 2], vec![]]);
+        assert!(bars("", &[bar(&[u64::MAX, u64::MAX])]).contains("height: 280px"));
+    }
+
+    #[test]
+    fn a_wide_table_names_its_cells_for_narrow_screens() {
+        let row = |columns: usize| [(String::new(), vec!["1".to_owned(); columns])];
+        let heads = ["a", "b", "c", "d", "e", "f", "g"];
+        let wide = table("", &heads, &[], &row(7));
+        assert!(
+            wide.contains("<table class=\"wide\">") && wide.contains("<td data-head=\"g\">1</td>"),
+            "{wide}"
+        );
+        assert!(!table("", &heads[..6], &[], &row(6)).contains("data-head"));
     }
 }

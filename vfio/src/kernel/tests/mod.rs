@@ -12,7 +12,7 @@ use super::cdev::Cdev;
 use super::device::Hold;
 use super::{Iommufd, KernelFunction, OpenError, Track};
 use crate::backend::{Backend, InterruptKind, Interrupts, RegionIndex};
-use crate::memory::Behind;
+use crate::memory::HostBacking;
 use double::{ATTACH, BIND, DETACH, Double, FEATURE, GET_INFO, lock};
 
 const READ_WRITE: u32 = vfio::VFIO_REGION_INFO_FLAG_READ | vfio::VFIO_REGION_INFO_FLAG_WRITE;
@@ -215,7 +215,7 @@ fn a_mapped_bar_has_a_dma_buf_where_the_kernel_exports_it() {
         lock(&bench.function).refuses.extend(refused.map(|number| (FEATURE, number)));
         let function = bench.open().unwrap();
         let mapping = function.map(RegionIndex::Bar(0), span(0x3000, 0x1000), 0).unwrap();
-        let exported = matches!(mapping.behind(), Behind::Bar { dma_buf: Some(_) });
+        let exported = matches!(mapping.backing(), HostBacking::Bar { dma_buf: Some(_) });
         (exported, bench.log()[3..].to_vec())
     };
     assert_eq!(is_exported(None, "exported"), (true, vec![PROBE.to_owned(), EXPORT.to_owned()]));

@@ -75,9 +75,9 @@ impl Builder<'_> {
     /// standard list ends wrong, writes below 0x100 are off too: an unchecked capability could follow.
     fn registers_of_its_own(&mut self, standard: &List, extended: &List) {
         let length = CONVENTIONAL.saturating_sub(FIRST_CAPABILITY);
-        self.image.pass(FIRST_CAPABILITY, length, standard.end == ListEnd::Null);
+        self.image.expose(FIRST_CAPABILITY, length, standard.end == ListEnd::Null);
         if !extended.capabilities.is_empty() {
-            self.image.pass(CONVENTIONAL, EXPRESS.saturating_sub(CONVENTIONAL), false);
+            self.image.expose(CONVENTIONAL, EXPRESS.saturating_sub(CONVENTIONAL), false);
         }
     }
 
@@ -202,8 +202,8 @@ impl Builder<'_> {
             Treatment::Hidden => {
                 return self.image.fix(capability.offset, &vec![0; usize::from(capability.length)]);
             }
-            Treatment::Passed => self.image.pass(body, length, true),
-            Treatment::ReadOnly => self.image.pass(body, length, false),
+            Treatment::PassThrough => self.image.expose(body, length, true),
+            Treatment::ReadOnly => self.image.expose(body, length, false),
             Treatment::Emulated | Treatment::Added => self.image.fix(body, &vec![0; usize::from(length)]),
         }
         self.rows(capability, &rule.registers);

@@ -4,6 +4,7 @@ use egm_address::{Guest, InBar, Span};
 
 /// Why a function's configuration space, with the requested options, gives no valid guest function.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum ConfigError {
     /// Neither of the two sizes.
     #[error(
@@ -14,12 +15,10 @@ pub enum ConfigError {
         /// Size of the space that was read, in bytes.
         length: usize,
     },
-    /// Nothing answers.
     #[error(
         "its configuration space reads as all ones: it is powered off, gone, or in a reset that failed; reset it or its bus"
     )]
     Dead,
-    /// Not an endpoint.
     #[error(
         "its header type is {header_type:#x}, a bridge: give the guest the functions behind it, not the bridge"
     )]
@@ -32,17 +31,13 @@ pub enum ConfigError {
     Bar {
         /// Register number; 6 is the expansion ROM.
         index: u8,
-        /// Requested addresses.
         span: Span<Guest>,
         /// The rule that it breaks.
         rule: &'static str,
     },
     /// A pin that does not exist.
     #[error("interrupt pin {pin}: pins are 1 (INTA) to 4 (INTD)")]
-    Pin {
-        /// The number.
-        pin: u8,
-    },
+    Pin { pin: u8 },
     /// MSI-X in a BAR that the guest does not have, or beyond its end.
     #[error(
         "its MSI-X {structure} is {size:#x} bytes at {offset:#x} of BAR {bar}, which the guest has not or not so long: \
@@ -58,12 +53,10 @@ pub enum ConfigError {
         /// Bytes.
         size: u32,
     },
-    /// Overlapping MSI-X structures.
     #[error(
         "its MSI-X table at {table} and pending bit array at {pending} of the same BAR overlap: give it no MSI-X"
     )]
     MsixOverlap {
-        /// The table.
         table: Span<InBar>,
         /// The pending bit array.
         pending: Span<InBar>,
@@ -73,7 +66,6 @@ pub enum ConfigError {
         "{size:#x} bytes for the {name} capability fit nowhere in its configuration space: {taken}; leave it away"
     )]
     NoRoom {
-        /// The capability.
         name: &'static str,
         /// Size of the capability, in bytes.
         size: usize,

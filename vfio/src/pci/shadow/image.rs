@@ -66,7 +66,7 @@ impl Image {
     }
 
     /// Passes `count` bytes through: reads go to the device, and writes too if `write` is set.
-    pub(super) fn pass(&mut self, offset: u16, count: u16, write: bool) {
+    pub(super) fn expose(&mut self, offset: u16, count: u16, write: bool) {
         let forward = if write { 0xff } else { 0 };
         for byte in self.bytes(offset, usize::from(count)) {
             *byte = Byte { live: 0xff, forward, ..Byte::default() };

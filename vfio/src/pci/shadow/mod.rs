@@ -73,12 +73,11 @@ struct MsiPlace {
 
 /// Treatment of one capability of this function.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct Shown {
     /// The capability and its offset.
     pub capability: Capability,
-    /// Its name.
     pub name: &'static str,
-    /// Its treatment.
     pub treatment: Treatment,
     /// Reason for the treatment.
     pub reason: &'static str,

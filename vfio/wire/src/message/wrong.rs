@@ -6,11 +6,11 @@ pub(crate) const MOST_VERSION_DATA: u32 = 4096;
 
 /// Error in the body of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum Wrong {
     /// It ends too early.
     #[error("{what} of {have:#x} bytes needs {need:#x}")]
     Short {
-        /// Expected structure.
         what: &'static str,
         /// Bytes of it.
         have: usize,
@@ -20,11 +20,9 @@ pub enum Wrong {
     /// A number in it breaks a rule.
     #[error("{what} is {value:#x}: {rule}")]
     Value {
-        /// Which number.
         what: &'static str,
         /// As the peer wrote it.
         value: u64,
-        /// The rule.
         rule: &'static str,
     },
     /// Invalid text of the version.
@@ -40,10 +38,5 @@ pub enum Wrong {
     },
     /// Descriptors that do not belong to the message.
     #[error("{fds} file descriptors came with command {command:#x}: not as many as it has use for")]
-    Descriptors {
-        /// The command.
-        command: u16,
-        /// Number of descriptors.
-        fds: usize,
-    },
+    Descriptors { command: u16, fds: usize },
 }

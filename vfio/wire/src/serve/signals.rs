@@ -2,7 +2,7 @@
 //!
 //! The description of an eventfd is the client's too: it can fill the counter and make writes wait, at any moment. A write is
 //! made non-blocking first, but the client may be quicker. So a thread of the client's writes, and the caller waits for it for
-//! [`PATIENCE`] once; while the thread hangs, no caller waits for it, and what does not fit its queue is lost, as in a full
+//! [`TIMEOUT`] once; while the thread hangs, no caller waits for it, and what does not fit its queue is lost, as in a full
 //! counter.
 
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 /// How long to wait for a write: far longer than a write that does not block takes, and short for the caller.
-const PATIENCE: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_millis(100);
 /// Maximum number of writes in the queue.
 const QUEUE: usize = 256;
 
@@ -28,7 +28,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Adds 1 to the counter; returns when that is done, or [`PATIENCE`] is over.
+    /// Adds 1 to the counter; returns when that is done, or [`TIMEOUT`] is over.
     pub(super) fn write(&mut self, eventfd: &Arc<OwnedFd>) {
         let (done, acknowledged) = channel();
         let Some(queue) = self.queue() else { return };
@@ -37,7 +37,7 @@ impl Signals {
         }
         let hangs = self.late.as_ref().is_some_and(|late| late.try_recv().is_err());
         if !hangs {
-            self.late = acknowledged.recv_timeout(PATIENCE).is_err().then_some(acknowledged);
+            self.late = acknowledged.recv_timeout(TIMEOUT).is_err().then_some(acknowledged);
         }
     }
 

@@ -27,7 +27,7 @@ type Identity = (u64, u64, u32);
 
 /// Target of a DMA address.
 #[derive(Debug, Clone, Copy)]
-pub struct Place<'a> {
+pub struct WindowBytes<'a> {
     /// The file, and the offset in it; without a file, accesses go through the client.
     pub file: Option<(BorrowedFd<'a>, u64)>,
     /// Bytes from here to the end of the window.
@@ -99,13 +99,13 @@ impl Windows {
 
     /// Target of `address`; `None` if the device may not read it (write it, if `write`).
     #[must_use]
-    pub fn place(&self, address: u64, write: bool) -> Option<Place<'_>> {
+    pub fn place(&self, address: u64, write: bool) -> Option<WindowBytes<'_>> {
         let (_, (map, file)) = self.by_address.range(..=address).next_back()?;
         let inside = address.checked_sub(map.address)?;
         let left = map.size.checked_sub(inside).filter(|left| *left > 0)?;
         let allowed = if write { map.write } else { map.read };
         let offset = map.offset.checked_add(inside)?;
-        allowed.then(|| Place { file: file.as_ref().map(|file| (file.as_fd(), offset)), left })
+        allowed.then(|| WindowBytes { file: file.as_ref().map(|file| (file.as_fd(), offset)), left })
     }
 }
 
@@ -193,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_address_leads_where_the_one_window_over_it_says(
+        fn an_address_leads_where_the_one_window_over_it_states(
             spans in prop::collection::vec((0..40_u64, 1..8_u64), 0..8), address in 0..50_u64
         ) {
             let mut windows = Windows::default();

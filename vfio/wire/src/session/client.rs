@@ -9,9 +9,9 @@ const MOST_WAITING: usize = 256;
 
 /// Message from the server.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Heard<'a> {
+pub enum Received<'a> {
     /// The handshake is done.
-    Greeted(Version),
+    Negotiated(Version),
     /// The reply to a request.
     Answer {
         /// Id of the request.
@@ -27,6 +27,7 @@ pub enum Heard<'a> {
 
 /// Why a request cannot be sent: our own mistake, or a limit of the server's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum Unsendable {
     /// There is no connection, or not yet.
     #[error("there is no agreement with the server")]
@@ -34,11 +35,9 @@ pub enum Unsendable {
     /// More than the server takes.
     #[error("{what} of {value:#x} is more than the server's {most:#x}")]
     Limit {
-        /// Limited quantity.
         what: &'static str,
         /// Value in the request.
         value: u64,
-        /// The limit.
         most: u64,
     },
 }
@@ -47,15 +46,15 @@ pub enum Unsendable {
 #[derive(Debug)]
 pub struct Client {
     ours: Capabilities,
-    state: State,
+    state: SessionState,
     next: u16,
     waiting: Vec<(u16, Command)>,
     refused: u64,
 }
 
 #[derive(Debug)]
-enum State {
-    Greeting,
+enum SessionState {
+    Negotiating,
     Ready(Limits),
     Closed,
 }
@@ -64,7 +63,7 @@ impl Client {
     /// Creates a session; `ours` are the client's capabilities.
     #[must_use]
     pub fn new(ours: Capabilities) -> Self {
-        Self { ours, state: State::Greeting, next: 0, waiting: Vec::new(), refused: 0 }
+        Self { ours, state: SessionState::Negotiating, next: 0, waiting: Vec::new(), refused: 0 }
     }
 
     /// Bytes of the largest message that may come.
@@ -76,7 +75,7 @@ impl Client {
     /// Limits of the server; `None` before the handshake and after the end.
     #[must_use]
     pub fn limits(&self) -> Option<Limits> {
-        if let State::Ready(limits) = self.state { Some(limits) } else { None }
+        if let SessionState::Ready(limits) = self.state { Some(limits) } else { None }
     }
 
     /// Number of invalid commands from the server.
@@ -87,12 +86,12 @@ impl Client {
 
     /// Closes the session: no later message is accepted.
     fn close(&mut self) {
-        self.state = State::Closed;
+        self.state = SessionState::Closed;
         self.waiting.clear();
     }
 
     /// The first message.
-    pub fn greet(&mut self) -> (Header, Vec<u8>) {
+    pub fn negotiate(&mut self) -> (Header, Vec<u8>) {
         let version = Version { major: MAJOR, minor: MINOR, capabilities: self.ours.clone() };
         let mut body = Vec::new();
         version.encode(&mut body);
@@ -104,7 +103,7 @@ impl Client {
     /// # Errors
     /// [`Unsendable`].
     pub fn ask(&mut self, request: &Request<'_>, fds: usize, no_reply: bool) -> Result<Header, Unsendable> {
-        let State::Ready(limits) = &self.state else { return Err(Unsendable::NotReady) };
+        let SessionState::Ready(limits) = &self.state else { return Err(Unsendable::NotReady) };
         let data = match request {
             Request::RegionRead(access) => access.count.into(),
             Request::WriteMulti(_) if !limits.write_multiple => u64::MAX,
@@ -141,20 +140,20 @@ impl Client {
     ///
     /// # Errors
     /// [`Fault`]: close the connection.
-    pub fn take<'a>(&mut self, frame: Frame<'a>, fds: usize) -> Result<Heard<'a>, Fault> {
-        let heard = match (&self.state, frame.header.kind) {
-            (State::Closed, _) => Err(Fault::Closed),
+    pub fn take<'a>(&mut self, frame: Frame<'a>, fds: usize) -> Result<Received<'a>, Fault> {
+        let received = match (&self.state, frame.header.kind) {
+            (SessionState::Closed, _) => Err(Fault::Closed),
             (_, Kind::Reply { error }) => self.reply(frame, fds, error),
-            (State::Greeting, _) => Err(Fault::NotGreeted { command: frame.header.command }),
-            (State::Ready(_), Kind::Command { no_reply }) => Ok(self.asked(frame, fds, no_reply)),
+            (SessionState::Negotiating, _) => Err(Fault::NotNegotiated { command: frame.header.command }),
+            (SessionState::Ready(_), Kind::Command { no_reply }) => Ok(self.asked(frame, fds, no_reply)),
         };
-        if heard.is_err() {
+        if received.is_err() {
             self.close();
         }
-        heard
+        received
     }
 
-    fn reply<'a>(&mut self, frame: Frame<'a>, fds: usize, error: Option<u32>) -> Result<Heard<'a>, Fault> {
+    fn reply<'a>(&mut self, frame: Frame<'a>, fds: usize, error: Option<u32>) -> Result<Received<'a>, Fault> {
         let Header { id, command, .. } = frame.header;
         let found = self.waiting.iter().position(|(asked, what)| (*asked, what.number()) == (id, command));
         let (_, asked) = self.waiting.swap_remove(found.ok_or(Fault::Unasked { id, command })?);
@@ -167,26 +166,26 @@ impl Client {
             return Err(Fault::Descriptors { command, fds });
         }
         if asked != Command::Version {
-            return Ok(Heard::Answer { id, outcome: error.map_or(Ok(frame.body), Err) });
+            return Ok(Received::Answer { id, outcome: error.map_or(Ok(frame.body), Err) });
         }
         if let Some(errno) = error {
             return Err(Fault::Refused { errno });
         }
         let version = Version::decode(frame.body).map_err(Fault::Handshake)?;
-        self.state = State::Ready(agree(&version, MINOR)?);
-        Ok(Heard::Greeted(version))
+        self.state = SessionState::Ready(agree(&version, MINOR)?);
+        Ok(Received::Negotiated(version))
     }
 
-    fn asked<'a>(&mut self, frame: Frame<'a>, fds: usize, no_reply: bool) -> Heard<'a> {
+    fn asked<'a>(&mut self, frame: Frame<'a>, fds: usize, no_reply: bool) -> Received<'a> {
         let ticket = Ticket::new(frame.header, no_reply);
         let most = self.ours.limits().map_or(0, |limits| limits.data);
         let call = Call::decode(frame.header.command, frame.body).ok();
         let call = call.filter(|call| fds == 0 && call.access().count <= most.into());
         match call {
-            Some(call) => Heard::Asked(ticket, call),
+            Some(call) => Received::Asked(ticket, call),
             None => {
                 self.refused = self.refused.saturating_add(1);
-                Heard::Refuse(ticket.refused(EINVAL))
+                Received::Refuse(ticket.refused(EINVAL))
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!            version agreed on          anything out of order, or the socket's end
-//!  Greeting ───────────────────► Ready ───────────────────────────────────────────► closed: every call fails
+//!  Negotiating ────────────────► Ready ───────────────────────────────────────────► closed: every call fails
 //! ```
 
 pub mod client;
@@ -23,14 +23,13 @@ const HEADS: u32 = 64;
 
 /// Protocol violation that ends a connection: later messages cannot be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum Fault {
     /// The connection is already closed.
     #[error("the connection is closed")]
     Closed,
-    /// A malformed header.
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    /// A malformed handshake.
     #[error("the handshake failed: {0}")]
     Handshake(Wrong),
     /// The server refuses the handshake, usually because it has another client (`EBUSY`).
@@ -41,10 +40,7 @@ pub enum Fault {
     },
     /// The first message is no handshake.
     #[error("command {command:#x} came before the handshake")]
-    NotGreeted {
-        /// The command.
-        command: u16,
-    },
+    NotNegotiated { command: u16 },
     /// An unsupported protocol version.
     #[error("the peer speaks version {major:#x}.{minor:#x}, not {MAJOR}.{MINOR} or an older minor one")]
     Version {
@@ -63,12 +59,7 @@ pub enum Fault {
     },
     /// Descriptors with a handshake or a reply that has none.
     #[error("{fds} file descriptors came with command {command:#x}, which has none")]
-    Descriptors {
-        /// The command.
-        command: u16,
-        /// Number of descriptors.
-        fds: usize,
-    },
+    Descriptors { command: u16, fds: usize },
 }
 
 /// A received command that needs an answer.

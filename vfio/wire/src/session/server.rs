@@ -22,7 +22,7 @@ pub enum Step<'a> {
 #[derive(Debug)]
 pub struct Server {
     ours: Capabilities,
-    state: State,
+    state: SessionState,
     /// Request to the client that has no answer yet: its message's id and command.
     asked: Option<(u16, u16)>,
     next: u16,
@@ -30,8 +30,8 @@ pub struct Server {
 }
 
 #[derive(Debug)]
-enum State {
-    Greeting,
+enum SessionState {
+    Negotiating,
     Ready(Limits),
     Closed,
 }
@@ -40,7 +40,7 @@ impl Server {
     /// Creates a session; `ours` are the server's capabilities. Its reply omits names that the client does not propose.
     #[must_use]
     pub fn new(ours: Capabilities) -> Self {
-        Self { ours, state: State::Greeting, asked: None, next: 0, refused: 0 }
+        Self { ours, state: SessionState::Negotiating, asked: None, next: 0, refused: 0 }
     }
 
     /// Bytes of the largest message that may come.
@@ -52,7 +52,7 @@ impl Server {
     /// Limits of the client; `None` before the handshake and after the end.
     #[must_use]
     pub fn limits(&self) -> Option<Limits> {
-        if let State::Ready(limits) = self.state { Some(limits) } else { None }
+        if let SessionState::Ready(limits) = self.state { Some(limits) } else { None }
     }
 
     /// Number of invalid requests.
@@ -86,7 +86,7 @@ impl Server {
     pub fn take<'a>(&mut self, frame: Frame<'a>, fds: usize) -> Result<Step<'a>, Fault> {
         let step = self.step(frame, fds);
         if step.is_err() {
-            self.state = State::Closed;
+            self.state = SessionState::Closed;
         }
         step
     }
@@ -103,14 +103,16 @@ impl Server {
         };
         let request = Request::decode(command, frame.body);
         match &self.state {
-            State::Closed => Err(Fault::Closed),
-            State::Greeting if command != Command::Version.number() => Err(Fault::NotGreeted { command }),
-            State::Greeting => match request.map_err(Fault::Handshake)? {
+            SessionState::Closed => Err(Fault::Closed),
+            SessionState::Negotiating if command != Command::Version.number() => {
+                Err(Fault::NotNegotiated { command })
+            }
+            SessionState::Negotiating => match request.map_err(Fault::Handshake)? {
                 Request::Version(_) if fds > 0 => Err(Fault::Descriptors { command, fds }),
-                Request::Version(version) => self.greet(frame.header, &version),
-                _ => Err(Fault::NotGreeted { command }),
+                Request::Version(version) => self.negotiate(frame.header, &version),
+                _ => Err(Fault::NotNegotiated { command }),
             },
-            State::Ready(_) => {
+            SessionState::Ready(_) => {
                 let ticket = Ticket::new(frame.header, no_reply);
                 Ok(match request.and_then(|request| self.judge(request, fds)) {
                     Ok(request) => Step::Serve(ticket, request),
@@ -123,7 +125,7 @@ impl Server {
         }
     }
 
-    fn greet<'a>(&mut self, header: Header, version: &Version) -> Result<Step<'a>, Fault> {
+    fn negotiate<'a>(&mut self, header: Header, version: &Version) -> Result<Step<'a>, Fault> {
         let limits = agree(version, u16::MAX)?;
         let theirs = &version.capabilities;
         // A reply names nothing that the request does not, but for the two that every peer knows.
@@ -138,7 +140,7 @@ impl Server {
         let reply = Version { major: version.major, minor: version.minor.min(MINOR), capabilities };
         let mut body = Vec::new();
         reply.encode(&mut body);
-        self.state = State::Ready(limits);
+        self.state = SessionState::Ready(limits);
         // Without a reply there is no agreement: it is sent even if the client requested none.
         Ok(Step::Reply(Header { kind: Kind::Reply { error: None }, ..header }, body))
     }

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::client::{Client, Heard, Unsendable};
+use super::client::{Client, Received, Unsendable};
 use super::server::{Server, Step};
 use super::*;
 use crate::frame::{Frame, split};
@@ -13,12 +13,12 @@ fn ours() -> Capabilities {
 /// Both sides after the handshake.
 fn agreed() -> (Client, Server) {
     let (mut client, mut server) = (Client::new(ours()), Server::new(ours()));
-    let (header, body) = client.greet();
+    let (header, body) = client.negotiate();
     let Ok(Step::Reply(header, body)) = server.take(Frame { header, body: &body }, 0) else {
         panic!("refused")
     };
-    let heard = client.take(Frame { header, body: &body }, 0).unwrap();
-    assert!(matches!(heard, Heard::Greeted(version) if version.capabilities == ours()));
+    let received = client.take(Frame { header, body: &body }, 0).unwrap();
+    assert!(matches!(received, Received::Negotiated(version) if version.capabilities == ours()));
     (client, server)
 }
 
@@ -67,9 +67,9 @@ fn a_reply_names_only_what_was_proposed() {
 }
 
 #[test]
-fn a_server_that_turns_its_client_away_says_why() {
+fn a_server_that_refuses_its_client_reports_the_reason() {
     let mut client = Client::new(ours());
-    let (header, _) = client.greet();
+    let (header, _) = client.negotiate();
     let reply = Header { kind: Kind::Reply { error: Some(16) }, ..header };
     assert_eq!(client.take(Frame { header: reply, body: &[] }, 0), Err(Fault::Refused { errno: 16 }));
 }
@@ -78,13 +78,13 @@ fn a_server_that_turns_its_client_away_says_why() {
 fn nothing_comes_before_the_handshake_and_nothing_after_a_fault() {
     let mut server = Server::new(ours());
     let reset = Frame { header: command(Command::Reset, false), body: &[] };
-    assert_eq!(server.take(reset, 0), Err(Fault::NotGreeted { command: 13 }));
+    assert_eq!(server.take(reset, 0), Err(Fault::NotNegotiated { command: 13 }));
     assert_eq!(server.take(reset, 0), Err(Fault::Closed));
 
     let mut client = Client::new(ours());
     assert_eq!(client.ask(&Request::Reset, 0, false), Err(Unsendable::NotReady));
     let read = Frame { header: command(Command::DmaRead, false), body: &[0; 16] };
-    assert_eq!(client.take(read, 0), Err(Fault::NotGreeted { command: 11 }));
+    assert_eq!(client.take(read, 0), Err(Fault::NotNegotiated { command: 11 }));
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn another_major_version_or_a_newer_minor_one_in_a_reply_ends_it() {
     assert_eq!(server.take(version, 0), Err(Fault::Version { major: 1, minor: 0 }));
 
     let mut client = Client::new(ours());
-    let (header, _) = client.greet();
+    let (header, _) = client.negotiate();
     let reply = Header { kind: Kind::Reply { error: None }, ..header };
     let newer = client.take(Frame { header: reply, body: &[0, 0, 2, 0] }, 0);
     assert_eq!(newer, Err(Fault::Version { major: 0, minor: 2 }));
@@ -145,13 +145,13 @@ fn requests_sent_ahead_are_answered_whatever_their_order() {
     });
     replies.reverse();
     for (reply, asked) in replies.into_iter().zip(headers.iter().rev()) {
-        let heard = client.take(Frame { header: reply, body: &[1] }, 0);
-        assert_eq!(heard, Ok(Heard::Answer { id: asked.id, outcome: Ok(&[1]) }));
+        let received = client.take(Frame { header: reply, body: &[1] }, 0);
+        assert_eq!(received, Ok(Received::Answer { id: asked.id, outcome: Ok(&[1]) }));
     }
 }
 
 #[test]
-fn who_wants_no_reply_gets_none() {
+fn a_request_without_a_reply_gets_none() {
     let (mut client, mut server) = agreed();
     let header = client.ask(&Request::Reset, 0, true).unwrap();
     let Ok(Step::Serve(ticket, Request::Reset)) = server.take(Frame { header, body: &[] }, 0) else {
@@ -166,12 +166,12 @@ fn who_wants_no_reply_gets_none() {
 }
 
 #[test]
-fn a_reply_is_believed_once_and_only_to_the_command_that_was_asked() {
+fn a_reply_is_accepted_once_and_only_to_the_command_that_was_asked() {
     let (mut client, _) = agreed();
     let header = client.ask(&Request::Reset, 0, false).unwrap();
     let reply = Header { kind: Kind::Reply { error: Some(0) }, ..header };
     let frame = Frame { header: reply, body: &[] };
-    assert_eq!(client.take(frame, 0), Ok(Heard::Answer { id: header.id, outcome: Err(0) }));
+    assert_eq!(client.take(frame, 0), Ok(Received::Answer { id: header.id, outcome: Err(0) }));
     assert_eq!(client.take(frame, 0), Err(Fault::Unasked { id: header.id, command: 13 }));
 
     let (mut client, _) = agreed();
@@ -211,9 +211,9 @@ fn a_server_may_ask_for_memory_within_the_client_s_limits() {
         DmaAccess { address: 0x1000, count }.encode(&mut body);
         body.extend_from_slice(data);
         match client.take(Frame { header: command(command_, false), body: &body }, 0).unwrap() {
-            Heard::Asked(_, Call::Read(access)) => Some((access.count, Vec::new())),
-            Heard::Asked(_, Call::Write(access, data)) => Some((access.count, data.to_vec())),
-            Heard::Refuse(Some(_)) => None,
+            Received::Asked(_, Call::Read(access)) => Some((access.count, Vec::new())),
+            Received::Asked(_, Call::Write(access, data)) => Some((access.count, data.to_vec())),
+            Received::Refuse(Some(_)) => None,
             other => panic!("{other:?}"),
         }
     };
@@ -248,7 +248,7 @@ proptest! {
             if let Ok(Step::Serve(ticket, _)) = server.take(frame, fds) {
                 let _ = ticket.done();
             }
-            if let Ok(Heard::Answer { id, .. }) = client.take(frame, fds) {
+            if let Ok(Received::Answer { id, .. }) = client.take(frame, fds) {
                 prop_assert_eq!(Some(id), asked);
             }
         }
@@ -257,7 +257,7 @@ proptest! {
 }
 
 #[test]
-fn a_server_asks_one_thing_at_a_time_and_believes_only_its_answer() {
+fn a_server_asks_one_thing_at_a_time_and_accepts_only_its_answer() {
     let (_, mut server) = agreed();
     let read = Call::Read(DmaAccess { address: 0x1000, count: 2 });
     let asked = server.ask(&read).unwrap();

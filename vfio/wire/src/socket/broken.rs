@@ -10,6 +10,7 @@ use crate::frame::Malformed;
 
 /// Failure of a socket or its peer.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum Broken {
     /// The peer closed the connection between two messages.
     #[error("the peer closed the connection")]
@@ -39,7 +40,6 @@ pub enum Broken {
     /// The receiver of descriptors failed.
     #[error("cannot receive the peer's file descriptors")]
     Receiver(#[source] io::Error),
-    /// The kernel's error.
     #[error("the socket failed")]
     Socket(#[from] io::Error),
 }

@@ -16,7 +16,7 @@ fn pair() -> (UnixStream, Connection) {
 
 fn pair_with(limit: Duration) -> (UnixStream, Connection) {
     let (peer, ours) = UnixStream::pair().unwrap();
-    (peer, Connection::new(ours.into(), limit, Patience::NONE).unwrap())
+    (peer, Connection::new(ours.into(), limit, BusyPoll::NONE).unwrap())
 }
 
 /// A message with a body of `body`.
@@ -69,7 +69,7 @@ fn an_urgent_byte_is_one_like_others_with_its_descriptors() {
     };
     // The first is queued before the connection is made.
     send(&bytes[..1], SendFlags::OOB);
-    let mut ours = Connection::new(ours.into(), LONG, Patience::NONE).unwrap();
+    let mut ours = Connection::new(ours.into(), LONG, BusyPoll::NONE).unwrap();
     send(&bytes[1..], SendFlags::empty());
     ours.receive(MOST).unwrap();
     assert_eq!((ours.frame().header.id, ours.frame().body, ours.fds()), (1, &b"body"[..], 2));
@@ -92,7 +92,7 @@ fn a_message_that_comes_byte_by_byte_is_whole() {
 }
 
 #[test]
-fn who_closes_or_stalls_within_a_message_is_given_up() {
+fn a_peer_that_closes_or_stalls_within_a_message_is_disconnected() {
     for length in 1..20 {
         let (mut peer, mut ours) = pair_with(SHORT);
         peer.write_all(&message(1, b"body")[..length]).unwrap();
@@ -105,14 +105,14 @@ fn who_closes_or_stalls_within_a_message_is_given_up() {
 }
 
 #[test]
-fn who_does_not_answer_is_given_up_when_answers_are_limited() {
+fn a_peer_that_does_not_answer_is_disconnected_when_answers_are_limited() {
     let (_peer, mut ours) = pair_with(SHORT);
     ours.limit_waits(true).unwrap();
     assert!(matches!(ours.receive(MOST), Err(Broken::Slow { what: "answer", .. })));
 }
 
 #[test]
-fn who_does_not_read_is_given_up() {
+fn a_peer_that_does_not_read_is_disconnected() {
     let (_peer, ours) = pair_with(SHORT);
     let header = Header { id: 0, command: 9, kind: Kind::Command { no_reply: false } };
     let data = vec![0; 1 << 20];
@@ -123,7 +123,7 @@ fn who_does_not_read_is_given_up() {
 #[test]
 fn a_long_message_in_two_parts_arrives_as_one() {
     let (peer, ours) = UnixStream::pair().unwrap();
-    let patient = |socket: UnixStream| Connection::new(socket.into(), LONG, Patience::NONE).unwrap();
+    let patient = |socket: UnixStream| Connection::new(socket.into(), LONG, BusyPoll::NONE).unwrap();
     let (mut theirs, ours) = (patient(peer), patient(ours));
     let reader = std::thread::spawn(move || {
         theirs.receive(u32::MAX).unwrap();
@@ -136,7 +136,7 @@ fn a_long_message_in_two_parts_arrives_as_one() {
 }
 
 #[test]
-fn a_closer_wakes_who_waits() {
+fn a_closer_wakes_the_waiting_thread() {
     let (_peer, mut ours) = pair();
     let closer = ours.closer().unwrap();
     let waits = std::thread::spawn(move || matches!(ours.receive(MOST), Err(Broken::End)));

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 
 use egm_vfio_wire::client::Client;
 use egm_vfio_wire::serve::serve;
-use egm_vfio_wire::socket::{Connection, Patience};
+use egm_vfio_wire::socket::{BusyPoll, Connection};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
@@ -49,17 +49,17 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn a_server_survives_any_client(bytes in messages(&[0, 0, 0, 0x10, 1, 0x21, 7]), greets in prop::bool::weighted(0.9)) {
+    fn a_server_survives_any_client(bytes in messages(&[0, 0, 0, 0x10, 1, 0x21, 7]), negotiates in prop::bool::weighted(0.9)) {
         let (mut client, theirs) = UnixStream::pair().unwrap();
         let mut toy = Toy::new();
         // The requests fit the socket; the replies need not, and are taken as they come.
-        if greets {
+        if negotiates {
             client.write_all(&AGREED).unwrap();
         }
         client.write_all(&bytes).unwrap();
         client.shutdown(Shutdown::Write).unwrap();
         let replies = std::thread::spawn(move || std::io::copy(&mut client, &mut std::io::sink()).unwrap_or(0));
-        let mut connection = Connection::new(theirs.into(), LIMIT, Patience::NONE).unwrap();
+        let mut connection = Connection::new(theirs.into(), LIMIT, BusyPoll::NONE).unwrap();
         let _ = serve(&mut connection, &mut toy);
         prop_assert_eq!((toy.left, toy.windows.len()), (1, 0));
         drop(connection);
@@ -77,7 +77,7 @@ proptest! {
         }
         server.write_all(&bytes).unwrap();
         server.shutdown(Shutdown::Write).unwrap();
-        let Ok(mut client) = Client::new(Connection::new(ours.into(), LIMIT, Patience::NONE).unwrap()) else {
+        let Ok(mut client) = Client::new(Connection::new(ours.into(), LIMIT, BusyPoll::NONE).unwrap()) else {
             return Ok(());
         };
         let _ = client.device_info();

@@ -11,7 +11,7 @@ use egm_vfio_wire::frame::{Frame, Header, Kind, Malformed, split};
 use egm_vfio_wire::message::{
     Access, ByFile, Command, DeviceInfo, DmaMap, DmaUnmap, IrqAction, IrqData, Request, SetIrqs,
 };
-use egm_vfio_wire::socket::{Broken, Connection, Patience};
+use egm_vfio_wire::socket::{Broken, BusyPoll, Connection};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::toy::{LIMIT, MEMORY, Toy, VECTORS};
@@ -37,7 +37,7 @@ const MAP: DmaMap = DmaMap {
 
 #[test]
 fn a_client_learns_of_the_device_and_its_regions() {
-    let (mut client, server) = Toy::new().serve(Patience::NONE);
+    let (mut client, server) = Toy::new().serve(BusyPoll::NONE);
     assert_eq!(client.device_info().unwrap(), DeviceInfo { resettable: true, regions: 9, irqs: 5 });
     let (registers, file) = client.region_info(0).unwrap();
     assert_eq!((registers.size, registers.mmap, file.is_some()), (0x1000, false, false));
@@ -56,7 +56,7 @@ fn a_client_learns_of_the_device_and_its_regions() {
 
 #[test]
 fn registers_remember_and_a_reset_clears_them() {
-    let (mut client, _server) = Toy::new().serve(Patience::NONE);
+    let (mut client, _server) = Toy::new().serve(BusyPoll::NONE);
     client.write(0, 8, &[1, 2, 3, 4]).unwrap();
     let mut data = [0; 8];
     client.read(0, 4, &mut data).unwrap();
@@ -68,7 +68,7 @@ fn registers_remember_and_a_reset_clears_them() {
 
 #[test]
 fn an_access_that_leaves_its_region_is_refused() {
-    let (mut client, _server) = Toy::new().serve(Patience::NONE);
+    let (mut client, _server) = Toy::new().serve(BusyPoll::NONE);
     let mut data = [0; 4];
     for (region, offset) in [(0, 0xffe), (0, 0x1000), (0, 1 << 40), (1, 0), (9, 0)] {
         let write = client.write(region, offset, &[1; 4]);
@@ -82,7 +82,7 @@ fn an_access_that_leaves_its_region_is_refused() {
 
 #[test]
 fn more_than_a_transfer_holds_goes_in_parts() {
-    let (mut client, _server) = Toy::new().serve(Patience::NONE);
+    let (mut client, _server) = Toy::new().serve(BusyPoll::NONE);
     let data: Vec<u8> = (0..MEMORY).map(|at| (at >> 12).to_le_bytes()[0]).collect();
     client.write(2, 0, &data).unwrap();
     let mut read = vec![0; data.len()];
@@ -92,7 +92,7 @@ fn more_than_a_transfer_holds_goes_in_parts() {
 
 #[test]
 fn memory_is_given_and_taken_away() {
-    let (mut client, server) = Toy::new().serve(Patience::NONE);
+    let (mut client, server) = Toy::new().serve(BusyPoll::NONE);
     let file = Toy::new().memory;
     file.write_all_at(b"mine", 0x1000).unwrap();
     client.dma_map(MAP, Some(file.as_fd())).unwrap();
@@ -110,7 +110,7 @@ fn memory_is_given_and_taken_away() {
 
 #[test]
 fn eventfds_of_all_vectors_go_in_as_many_messages_as_they_need() {
-    let (mut client, _server) = Toy::new().serve(Patience::NONE);
+    let (mut client, _server) = Toy::new().serve(BusyPoll::NONE);
     let events: Vec<_> = (0..VECTORS).map(|_| event()).collect();
     let fds: Vec<_> = events.iter().map(AsFd::as_fd).collect();
     client.set_irqs(SetIrqs { count: VECTORS, ..SET }, &fds).unwrap();
@@ -125,13 +125,13 @@ fn eventfds_of_all_vectors_go_in_as_many_messages_as_they_need() {
 
 #[test]
 fn the_next_client_finds_the_device_as_the_last_one_left_it() {
-    let (mut client, server) = Toy::new().serve(Patience::NONE);
+    let (mut client, server) = Toy::new().serve(BusyPoll::NONE);
     client.write(0, 0, b"kept").unwrap();
     client.dma_map(MAP, None).unwrap();
     drop(client);
     let (toy, _) = server.join().unwrap();
     assert_eq!((toy.left, toy.windows.len()), (1, 0));
-    let (mut client, _server) = toy.serve(Patience::NONE);
+    let (mut client, _server) = toy.serve(BusyPoll::NONE);
     let mut data = [0; 4];
     client.read(0, 0, &mut data).unwrap();
     assert_eq!(&data, b"kept");
@@ -140,7 +140,7 @@ fn the_next_client_finds_the_device_as_the_last_one_left_it() {
 
 #[test]
 fn a_server_that_sleeps_and_one_that_looks_answer_alike() {
-    let (mut client, server) = Toy::new().serve(Patience::of(Duration::from_micros(200)));
+    let (mut client, server) = Toy::new().serve(BusyPoll::of(Duration::from_micros(200)));
     for round in 0..200_u32 {
         client.write(0, 0, &round.to_le_bytes()).unwrap();
         let mut data = [0; 4];
@@ -156,7 +156,7 @@ fn a_server_that_sleeps_and_one_that_looks_answer_alike() {
 fn requests_sent_ahead_are_answered_in_their_order() {
     let (mut raw, theirs) = UnixStream::pair().unwrap();
     let server = std::thread::spawn(move || {
-        let mut connection = Connection::new(theirs.into(), LIMIT, Patience::NONE).unwrap();
+        let mut connection = Connection::new(theirs.into(), LIMIT, BusyPoll::NONE).unwrap();
         egm_vfio_wire::serve::serve(&mut connection, &mut Toy::new())
     });
     let access = Access { offset: 0, region: 0, count: 4 };
@@ -194,14 +194,14 @@ fn requests_sent_ahead_are_answered_in_their_order() {
 fn rogue(limit: Duration, after: impl FnOnce(&mut UnixStream, &[u8]) + Send + 'static) -> Client {
     let (mut raw, ours) = UnixStream::pair().unwrap();
     std::thread::spawn(move || {
-        let mut greeting = [0; 4096];
-        let _ = raw.read(&mut greeting).unwrap();
+        let mut handshake = [0; 4096];
+        let _ = raw.read(&mut handshake).unwrap();
         raw.write_all(&[0, 0, 1, 0, 20, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
         let mut request = [0; 4096];
         let length = raw.read(&mut request).unwrap();
         after(&mut raw, &request[..length]);
     });
-    Client::new(Connection::new(ours.into(), limit, Patience::NONE).unwrap()).unwrap()
+    Client::new(Connection::new(ours.into(), limit, BusyPoll::NONE).unwrap()).unwrap()
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn a_client_that_breaks_the_handshake_costs_its_own_connection_only() {
         let (mut raw, theirs) = UnixStream::pair().unwrap();
         raw.write_all(&bytes).unwrap();
         raw.shutdown(std::net::Shutdown::Write).unwrap();
-        let mut connection = Connection::new(theirs.into(), LIMIT, Patience::NONE).unwrap();
+        let mut connection = Connection::new(theirs.into(), LIMIT, BusyPoll::NONE).unwrap();
         assert!(egm_vfio_wire::serve::serve(&mut connection, &mut toy).is_err(), "{bytes:?}");
         drop(connection);
         let mut replies = Vec::new();
@@ -304,7 +304,7 @@ fn a_client_that_breaks_the_handshake_costs_its_own_connection_only() {
         let refused = replies.len() == 16 && replies[8..] == [0x21, 0, 0, 0, 22, 0, 0, 0];
         assert!(replies.is_empty() || refused, "{bytes:?}: {replies:?}");
     }
-    let (mut client, _server) = toy.serve(Patience::NONE);
+    let (mut client, _server) = toy.serve(BusyPoll::NONE);
     client.reset().unwrap();
 }
 
@@ -313,10 +313,10 @@ fn a_client_that_breaks_the_handshake_costs_its_own_connection_only() {
 fn seventeen_descriptors_and_more_are_taken_though_sixteen_are_said() {
     let (raw, theirs) = UnixStream::pair().unwrap();
     let server = std::thread::spawn(move || {
-        let mut connection = Connection::new(theirs.into(), LIMIT, Patience::NONE).unwrap();
+        let mut connection = Connection::new(theirs.into(), LIMIT, BusyPoll::NONE).unwrap();
         egm_vfio_wire::serve::serve(&mut connection, &mut Toy::new())
     });
-    let mut raw = Connection::new(raw.into(), LIMIT, Patience::NONE).unwrap();
+    let mut raw = Connection::new(raw.into(), LIMIT, BusyPoll::NONE).unwrap();
     let command = |command: Command| Header {
         id: 1,
         command: command.number(),

@@ -14,7 +14,7 @@ use egm_vfio_wire::message::{
     Area, ByFile, DeviceInfo, DmaMap, DmaUnmap, IrqAction, IrqData, IrqInfo, SetIrqs,
 };
 use egm_vfio_wire::serve::serve;
-use egm_vfio_wire::socket::{Connection, Patience};
+use egm_vfio_wire::socket::{BusyPoll, Connection};
 use rustix::event::{EventfdFlags, eventfd};
 use vfio_bindings::bindings::vfio::{vfio_region_info, vfio_region_sparse_mmap_area};
 
@@ -34,7 +34,7 @@ fn our_server(path: &Path) -> JoinHandle<Toy> {
     std::thread::spawn(move || {
         let mut toy = Toy::new();
         let (socket, _) = listener.accept().unwrap();
-        let mut connection = Connection::new(socket.into(), LIMIT, Patience::NONE).unwrap();
+        let mut connection = Connection::new(socket.into(), LIMIT, BusyPoll::NONE).unwrap();
         serve(&mut connection, &mut toy).unwrap();
         toy
     })
@@ -144,7 +144,7 @@ fn our_client_drives_their_device() {
     let (sender, saw) = channel();
     let server = std::thread::spawn(move || server.run(&mut Theirs(sender, file)));
 
-    let connection = Connection::connect(&path, LIMIT, Patience::NONE).unwrap();
+    let connection = Connection::connect(&path, LIMIT, BusyPoll::NONE).unwrap();
     let mut client = Client::new(connection).unwrap();
     assert_eq!((client.limits().fds, client.limits().data), (1, 1 << 20));
     assert_eq!(client.device_info().unwrap(), DeviceInfo { resettable: true, regions: 9, irqs: 5 });
@@ -190,7 +190,7 @@ fn our_client_resets_their_device() {
     let server = vfio_user::Server::new(&path, false, vec![], vec![]).unwrap();
     let (sender, saw) = channel();
     let server = std::thread::spawn(move || server.run(&mut Theirs(sender, Toy::new().memory)));
-    let mut client = Client::new(Connection::connect(&path, LIMIT, Patience::NONE).unwrap()).unwrap();
+    let mut client = Client::new(Connection::connect(&path, LIMIT, BusyPoll::NONE).unwrap()).unwrap();
     assert!(!client.device_info().unwrap().resettable);
     client.reset().unwrap();
     drop(client);

@@ -11,7 +11,7 @@ use egm_vfio_wire::message::{
     Area, DeviceInfo, DmaMap, DmaUnmap, IrqAction, IrqData, IrqInfo, RegionInfo, SetIrqs,
 };
 use egm_vfio_wire::serve::{Device, Served, serve};
-use egm_vfio_wire::socket::{Connection, Patience};
+use egm_vfio_wire::socket::{BusyPoll, Connection};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
@@ -44,14 +44,14 @@ impl Toy {
     }
 
     /// A client and this device, which is returned when the client has left.
-    pub(crate) fn serve(mut self, patience: Patience) -> (Client, Serving) {
+    pub(crate) fn serve(mut self, busy_poll: BusyPoll) -> (Client, Serving) {
         let (theirs, ours) = UnixStream::pair().unwrap();
         let server = std::thread::spawn(move || {
-            let mut connection = Connection::new(theirs.into(), LIMIT, patience).unwrap();
+            let mut connection = Connection::new(theirs.into(), LIMIT, busy_poll).unwrap();
             let outcome = serve(&mut connection, &mut self);
             (self, outcome)
         });
-        (Client::new(Connection::new(ours.into(), LIMIT, patience).unwrap()).unwrap(), server)
+        (Client::new(Connection::new(ours.into(), LIMIT, busy_poll).unwrap()).unwrap(), server)
     }
 }
 

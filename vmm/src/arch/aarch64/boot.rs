@@ -13,7 +13,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use super::image::{self, Header};
 use super::layout::TREE;
 use super::rooms;
-use crate::arch::boot::{BootError, BootFiles, Initramfs, Place};
+use crate::arch::boot::{BootError, BootFiles, Initramfs, InitramfsRange};
 use crate::config::BootTables;
 use crate::firmware::Image;
 use crate::firmware::tree::{self, Chosen};
@@ -42,9 +42,9 @@ pub fn load(
     let initramfs = files.initramfs.as_mut().map(Initramfs::new).transpose()?;
     let place = |size| {
         let end = kernel.end().get();
-        rooms::initramfs(plan, kernel, size).map_or(Place { from: end, end, at: None }, |room| {
+        rooms::initramfs(plan, kernel, size).map_or(InitramfsRange { from: end, end, at: None }, |room| {
             let from = room.start().get();
-            Place { from, end: room.end().get(), at: Some(from) }
+            InitramfsRange { from, end: room.end().get(), at: Some(from) }
         })
     };
     let initrd = initramfs.map(|file| file.load(memory, place)).transpose()?;

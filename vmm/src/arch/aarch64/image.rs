@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_says_how_much_memory_it_uses_from_its_start() {
+    fn a_kernel_states_how_much_memory_it_uses_from_its_start() {
         assert_eq!(parse(&debian()).unwrap(), Header { text_offset: 0, size: 0x2a0_0000 });
     }
 

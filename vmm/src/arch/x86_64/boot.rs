@@ -12,7 +12,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use super::boot_layout::{COMMAND_LINE, KERNEL, START_INFO, ZERO_PAGE};
 use super::boot_tables;
 use super::image::{self, Format};
-use crate::arch::boot::{BootError, BootFiles, Initramfs, Place};
+use crate::arch::boot::{BootError, BootFiles, Initramfs, InitramfsRange};
 use crate::firmware::{Image, RESET_VALUE};
 use crate::plan::Plan;
 
@@ -56,7 +56,7 @@ pub fn load(
     }
     let end = low.end().get();
     let at = |size| Some(align_down(end.checked_sub(size)?, 4096));
-    let place = |size| Place { from: needed, end, at: at(size) };
+    let place = |size| InitramfsRange { from: needed, end, at: at(size) };
     let initramfs = files.initramfs.as_mut().map(Initramfs::new).transpose()?;
     let initramfs = initramfs.map(|file| file.load(memory, place)).transpose()?;
     load_reset_vector(plan, memory)?;

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn an_intel_guest_hears_what_its_handbook_calls_action_required_and_action_optional() {
+    fn an_intel_guest_gets_what_its_handbook_calls_action_required_and_action_optional() {
         let reporter = Reporter { amd: false };
         let (consumed, found) = (reporter.consumed(page(0x1000)), reporter.found(page(0x1000)).unwrap());
         assert_eq!((consumed.status, consumed.mcg_status), (0xbd80_0000_0000_0134, 7));
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn an_amd_guest_hears_of_poison_and_deferred_errors_and_no_other_processor_does() {
+    fn an_amd_guest_gets_poison_and_deferred_errors_and_no_other_processor_does() {
         let reporter = Reporter { amd: true };
         let (consumed, found) = (reporter.consumed(page(0x20_0000)), reporter.found(page(0x1000)).unwrap());
         assert_eq!((consumed.status, consumed.mcg_status, consumed.misc), (0xbc00_0800_0000_0000, 7, 0x95));

@@ -34,7 +34,6 @@ pub(crate) enum Finding {
     Remark {
         /// What was found.
         found: String,
-        /// The remedy.
         help: Option<String>,
     },
 }
@@ -220,7 +219,6 @@ fn server(socket: &Path, tables: &ProcTables) -> Result<Finding, ServerError> {
 
 /// The file where a socket is to be made.
 enum AtPath {
-    /// None.
     Nothing,
     /// A socket that no process was seen to listen on.
     Socket,

@@ -36,7 +36,7 @@ fn slice(backing: &BackingPlan, region: &str, takes_slices: bool) -> Row {
 
 fn in_pool(backing: &BackingPlan, facts: &Facts) -> Row {
     let pools = nodes(backing, facts).flat_map(|node| &node.pools);
-    let pools = pools.filter(|pool| pool.page_size == backing.page_size);
+    let pools = pools.filter(|pool| pool.page_size.get() == backing.page_size.bytes());
     let free = pools.fold(0u64, |sum, pool| sum.saturating_add(pool.free));
     let page = backing.page_size.bytes();
     let (needed, page) = (backing.size / page, size(page));
@@ -89,7 +89,7 @@ fn nodes<'a>(backing: &'a BackingPlan, facts: &'a Facts) -> impl Iterator<Item =
 mod tests {
     use std::path::Path;
 
-    use super::super::row::State;
+    use super::super::row::RowState;
     use super::*;
     use crate::{config, facts, plan};
 
@@ -107,16 +107,16 @@ mod tests {
         let found: Vec<&str> = rows.iter().map(|row| row.found.as_str()).collect();
         assert!(found[0].starts_with("768 huge pages of 1 GiB; host node 0 has "), "{found:?}");
         assert!(found[1].starts_with("768 huge pages of 1 GiB; host node 1 has "), "{found:?}");
-        assert!(rows.iter().all(|row| row.state == State::Ok), "{found:?}");
+        assert!(rows.iter().all(|row| row.state == RowState::Ok), "{found:?}");
     }
 
     #[test]
     fn less_memory_than_the_machine_can_use_is_a_note() {
         let (mut plan, facts) = planned("smp.json", "x86-server.json");
-        assert!(rows(&plan, &facts, true).iter().all(|row| row.state == State::Ok));
+        assert!(rows(&plan, &facts, true).iter().all(|row| row.state == RowState::Ok));
         plan.backings[0].size = facts.memory.available.get();
         let rows = rows(&plan, &facts, true);
-        assert!(rows.iter().all(|row| row.state == State::Note), "{rows:?}");
+        assert!(rows.iter().all(|row| row.state == RowState::Note), "{rows:?}");
         assert!(rows[0].help.as_ref().is_some_and(|help| help.contains("free -h")));
     }
 
@@ -124,7 +124,7 @@ mod tests {
     fn a_user_without_the_right_to_a_slice_is_referred_to_the_broker() {
         let (plan, facts) = planned("grace-1gpu-egm.json", "grace.json");
         let slice = |takes_slices| rows(&plan, &facts, takes_slices).pop().unwrap();
-        assert_eq!((slice(true).state, slice(false).state), (State::Ok, State::Note));
+        assert_eq!((slice(true).state, slice(false).state), (RowState::Ok, RowState::Note));
         assert!(slice(false).help.is_some_and(|help| help.contains("--broker")));
     }
 }

@@ -27,7 +27,6 @@ impl Report for NotOne {
     }
 }
 
-/// All findings.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Checked {
     /// Name of the machine, if a configuration is checked.
@@ -89,18 +88,18 @@ impl Checked {
         let mut wanted = wanted.to_vec();
         wanted.sort_unstable();
         wanted.dedup();
-        let passed: Vec<&HostFunction> =
+        let assigned: Vec<&HostFunction> =
             wanted.iter().filter_map(|address| topology::find(functions, *address)).collect();
-        let names = names::names(&passed);
-        let described = passed.iter().zip(&names);
+        let names = names::names(&assigned);
+        let described = assigned.iter().zip(&names);
         let described: Vec<Function> =
             described.map(|(function, name)| Function::new(functions, function, name)).collect();
-        let pairs = passed.iter().flat_map(|from| passed.iter().map(move |to| (*from, *to)));
+        let pairs = assigned.iter().flat_map(|from| assigned.iter().map(move |to| (*from, *to)));
         let pairs = pairs.filter(|(from, to)| from.address != to.address);
         Self {
             rows: wanted.iter().map(|address| judge(functions, *address, &described)).collect(),
             peers: pairs.map(|(from, to)| Peer::new(functions, from, to)).collect(),
-            advice: topology::advice(functions, &passed).iter().map(ToString::to_string).collect(),
+            advice: topology::advice(functions, &assigned).iter().map(ToString::to_string).collect(),
             functions: described,
             ..Self::default()
         }

@@ -144,7 +144,6 @@ enum Subject {
     Port(PciAddress),
     /// One of the two functions.
     Function(PciAddress),
-    /// The two functions.
     Pair,
 }
 

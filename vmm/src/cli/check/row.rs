@@ -11,7 +11,7 @@ use crate::error::{Blame, Report};
 /// State of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum State {
+pub(super) enum RowState {
     /// In order.
     Ok,
     /// The machine starts, perhaps not as intended.
@@ -22,7 +22,7 @@ pub(super) enum State {
     NotJudged,
 }
 
-impl State {
+impl RowState {
     pub(super) const ALL: [Self; 4] = [Self::Ok, Self::Note, Self::Cannot, Self::NotJudged];
 
     /// The word for a reader.
@@ -36,7 +36,6 @@ impl State {
     }
 }
 
-/// A judged item.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     /// `kernel`, `disk "data"`, `GPU0`.
@@ -44,7 +43,7 @@ pub(super) struct Row {
     /// The host function, if it is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) function: Option<PciAddress>,
-    pub(super) state: State,
+    pub(super) state: RowState,
     /// What was found, or the error with its sources.
     pub(super) found: String,
     pub(super) help: Option<String>,
@@ -54,21 +53,21 @@ pub(super) struct Row {
 }
 
 impl Row {
-    fn new(subject: impl Into<String>, state: State, found: impl Into<String>) -> Self {
+    fn new(subject: impl Into<String>, state: RowState, found: impl Into<String>) -> Self {
         let (subject, found) = (subject.into(), found.into());
         Self { subject, function: None, state, found, help: None, blame: None }
     }
 
     pub(super) fn ok(subject: impl Into<String>, found: impl Into<String>) -> Self {
-        Self::new(subject, State::Ok, found)
+        Self::new(subject, RowState::Ok, found)
     }
 
     pub(super) fn note(subject: impl Into<String>, found: impl Into<String>, help: Option<String>) -> Self {
-        Self { help, ..Self::new(subject, State::Note, found) }
+        Self { help, ..Self::new(subject, RowState::Note, found) }
     }
 
     pub(super) fn not_judged(subject: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self::new(subject, State::NotJudged, reason)
+        Self::new(subject, RowState::NotJudged, reason)
     }
 
     /// An item that the host lacks.
@@ -77,7 +76,7 @@ impl Row {
         found: impl Into<String>,
         help: Option<String>,
     ) -> Self {
-        Self { help, blame: Some(Blame::Host), ..Self::new(subject, State::Cannot, found) }
+        Self { help, blame: Some(Blame::Host), ..Self::new(subject, RowState::Cannot, found) }
     }
 
     /// An item that fails with `error`.
@@ -88,10 +87,9 @@ impl Row {
             found = format!("{found}: {error}");
             source = error.source();
         }
-        Self { help: error.help(), blame: Some(error.blame()), ..Self::new(subject, State::Cannot, found) }
+        Self { help: error.help(), blame: Some(error.blame()), ..Self::new(subject, RowState::Cannot, found) }
     }
 
-    /// An inspected item.
     pub(super) fn inspected(subject: impl Into<String>, result: Result<Finding, Box<dyn Report>>) -> Self {
         match result {
             Ok(Finding::Ready(found)) => Self::ok(subject, found),

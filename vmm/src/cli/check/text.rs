@@ -7,7 +7,7 @@ use egm_report::show::{Screen, Side, Style, Table, size, wrap};
 
 use super::model::{Checked, Function};
 use super::peers;
-use super::row::{Row, State};
+use super::row::{Row, RowState};
 
 use Side::{Left, Right};
 
@@ -59,13 +59,13 @@ fn items(checked: &Checked) -> Table<'static> {
     let mut table = Table::new(&[Left, Left, Left], &["item", "state", "found"]);
     for row in checked.items() {
         let style = match row.state {
-            State::Ok => None,
-            State::Note => Some(Style::Yellow),
-            State::Cannot => Some(Style::Red),
-            State::NotJudged => Some(Style::Faint),
+            RowState::Ok => None,
+            RowState::Note => Some(Style::Yellow),
+            RowState::Cannot => Some(Style::Red),
+            RowState::NotJudged => Some(Style::Faint),
         };
         let found = match (row.state, &row.help) {
-            (State::Note, Some(help)) => format!("{}; help: {help}", row.found),
+            (RowState::Note, Some(help)) => format!("{}; help: {help}", row.found),
             _ => row.found.clone(),
         };
         table.row(style, vec![row.subject.clone(), row.state.word().to_owned(), found]);
@@ -82,7 +82,7 @@ fn functions(checked: &Checked) -> Table<'static> {
     let mut table = Table::new(&[Left, Left, Left, Left, Right, Right, Left], &heads);
     for function in &checked.functions {
         let usable =
-            checked.judged().any(|row| row.function == Some(function.address) && row.state == State::Ok);
+            checked.judged().any(|row| row.function == Some(function.address) && row.state == RowState::Ok);
         let vendor = function.vendor.map_or_else(String::new, |vendor| format!("{vendor} "));
         let row = vec![
             function.name.clone(),
@@ -156,13 +156,13 @@ fn advice(checked: &Checked) -> Table<'static> {
 
 /// The result with its counts, then what stands in the way.
 fn verdict(checked: &Checked, screen: Screen, out: &mut String) {
-    let cannot: Vec<&Row> = checked.rows.iter().filter(|row| row.state == State::Cannot).collect();
+    let cannot: Vec<&Row> = checked.rows.iter().filter(|row| row.state == RowState::Cannot).collect();
     let style = if cannot.is_empty() { Style::Green } else { Style::Red };
     for line in summary(checked) {
         let _ = writeln!(out, "  {}", screen.paint(style, &line));
     }
     for row in cannot {
-        let label = screen.paint(Style::Red, State::Cannot.word());
+        let label = screen.paint(Style::Red, RowState::Cannot.word());
         labelled(&format!("{}: {}", row.subject, row.found), &label, screen, out);
         for line in row.help.iter().flat_map(|help| help.lines()) {
             labelled(&format!("help: {line}"), BESIDE, screen, out);
@@ -187,20 +187,20 @@ fn summary(checked: &Checked) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(name) = &checked.machine {
         let is_any = |state| checked.rows.iter().any(|row| row.state == state);
-        let result = match (is_any(State::Cannot), is_any(State::NotJudged)) {
+        let result = match (is_any(RowState::Cannot), is_any(RowState::NotJudged)) {
             (true, _) => "cannot start",
             (false, true) => "is ready as far as judged",
             (false, false) => "is ready",
         };
         let mut counts = Vec::new();
-        for state in State::ALL {
+        for state in RowState::ALL {
             let count = checked.items().filter(|row| row.state == state).count();
             counts.extend((count > 0).then(|| format!("{count} {}", state.word())));
         }
         lines.push(format!("machine {name} {result}: {}", counts.join(", ")));
     }
     let all = checked.judged().count();
-    let ready = checked.judged().filter(|row| row.state == State::Ok).count();
+    let ready = checked.judged().filter(|row| row.state == RowState::Ok).count();
     let functions = if all == 1 { "1 function".to_owned() } else { format!("{all} functions") };
     match all.saturating_sub(ready) {
         0 if all == 0 && checked.machine.is_none() => lines.push("no functions to judge".to_owned()),

@@ -20,7 +20,6 @@ const INITIATORS: u32 = 8;
 /// A machine on a host.
 #[derive(Debug, Clone)]
 pub(crate) struct Guest {
-    /// The configuration.
     pub(crate) machine: Spec,
     /// Its devices; slices that are devices are the last.
     pub(crate) devices: Vec<Placed>,
@@ -78,16 +77,13 @@ pub(crate) enum Source {
     },
     /// A character device, mapped shared and never touched beforehand: EGM has no `struct page` to populate.
     File {
-        /// The device.
         path: String,
-        /// First byte.
         offset: u64,
         /// Bytes of its pages.
         page: u64,
     },
 }
 
-/// A NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NumaNode {
     /// Its number.
@@ -118,24 +114,17 @@ pub(crate) enum GuestError {
     NoPlace {
         /// Index of the slice.
         index: usize,
-        /// The shortage.
         source: Box<PlacementError>,
     },
     /// More nodes than ACPI's tables are made for.
     #[error("{nodes} nodes, of which {INITIATORS} for each GPU on EGM: 256 are the most")]
-    Nodes {
-        /// Number of nodes.
-        nodes: u32,
-    },
+    Nodes { nodes: u32 },
     /// The folder of servers' sockets cannot be an argument.
     #[error("--sockets")]
     Sockets(#[source] LoadError),
     /// A path is no Unicode.
     #[error("region {region}: its device has no name that an argument can hold")]
-    Device {
-        /// The region.
-        region: String,
-    },
+    Device { region: String },
 }
 
 impl Report for GuestError {
@@ -143,7 +132,7 @@ impl Report for GuestError {
         match self {
             Self::NoRegion { .. } => Blame::Host.help(
                 "\"egm-device regions\" lists them; for another host, record it there with\n\
-                 \"egm-device regions --json > host.json\" and name the file with --recorded; only egm-vmm and the\n\
+                 \"egm-vmm facts > facts.json\" and name the file with --facts; only egm-vmm and the\n\
                  broker make files of fsdax slices, so another monitor takes them from \"egm-device serve\"",
             ),
             Self::NoPlace { .. } => Blame::Host.help("ask for less, or for a list of regions"),

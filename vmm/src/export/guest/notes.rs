@@ -59,10 +59,10 @@ fn automatic_cliques(machine: &Spec) -> Option<String> {
 
 /// Notes on settings of the configuration that no monitor here gets.
 pub(super) fn unsaid(machine: &Spec) -> Vec<String> {
-    let passed = |device: &&Device| matches!(device.kind, DeviceKind::Vfio { .. });
+    let assigned = |device: &&Device| matches!(device.kind, DeviceKind::Vfio { .. });
     let mut notes = Vec::new();
     notes.extend(automatic_cliques(machine));
-    if machine.pcie.topology == PciTopology::Mirror && machine.devices.iter().filter(passed).count() > 1 {
+    if machine.pcie.topology == PciTopology::Mirror && machine.devices.iter().filter(assigned).count() > 1 {
         notes.push(
             "the host's PCI Express switches are not shown: each function has a root port or slot of its own"
                 .to_owned(),

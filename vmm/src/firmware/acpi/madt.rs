@@ -19,7 +19,6 @@ const IO_APIC: &str = "I/O APIC";
 /// Number of the one ITS, by which IORT names it.
 pub(super) const ITS: u32 = 0;
 
-/// The table.
 pub(super) fn madt(plan: &Plan) -> Result<Vec<u8>, FirmwareError> {
     let body = match plan.arch {
         Architecture::X86_64 => apics(plan)?,

@@ -17,7 +17,6 @@ use crate::plan::{MemoryKind, MemoryPlan, Plan, VcpuPlan};
 const REVISION: u8 = 3;
 const ENABLED: u32 = 1;
 
-/// The table.
 pub(super) fn srat(plan: &Plan) -> Vec<u8> {
     let mut body = Vec::new();
     body.dword(1); // clause 5.2.16: "reserved to be 1 for backward compatibility"

@@ -174,7 +174,7 @@ fn a_function_that_is_gone_is_taken_and_the_other_stays() {
 }
 
 #[test]
-fn that_a_function_which_stays_is_gone_is_told_once() {
+fn the_loss_of_a_function_that_stays_is_reported_once() {
     let (mut machine, card) = (Machine::new(), Card::new("a"));
     let new = New { function: Arc::clone(&card) as _, host_events: None };
     machine.controller.fixed.push(Occupant::new("one", new));
@@ -288,7 +288,7 @@ proptest! {
             prop_assert!(!(inside && ended));
         }
         for slot in &machine.controller.slots {
-            prop_assert_eq!(slot.port.seated().is_some(), slot.occupant.is_some());
+            prop_assert_eq!(slot.port.plugged().is_some(), slot.occupant.is_some());
             prop_assert_eq!(slot.port.duty(), None);
         }
     }

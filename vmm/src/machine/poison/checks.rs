@@ -131,21 +131,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_found_is_told_to_the_first_vcpu_and_the_others_hear_that_there_is_something_where_they_must() {
+    fn what_is_found_is_reported_to_the_first_vcpu_and_its_presence_to_the_others_where_they_need_it() {
         let bad = Span::new(Gpa::new(0x1000), 0x1000).unwrap();
         for reporter in Reporter::ALL {
             let checks = MachineChecks::new(Places::default(), Some(*reporter), 3).unwrap();
             assert_eq!(checks.found(bad), reporter.found(bad).is_some());
-            let told: Vec<_> = checks.boxes.iter().map(Inbox::take).collect();
+            let delivered: Vec<_> = checks.boxes.iter().map(Inbox::take).collect();
             let others: Vec<_> = reporter.found(bad).and_then(|_| reporter.of_others()).into_iter().collect();
             let first: Vec<_> = reporter.found(bad).into_iter().collect();
-            assert_eq!(told, [first, others.clone(), others], "{reporter:?}");
+            assert_eq!(delivered, [first, others.clone(), others], "{reporter:?}");
             assert!((0..3).all(|index| !checks.wait_for(index)));
         }
     }
 
     #[test]
-    fn without_machine_checks_nobody_is_told() {
+    fn without_machine_checks_no_vcpu_gets_a_report() {
         let checks = MachineChecks::new(Places::default(), None, 1).unwrap();
         assert!(!checks.found(Span::new(Gpa::new(0x1000), 0x1000).unwrap()));
         assert!(!checks.wait_for(0));

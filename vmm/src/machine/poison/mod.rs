@@ -30,7 +30,7 @@ use vmm_sys_util::timerfd::TimerFd;
 use self::again::Again;
 pub(super) use self::checks::MachineChecks;
 pub(super) use self::errors::{ErrorBlock, Interrupt};
-use self::places::{Place, Places};
+use self::places::{MappedPiece, Places};
 use crate::api::{Journal, MachineEvent};
 use crate::arch::native::machine_check::Reporter;
 use crate::error::Chain;
@@ -132,7 +132,7 @@ impl Poison {
             let spans = Span::new(piece.gpa, size).ok().zip(Span::new(at, size).ok());
             let Some((guest, bytes)) = spans else { continue };
             watch.add(&memory.name, at, &piece.mapping);
-            places.push(Place { host, guest, memory: piece.backing, bytes });
+            places.push(MappedPiece { host, guest, memory: piece.backing, bytes });
         }
         let checks = Arc::new(MachineChecks::new(Places(places), reporter, plan.vcpus.len())?);
         let mut timer = TimerFd::new().map_err(io::Error::from)?;

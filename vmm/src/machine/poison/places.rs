@@ -5,7 +5,7 @@ use egm_device::poison::GuestFault;
 
 /// A mapped piece of guest memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct MappedPiece {
     /// Address in this process.
     pub(super) host: u64,
     /// Where the guest sees it.
@@ -18,7 +18,7 @@ pub(super) struct Place {
 
 /// All of a guest's memory.
 #[derive(Debug, Default)]
-pub(super) struct Places(pub(super) Vec<Place>);
+pub(super) struct Places(pub(super) Vec<MappedPiece>);
 
 impl Places {
     /// The guest's addresses of a bad page; `None` when it is no memory of the guest.
@@ -57,7 +57,7 @@ mod tests {
 
     /// A slice of 64 pages at 1 MiB of its region, seen by the guest at 4 GiB and, behind a hole of one page, at 8 GiB.
     fn slice() -> Places {
-        let place = |host, guest, bytes, size| Place {
+        let place = |host, guest, bytes, size| MappedPiece {
             host,
             guest: Span::new(Gpa::new(guest), size).unwrap(),
             memory: 1,
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_a_vcpu_met_is_found_by_its_host_address_and_clipped_to_its_piece() {
+    fn a_page_that_a_vcpu_accessed_is_found_by_its_host_address_and_clipped_to_its_piece() {
         assert_eq!(met(HOST + 0x3000, 0x1000), Some((0x1_0000_3000, 0x1000)));
         assert_eq!(met(0x9001_e000, 0x1000), Some((0x2_0001_e000, 0x1000)));
         assert_eq!(met(HOST, 0x20_0000), Some((0x1_0000_0000, 0x2_0000)));

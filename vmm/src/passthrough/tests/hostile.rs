@@ -11,7 +11,7 @@ use std::time::Duration;
 use egm_vfio::client::{UserDomain, UserFunction, over};
 use egm_vfio_wire::message::{Area, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, RegionInfo, SetIrqs};
 use egm_vfio_wire::serve::{Device, serve};
-use egm_vfio_wire::socket::{Closer, Connection, Patience};
+use egm_vfio_wire::socket::{BusyPoll, Closer, Connection};
 use rustix::io::Errno;
 
 use super::*;
@@ -199,7 +199,7 @@ impl Device for Hostile {
 /// A server, and what is to be opened of it.
 fn served(script: Script, slow: Option<Slow>) -> (Option<(UserFunction, UserDomain)>, JoinHandle<()>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let connection = |socket: UnixStream| Connection::new(socket.into(), LIMIT, Patience::NONE).unwrap();
+    let connection = |socket: UnixStream| Connection::new(socket.into(), LIMIT, BusyPoll::NONE).unwrap();
     let (ours, mut theirs) = (connection(ours), connection(theirs));
     let closer = theirs.closer().unwrap();
     let server = thread::spawn(move || {
@@ -256,7 +256,7 @@ fn live(function: UserFunction, domain: UserDomain, accesses: Vec<Access>) -> Op
     let bars = placed(&function)?;
     let (function, root, slots) = assigned(function, domain, &bars)?;
     root.config_write(0, 8, COMMAND, &[6, 0]);
-    assert!(slots.lent().len() <= parts::MOST);
+    assert!(slots.mapped().len() <= parts::MOST);
     for access in accesses {
         match access {
             Access::Config(offset, data) => {
@@ -267,7 +267,7 @@ fn live(function: UserFunction, domain: UserDomain, accesses: Vec<Access>) -> Op
         function.bar_read(0, 0, &mut [0; 8]);
     }
     function.end();
-    assert!(slots.lent().is_empty());
+    assert!(slots.mapped().is_empty());
     Some(bars.len())
 }
 
@@ -299,7 +299,7 @@ fn honest(bars: usize, areas: &[(u64, u64)]) -> Script {
 
 /// What the property tries comes through often enough to mean something.
 #[test]
-fn a_server_that_only_says_what_makes_sense_is_served() {
+fn a_server_that_only_sends_what_makes_sense_is_served() {
     assert_eq!(drive(honest(1, &[(0x1000, 0x3000)]), vec![Access::Bar(0x10, vec![1])]), 1);
 }
 
@@ -323,10 +323,10 @@ fn other_functions_do_not_wait_for_the_answer_of_a_server() {
         scope.spawn(|| root.config_write(0, 8, COMMAND, &[6, 0]));
         asks.recv().unwrap();
         root.update();
-        assert!(slots.lent().is_empty() && !function.is_lost(), "it is still to answer, and not given up");
+        assert!(slots.mapped().is_empty() && !function.is_lost(), "it is still to answer, and not given up");
         answers.send(()).unwrap();
     });
-    assert_eq!(slots.lent().len(), 1);
+    assert_eq!(slots.mapped().len(), 1);
     function.end();
     drop((function, root));
     server.join().unwrap();

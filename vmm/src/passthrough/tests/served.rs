@@ -12,7 +12,7 @@ use egm_vfio::client::{UserDomain, UserFunction, over};
 use egm_vfio::dma::{Access as DmaAccess, Domain};
 use egm_vfio::mapping::{MadeOf, Mapping};
 use egm_vfio_wire::serve::serve;
-use egm_vfio_wire::socket::{Closer, Connection, Patience};
+use egm_vfio_wire::socket::{BusyPoll, Closer, Connection};
 
 use super::*;
 
@@ -33,7 +33,7 @@ const FAULT: u32 = 3;
 fn served() -> (UserFunction, UserDomain, Closer) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let connection =
-        |socket: UnixStream| Connection::new(socket.into(), Duration::from_secs(20), Patience::NONE).unwrap();
+        |socket: UnixStream| Connection::new(socket.into(), Duration::from_secs(20), BusyPoll::NONE).unwrap();
     let mut server = connection(theirs);
     let closer = server.closer().unwrap();
     std::thread::spawn(move || serve(&mut server, &mut Function::new(SETUP).unwrap()));

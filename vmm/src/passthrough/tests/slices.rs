@@ -89,12 +89,12 @@ impl Guest {
 fn the_guest_has_its_usable_bytes_as_memory_and_reads_ones_in_the_rest() {
     let guest = guest();
     let after = RETIRED + 0x1000;
-    assert_eq!(guest.slots.lent(), [(BAR, RETIRED), (BAR + after, SIZE - after)]);
+    assert_eq!(guest.slots.mapped(), [(BAR, RETIRED), (BAR + after, SIZE - after)]);
     guest.memory.file().write_all_at(&[7; 8], RETIRED - 4).unwrap();
     assert_eq!(guest.read::<8>(BAR + RETIRED - 4), [7, 7, 7, 7, 0xff, 0xff, 0xff, 0xff]);
     assert_eq!(guest.read::<4>(BAR + SIZE), [0xff; 4], "the BAR's end is nobody's");
-    let lent: Vec<u64> = guest.domain.mapped().iter().map(|(iova, _)| iova.start().get()).collect();
-    assert_eq!(lent, [BAR, BAR + after], "other functions reach what the guest does");
+    let mapped: Vec<u64> = guest.domain.mapped().iter().map(|(iova, _)| iova.start().get()).collect();
+    assert_eq!(mapped, [BAR, BAR + after], "other functions reach what the guest does");
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn the_guest_finds_it_by_its_capability_and_reads_the_slice_from_its_registers()
 }
 
 #[test]
-fn pages_that_go_bad_are_told_by_a_message_interrupt() {
+fn pages_that_go_bad_are_reported_by_a_message_interrupt() {
     let guest = guest();
     let entry = REGISTERS + TABLE;
     guest.root.config_write(0, 8, MSIX_CONTROL, &[0, 0x80]);
@@ -134,7 +134,7 @@ fn a_reset_of_the_guest_keeps_the_bytes_unless_it_asks_for_a_scrub() {
     };
     let reset = || {
         guest.root.config_write(0, 8, DEVICE_CONTROL, &[0, 0x80]);
-        assert_eq!(guest.slots.lent(), [], "decoding is off after a reset");
+        assert_eq!(guest.slots.mapped(), [], "decoding is off after a reset");
         guest.root.config_write(0, 8, COMMAND, &[6, 0]);
     };
     guest.memory.file().write_all_at(&7_u32.to_le_bytes(), 0).unwrap();
@@ -146,7 +146,7 @@ fn a_reset_of_the_guest_keeps_the_bytes_unless_it_asks_for_a_scrub() {
 }
 
 #[test]
-fn who_wants_the_slice_back_hears_that_the_guest_has_gone() {
+fn an_owner_request_is_answered_when_the_guest_has_gone() {
     let Guest { slice, root, slots, domain, .. } = guest();
     assert!(!slice.wait_unused(Duration::ZERO));
     drop((root, slots, domain));

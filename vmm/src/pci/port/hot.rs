@@ -55,7 +55,7 @@ pub(super) struct Hot {
     /// Offset of its MSI capability in configuration space.
     msi: u16,
     interrupt: Msix,
-    seat: RwLock<Option<Arc<dyn Plugged>>>,
+    function: RwLock<Option<Arc<dyn Plugged>>>,
     /// Called when there is a duty.
     controller: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -74,7 +74,7 @@ impl Hot {
         config.allow(msi.saturating_add(4), &[0xfc, 0xff, 0xff, 0xff]);
         config.allow(msi.saturating_add(8), &[0xff; 6]);
         let interrupt = Msix::new(1, router)?;
-        Ok(Self { msi, interrupt, seat: RwLock::new(function), controller: OnceLock::new() })
+        Ok(Self { msi, interrupt, function: RwLock::new(function), controller: OnceLock::new() })
     }
 
     /// The message that the guest has programmed.
@@ -87,12 +87,12 @@ impl Hot {
         self.interrupt.set_control(enabled, false);
     }
 
-    fn seated(&self) -> Option<Arc<dyn Plugged>> {
-        self.seat.read().unwrap_or_else(PoisonError::into_inner).clone()
+    fn plugged(&self) -> Option<Arc<dyn Plugged>> {
+        self.function.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn seat(&self, function: Option<Arc<dyn Plugged>>) -> Option<Arc<dyn Plugged>> {
-        std::mem::replace(&mut *self.seat.write().unwrap_or_else(PoisonError::into_inner), function)
+    fn replace(&self, function: Option<Arc<dyn Plugged>>) -> Option<Arc<dyn Plugged>> {
+        std::mem::replace(&mut *self.function.write().unwrap_or_else(PoisonError::into_inner), function)
     }
 }
 
@@ -121,8 +121,8 @@ impl Port {
     }
 
     /// The function in the slot, and whether it answers.
-    pub(crate) fn seated(&self) -> Option<(Arc<dyn Plugged>, bool)> {
-        let function = self.hot.as_ref()?.seated()?;
+    pub(crate) fn plugged(&self) -> Option<(Arc<dyn Plugged>, bool)> {
+        let function = self.hot.as_ref()?.plugged()?;
         let up = lock(&self.registers).slot.as_ref().is_some_and(Slot::is_up);
         Some((function, up))
     }
@@ -139,8 +139,8 @@ impl Port {
 
     /// Puts `function` into the slot, just reset; false when something is in it.
     pub fn insert(&self, function: Arc<dyn Plugged>) -> bool {
-        let Some(hot) = self.hot.as_ref().filter(|hot| hot.seated().is_none()) else { return false };
-        hot.seat(Some(function));
+        let Some(hot) = self.hot.as_ref().filter(|hot| hot.plugged().is_none()) else { return false };
+        hot.replace(Some(function));
         self.slot_changes(Change::Insert);
         true
     }
@@ -148,7 +148,7 @@ impl Port {
     /// Removes the function from the slot, with or without the guest's consent.
     pub fn pull(&self) -> Option<Arc<dyn Plugged>> {
         self.slot_changes(Change::Pull);
-        self.hot.as_ref()?.seat(None)
+        self.hot.as_ref()?.replace(None)
     }
 
     /// Reports that the function was reset for the [`Duty::Reset`] with this number.
@@ -320,7 +320,7 @@ mod tests {
     const LINK: u16 = EXPRESS + 0x12;
 
     #[test]
-    fn the_ports_message_tells_of_a_function_that_came() {
+    fn the_ports_message_reports_a_function_that_came() {
         let router = Arc::new(Router::default());
         let port = port(None, &router);
         assert_eq!((u16_at(&port, MSI) & 0xff, u16_at(&port, STATUS)), (5, 0));
@@ -337,7 +337,7 @@ mod tests {
     #[test]
     fn power_and_the_reset_bit_decide_whether_what_is_in_the_slot_answers() {
         let port = port(Some(Arc::new(Card)), &Arc::new(Router::default()));
-        let up = |port: &Port| (port.seated().unwrap().1, u16_at(port, LINK) & 1 << 13 != 0);
+        let up = |port: &Port| (port.plugged().unwrap().1, u16_at(port, LINK) & 1 << 13 != 0);
         assert_eq!(up(&port), (true, true));
         assert!(port.config_write(CONTROL, &0x700_u16.to_le_bytes()));
         assert_eq!(up(&port), (false, false));
@@ -374,6 +374,6 @@ mod tests {
         assert_eq!(below.duty(), Some(Duty::Reset(times)), "set already: no second reset");
         assert!(above.config_write(0x3e, &[0]));
         below.fresh(times);
-        assert!(below.seated().unwrap().1);
+        assert!(below.plugged().unwrap().1);
     }
 }

@@ -127,7 +127,6 @@ impl Slot {
         self.control & INTERRUPT_ENABLE != 0 && self.events & (self.control & ENABLES | link) != 0
     }
 
-    /// The pending task.
     pub(super) fn duty(&self) -> Option<Duty> {
         if !self.present {
             None

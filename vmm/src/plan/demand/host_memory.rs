@@ -17,7 +17,7 @@ pub(super) fn check(backings: &[BackingPlan], facts: &Facts) -> Result<Vec<Strin
 /// A hugetlb pool as backings take pages from it.
 struct PoolLeft {
     node: u32,
-    page_size: PageSize,
+    page_size: u64,
     total: u64,
     free: u64,
 }
@@ -28,7 +28,7 @@ fn check_pools(backings: &[&BackingPlan], facts: &Facts) -> Result<(), PlanError
         .nodes
         .iter()
         .flat_map(|node| node.pools.iter().map(|p| (node.id, p)))
-        .map(|(node, p)| PoolLeft { node, page_size: p.page_size, total: p.total, free: p.free })
+        .map(|(node, p)| PoolLeft { node, page_size: p.page_size.get(), total: p.total, free: p.free })
         .collect();
     let mut huge: Vec<_> = backings.iter().filter(|b| b.page_size.is_hugetlb()).collect();
     huge.sort_by_key(|backing| backing.host_nodes.as_ref().map_or(usize::MAX, CpuSet::len));
@@ -41,7 +41,7 @@ fn check_pools(backings: &[&BackingPlan], facts: &Facts) -> Result<(), PlanError
 fn take_pages(backing: &BackingPlan, pools: &mut [PoolLeft], facts: &Facts) -> Result<(), PlanError> {
     let allowed = |pool: &PoolLeft| {
         let node = backing.host_nodes.as_ref().is_none_or(|nodes| nodes.contains(pool.node));
-        node && pool.page_size == backing.page_size
+        node && pool.page_size == backing.page_size.bytes()
     };
     let needed = backing.size / backing.page_size.bytes();
     let mut missing = needed;
@@ -57,9 +57,8 @@ fn take_pages(backing: &BackingPlan, pools: &mut [PoolLeft], facts: &Facts) -> R
     let node = backing.host_nodes.as_ref().and_then(|nodes| nodes.iter().next());
     let folder =
         node.map_or_else(|| "kernel/mm".to_owned(), |node| format!("devices/system/node/node{node}"));
-    let kib = backing.page_size.bytes() >> 10;
-    let counted =
-        pools.iter().filter(|p| p.page_size == backing.page_size && node.is_none_or(|n| n == p.node));
+    let page = backing.page_size.bytes();
+    let counted = pools.iter().filter(|p| p.page_size == page && node.is_none_or(|n| n == p.node));
     let total = counted.fold(0, |sum: u64, pool| sum.saturating_add(pool.total));
     Err(PlanError::HugePages {
         backing: backing.id.clone(),
@@ -67,7 +66,7 @@ fn take_pages(backing: &BackingPlan, pools: &mut [PoolLeft], facts: &Facts) -> R
         needed,
         free: needed - missing,
         scope: scope(backing.host_nodes.as_ref()),
-        file: format!("/sys/{folder}/hugepages/hugepages-{kib}kB/nr_hugepages"),
+        file: format!("/sys/{folder}/hugepages/hugepages-{}kB/nr_hugepages", page >> 10),
         write: total.saturating_add(missing),
         ordinary_fits: backing.size <= Supply::of(backing.host_nodes.as_ref(), facts).available,
     })
@@ -188,7 +187,7 @@ impl Supply {
             .iter()
             .filter(of)
             .flat_map(|node| &node.pools)
-            .map(|pool| pool.total.saturating_mul(pool.page_size.bytes()))
+            .map(|pool| pool.total.saturating_mul(pool.page_size.get()))
             .fold(0, u64::saturating_add);
         let (total, available) = match nodes {
             None => (facts.memory.total.get(), facts.memory.available.get()),

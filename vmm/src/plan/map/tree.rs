@@ -97,7 +97,6 @@ impl Tree {
         self.nodes.iter().enumerate().filter_map(host).filter(|number| *number != ROOT)
     }
 
-    /// Number of buses.
     pub(super) fn buses(&self) -> usize {
         self.nodes.iter().filter(|node| !matches!(node.what, What::Device(_))).count()
     }

@@ -11,9 +11,6 @@ use crate::plan::render::nodes::{ACCESS, Distances, NODES, Row};
 use crate::plan::render::{View, model, nodes, sockets};
 use crate::plan::{FunctionPlan, Plan};
 
-/// Style of this page alone, after that of every page.
-const STYLE: &str = include_str!("page.css");
-
 /// The plan as a whole page.
 pub fn html(plan: &Plan, view: &View<'_>) -> String {
     let notes: String =
@@ -32,9 +29,7 @@ pub fn html(plan: &Plan, view: &View<'_>) -> String {
         pci(plan, view),
     );
     let title = format!("{}: plan", plan.name);
-    let page = page::page(&title, &plan.name, &plan.description, &model::summary(plan), &main);
-    // The first one ends the style of every page: all text before it is escaped.
-    page.replacen("</style>", &format!("{STYLE}</style>"), 1)
+    page::page(&title, &plan.name, &plan.description, &model::summary(plan), &main)
 }
 
 fn pairs(title: &str, heads: &[&str], rows: Vec<(String, String)>) -> String {
@@ -69,7 +64,7 @@ fn backings(plan: &Plan) -> String {
         .iter()
         .map(|b| (String::new(), vec![b.id.clone(), size(b.size), model::backing(b)]))
         .collect();
-    table("Behind it", &["memory", "size", "from"], &[1], &rows)
+    table("Backing", &["memory", "size", "from"], &[1], &rows)
 }
 
 fn pci(plan: &Plan, view: &View<'_>) -> String {

@@ -266,21 +266,21 @@ fn on_bus<'a>(plan: &'a Plan, bus: u8) -> Vec<Branch<'a>> {
 
 /// How host functions are opened, a line each.
 pub(super) fn passthrough(plan: &Plan) -> Vec<(String, String)> {
-    let Some(passed) = &plan.passthrough else { return Vec::new() };
-    let name = match passed.interface {
+    let Some(assigned) = &plan.passthrough else { return Vec::new() };
+    let name = match assigned.interface {
         Interface::Legacy => "legacy",
         Interface::Iommufd => "iommufd",
     };
     let mut rows = vec![
-        (name.to_owned(), passed.why.clone()),
-        ("pinned".to_owned(), format!("{}, counted against the memlock limit", size(passed.pinned))),
+        (name.to_owned(), assigned.why.clone()),
+        ("pinned".to_owned(), format!("{}, counted against the memlock limit", size(assigned.pinned))),
     ];
     let group = |group: &GroupPlan| {
         let functions: Vec<String> = group.functions.iter().map(ToString::to_string).collect();
         (format!("IOMMU group {}", group.id), format!("given as a whole: {}", functions.join(", ")))
     };
     // The others stand beside their functions.
-    rows.extend(passed.groups.iter().filter(|group| group.functions.len() > 1).map(group));
+    rows.extend(assigned.groups.iter().filter(|group| group.functions.len() > 1).map(group));
     rows
 }
 

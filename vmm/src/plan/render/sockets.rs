@@ -1,14 +1,10 @@
 //! Memory of each socket of the guest, drawn to one scale.
 
-use std::fmt::Write;
-
 use egm_address::CpuSet;
-use egm_report::show::{escape, size};
+use egm_report::show::page::{self, ScaledBar};
+use egm_report::show::size;
 
 use crate::plan::{MemoryKind, MemoryPlan, NodePlan, Plan};
-
-/// Height in pixels of the socket with the most memory.
-const HEIGHT: u64 = 280;
 
 /// A socket, or several that share nodes.
 struct Socket {
@@ -25,8 +21,11 @@ struct Piece {
 }
 
 impl Socket {
-    fn bytes(&self) -> u64 {
-        self.pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.bytes))
+    /// The socket as a bar, `Socket 0: 16 GiB`.
+    fn bar(&self) -> ScaledBar {
+        let pieces: Vec<page::ScaledPiece> = self.pieces.iter().map(Piece::drawn).collect();
+        let bytes = pieces.iter().fold(0u64, |sum, piece| sum.saturating_add(piece.bytes));
+        ScaledBar { title: format!("{}: {}", self.name, size(bytes)), pieces }
     }
 
     /// Adds `memory`, to the piece of the same node and backing where there is one.
@@ -41,6 +40,11 @@ impl Socket {
 }
 
 impl Piece {
+    fn drawn(&self) -> page::ScaledPiece {
+        let (class, label) = (self.class(), self.label());
+        page::ScaledPiece { class, bytes: self.bytes, label, hint: String::new() }
+    }
+
     /// Name of its class in the page.
     const fn class(&self) -> &'static str {
         match self.kind {
@@ -59,40 +63,10 @@ impl Piece {
     }
 }
 
-/// The sockets side by side: a bar to scale and its pieces by name, lowest address at the bottom.
+/// The sockets side by side, lowest address at the bottom.
 pub(super) fn html(plan: &Plan) -> String {
-    let sockets = sockets(plan);
-    let most = sockets.iter().map(Socket::bytes).max().unwrap_or(0).max(1);
-    let mut out = "<section>\n<h2>Memory by socket</h2>\n<div class=\"sockets\">\n".to_owned();
-    for socket in &sockets {
-        figure(socket, most, &mut out);
-    }
-    out.push_str("</div>\n<p class=\"note\">Drawn to one scale.</p>\n</section>\n");
-    out
-}
-
-/// A socket as a figure; `most` bytes have [`HEIGHT`].
-fn figure(socket: &Socket, most: u64, out: &mut String) {
-    let (name, bytes) = (escape(&socket.name), size(socket.bytes()));
-    let _ = write!(
-        out,
-        "<figure>\n<figcaption>{name}: {bytes}</figcaption>\n<div class=\"bar\" aria-hidden=\"true\">"
-    );
-    for piece in socket.pieces.iter().rev() {
-        let (class, height) = (piece.class(), height(piece.bytes, most));
-        let _ = write!(out, "<i class=\"{class}\" style=\"height: {height}px\"></i>");
-    }
-    out.push_str("</div>\n<ul>");
-    for piece in socket.pieces.iter().rev() {
-        let _ = write!(out, "<li class=\"{}\">{}</li>", piece.class(), escape(&piece.label()));
-    }
-    out.push_str("</ul>\n</figure>\n");
-}
-
-/// Pixels of `bytes`, at least one.
-fn height(bytes: u64, most: u64) -> u64 {
-    let pixels = u128::from(bytes) * u128::from(HEIGHT) / u128::from(most);
-    u64::try_from(pixels).unwrap_or(HEIGHT).max(1)
+    let bars: Vec<ScaledBar> = sockets(plan).iter().map(Socket::bar).collect();
+    page::bars("Memory by socket", &bars)
 }
 
 /// Sockets in the order of their lowest node, each with its memory by address.

@@ -121,7 +121,7 @@ impl Text<'_> {
     }
 
     fn backings(&mut self) {
-        self.heading("Behind it");
+        self.heading("Backing");
         let rows = self.plan.backings.iter().map(|backing| {
             let cells = vec![backing.id.clone(), size(backing.size), model::backing(backing)];
             Row { egm: false, cells }

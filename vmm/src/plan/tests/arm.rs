@@ -27,7 +27,7 @@ fn pieces(plan: &Plan) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn a_hole_is_as_large_as_the_largest_page_of_a_guest_and_the_plan_says_what_that_costs() {
+fn a_hole_is_as_large_as_the_largest_page_of_a_guest_and_the_plan_states_what_that_costs() {
     let plan = planned([GIB + 4 * KIB]);
     assert_eq!(pieces(&plan), [(0, GIB), (GIB + 64 * KIB, 63 * GIB - 64 * KIB)]);
     assert_eq!(

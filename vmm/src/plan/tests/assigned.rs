@@ -20,13 +20,13 @@ fn bridge(address: &str, above: &[&str], port: Port) -> HostFunction {
     bridge
 }
 
-pub(super) fn place(above: &[&str], port: Port) -> Place {
-    Place {
+pub(super) fn place(above: &[&str], port: Port) -> FunctionPlacement {
+    FunctionPlacement {
         bridges: above.iter().map(|address| address.parse().unwrap()).collect(),
         link: Some(Link { speed: 2500, width: 8, max_speed: 32_000, max_width: 16 }),
         express: Some(Express { port, acs: None, ats: None }),
         cdev: Some("vfio0".to_owned()),
-        ..Place::default()
+        ..FunctionPlacement::default()
     }
 }
 
@@ -44,7 +44,7 @@ pub(super) fn three_gpus() -> (Spec, Facts) {
             bar.start = 16 * TIB + u64::from(bus) * TIB + u64::from(bar.index) * 256 * GIB;
         }
         gpu.place = place(chain, Port::Endpoint);
-        pass(&mut spec, &mut facts, gpu, true);
+        assign(&mut spec, &mut facts, gpu, true);
     }
     facts.functions.push(bridge("0000:10:01.0", &[], Port::Root));
     facts.functions.push(bridge("0000:11:00.0", &["0000:10:01.0"], Port::Upstream));
@@ -124,7 +124,7 @@ fn functions_of_one_switch_get_a_switch_and_others_a_root_port() {
 }
 
 #[test]
-fn bars_lie_at_their_host_addresses_where_the_configuration_says_so() {
+fn bars_lie_at_their_host_addresses_where_the_configuration_states_so() {
     let (mut spec, facts) = three_gpus();
     *wishes(&mut spec, 0).2 = BarPlaces::Host;
     let at = BarPlace::At(Gpa::new(8 * TIB));
@@ -333,7 +333,7 @@ fn a_function_is_near_the_node_whose_slice_comes_from_its_host_node() {
 }
 
 #[test]
-fn nccl_is_told_the_host_s_tree_under_the_guest_s_addresses() {
+fn nccl_gets_the_host_s_tree_under_the_guest_s_addresses() {
     let (mut spec, facts) = three_gpus();
     let xml = |spec: &Spec| nccl(&made(spec, &facts), &facts);
     let link = "link_speed=\"32.0 GT/s PCIe\" link_width=\"16\"";

@@ -154,7 +154,7 @@ fn another_device_at_the_gpu_s_address_is_to_be_moved() {
     // Before the GPU's BAR and in it: either device may be the first of the two.
     for address in [0x67ff_ff00_0000, 0x6800_0100_0000] {
         let (mut spec, mut facts) = machine();
-        pass(&mut spec, &mut facts, big_gpu(0x40), true);
+        assign(&mut spec, &mut facts, big_gpu(0x40), true);
         let fixed = config::FixedBar { index: 0, place: config::BarPlace::At(Gpa::new(address)) };
         let DeviceKind::Vfio { bars, .. } = &mut spec.devices[3].kind else { panic!() };
         *bars = BarPlaces::Each(vec![fixed]);

@@ -130,7 +130,7 @@ fn a_range_that_the_iommu_keeps_is_named_after_its_use() {
         let mut function = big_gpu(1);
         function.reserved =
             vec![ReservedRegion { span: Span::new(Iova::new(0x800_0000), MIB).unwrap(), kind }];
-        pass(&mut spec, &mut facts, function, true);
+        assign(&mut spec, &mut facts, function, true);
         let plan = plan(&spec, &facts).unwrap();
         check(&spec, &facts, &plan);
         let kept = plan.windows.iter().find(|w| w.label == label).unwrap();
@@ -141,7 +141,7 @@ fn a_range_that_the_iommu_keeps_is_named_after_its_use() {
 #[test]
 fn a_devices_line_and_registers_are_found_by_its_name() {
     let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
-    pass(&mut spec, &mut facts, big_gpu(1), true);
+    assign(&mut spec, &mut facts, big_gpu(1), true);
     (spec.arch, facts.arch) = (Architecture::Aarch64, Architecture::Aarch64);
     let plan = plan(&spec, &facts).unwrap();
     let line = plan.line("vfio0 INTA").unwrap();

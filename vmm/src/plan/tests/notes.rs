@@ -97,7 +97,7 @@ fn huge_pages_that_fit_where_ordinary_ones_do_not_are_named() {
     let named = "or set \"page_size\": \"1G\", of which the host has enough free pages";
     let with_pool = |available: u64, total: u64, free: u64| {
         let mut facts = busy(available);
-        facts.nodes[0].pools[0] = Pool { page_size: PageSize::Size1G, total, free };
+        facts.nodes[0].pools[0] = Pool { page_size: ByteSize::new(GIB), total, free };
         facts
     };
     let machine = machine(20, Some("0"));

@@ -52,7 +52,7 @@ fn the_page_has_the_tables_of_the_text() {
     let (page, text) = (html(&plan, &view), text(&plan, &view));
     for (heading, of_text) in [
         ("Memory map", "Guest physical memory"),
-        ("Behind it", "Behind it"),
+        ("Backing", "Backing"),
         ("Host functions", "Host functions"),
         ("NUMA nodes", "NUMA nodes"),
         ("Distances", "Distances"),

@@ -143,7 +143,7 @@ fn memory_of_a_region_or_of_the_machine_itself_has_the_pages_that_it_has() {
 }
 
 #[test]
-fn memory_smaller_than_a_huge_page_of_the_host_has_base_pages_and_says_why() {
+fn memory_smaller_than_a_huge_page_of_the_host_has_base_pages_and_states_why() {
     let mut spec = spec(vec![node(0, 600 * MIB, "0"), node(1, 512 * MIB, "1"), node(2, 256 * MIB, "2")]);
     spec.cpus.count = 3;
     let facts = Facts { huge_page: ByteSize::new(512 * MIB), ..host("advise", "madvise", MOUNTS) };

@@ -36,7 +36,7 @@ fn a_servers_device_has_bars_vectors_and_a_line_of_its_pin() {
 }
 
 #[test]
-fn without_its_server_the_rest_of_the_machine_is_planned_and_the_plan_says_what_it_lacks() {
+fn without_its_server_the_rest_of_the_machine_is_planned_and_the_plan_states_what_it_lacks() {
     let (spec, mut facts) = served();
     facts.servers.clear();
     let plan = plan(&spec, &facts).unwrap();
@@ -46,15 +46,15 @@ fn without_its_server_the_rest_of_the_machine_is_planned_and_the_plan_says_what_
 }
 
 #[test]
-fn a_slice_whose_file_is_the_whole_region_is_not_lent_to_a_server() {
+fn a_slice_of_a_file_that_is_the_whole_region_is_not_shared_with_a_server() {
     let (mut spec, facts) = served();
-    for (region, lent) in [("egm4", false), ("dax0.0", false), ("local", true)] {
+    for (region, is_granted) in [("egm4", false), ("dax0.0", false), ("local", true)] {
         spec.egm = vec![EgmSlice { regions: vec![region.to_owned()], ..slice(1, GIB) }];
         match plan(&spec, &facts) {
-            Ok(_) => assert!(lent, "{region}"),
+            Ok(_) => assert!(is_granted, "{region}"),
             Err(error) => {
                 let said = error.to_string();
-                assert!(!lent && said.contains("\"user0\"") && said.contains(region), "{said}");
+                assert!(!is_granted && said.contains("\"user0\"") && said.contains(region), "{said}");
                 assert!(error.help().is_some() && error.blame() == crate::error::Blame::Configuration);
             }
         }

@@ -45,7 +45,7 @@ fn a_slice_near_another_node_than_bus_0_is_behind_a_host_bridge_of_that_node() {
 }
 
 #[test]
-fn a_slice_that_is_a_device_is_not_lent_to_servers_whatever_its_file_is() {
+fn a_slice_that_is_a_device_is_not_shared_with_servers_whatever_its_file_is() {
     let (mut spec, facts) = (machine("egm4", 0), facts());
     spec.devices.push(device("user0", true, DeviceKind::VfioUser { socket: "/run/gpu.sock".into() }));
     assert!(plan(&spec, &facts).is_ok());

@@ -65,7 +65,7 @@ fn a_slice_begins_where_its_region_does_if_a_gpu_of_the_machine_counts_from_ther
     let offset = |spec: &Spec, facts: &Facts| plan(spec, facts).unwrap().backings[1].offset;
     let (mut egm, mut dax) = (machine(&["egm4"]), machine(&["dax0.0"]));
     assert_eq!(offset(&egm, &facts), GIB);
-    pass(&mut egm, &mut facts, gpu.clone(), true);
+    assign(&mut egm, &mut facts, gpu.clone(), true);
     dax.devices = egm.devices.clone();
     assert_eq!((offset(&egm, &facts), offset(&dax, &facts)), (0, GIB));
     let mut other = facts.clone();

@@ -156,7 +156,7 @@ fn memory_bound_to_no_node_is_near_none_and_otherwise_the_nearest_is_taken() {
     facts.nodes.push(third);
     let mut far = big_gpu(0x21);
     far.numa_node = Some(2);
-    pass(&mut spec, &mut facts, far, true);
+    assign(&mut spec, &mut facts, far, true);
     let near = |spec: &Spec, facts: &Facts| functions(&plan(spec, facts).unwrap())[0].1.node;
     assert_eq!(near(&spec, &facts), Some(1));
     spec.memory.nodes[0].host_nodes = None;
@@ -170,7 +170,7 @@ fn gpus(count: u8, size: u64) -> (Spec, Facts) {
     let (mut spec, mut facts) = (spec(vec![node(0, 4 * GIB, "0-3")]), facts());
     for bus in 0..count {
         let kind = HostBarKind::Memory64Prefetchable;
-        pass(&mut spec, &mut facts, gpu(0x21 + bus, &[(0, kind, 16 * MIB), (2, kind, size)]), true);
+        assign(&mut spec, &mut facts, gpu(0x21 + bus, &[(0, kind, 16 * MIB), (2, kind, size)]), true);
     }
     (spec, facts)
 }

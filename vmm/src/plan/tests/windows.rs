@@ -18,7 +18,7 @@ fn at(bars: &[(u8, u64)]) -> BarPlaces {
 /// A machine with 4 GiB of memory and these functions of the host, each behind a root port.
 fn machine(functions: Vec<HostFunction>) -> (Spec, Facts) {
     let (mut spec, mut facts) = (spec(vec![node(0, 4 * GIB, "0-3")]), facts());
-    functions.into_iter().for_each(|function| pass(&mut spec, &mut facts, function, true));
+    functions.into_iter().for_each(|function| assign(&mut spec, &mut facts, function, true));
     (spec, facts)
 }
 
@@ -90,7 +90,7 @@ fn a_configured_window_holds_fixed_bars_to_the_last_byte_or_is_refused() {
 fn small_bars_share_no_page() {
     let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
     let low = HostBarKind::Memory32;
-    pass(&mut spec, &mut facts, gpu(1, &[(0, low, 16), (1, low, 16), (2, low, 16)]), false);
+    assign(&mut spec, &mut facts, gpu(1, &[(0, low, 16), (1, low, 16), (2, low, 16)]), false);
     let plan = made(&spec, &facts);
     let mut pages: Vec<u64> = (0..3).map(|index| bar(&plan, "vfio0", index)).collect();
     pages.sort_unstable();
@@ -134,7 +134,7 @@ fn a_function_alone_behind_a_switch_of_the_host_has_a_root_port() {
 }
 
 /// Functions with one BAR behind one switch of the host: 32 of them take 34 buses of the guest.
-fn behind_a_switch(count: u16) -> (Spec, Facts) {
+fn below_a_switch(count: u16) -> (Spec, Facts) {
     let function = |number: u16| {
         let mut function = gpu(1, &[(0, HostBarKind::Memory32, 4096)]);
         let (bus, device) = (u8::try_from(0x21 + number / 32).unwrap(), u8::try_from(number % 32).unwrap());
@@ -148,11 +148,11 @@ fn behind_a_switch(count: u16) -> (Spec, Facts) {
 
 #[test]
 fn a_machine_has_256_buses_at_most() {
-    let (spec, facts) = behind_a_switch(239);
+    let (spec, facts) = below_a_switch(239);
     let made = made(&spec, &facts);
     assert_eq!(made.pci.last().unwrap().address.bus(), 255);
     assert_eq!(made.window(WindowKind::Ecam).unwrap().size(), 256 * MIB);
-    let (spec, facts) = behind_a_switch(240);
+    let (spec, facts) = below_a_switch(240);
     assert_eq!(plan(&spec, &facts), Err(PlanError::Buses { devices: 240, buses: 257, max: 256 }));
 }
 

@@ -17,22 +17,17 @@ const LOCAL_FILE_SYSTEMS: [&str; 5] = ["btrfs", "ext4", "overlay", "tmpfs", "xfs
 
 /// Why a file cannot be a disk. The caller that opened it adds its path.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum DiskError {
     /// A directory, a pipe, …
     #[error("a disk must be a regular file or a block device")]
     Kind,
     /// Less than one sector.
     #[error("a disk of {} is smaller than a sector of {}", show::size(*bytes), show::size(SECTOR))]
-    TooSmall {
-        /// Its size.
-        bytes: u64,
-    },
+    TooSmall { bytes: u64 },
     /// An image of another format.
     #[error("a disk is a raw image, and the file begins as a {format} image does")]
-    Format {
-        /// The format.
-        format: &'static str,
-    },
+    Format { format: &'static str },
     /// The size is unknown.
     #[error("cannot find the size of the disk")]
     Size(#[source] io::Error),
@@ -89,7 +84,6 @@ impl Disk {
         kind.is_file() || kind.is_block_device()
     }
 
-    /// The file.
     pub(super) fn file(&self) -> &Arc<File> {
         &self.file
     }
@@ -156,7 +150,6 @@ impl DiskSpan {
         valid.then_some(Self { offset: sector.checked_mul(SECTOR)?, length: bytes })
     }
 
-    /// First byte.
     pub(super) fn offset(self) -> u64 {
         self.offset
     }

@@ -17,7 +17,6 @@ const UNMAP: u32 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Status {
-    /// Done.
     Ok = 0,
     /// Failed, or outside the disk, or a write to a read-only disk.
     IoError = 1,
@@ -51,7 +50,6 @@ pub(super) enum Action {
     Discard(DiskSpan),
     /// The contents become zero.
     Zero {
-        /// Where.
         span: DiskSpan,
         /// Whether the space may be given back.
         may_unmap: bool,

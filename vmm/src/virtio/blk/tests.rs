@@ -166,7 +166,7 @@ fn a_full_queue_is_served_and_the_same_chain_twice_is_answered_twice() {
 }
 
 #[test]
-fn a_reset_lasts_until_what_is_in_flight_is_done_and_tells_nobody() {
+fn a_reset_lasts_until_what_is_in_flight_is_done_and_notifies_no_driver() {
     let mut rig = rig(false, config::FLUSH);
     rig.memory.write_slice(&[0x5a; 512], GuestAddress(DATA)).unwrap();
     rig.offer(1, 9, &[Part::Read(DATA, 512)]);
@@ -239,7 +239,7 @@ fn a_reset_never_waits_for_storage_and_its_flush_comes_after_the_last_request() 
 }
 
 #[test]
-fn the_configuration_says_what_the_features_promise() {
+fn the_configuration_states_what_the_features_promise() {
     let rig = rig(false, 0);
     let read = |offset, length: usize| {
         let mut data = [0; 8];

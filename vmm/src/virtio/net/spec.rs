@@ -113,9 +113,7 @@ impl Command {
     }
 }
 
-/// VIRTIO_NET_OK.
 pub(super) const ACCEPTED: u8 = 0;
-/// VIRTIO_NET_ERR.
 pub(super) const REFUSED: u8 = 1;
 
 #[cfg(test)]

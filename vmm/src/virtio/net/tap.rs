@@ -26,64 +26,41 @@ const MAX_NAME: usize = libc::IFNAMSIZ - 1;
 
 /// Why a tap interface cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum TapError {
     /// Not a name that an interface can have.
     #[error("tap name {name:?} has {} bytes; an interface name has 1 to {MAX_NAME}, without NUL or '/'", name.len())]
-    Name {
-        /// As configured.
-        name: String,
-    },
-    /// No such interface.
+    Name { name: String },
     #[error("tap {name} does not exist")]
     Missing {
-        /// As configured.
         name: String,
         /// Queue pairs that it is wanted for.
         queue_pairs: u16,
     },
     /// An interface of that name is something else.
     #[error("{name} is not a tap interface")]
-    NotTap {
-        /// As configured.
-        name: String,
-    },
+    NotTap { name: String },
     /// The tap was made for one queue.
     #[error("tap {name} has a single queue, and {queue_pairs} queue pairs need a multi-queue tap")]
-    SingleQueue {
-        /// As configured.
-        name: String,
-        /// As configured.
-        queue_pairs: u16,
-    },
+    SingleQueue { name: String, queue_pairs: u16 },
     /// Another process holds it.
     #[error("tap {name} is in use by another process")]
-    Busy {
-        /// As configured.
-        name: String,
-    },
+    Busy { name: String },
     /// The tap belongs to another user.
     #[error("no permission to use tap {name}, which belongs to another user")]
-    Owner {
-        /// As configured.
-        name: String,
-    },
+    Owner { name: String },
     /// `/dev/net/tun` cannot be opened.
     #[error("cannot open {TUN} for tap {name}")]
     Device {
-        /// As configured.
         name: String,
-        /// The reason.
         #[source]
         source: io::Error,
     },
     /// The kernel refused something that it should not.
     #[error("cannot use tap {name}: {request} failed")]
     Request {
-        /// As configured.
         name: String,
-        /// The request.
         request: &'static str,
-        /// The reason.
         #[source]
         source: io::Error,
     },

@@ -7,7 +7,6 @@ use super::registers::{Common, Half, NO_VECTOR, status};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Effect {
-    /// Nothing.
     None,
     /// The driver requests a reset of the device; the registers are reset already.
     Reset,
@@ -95,7 +94,6 @@ impl Core {
         self.accepted & self.offered
     }
 
-    /// The queues.
     pub(super) fn queues(&self) -> &[QueueState] {
         &self.queues
     }

@@ -24,9 +24,7 @@ const MSIX_FUNCTION_MASK: u16 = 1 << 14;
 /// Where the capabilities landed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
-    /// The MSI-X capability.
     msix: u16,
-    /// VIRTIO_PCI_CAP_PCI_CFG.
     window: u16,
 }
 
@@ -48,7 +46,7 @@ pub(super) struct Profile<'a> {
     /// MSI-X vectors.
     pub(super) vectors: usize,
     /// An endpoint behind a root port, or one integrated into the root complex.
-    pub(super) behind_port: bool,
+    pub(super) below_port: bool,
 }
 
 /// Builds the configuration space; `None` when its capabilities do not fit.
@@ -63,7 +61,7 @@ pub(super) fn config_space(profile: &Profile<'_>) -> Option<(ConfigSpace, Layout
         header_type: 0,
     };
     let mut config = ConfigSpace::new(identity, std::slice::from_ref(profile.bar));
-    add_express(&mut config, profile.behind_port)?;
+    add_express(&mut config, profile.below_port)?;
     let msix = add_msix(&mut config, profile.vectors)?;
     add_structure(&mut config, 1, COMMON, COMMON_SIZE, None)?;
     add_structure(&mut config, 2, NOTIFY, NOTIFY_SIZE, Some(NOTIFY_STRIDE))?;
@@ -102,12 +100,12 @@ fn add_structure(
 }
 
 /// PCI Express Base 6.0 §7.5.3, version 2. It is what makes Linux look for the 4096-byte configuration space.
-fn add_express(config: &mut ConfigSpace, behind_port: bool) -> Option<u16> {
+fn add_express(config: &mut ConfigSpace, below_port: bool) -> Option<u16> {
     const ENDPOINT: u16 = 0x0 << 4;
     const INTEGRATED_ENDPOINT: u16 = 0x9 << 4;
     const ROLE_BASED_ERRORS: u32 = 1 << 15;
     const LINK: u16 = 0x11; // 2.5 GT/s, one lane
-    let kind = if behind_port { ENDPOINT } else { INTEGRATED_ENDPOINT };
+    let kind = if below_port { ENDPOINT } else { INTEGRATED_ENDPOINT };
     let mut body = [0; 0x3a];
     let mut put = |at: usize, data: &[u8]| {
         for (to, from) in body.iter_mut().skip(at.saturating_sub(2)).zip(data) {
@@ -116,13 +114,13 @@ fn add_express(config: &mut ConfigSpace, behind_port: bool) -> Option<u16> {
     };
     put(0x02, &(kind | 2).to_le_bytes());
     put(0x04, &ROLE_BASED_ERRORS.to_le_bytes());
-    if behind_port {
+    if below_port {
         put(0x0c, &u32::from(LINK).to_le_bytes()); // link capabilities
         put(0x12, &LINK.to_le_bytes()); // link status
     }
     let at = config.add_capability(CAPABILITY_EXPRESS, &body)?;
     config.allow(at.checked_add(0x08)?, &0x7fff_u16.to_le_bytes()); // device control; no function-level reset
-    if behind_port {
+    if below_port {
         config.allow(at.checked_add(0x10)?, &0x0043_u16.to_le_bytes()); // link control: ASPM, common clock
     }
     Some(at)

@@ -33,7 +33,6 @@ impl PciInterrupt {
         }
     }
 
-    /// The MSI-X structures.
     pub(super) fn msix(&self) -> &Msix {
         &self.msix
     }

@@ -47,35 +47,22 @@ pub trait DoorBell: Send + Sync {
 
 /// The plan and the device do not fit each other: our own bug.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum TransportError {
     /// BAR 0 is missing or of the wrong size.
     #[error("virtio function {address}: the plan must give it BAR 0 of {BAR_SIZE:#x} bytes")]
-    Bar {
-        /// The function.
-        address: PciAddress,
-    },
+    Bar { address: PciAddress },
     /// Too few or too many vectors.
     #[error("virtio function {address}: {vectors} MSI-X vectors, between 1 and {MAX_VECTORS} are possible")]
-    Vectors {
-        /// The function.
-        address: PciAddress,
-        /// How many.
-        vectors: usize,
-    },
+    Vectors { address: PciAddress, vectors: usize },
     /// Number or sizes of queues.
     #[error(
         "virtio function {address}: a device has at most {MAX_QUEUES} queues, one kick descriptor each, with sizes that are powers of two up to 32768"
     )]
-    Queues {
-        /// The function.
-        address: PciAddress,
-    },
+    Queues { address: PciAddress },
     /// Capabilities outgrew the 192 bytes that there are for them.
     #[error("virtio function {address}: the capabilities do not fit into configuration space")]
-    Capabilities {
-        /// The function.
-        address: PciAddress,
-    },
+    Capabilities { address: PciAddress },
 }
 
 struct Registers {
@@ -128,7 +115,7 @@ impl VirtioPci {
             let core = Core::new(device.features(), sizes, u16::try_from(vectors).unwrap_or(0));
             (core, device.kicks().iter().cloned().collect::<Box<[_]>>(), device.device_type())
         };
-        let profile = Profile { device_type, bar, vectors, behind_port: address.bus() != 0 };
+        let profile = Profile { device_type, bar, vectors, below_port: address.bus() != 0 };
         let (config, layout) =
             identity::config_space(&profile).ok_or(TransportError::Capabilities { address })?;
         Ok(Self {

@@ -64,7 +64,6 @@ pub(super) enum Area {
     Table(u64),
     /// The MSI-X pending bits, at this offset.
     Pending(u64),
-    /// Nothing.
     Hole,
 }
 
@@ -115,7 +114,6 @@ pub(super) enum Common {
     DriverFeature,
     /// Vector of configuration changes.
     ConfigVector,
-    /// Number of queues.
     QueueCount,
     /// Device status.
     Status,
@@ -123,9 +121,7 @@ pub(super) enum Common {
     ConfigGeneration,
     /// Queue that the registers below speak of.
     QueueSelect,
-    /// Its size.
     QueueSize,
-    /// Its vector.
     QueueVector,
     /// Whether it is enabled.
     QueueEnable,

@@ -261,7 +261,7 @@ fn a_queue_outside_memory_or_a_device_that_refuses_needs_a_reset() {
 }
 
 #[test]
-fn a_running_device_hears_that_a_queue_has_another_vector() {
+fn a_running_device_is_notified_that_a_queue_has_another_vector() {
     let rig = rig(1);
     rig.negotiate(0x1000);
     rig.write(0x14, 1, 15);
@@ -322,7 +322,7 @@ fn messages_need_msix_enable_and_bus_master() {
 }
 
 #[test]
-fn who_reads_all_of_configuration_space_makes_no_mistake() {
+fn a_read_of_all_of_configuration_space_is_no_mistake() {
     let rig = rig(0);
     for offset in (0..0x1000).step_by(4) {
         rig.config::<4>(offset);

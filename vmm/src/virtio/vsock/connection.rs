@@ -21,7 +21,7 @@ pub(super) const BUFFER: u32 = 256 << 10;
 const ANNOUNCE: u32 = BUFFER / 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ConnectionState {
     /// The host asked; the guest has not answered.
     Asked,
     Open,
@@ -30,7 +30,6 @@ enum State {
 /// Effect of a guest's packet on the host's socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
-    /// Nothing.
     None,
     /// The guest accepted what the host asked.
     Connected,
@@ -58,7 +57,7 @@ struct Pending {
 /// State of a connection; see the module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Connection {
-    state: State,
+    state: ConnectionState,
     guest: Credit,
     /// Bytes sent to the guest.
     sent: u32,
@@ -78,7 +77,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    fn new(state: State, guest: Credit, open: Op) -> Self {
+    fn new(state: ConnectionState, guest: Credit, open: Op) -> Self {
         Self {
             state,
             guest,
@@ -95,17 +94,16 @@ impl Connection {
 
     /// The guest asked, and the host accepted.
     pub(super) fn from_guest(request: &Packet) -> Self {
-        Self::new(State::Open, request.credit, Op::Response)
+        Self::new(ConnectionState::Open, request.credit, Op::Response)
     }
 
-    /// The host asks.
     pub(super) fn from_host() -> Self {
-        Self::new(State::Asked, Credit::default(), Op::Request)
+        Self::new(ConnectionState::Asked, Credit::default(), Op::Request)
     }
 
     /// Whether the guest has yet to answer the host.
     pub(super) fn is_asked(&self) -> bool {
-        self.state == State::Asked
+        self.state == ConnectionState::Asked
     }
 
     /// Takes a packet of the guest. With [`Event::Data`], its payload has a place in the buffer.
@@ -116,20 +114,20 @@ impl Connection {
         }
         match (self.state, packet.op) {
             (_, Op::Reset) => Ok(Event::Closed),
-            (State::Asked, Op::Response) => {
-                self.state = State::Open;
+            (ConnectionState::Asked, Op::Response) => {
+                self.state = ConnectionState::Open;
                 Ok(Event::Connected)
             }
-            (State::Open, Op::Data) if self.guest_sends() && packet.length <= self.room() => {
+            (ConnectionState::Open, Op::Data) if self.guest_sends() && packet.length <= self.room() => {
                 self.received = self.received.wrapping_add(packet.length);
                 Ok(Event::Data)
             }
-            (State::Open, Op::CreditUpdate) => Ok(Event::None),
-            (State::Open, Op::CreditRequest) => {
+            (ConnectionState::Open, Op::CreditUpdate) => Ok(Event::None),
+            (ConnectionState::Open, Op::CreditRequest) => {
                 self.pending.credit_update = true;
                 Ok(Event::None)
             }
-            (State::Open, Op::Shutdown) => {
+            (ConnectionState::Open, Op::Shutdown) => {
                 self.guest_shut |= packet.flags & (NO_SEND | NO_RECEIVE);
                 Ok(Event::Shutdown)
             }
@@ -173,7 +171,7 @@ impl Connection {
 
     /// Whether bytes of the host's socket can go to the guest at all, now or when it has credit.
     fn carries_to_guest(&self) -> bool {
-        self.state == State::Open && !self.host_shut && self.guest_receives()
+        self.state == ConnectionState::Open && !self.host_shut && self.guest_receives()
     }
 
     /// Whether nothing can pass in either direction, apart from what is held for the host.
@@ -286,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guest_hears_of_room_when_a_quarter_was_forwarded() {
+    fn the_guest_gets_an_update_of_room_when_a_quarter_was_forwarded() {
         let mut connection = open();
         connection.receive(&packet(Op::Data, BUFFER)).unwrap();
         connection.forward(ANNOUNCE - 1);

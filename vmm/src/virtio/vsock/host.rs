@@ -16,30 +16,23 @@ use crate::listener::connect;
 /// Longest path of a Unix socket, and the longest `_<port>` after it.
 const MAX_PATH: usize = 107;
 const SUFFIX: usize = "_4294967295".len();
-/// Longest greeting: `CONNECT 4294967295\n`.
-const MAX_GREETING: usize = 19;
+/// Longest handshake: `CONNECT 4294967295\n`.
+const MAX_HANDSHAKE: usize = 19;
 
 /// Why the host's side of a vsock device cannot be set up.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum SocketError {
     /// `<path>_<port>` would not fit a socket address.
     #[error("vsock socket {} has {} bytes; at most {} leave room for \"_<port>\"", path.display(), path.as_os_str().len(), MAX_PATH - SUFFIX)]
-    TooLong {
-        /// As configured.
-        path: PathBuf,
-    },
+    TooLong { path: PathBuf },
     /// Another process listens there.
     #[error("vsock socket {} is in use by another process", path.display())]
-    InUse {
-        /// As configured.
-        path: PathBuf,
-    },
+    InUse { path: PathBuf },
     /// It cannot be made.
     #[error("cannot make vsock socket {}", path.display())]
     Bind {
-        /// As configured.
         path: PathBuf,
-        /// The reason.
         #[source]
         source: io::Error,
     },
@@ -102,31 +95,35 @@ impl HostSockets {
 
 /// The first line of a host program, as far as it was read.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) struct Greeting {
+pub(super) struct Handshake {
     line: Vec<u8>,
 }
 
-/// State of a greeting so far.
+/// State of a handshake so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Greeted {
+pub(super) enum HandshakeState {
     /// The line goes on.
     Incomplete,
     /// The host program requests this port of the guest.
     Port(u32),
-    /// Not a greeting.
+    /// Not a handshake.
     Nonsense,
 }
 
-impl Greeting {
+impl Handshake {
     /// Takes the next byte.
-    pub(super) fn push(&mut self, byte: u8) -> Greeted {
+    pub(super) fn push(&mut self, byte: u8) -> HandshakeState {
         if byte != b'\n' {
             self.line.push(byte);
-            return if self.line.len() < MAX_GREETING { Greeted::Incomplete } else { Greeted::Nonsense };
+            return if self.line.len() < MAX_HANDSHAKE {
+                HandshakeState::Incomplete
+            } else {
+                HandshakeState::Nonsense
+            };
         }
         let port = self.line.strip_prefix(b"CONNECT ").filter(|digits| digits.iter().all(u8::is_ascii_digit));
         let port = port.and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
-        port.map_or(Greeted::Nonsense, Greeted::Port)
+        port.map_or(HandshakeState::Nonsense, HandshakeState::Port)
     }
 }
 
@@ -141,23 +138,23 @@ mod tests {
 
     use super::*;
 
-    fn greet(text: &[u8]) -> Greeted {
-        let mut greeting = Greeting::default();
+    fn handshake(text: &[u8]) -> HandshakeState {
+        let mut handshake = Handshake::default();
         text.iter()
-            .map(|byte| greeting.push(*byte))
-            .find(|greeted| *greeted != Greeted::Incomplete)
-            .unwrap_or(Greeted::Incomplete)
+            .map(|byte| handshake.push(*byte))
+            .find(|state| *state != HandshakeState::Incomplete)
+            .unwrap_or(HandshakeState::Incomplete)
     }
 
     #[test]
-    fn a_greeting_is_a_line_with_a_port() {
-        assert_eq!(greet(b"CONNECT 52\n"), Greeted::Port(52));
-        assert_eq!(greet(b"CONNECT 4294967295\n"), Greeted::Port(u32::MAX));
-        assert_eq!(greet(b"CONNECT 52"), Greeted::Incomplete);
+    fn a_handshake_is_a_line_with_a_port() {
+        assert_eq!(handshake(b"CONNECT 52\n"), HandshakeState::Port(52));
+        assert_eq!(handshake(b"CONNECT 4294967295\n"), HandshakeState::Port(u32::MAX));
+        assert_eq!(handshake(b"CONNECT 52"), HandshakeState::Incomplete);
         for nonsense in
             ["\n", "CONNECT \n", "CONNECT +1\n", "CONNECT 4294967296\n", "connect 1\n", "CONNECT 00000000000"]
         {
-            assert_eq!(greet(nonsense.as_bytes()), Greeted::Nonsense, "{nonsense:?}");
+            assert_eq!(handshake(nonsense.as_bytes()), HandshakeState::Nonsense, "{nonsense:?}");
         }
     }
 
@@ -169,8 +166,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_end_within_the_longest_greeting(bytes in prop::collection::vec(any::<u8>(), 19..40)) {
-            prop_assert_ne!(greet(&bytes), Greeted::Incomplete);
+        fn any_bytes_end_within_the_longest_handshake(bytes in prop::collection::vec(any::<u8>(), 19..40)) {
+            prop_assert_ne!(handshake(&bytes), HandshakeState::Incomplete);
         }
     }
 }

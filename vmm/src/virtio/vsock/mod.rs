@@ -8,7 +8,7 @@
 //! of the muxer, which drops closed ones by itself, and the event loop polls only that set.
 
 mod connection;
-mod greetings;
+mod handshakes;
 mod host;
 mod muxer;
 mod packet;
@@ -81,11 +81,11 @@ impl Backend {
 
 /// Why a device could not be made.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum VsockError {
     /// The kernel's vhost-vsock refused.
     #[error(transparent)]
     Vhost(#[from] VhostError),
-    /// No more descriptors.
     #[error("cannot make a descriptor for the vsock device")]
     Descriptor(#[from] io::Error),
 }

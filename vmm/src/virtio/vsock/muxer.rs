@@ -5,7 +5,7 @@
 //!  sockets (epoll)  ──► poll()     ──► queue of slots that have something for the guest
 //!  guest's rx queue ◄── receive()  ◄── resets first, then those slots in turn; payload is read into guest memory
 //! ```
-//! Bounds, whatever guest and host do: [`Greetings`] limits host programs that greet; [`MAX_CONNECTIONS`] slots have
+//! Bounds, whatever guest and host do: [`Handshakes`] limits host programs in a handshake; [`MAX_CONNECTIONS`] slots have
 //! at most [`BUFFER`](super::connection::BUFFER) bytes of backlog each; a slot is queued once; with [`MAX_RESETS`]
 //! unsent resets nothing is taken from the guest until it takes some (virtio 1.3 §5.10.6.3). No socket operation waits.
 
@@ -20,13 +20,13 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::Pause;
 use super::connection::{Connection, Event, Violation};
-use super::greetings::Greetings;
-use super::host::{self, Greeted, Greeting, HostSockets};
+use super::handshakes::Handshakes;
+use super::host::{self, Handshake, HandshakeState, HostSockets};
 use super::packet::{HEADER, Key, Op, Outgoing, Packet, Refusal};
 use super::slot::{Phase, Slot, read_packet};
 use crate::virtio::ring::{self, Chain, Ring};
 
-/// Most connections at a time, those that still greet included.
+/// Most connections at a time, those in a handshake included.
 pub(super) const MAX_CONNECTIONS: usize = 1024;
 /// Resets that may wait before the guest must take some.
 const MAX_RESETS: usize = 256;
@@ -37,7 +37,6 @@ const FIRST_PORT: u32 = 1 << 30;
 
 /// The listening socket's name in the epoll set; others are slot numbers.
 const LISTENER: u64 = u64::MAX;
-/// The timer's.
 const TIMER: u64 = u64::MAX - 1;
 
 /// The sockets of one device and what is between them and the guest.
@@ -51,7 +50,7 @@ pub(super) struct Muxer {
     ready: VecDeque<usize>,
     resets: VecDeque<Key>,
     next_port: u32,
-    greetings: Greetings,
+    handshakes: Handshakes,
     /// Not all host programs that connected were looked at.
     more_clients: bool,
 }
@@ -59,8 +58,8 @@ pub(super) struct Muxer {
 impl Muxer {
     pub(super) fn new(mut sockets: HostSockets, guest_cid: u32) -> io::Result<Self> {
         let epoll = Epoll::new()?;
-        let greetings = Greetings::new()?;
-        for (fd, token) in [(sockets.listener().as_raw_fd(), LISTENER), (greetings.as_raw_fd(), TIMER)] {
+        let handshakes = Handshakes::new()?;
+        for (fd, token) in [(sockets.listener().as_raw_fd(), LISTENER), (handshakes.as_raw_fd(), TIMER)] {
             let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, token);
             epoll.ctl(ControlOperation::Add, fd, event)?;
         }
@@ -73,7 +72,7 @@ impl Muxer {
             ready: VecDeque::new(),
             resets: VecDeque::new(),
             next_port: FIRST_PORT,
-            greetings,
+            handshakes,
             more_clients: false,
         })
     }
@@ -89,7 +88,7 @@ impl Muxer {
         self.by_key.clear();
         self.ready.clear();
         self.resets.clear();
-        self.greetings.clear();
+        self.handshakes.clear();
     }
 
     /// Handles sockets with events; returns whether there may be more. Closed descriptors leave the epoll set by
@@ -132,9 +131,9 @@ impl Muxer {
         let now = Instant::now();
         let mut taken = 0..BUDGET;
         while let Some(client) = taken.next().and_then(|_| self.sockets.listener().accept().ok()) {
-            let insert = |stream| self.insert(stream, Phase::Greeting(Greeting::default()));
+            let insert = |stream| self.insert(stream, Phase::Handshake(Handshake::default()));
             if let Some(number) = client.and_then(insert) {
-                self.greetings.begin(number, now);
+                self.handshakes.begin(number, now);
             }
         }
         self.more_clients = taken.is_empty();
@@ -142,7 +141,7 @@ impl Muxer {
     }
 
     fn expire(&mut self, now: Instant) {
-        while let Some(number) = self.greetings.overdue(now) {
+        while let Some(number) = self.handshakes.overdue(now) {
             self.remove(number, false);
         }
     }
@@ -171,7 +170,7 @@ impl Muxer {
     /// Ends a connection, with a reset to the guest unless the guest has ended it or never received it.
     fn remove(&mut self, number: usize, tell: bool) {
         let Some(slot) = self.slots.get_mut(number).and_then(Option::take) else { return };
-        self.greetings.end(number);
+        self.handshakes.end(number);
         if slot.queued {
             self.ready.retain(|queued| *queued != number);
         }
@@ -201,21 +200,21 @@ impl Muxer {
     fn readable(&mut self, number: usize) {
         let Some(Some(slot)) = self.slots.get_mut(number) else { return };
         slot.readable = true;
-        if matches!(slot.phase, Phase::Greeting(_)) {
-            self.greet(number);
+        if matches!(slot.phase, Phase::Handshake(_)) {
+            self.handshake(number);
         } else {
             self.enqueue(number);
         }
     }
 
-    fn greet(&mut self, number: usize) {
+    fn handshake(&mut self, number: usize) {
         let Some(Some(slot)) = self.slots.get_mut(number) else { return };
-        let port = match slot.greeting() {
-            Greeted::Incomplete => return,
-            Greeted::Nonsense => return self.remove(number, false),
-            Greeted::Port(port) => port,
+        let port = match slot.handshake() {
+            HandshakeState::Incomplete => return,
+            HandshakeState::Nonsense => return self.remove(number, false),
+            HandshakeState::Port(port) => port,
         };
-        self.greetings.end(number);
+        self.handshakes.end(number);
         let key = self.free_key(port);
         self.by_key.insert(key, number);
         if let Some(Some(slot)) = self.slots.get_mut(number) {

@@ -19,7 +19,6 @@ pub(super) const NO_RECEIVE: u32 = 1;
 /// VIRTIO_VSOCK_SHUTDOWN_F_SEND: the sender sends no more.
 pub(super) const NO_SEND: u32 = 2;
 
-/// VIRTIO_VSOCK_TYPE_STREAM.
 const STREAM: u16 = 1;
 
 /// `struct virtio_vsock_hdr`.
@@ -93,7 +92,6 @@ pub(super) struct Packet {
     /// Payload bytes alleged.
     pub(super) length: u32,
     pub(super) flags: u32,
-    /// The guest's credit.
     pub(super) credit: Credit,
 }
 
@@ -135,7 +133,6 @@ pub(super) struct Outgoing {
     /// Payload bytes.
     pub(super) length: u32,
     pub(super) flags: u32,
-    /// The host's credit.
     pub(super) credit: Credit,
 }
 

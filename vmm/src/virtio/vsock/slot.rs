@@ -13,8 +13,8 @@ use rustix::event::Timespec;
 use rustix::event::poll;
 
 use super::connection::Connection;
-use super::host::Greeted;
-use super::host::Greeting;
+use super::host::Handshake;
+use super::host::HandshakeState;
 use super::packet::HEADER;
 use super::packet::Key;
 use super::packet::Outgoing;
@@ -41,7 +41,7 @@ pub(super) struct Slot {
 }
 
 pub(super) enum Phase {
-    Greeting(Greeting),
+    Handshake(Handshake),
     Connected(Key, Connection),
 }
 
@@ -56,14 +56,14 @@ impl Slot {
         let Phase::Connected(_, connection) = &self.phase else { return false };
         // Polled now: the event may be of a socket that had this slot before.
         let mut polled = [PollFd::new(&self.stream, PollFlags::empty())]; // a hang-up is always reported
-        let told = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-        connection.is_asked() && told.is_ok() && polled.iter().any(|of| of.revents().contains(PollFlags::HUP))
+        let done = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        connection.is_asked() && done.is_ok() && polled.iter().any(|of| of.revents().contains(PollFlags::HUP))
     }
 
     /// Whether it has something for the guest now.
     pub(super) fn wants_guest(&self) -> bool {
         match &self.phase {
-            Phase::Greeting(_) => false,
+            Phase::Handshake(_) => false,
             Phase::Connected(_, connection) => {
                 connection.has_control() || (self.readable && connection.may_send())
             }
@@ -117,18 +117,18 @@ impl Slot {
         }
     }
 
-    /// Reads a greeting up to its line's end, byte by byte: what follows belongs to the guest.
-    pub(super) fn greeting(&mut self) -> Greeted {
-        let Phase::Greeting(greeting) = &mut self.phase else { return Greeted::Incomplete };
+    /// Reads a handshake up to its line's end, byte by byte: what follows belongs to the guest.
+    pub(super) fn handshake(&mut self) -> HandshakeState {
+        let Phase::Handshake(handshake) = &mut self.phase else { return HandshakeState::Incomplete };
         let mut byte = [0];
         loop {
             match self.stream.read(&mut byte) {
-                Ok(1) => match greeting.push(byte[0]) {
-                    Greeted::Incomplete => {}
+                Ok(1) => match handshake.push(byte[0]) {
+                    HandshakeState::Incomplete => {}
                     whole => return whole,
                 },
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Greeted::Incomplete,
-                _ => return Greeted::Nonsense,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return HandshakeState::Incomplete,
+                _ => return HandshakeState::Nonsense,
             }
         }
     }

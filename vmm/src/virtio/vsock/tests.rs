@@ -133,9 +133,9 @@ impl Guest {
         UnixListener::bind(self.folder.path().join(format!("v_{port}"))).unwrap()
     }
 
-    fn dial(&self, greeting: &[u8]) -> UnixStream {
+    fn dial(&self, handshake: &[u8]) -> UnixStream {
         let mut stream = UnixStream::connect(self.folder.path().join("v")).unwrap();
-        stream.write_all(greeting).unwrap();
+        stream.write_all(handshake).unwrap();
         stream.set_nonblocking(true).unwrap();
         self.pump();
         stream
@@ -224,14 +224,14 @@ fn a_guest_reaches_a_host_program_and_both_hear_the_end() {
 }
 
 #[test]
-fn a_port_that_nobody_serves_resets() {
+fn a_port_without_a_server_resets() {
     let mut guest = Guest::with_buffers();
     guest.send(1000, 52, REQUEST, b"");
     assert_eq!(guest.ops(), [RST]);
 }
 
 #[test]
-fn a_host_program_reaches_the_guest_and_what_follows_the_greeting_is_for_it() {
+fn a_host_program_reaches_the_guest_and_what_follows_the_handshake_is_for_it() {
     let mut guest = Guest::with_buffers();
     let mut host = guest.dial(b"CONNECT 1000\nearly");
     let seen = guest.seen();
@@ -244,7 +244,7 @@ fn a_host_program_reaches_the_guest_and_what_follows_the_greeting_is_for_it() {
 }
 
 #[test]
-fn a_host_program_that_the_guest_refuses_or_that_greets_wrongly_sees_its_stream_end() {
+fn a_host_program_that_the_guest_refuses_or_with_a_wrong_handshake_sees_its_stream_end() {
     let mut guest = Guest::with_buffers();
     let mut refused = guest.dial(b"CONNECT 1000\n");
     let port = guest.seen()[0].host_port;
@@ -272,7 +272,7 @@ fn a_host_program_that_gives_up_before_the_guest_answers_leaves_nothing() {
     for _ in 0..=muxer::MAX_CONNECTIONS {
         let path = guest.folder.path().join("v");
         UnixStream::connect(path).unwrap().write_all(b"CONNECT 1000\n").unwrap();
-        assert!(guest.ops().is_empty(), "what the guest has not heard of, it need not forget");
+        assert!(guest.ops().is_empty(), "a connection that the guest has no packet of needs no reset");
     }
     guest.send(1000, port, RESPONSE, b"");
     assert_eq!(read_all(&mut half), (format!("OK {port}\n").into_bytes(), false));
@@ -308,14 +308,14 @@ fn what_a_slow_host_program_does_not_take_is_kept_in_order_up_to_the_credit() {
     let (mut guest, mut host) = Guest::connected();
     let mut sent = Vec::new();
     // Socket and buffer fill up; the guest sends until its last credit update leaves no credit.
-    let mut told = 0;
+    let mut reported = 0;
     for number in 0u32.. {
         for seen in guest.seen() {
             assert_eq!(seen.op, CREDIT_UPDATE);
-            told = seen.forwarded;
+            reported = seen.forwarded;
             guest.give_buffers(1);
         }
-        let in_flight = u32::try_from(sent.len()).unwrap() - told;
+        let in_flight = u32::try_from(sent.len()).unwrap() - reported;
         if in_flight + 0x8000 > BUFFER {
             break;
         }
@@ -405,7 +405,7 @@ fn a_request_for_a_connection_that_exists_ends_it() {
 }
 
 #[test]
-fn host_programs_that_never_greet_hold_few_places_and_the_last_to_come_is_served() {
+fn host_programs_without_a_handshake_hold_few_places_and_the_last_to_come_is_served() {
     let mut guest = Guest::new();
     guest.give_buffers(32);
     let path = guest.folder.path().join("v");
@@ -417,7 +417,7 @@ fn host_programs_that_never_greet_hold_few_places_and_the_last_to_come_is_served
     let mut silent: Vec<_> = (0..100).map(|_| connect()).collect();
     (0..4).for_each(|_| guest.pump());
     let ended = silent.iter_mut().map(read_all).filter(|(_, ended)| *ended).count();
-    assert_eq!(ended, 100 - greetings::MAX_GREETINGS);
+    assert_eq!(ended, 100 - handshakes::MAX_HANDSHAKES);
     let mut last = connect();
     last.write_all(b"CONNECT 7\n").unwrap();
     (0..4).for_each(|_| guest.pump()); // each looks at a part of the news, as the event loop has it

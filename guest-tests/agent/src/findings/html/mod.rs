@@ -34,7 +34,6 @@ struct Section {
     /// Identifier, unique in the page.
     id: String,
     title: String,
-    /// HTML.
     body: String,
 }
 

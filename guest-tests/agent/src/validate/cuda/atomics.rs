@@ -21,7 +21,7 @@ const PROCESSOR_TIMES: u64 = 100_000;
 /// Index of the word by which a kernel shows that it runs; not in the counter's cache line.
 const STARTED: u64 = 32;
 /// Time in which a kernel has to start.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Bytes that are used.
 const BYTES: u64 = 4096;
 
@@ -117,7 +117,7 @@ fn additions(gpu: &Gpu, memory: &Memory, seed: u64, times: u64) -> Result<Sum, B
 /// Waits for the kernel, then adds; returns what the counter was after the first addition, if the kernel was seen to run.
 fn add_beside(words: Words<'_>, ended: &AtomicBool) -> Option<u64> {
     let begun = Instant::now();
-    while words.acquire(STARTED) == 0 && !ended.load(Ordering::Acquire) && begun.elapsed() < PATIENCE {
+    while words.acquire(STARTED) == 0 && !ended.load(Ordering::Acquire) && begun.elapsed() < TIMEOUT {
         std::hint::spin_loop();
     }
     let runs = words.acquire(STARTED) != 0;
@@ -129,7 +129,6 @@ fn add_beside(words: Words<'_>, ended: &AtomicBool) -> Option<u64> {
     runs.then_some(then)
 }
 
-/// Adds.
 fn add(words: Words<'_>) {
     for _ in 0..PROCESSOR_TIMES {
         words.increment(0);

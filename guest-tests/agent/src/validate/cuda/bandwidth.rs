@@ -24,7 +24,7 @@ struct Buffers<'g> {
 
 /// Direction of a transfer, and what moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum HostTransfer {
     CopyTo,
     CopyFrom,
     CopyBoth,
@@ -35,7 +35,7 @@ pub(super) enum Way {
     KernelBoth,
 }
 
-impl Way {
+impl HostTransfer {
     const ALL: [Self; 8] = [
         Self::CopyTo,
         Self::CopyFrom,
@@ -80,14 +80,14 @@ pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken
         let buffers = Buffers::new(gpu, kind, setting)?;
         let mut figures = Vec::new();
         for size in sizes(setting.most) {
-            for way in Way::of(kind) {
+            for way in HostTransfer::of(kind) {
                 let way = *way;
                 buffers.prepare(size)?;
                 figures.push(buffers.figure(kind, way, size)?);
                 buffers.verify(way, size, claim)?;
             }
         }
-        let ways = Way::of(kind);
+        let ways = HostTransfer::of(kind);
         let largest = figures.iter().skip(figures.len() - ways.len());
         let said =
             ways.iter().zip(largest).map(|(way, figure)| format!("{} {:.1}", way.name(), figure.value));
@@ -127,7 +127,7 @@ impl<'g> Buffers<'g> {
     }
 
     /// Has the GPU do it once.
-    fn once(&self, way: Way, size: u64) -> Result<(), Broken> {
+    fn once(&self, way: HostTransfer, size: u64) -> Result<(), Broken> {
         let ([source, target], [from, to]) = (&self.host, &self.device);
         let (source, target) = (source.part(0, size)?, target.part(0, size)?);
         let (from, to) = (from.part(0, size)?, to.part(0, size)?);
@@ -137,17 +137,17 @@ impl<'g> Buffers<'g> {
         let kernel =
             |stream: &Stream, shape, to: Part<'_>, from: Part<'_>| kernels.copy(stream, shape, to, from);
         match way {
-            Way::CopyTo => main.copy(to, source)?,
-            Way::CopyFrom => main.copy(target, from)?,
-            Way::CopyBoth => {
+            HostTransfer::CopyTo => main.copy(to, source)?,
+            HostTransfer::CopyFrom => main.copy(target, from)?,
+            HostTransfer::CopyBoth => {
                 main.copy(to, source)?;
                 side.copy(target, from)?;
             }
-            Way::Read => kernels.read(main, source, self.sums.whole())?,
-            Way::Write => kernels.write(main, whole, target, self.seed)?,
-            Way::KernelTo => kernel(main, whole, to, source)?,
-            Way::KernelFrom => kernel(main, whole, target, from)?,
-            Way::KernelBoth => {
+            HostTransfer::Read => kernels.read(main, source, self.sums.whole())?,
+            HostTransfer::Write => kernels.write(main, whole, target, self.seed)?,
+            HostTransfer::KernelTo => kernel(main, whole, to, source)?,
+            HostTransfer::KernelFrom => kernel(main, whole, target, from)?,
+            HostTransfer::KernelBoth => {
                 kernel(main, half, to, source)?;
                 kernel(side, half, target, from)?;
             }
@@ -155,7 +155,7 @@ impl<'g> Buffers<'g> {
         Ok(())
     }
 
-    fn figure(&self, kind: Kind, way: Way, size: u64) -> Result<Figure, Broken> {
+    fn figure(&self, kind: Kind, way: HostTransfer, size: u64) -> Result<Figure, Broken> {
         let side = way.both().then_some(&self.side);
         let clock = Clock::new(&self.gpu.context, side.map(Stream::context))?;
         let times = repeats(size, if kind == Kind::Device { ROUND_OF_GPUS } else { ROUND });
@@ -169,20 +169,30 @@ impl<'g> Buffers<'g> {
     }
 
     /// Checks the bytes that were written.
-    fn verify(&self, way: Way, size: u64, claim: &mut Claim) -> Result<(), Broken> {
+    fn verify(&self, way: HostTransfer, size: u64, claim: &mut Claim) -> Result<(), Broken> {
         let ([_, target], [_, to]) = (&self.host, &self.device);
         let at = |what: &str| format!("{what}, {}, {size:#x} bytes", way.name());
-        if matches!(way, Way::CopyTo | Way::CopyBoth | Way::KernelTo | Way::KernelBoth) {
+        if matches!(
+            way,
+            HostTransfer::CopyTo | HostTransfer::CopyBoth | HostTransfer::KernelTo | HostTransfer::KernelBoth
+        ) {
             gpu::note(claim, &at("on the GPU"), self.gpu.compare(to, size, self.seed)?, self.seed);
         }
-        if matches!(way, Way::CopyFrom | Way::CopyBoth | Way::Write | Way::KernelFrom | Way::KernelBoth) {
+        if matches!(
+            way,
+            HostTransfer::CopyFrom
+                | HostTransfer::CopyBoth
+                | HostTransfer::Write
+                | HostTransfer::KernelFrom
+                | HostTransfer::KernelBoth
+        ) {
             let wrong = match target.words() {
                 Ok(words) => gpu::compare(words.part(0, size / 8), self.seed),
                 Err(_) => self.gpu.compare(target, size, self.seed)?,
             };
             gpu::note(claim, &at("in the other memory"), wrong, self.seed);
         }
-        if way == Way::Read {
+        if way == HostTransfer::Read {
             let read = self.gpu.total(&self.sums)?;
             let right = sum(self.seed, size / 8);
             claim.holds(read == right, || {

@@ -44,7 +44,7 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
         let differ = result.read(0);
         claim.holds(differ == 0, || format!("the GPU read {differ} wrong words"));
         if differ == 0 {
-            gpu.would_tell(&memory, 0..wanted, setting.seed)?;
+            gpu.check_reports(&memory, 0..wanted, setting.seed)?;
         }
         for (way, seconds) in [("SM write", written), ("SM read and compare", read)] {
             #[expect(clippy::cast_precision_loss, reason = "a rate, for people")]

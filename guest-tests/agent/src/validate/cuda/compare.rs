@@ -16,7 +16,7 @@ pub(crate) struct Comparer<'g> {
     pub(crate) kernels: &'g Kernels,
     pub(crate) stream: &'g Stream,
     /// Memory that processors see, too; its first 64 bytes are for the GPU's report.
-    pub(crate) told: &'g Memory,
+    pub(crate) results: &'g Memory,
 }
 
 impl Comparer<'_> {
@@ -29,14 +29,14 @@ impl Comparer<'_> {
     ) -> Result<Option<Wrong>, Broken> {
         let found = self.differences(memory, &bytes, seed)?;
         if found.is_none() {
-            self.would_tell(memory, bytes, seed)?;
+            self.check_reports(memory, bytes, seed)?;
         }
         Ok(found)
     }
 
     /// Differences that the GPU reports: none if there is none, and none if it cannot report.
     fn differences(self, memory: &Memory, bytes: &Range<u64>, seed: u64) -> Result<Option<Wrong>, Broken> {
-        let (part, words) = (self.told.part(0, 64)?, self.told.words()?);
+        let (part, words) = (self.results.part(0, 64)?, self.results.words()?);
         (0..8).for_each(|word| words.write(word, 0));
         let shape = Shape::whole(self.context);
         let compared = memory.part(bytes.start, bytes.end - bytes.start)?;
@@ -48,21 +48,21 @@ impl Comparer<'_> {
 
     /// Shows that the GPU, which found no difference, would report one: the last word, with the pattern of `seed`, is
     /// compared with another one; exactly that difference must be reported, with what the word holds.
-    pub(crate) fn would_tell(self, memory: &Memory, bytes: Range<u64>, seed: u64) -> Result<(), Broken> {
+    pub(crate) fn check_reports(self, memory: &Memory, bytes: Range<u64>, seed: u64) -> Result<(), Broken> {
         let Some(last) = ((bytes.end - bytes.start) / 8).checked_sub(1) else { return Ok(()) };
         let right = egm_vendor::cuda::pattern(seed, last);
         let other = seed.wrapping_add(last) ^ CONTROL;
         let word = bytes.start + last * 8;
-        let told = self.differences(memory, &(word..word + 8), other)?;
-        if told == Some(Wrong { count: 1, index: 0, value: right }) {
+        let reported = self.differences(memory, &(word..word + 8), other)?;
+        if reported == Some(Wrong { count: 1, index: 0, value: right }) {
             return Ok(());
         }
-        let told = told.map_or_else(
+        let reported = reported.map_or_else(
             || "found none".to_owned(),
             |Wrong { count, value, .. }| format!("found {count}, the first with {value:#x}"),
         );
         Err(Broken::Other(format!(
-            "comparisons by GPU {} cannot be trusted: it should have found one difference that was made on purpose, with {right:#x}, and {told}",
+            "comparisons by GPU {} cannot be trusted: it should have found one difference that was made on purpose, with {right:#x}, and {reported}",
             self.context.device().ordinal
         )))
     }

@@ -170,12 +170,17 @@ impl Gpu {
     }
 
     /// Shows, after the GPU found no difference, that it would have reported one.
-    pub(crate) fn would_tell(&self, memory: &Memory, bytes: Range<u64>, seed: u64) -> Result<(), Broken> {
-        self.comparer().would_tell(memory, bytes, seed)
+    pub(crate) fn check_reports(&self, memory: &Memory, bytes: Range<u64>, seed: u64) -> Result<(), Broken> {
+        self.comparer().check_reports(memory, bytes, seed)
     }
 
     fn comparer(&self) -> Comparer<'_> {
-        Comparer { context: &self.context, kernels: &self.kernels, stream: &self.stream, told: &self.results }
+        Comparer {
+            context: &self.context,
+            kernels: &self.kernels,
+            stream: &self.stream,
+            results: &self.results,
+        }
     }
 }
 

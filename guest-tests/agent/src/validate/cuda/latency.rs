@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_chain_is_met_for_the_first_time_in_every_round() {
+    fn a_long_chain_is_new_to_the_caches_in_every_round() {
         let largest = chains(u64::MAX).into_iter().max().unwrap();
         assert!(Chain::new(largest, 7).next.len() as u64 >= STEPS * (ROUNDS as u64 + 1));
     }

@@ -18,7 +18,6 @@ pub(crate) const ROUND_OF_GPUS: u64 = 2 << 30;
 const WARM: f64 = 5e-3;
 /// Most repetitions of a round.
 const REPEATS: u64 = 64;
-/// The smallest size.
 const SMALLEST: u64 = 4096;
 
 /// Between two points of a stream, with a second stream in between where there is one.

@@ -18,7 +18,7 @@ const FLAG: u64 = MESSAGE_WORDS - 1;
 /// Threads of the GPU that receive: few, so that both sides are at work at once. One sends, which a processor keeps up with.
 const SHAPE: Shape = Shape { blocks: 1, threads: 32 };
 /// Time in which a kernel has to start; a kernel looks for a message so often, which takes a GPU minutes behind PCI.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const LOOKS: u64 = 1 << 28;
 
 /// Attempts to have both sides at work at once, each way. One is enough where both have a processor to themselves.
@@ -39,7 +39,7 @@ pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken
         if until_at_once(claim, other, |claim, seed| to_gpu(gpu, &memory, seed, claim))?.is_none() {
             return Ok(Seen::Not(format!(
                 "{kind}: whole, but a kernel did not begin to wait for messages within {} s in each of {ATTEMPTS} attempts",
-                PATIENCE.as_secs()
+                TIMEOUT.as_secs()
             )));
         }
         claim.seen(format!(
@@ -153,7 +153,7 @@ fn to_gpu(gpu: &Gpu, memory: &Memory, seed: u64, claim: &mut Claim) -> Result<Op
         let ended = &ended;
         let sender = scope.spawn(move || {
             let begun = Instant::now();
-            while start.acquire(0) == 0 && !ended.load(Ordering::Acquire) && begun.elapsed() < PATIENCE {
+            while start.acquire(0) == 0 && !ended.load(Ordering::Acquire) && begun.elapsed() < TIMEOUT {
                 std::hint::spin_loop();
             }
             let in_time = start.acquire(0) != 0;

@@ -6,7 +6,7 @@ use egm_vendor::cuda::{Attribute, Kind, Memory};
 use super::each::on_family;
 use super::gpu::{Family, Gpu};
 use super::measure::Clock;
-use super::transfer::{Transfer, Way};
+use super::transfer::{Transfer, TransferKind};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::validate::Setting;
@@ -36,7 +36,7 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
             pair: [Memory::new(&gpu.context, kind, bytes)?, Memory::new(&gpu.context, Kind::Pinned, bytes)?],
         };
         let mut figures = Vec::new();
-        for way in Way::ALL {
+        for way in TransferKind::ALL {
             let figure = buffers.ratio(way, setting.seed, claim)?;
             // Another node may be farther away; that is no fault of the memory.
             let counts = near.is_none_or(|near| kind == Kind::HostNuma(near));
@@ -65,7 +65,7 @@ struct Buffers<'g> {
 
 impl Buffers<'_> {
     /// The ratios of the turns: bandwidth of HOST_NUMA memory by that of pinned memory.
-    fn ratio(&self, way: Way, seed: u64, claim: &mut Claim) -> Result<Figure, Broken> {
+    fn ratio(&self, way: TransferKind, seed: u64, claim: &mut Claim) -> Result<Figure, Broken> {
         let clock = Clock::new(&self.gpu.context, None)?;
         let mut ratios = Vec::new();
         for turn in 0..=TURNS {

@@ -11,7 +11,7 @@ use egm_vendor::cuda::{Attribute, Kind, Memory};
 use super::each::devices;
 use super::gpu::Gpu;
 use super::measure::ROUNDS;
-use super::transfer::{Transfer, Way};
+use super::transfer::{Transfer, TransferKind};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::validate::Setting;
@@ -49,7 +49,7 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
     let bytes = (setting.most.min(MOST) & !0xfff).max(4096);
     let lanes = gpus.into_iter().map(|gpu| Lane::new(gpu, bytes)).collect::<Result<Vec<_>, _>>()?;
     let (mut claim, mut figures) = (Claim::default(), Vec::new());
-    for (number, way) in (0..).zip(Way::ALL) {
+    for (number, way) in (0..).zip(TransferKind::ALL) {
         let seed = setting.seed.wrapping_add(number << 32);
         figures.extend(rounds(&lanes, way, seed, &mut claim)?);
     }
@@ -57,7 +57,7 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
 }
 
 /// Rates of each GPU alone, of all at once, and what that is of the sum.
-fn rounds(lanes: &[Lane], way: Way, seed: u64, claim: &mut Claim) -> Result<Vec<Figure>, Broken> {
+fn rounds(lanes: &[Lane], way: TransferKind, seed: u64, claim: &mut Claim) -> Result<Vec<Figure>, Broken> {
     let mut alone = vec![Vec::new(); lanes.len()];
     let (mut together, mut parts) = (Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
@@ -89,7 +89,7 @@ fn rounds(lanes: &[Lane], way: Way, seed: u64, claim: &mut Claim) -> Result<Vec<
 }
 
 /// The rate of `lanes` at work at the same time, in GB/s, and that what they moved is right.
-fn rate(lanes: &[Lane], way: Way, seed: u64, claim: &mut Claim) -> Result<f64, Broken> {
+fn rate(lanes: &[Lane], way: TransferKind, seed: u64, claim: &mut Claim) -> Result<f64, Broken> {
     lanes.iter().try_for_each(|lane| lane.transfer().prepare(way, seed))?;
     let begun = Instant::now();
     let mut moved = 0;

@@ -10,14 +10,14 @@ use crate::finding::Claim;
 
 /// Direction and engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum TransferKind {
     CopyToGpu,
     CopyFromGpu,
     Read,
     Write,
 }
 
-impl Way {
+impl TransferKind {
     pub(super) const ALL: [Self; 4] = [Self::CopyToGpu, Self::CopyFromGpu, Self::Read, Self::Write];
 
     const fn to_host(self) -> bool {
@@ -25,7 +25,7 @@ impl Way {
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for TransferKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::CopyToGpu => "copy engine to GPU",
@@ -49,28 +49,34 @@ pub(super) struct Transfer<'m> {
 
 impl Transfer<'_> {
     /// Writes the pattern of `seed` to the source and another one to the target.
-    pub(super) fn prepare(&self, way: Way, seed: u64) -> Result<(), Broken> {
+    pub(super) fn prepare(&self, way: TransferKind, seed: u64) -> Result<(), Broken> {
         let (host, device) = if way.to_host() { (!seed, seed) } else { (seed, !seed) };
         self.gpu.fill(self.host, self.bytes, host)?;
         self.gpu.fill(self.device, self.bytes, device)
     }
 
     /// Launches one transfer.
-    pub(super) fn launch(&self, way: Way, seed: u64) -> Result<(), Broken> {
+    pub(super) fn launch(&self, way: TransferKind, seed: u64) -> Result<(), Broken> {
         let (stream, kernels, shape) = (&self.gpu.stream, &self.gpu.kernels, Shape::whole(&self.gpu.context));
         let (host, device) = (self.host.part(0, self.bytes)?, self.device.part(0, self.bytes)?);
         match way {
-            Way::CopyToGpu => stream.copy(device, host)?,
-            Way::CopyFromGpu => stream.copy(host, device)?,
-            Way::Read => kernels.read(stream, host, self.sums.whole())?,
-            Way::Write => kernels.write(stream, shape, host, seed)?,
+            TransferKind::CopyToGpu => stream.copy(device, host)?,
+            TransferKind::CopyFromGpu => stream.copy(host, device)?,
+            TransferKind::Read => kernels.read(stream, host, self.sums.whole())?,
+            TransferKind::Write => kernels.write(stream, shape, host, seed)?,
         }
         Ok(())
     }
 
     /// Compares what the last transfer wrote, or the sum of what it read, with the pattern; `at` names it in the claim.
-    pub(super) fn verify(&self, way: Way, seed: u64, at: &str, claim: &mut Claim) -> Result<(), Broken> {
-        if way == Way::Read {
+    pub(super) fn verify(
+        &self,
+        way: TransferKind,
+        seed: u64,
+        at: &str,
+        claim: &mut Claim,
+    ) -> Result<(), Broken> {
+        if way == TransferKind::Read {
             let (read, right) = (self.gpu.total(self.sums)?, sum(seed, self.bytes / 8));
             claim
                 .holds(read == right, || format!("{at}: words whose sum is {read:#x} instead of {right:#x}"));

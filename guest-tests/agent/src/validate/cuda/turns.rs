@@ -82,35 +82,35 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let giver = thread::spawn(move || {
             let mut stream = BufReader::new(listener.accept().unwrap().0);
-            let mut heard = Vec::new();
+            let mut received = Vec::new();
             for answer in answers {
                 let mut line = String::new();
                 stream.read_line(&mut line).unwrap();
-                heard.push(line);
+                received.push(line);
                 stream.get_mut().write_all(answer.as_bytes()).unwrap();
             }
-            heard
+            received
         });
         ask(&Turns::new(&setting(&[format!("turns={}", path.display())]), "GPU 0, ".into()).unwrap());
         giver.join().unwrap()
     }
 
     #[test]
-    fn without_a_giver_nobody_waits() {
+    fn without_a_giver_there_is_no_wait() {
         assert!(!Turns::new(&setting(&[]), String::new()).unwrap().wait("read", 4096).unwrap());
     }
 
     #[test]
     fn each_round_is_asked_for_by_the_figures_name() {
-        let heard = given(vec!["\n", "-\n"], |turns| {
+        let received = given(vec!["\n", "-\n"], |turns| {
             assert!(turns.wait("read", 4096).unwrap() && !turns.wait("write", 8192).unwrap());
         });
-        assert_eq!(heard, ["GPU 0, read\t4096\n", "GPU 0, write\t8192\n"]);
-        let heard = given(vec!["\n", ""], |turns| {
+        assert_eq!(received, ["GPU 0, read\t4096\n", "GPU 0, write\t8192\n"]);
+        let received = given(vec!["\n", ""], |turns| {
             turns.wait("read", 4096).unwrap();
             turns.took(0.25).unwrap();
         });
-        assert_eq!(heard, ["GPU 0, read\t4096\n", "took\t0.25\n"]);
+        assert_eq!(received, ["GPU 0, read\t4096\n", "took\t0.25\n"]);
     }
 
     #[test]

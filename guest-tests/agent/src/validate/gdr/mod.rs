@@ -1,8 +1,8 @@
 //! The processor reaches GPU memory through its BAR: by a dma-buf that the driver lets be mapped, or by GDRCopy.
 //! GDRCopy's own test programs, where they are installed, are a second opinion.
 
+mod access;
 mod programs;
-mod way;
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use crate::finding::{Claim, Finding};
 use crate::pattern::Random;
 use crate::validate::cuda::each::on_each_gpu;
 use crate::validate::cuda::gpu::{Gpu, note};
-use way::{DMA_BUF, GDRAPI, Way, bytes_of, fill};
+use access::{AccessMethod, DMA_BUF, GDRAPI, bytes_of, fill};
 
 pub(super) static ALL: &[Validation] = &[
     Validation {
@@ -59,7 +59,7 @@ const SMALL: [usize; 7] = [1, 4, 8, 64, 256, 1024, 4096];
 fn with(
     gpu: &Gpu,
     setting: &Setting,
-    way: Way,
+    way: AccessMethod,
     most: u64,
     what: impl FnOnce(&Memory, &dyn Window) -> Result<Finding, Broken>,
 ) -> Result<Finding, Broken> {
@@ -72,7 +72,7 @@ fn with(
 }
 
 /// `gdr.dmabuf` and `gdr.gdrapi`.
-fn bytes(setting: &Setting, way: Way) -> Result<Finding, Broken> {
+fn bytes(setting: &Setting, way: AccessMethod) -> Result<Finding, Broken> {
     on_each_gpu(|gpu| {
         with(gpu, setting, way, MOST, |memory, window| {
             let mut claim = Claim::default();

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::process::{Command, Stdio};
 
 use egm_guest::findings::Figure;
-use egm_vendor::gdr::gdrcopy::{self, Sanity, Way};
+use egm_vendor::gdr::gdrcopy::{self, CopyDirection, Sanity};
 
 use crate::answer::{LAST_WORDS, first, in_background, last, quoted};
 use crate::error::Broken;
@@ -112,8 +112,8 @@ fn judge_figures(
 
 fn as_ours(program: &str, unit: &str, figure: &gdrcopy::Figure) -> Figure {
     let way = match figure.way {
-        Way::Write => "write",
-        Way::Read => "read",
+        CopyDirection::Write => "write",
+        CopyDirection::Read => "read",
     };
     Figure::of(format!("{way} by {program}"), Some(figure.bytes), unit, &mut [figure.value])
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use egm_guest::findings::Figure;
 
-use super::place::{self, Place};
+use super::place::{self, NodeMemory};
 use super::sizes;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
@@ -37,7 +37,7 @@ pub(super) fn run(setting: &Setting) -> Result<Finding, Broken> {
 }
 
 /// The figures of one place.
-fn of(claim: &mut Claim, place: &Place, seed: u64, rounds: u32) -> Result<Vec<Figure>, Broken> {
+fn of(claim: &mut Claim, place: &NodeMemory, seed: u64, rounds: u32) -> Result<Vec<Figure>, Broken> {
     let mut figures = Vec::new();
     let (mut source, mut target) = (place.memory(place.size)?, place.memory(place.size)?);
     pattern::fill(source.bytes_mut(), seed, 0, 0);
@@ -68,7 +68,7 @@ pub(super) type Speeds = Vec<(&'static str, Vec<f64>)>;
 /// Measures with one thread; `from` holds the pattern `seed`.
 pub(super) fn measure(
     claim: &mut Claim,
-    place: &Place,
+    place: &NodeMemory,
     from: &[u8],
     to: &mut [u8],
     seed: u64,
@@ -93,25 +93,32 @@ pub(super) fn measure(
     vec![("read", read), ("write", write), ("copy", copy)]
 }
 
-fn wrong_fill(claim: &mut Claim, place: &Place, bytes: &[u8], value: u8) {
+fn wrong_fill(claim: &mut Claim, place: &NodeMemory, bytes: &[u8], value: u8) {
     if let Some(at) = bytes.iter().position(|byte| *byte != value) {
         claim.untrue(format!("{}: byte {at:#x} of {:#x} was not written", place.name(), bytes.len()));
     }
 }
 
-fn wrong_copy(claim: &mut Claim, place: &Place, bytes: &[u8], seed: u64) {
+fn wrong_copy(claim: &mut Claim, place: &NodeMemory, bytes: &[u8], seed: u64) {
     if let Some(at) = pattern::difference(bytes, seed, 0, 0) {
         claim.untrue(format!("{}: byte {at:#x} of {:#x} was not copied", place.name(), bytes.len()));
     }
 }
 
 /// One thread for each of the nearest processors.
-fn threads(place: &Place) -> usize {
+fn threads(place: &NodeMemory) -> usize {
     place.cpus.len().clamp(1, MOST_THREADS)
 }
 
 /// Measures with a thread for each of the nearest processors, each on its part, all at once.
-fn together(claim: &mut Claim, place: &Place, from: &[u8], to: &mut [u8], seed: u64, rounds: u32) -> Speeds {
+fn together(
+    claim: &mut Claim,
+    place: &NodeMemory,
+    from: &[u8],
+    to: &mut [u8],
+    seed: u64,
+    rounds: u32,
+) -> Speeds {
     let threads = threads(place);
     let part = from.len().div_ceil(threads).next_multiple_of(8);
     let (mut read, mut write, mut copy) = (Vec::new(), Vec::new(), Vec::new());
@@ -190,8 +197,8 @@ mod tests {
 
     use super::*;
 
-    fn place() -> Place {
-        Place { node: Some(1), size: 4096, cpus: "0-2".parse().unwrap(), has_cpus: true }
+    fn place() -> NodeMemory {
+        NodeMemory { node: Some(1), size: 4096, cpus: "0-2".parse().unwrap(), has_cpus: true }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use egm_guest::findings::{Figure, Outcome};
 
-use super::place::{self, Place};
+use super::place::{self, NodeMemory};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::pattern::{difference, fill};
@@ -110,7 +110,7 @@ pub(super) fn hugetlb(setting: &Setting) -> Result<Finding, Broken> {
 }
 
 /// Sizes of huge pages, powers of two, and how many are free on a node.
-fn pools<'a>(tree: &Tree, place: &'a Place) -> Vec<(&'a Place, u64, u64)> {
+fn pools<'a>(tree: &Tree, place: &'a NodeMemory) -> Vec<(&'a NodeMemory, u64, u64)> {
     let Some(node) = place.node else { return Vec::new() };
     let folder = tree::node(node, "hugepages");
     let pool = |name: String| {
@@ -159,7 +159,7 @@ mod tests {
              == /sys/devices/system/node/node1/hugepages/hugepages-1048576kB/free_hugepages\n0\n\
              == /sys/devices/system/node/node1/hugepages/strange/free_hugepages\n9\n",
         );
-        let place = Place { node: Some(1), size: 4096, cpus: "0".parse().unwrap(), has_cpus: true };
+        let place = NodeMemory { node: Some(1), size: 4096, cpus: "0".parse().unwrap(), has_cpus: true };
         let found: Vec<(u64, u64)> =
             pools(&tree, &place).into_iter().map(|(_, page, free)| (page, free)).collect();
         assert_eq!(found, [(1 << 30, 0), (2 << 20, 3)]);

@@ -16,7 +16,7 @@ const LEAST: u64 = 64 << 10;
 
 /// A node to try.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct NodeMemory {
     /// Its number; `None` where the kernel has no nodes.
     pub(super) node: Option<u32>,
     /// Bytes that may be taken there, a multiple of a page: what `--size` asks for, a quarter of what is free at most.
@@ -27,7 +27,7 @@ pub(super) struct Place {
     pub(super) has_cpus: bool,
 }
 
-impl Place {
+impl NodeMemory {
     /// Its name in figures.
     pub(super) fn name(&self) -> String {
         self.node.map_or_else(|| "all memory".to_owned(), |node| format!("node {node}"))
@@ -57,12 +57,12 @@ impl Place {
 }
 
 /// Nodes with memory, or those of the argument `memory.nodes` (`0,2`); and what is left out, with the reason.
-pub(super) fn places(tree: &Tree, setting: &Setting) -> Result<(Vec<Place>, Vec<String>), Broken> {
+pub(super) fn places(tree: &Tree, setting: &Setting) -> Result<(Vec<NodeMemory>, Vec<String>), Broken> {
     let asked = setting.args.get::<CpuSet>("memory.nodes", CpuSet::default())?;
     let Some(nodes) = tree.list(&format!("{NODES}/has_memory")) else {
         let free = crate::machine::meminfo(tree, "MemAvailable").unwrap_or(0);
         let cpus = tree.list("/sys/devices/system/cpu/online").unwrap_or_default();
-        let place = Place { node: None, size: share(free, setting.most), cpus, has_cpus: true };
+        let place = NodeMemory { node: None, size: share(free, setting.most), cpus, has_cpus: true };
         return Ok((vec![place], vec!["the kernel has no NUMA nodes".to_owned()]));
     };
     let (mut places, mut left_out) = (Vec::new(), Vec::new());
@@ -73,7 +73,7 @@ pub(super) fn places(tree: &Tree, setting: &Setting) -> Result<(Vec<Place>, Vec<
             continue;
         }
         let (cpus, has_cpus) = nearest(tree, node, &nodes);
-        places.push(Place { node: Some(node), size: share(free, setting.most), cpus, has_cpus });
+        places.push(NodeMemory { node: Some(node), size: share(free, setting.most), cpus, has_cpus });
     }
     for node in asked.iter().filter(|node| !nodes.contains(*node)) {
         left_out.push(format!("node {node} has no memory"));
@@ -97,7 +97,7 @@ pub(super) fn rounds(setting: &Setting) -> Result<u32, Broken> {
 /// Runs `measure` in each place, near it and so many rounds; skipped where there is no place.
 pub(super) fn in_each(
     setting: &Setting,
-    mut measure: impl FnMut(&mut Claim, &Place, u32) -> Result<Vec<Figure>, Broken>,
+    mut measure: impl FnMut(&mut Claim, &NodeMemory, u32) -> Result<Vec<Figure>, Broken>,
 ) -> Result<Finding, Broken> {
     let (places, left_out) = places(&Tree::live(), setting)?;
     if places.is_empty() {

@@ -3,7 +3,7 @@
 
 use egm_guest::findings::Figure;
 
-use super::place::{self, Place};
+use super::place::{self, NodeMemory};
 use super::{bandwidth, latency};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
@@ -43,8 +43,8 @@ pub(super) fn run(setting: &Setting) -> Result<Finding, Broken> {
 /// Ratios of each operation: far by near, of latency near by far, so that less is always worse.
 fn against(
     claim: &mut Claim,
-    near: &Place,
-    far: &Place,
+    near: &NodeMemory,
+    far: &NodeMemory,
     size: usize,
     seed: u64,
     rounds: u32,
@@ -60,14 +60,14 @@ fn against(
     }
     for _ in 0..rounds {
         let mut speeds =
-            |place: &Place, (source, target): &mut (crate::sys::Mapping, crate::sys::Mapping)| {
+            |place: &NodeMemory, (source, target): &mut (crate::sys::Mapping, crate::sys::Mapping)| {
                 bandwidth::measure(claim, place, source.bytes(), target.bytes_mut(), seed, 1)
             };
         let (one, other) = (speeds(near, near_buffers), speeds(far, far_buffers));
         for (ratio, ((_, near), (_, far))) in ratios.iter_mut().zip(one.into_iter().zip(other)) {
             ratio.extend(far.into_iter().zip(near).map(|(far, near)| far / near));
         }
-        let mut times = |place: &Place, target: &mut crate::sys::Mapping| {
+        let mut times = |place: &NodeMemory, target: &mut crate::sys::Mapping| {
             latency::times(claim, &place.name(), target.bytes_mut(), seed, 1)
         };
         let (one, other) = (times(near, &mut near_buffers.1), times(far, &mut far_buffers.1));
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn a_place_beside_itself_has_a_ratio_for_each_operation() {
         let cpus = "0".parse().unwrap();
-        let place = Place { node: None, size: 1 << 16, cpus, has_cpus: true };
+        let place = NodeMemory { node: None, size: 1 << 16, cpus, has_cpus: true };
         let mut claim = Claim::default();
         let figures = against(&mut claim, &place, &place, 1 << 16, 5, 2).unwrap();
         assert!(claim.is_true(), "{:?}", claim.finish());

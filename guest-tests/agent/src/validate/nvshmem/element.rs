@@ -81,7 +81,7 @@ pub(super) fn run(words: &[String]) -> Result<(), Broken> {
     let mut element = Element {
         kernels: Kernels::new(&context)?,
         stream: Stream::new(&context)?,
-        told: egm_vendor::cuda::Memory::new(&context, Kind::Pinned, 64)?,
+        results: egm_vendor::cuda::Memory::new(&context, Kind::Pinned, 64)?,
         context,
         pe: &pe,
         seed: words.seed,
@@ -89,8 +89,8 @@ pub(super) fn run(words: &[String]) -> Result<(), Broken> {
         found: Found::default(),
     };
     (words.work.run)(&mut element)?;
-    let Element { found, kernels, stream, told, .. } = element;
-    drop((kernels, stream, told));
+    let Element { found, kernels, stream, results, .. } = element;
+    drop((kernels, stream, results));
     pe.end()?;
     say(FOUND_LINE, serde_json::to_string(&found).unwrap_or_default());
     Ok(())
@@ -123,7 +123,7 @@ pub(super) struct Element<'p> {
     pub(super) kernels: Kernels,
     pub(super) stream: Stream,
     /// Reports of comparisons by the GPU.
-    told: egm_vendor::cuda::Memory,
+    results: egm_vendor::cuda::Memory,
     /// The validation's seed, the same for all PEs.
     pub(super) seed: u64,
     /// The largest size in bytes.
@@ -137,7 +137,6 @@ fn on_gpu<'m>(memory: &'m Memory<'_>) -> Result<&'m egm_vendor::cuda::Memory, Br
 }
 
 impl Element<'_> {
-    /// This PE's number.
     pub(super) const fn me(&self) -> i32 {
         self.pe.number()
     }
@@ -152,7 +151,6 @@ impl Element<'_> {
         (self.pe.number() + self.pe.count() - 1) % self.pe.count()
     }
 
-    /// Number of PEs.
     pub(super) fn count(&self) -> usize {
         usize::try_from(self.pe.count()).unwrap_or(1)
     }
@@ -208,8 +206,9 @@ impl Element<'_> {
 
     /// The same of any memory.
     pub(super) fn differing_of(&self, memory: &egm_vendor::cuda::Memory, seed: u64) -> Result<u64, Broken> {
-        let Self { context, kernels, stream, told, .. } = self;
-        let found = Comparer { context, kernels, stream, told }.compare(memory, 0..memory.bytes(), seed)?;
+        let Self { context, kernels, stream, results, .. } = self;
+        let found =
+            Comparer { context, kernels, stream, results }.compare(memory, 0..memory.bytes(), seed)?;
         Ok(found.map_or(0, |wrong| wrong.count))
     }
 }

@@ -75,7 +75,6 @@ pub(super) fn run(name: &'static str, setting: &Setting) -> Result<Finding, Brok
     Job { name, setting, library, gpus, pes }.run()
 }
 
-/// Number of GPUs.
 fn gpus() -> Result<Result<i32, Finding>, Broken> {
     Ok(devices()?.map(|devices| i32::try_from(devices.len()).unwrap_or(MOST_PES).min(MOST_PES)))
 }

@@ -138,8 +138,8 @@ mod tests {
         assert_eq!(counted("VmSwap:\t      12 kB", 4096).unwrap(), 3);
         assert_eq!(counted("VmSwap:\t      68 kB", 65536).unwrap(), 2);
         for odd in ["", "VmSwap:", "VmSwap: 5", "VmSwap: -4 kB", "VmSwap: 18446744073709551615 kB"] {
-            let told = counted(odd, 4096).unwrap_err().to_string();
-            assert!(told.contains("VmSwap"), "{odd}: {told}");
+            let message = counted(odd, 4096).unwrap_err().to_string();
+            assert!(message.contains("VmSwap"), "{odd}: {message}");
         }
     }
 

@@ -25,7 +25,7 @@ const LARGE: usize = 2 << 20;
 
 /// Way in which pages are made to move.
 #[derive(Debug, Clone, Copy)]
-enum Way {
+enum MoveMethod {
     /// Between these nodes.
     Nodes(u32, u32),
     /// Into large pages and out of them: the one way on a machine with one node.
@@ -47,8 +47,8 @@ pub(super) fn run(site: &Site<'_>, setting: &Setting, what: What) -> Result<Find
     }
     let nodes = kinds::with_memory()?;
     let way = match nodes.as_slice() {
-        [first, .., last] => Way::Nodes(*first, *last),
-        _ => Way::Sizes,
+        [first, .., last] => MoveMethod::Nodes(*first, *last),
+        _ => MoveMethod::Sizes,
     };
     let size = usize::try_from(setting.most).unwrap_or(1 << 26).clamp(LARGE, 1 << 26);
     let found = loopback::with(site, setting.seed, |wire| with_pair(wire, setting, size, way, what))?;
@@ -59,7 +59,7 @@ fn with_pair(
     wire: &Loopback<'_>,
     setting: &Setting,
     size: usize,
-    way: Way,
+    way: MoveMethod,
     what: What,
 ) -> Result<Finding, Broken> {
     let mut kinds = kinds::ordinary();
@@ -115,16 +115,16 @@ fn with_pair(
 }
 
 /// Moves the pages to and fro until `stop` is set, and counts the moves that took place.
-fn keep_moving(way: Way, start: u64, size: usize, stop: &AtomicBool, moved: &AtomicUsize) {
+fn keep_moving(way: MoveMethod, start: u64, size: usize, stop: &AtomicBool, moved: &AtomicUsize) {
     let mut to_last = true;
     while !stop.load(Ordering::Relaxed) {
         let done = match way {
-            Way::Nodes(first, last) => {
+            MoveMethod::Nodes(first, last) => {
                 let node = if to_last { last } else { first };
                 pages::move_to(start, size, node).is_ok()
                     && pages::node_of(start).ok() == i32::try_from(node).ok()
             }
-            Way::Sizes => pages::renewed(start, size),
+            MoveMethod::Sizes => pages::renewed(start, size),
         };
         to_last = !to_last;
         moved.fetch_add(usize::from(done), Ordering::Relaxed);

@@ -61,7 +61,7 @@ fn loses_its_place(wire: &Loopback<'_>, seed: u64) -> Result<bool, Broken> {
     data::put(&mut near, 0, LITTLE, sent);
     data::put(&mut far, 0, page, poison);
     wire.requester.post(1, near.sge(0, LITTLE)?, Work::Write(far.remote(INSIDE, LITTLE)?))?;
-    wire.completions.wait(1, wire.site.patience)?;
+    wire.completions.wait(1, wire.site.timeout)?;
     let is_there = |at| data::difference(&far, at, LITTLE, sent).is_none();
     Ok(is_there(0) && !is_there(INSIDE))
 }
@@ -95,7 +95,7 @@ pub(super) fn each_page<N: Memory, F: Memory>(
             let there = far.remote(at, packet)?;
             let work = if back { Work::Read(there) } else { Work::Write(there) };
             wire.requester.post(1, near.sge(at, packet)?, work)?;
-            wire.completions.wait(1, wire.site.patience)?;
+            wire.completions.wait(1, wire.site.timeout)?;
         }
         let name = if back { "read" } else { "write" };
         for at in starts() {

@@ -20,7 +20,7 @@ const ATTEMPTS: u32 = 5;
 /// Additions of each thread in a round that is measured.
 const TIMES_OF_ROUND: u64 = 1024;
 /// Time in which kernels have to start.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Result of additions by all.
 struct Sum {
@@ -148,7 +148,7 @@ fn additions(
     }
     let begun = Instant::now();
     let run = || runs.iter().all(|(_, started)| started.acquire(0) != 0);
-    while !run() && begun.elapsed() < PATIENCE {
+    while !run() && begun.elapsed() < TIMEOUT {
         std::hint::spin_loop();
     }
     // All run; and where the word has less than one GPU's part, none of them is done.

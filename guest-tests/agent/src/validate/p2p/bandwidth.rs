@@ -15,7 +15,7 @@ use crate::validate::cuda::turns::Turns;
 
 /// Direction of a transfer, seen from the first GPU, and what moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum PeerTransfer {
     CopyTo,
     CopyFrom,
     CopyBoth,
@@ -24,13 +24,13 @@ enum Way {
     KernelBoth,
 }
 
-const WAYS: [(Way, &str); 6] = [
-    (Way::CopyTo, "copy engine write"),
-    (Way::CopyFrom, "copy engine read"),
-    (Way::CopyBoth, "copy engine both ways"),
-    (Way::Read, "SM read"),
-    (Way::Write, "SM write"),
-    (Way::KernelBoth, "SM write both ways"),
+const WAYS: [(PeerTransfer, &str); 6] = [
+    (PeerTransfer::CopyTo, "copy engine write"),
+    (PeerTransfer::CopyFrom, "copy engine read"),
+    (PeerTransfer::CopyBoth, "copy engine both ways"),
+    (PeerTransfer::Read, "SM read"),
+    (PeerTransfer::Write, "SM write"),
+    (PeerTransfer::KernelBoth, "SM write both ways"),
 ];
 
 /// Memory of both GPUs, mapped for both.
@@ -82,8 +82,8 @@ impl Buffers<'_> {
         self.to.fill(&self.far[1], size, !self.seed)
     }
 
-    fn figure(&self, series: String, way: Way, size: u64) -> Result<Figure, Broken> {
-        let both = matches!(way, Way::CopyBoth | Way::KernelBoth);
+    fn figure(&self, series: String, way: PeerTransfer, size: u64) -> Result<Figure, Broken> {
+        let both = matches!(way, PeerTransfer::CopyBoth | PeerTransfer::KernelBoth);
         let side = both.then_some(&self.to.stream);
         let clock = Clock::new(&self.from.context, side.map(Stream::context))?;
         let times = repeats(size, ROUND_OF_GPUS);
@@ -95,24 +95,24 @@ impl Buffers<'_> {
     }
 
     /// Has the GPUs do it once.
-    fn once(&self, way: Way, size: u64) -> Result<(), Broken> {
+    fn once(&self, way: PeerTransfer, size: u64) -> Result<(), Broken> {
         let [near, near_target] = [self.near[0].part(0, size)?, self.near[1].part(0, size)?];
         let [far, far_target] = [self.far[0].part(0, size)?, self.far[1].part(0, size)?];
         let write = |gpu: &Gpu, to: Part<'_>| {
             gpu.kernels.write(&gpu.stream, Shape::whole(&gpu.context), to, self.seed)
         };
         match way {
-            Way::CopyTo => self.from.stream.copy(far_target, near)?,
-            Way::CopyFrom => self.from.stream.copy(near_target, far)?,
-            Way::CopyBoth => {
+            PeerTransfer::CopyTo => self.from.stream.copy(far_target, near)?,
+            PeerTransfer::CopyFrom => self.from.stream.copy(near_target, far)?,
+            PeerTransfer::CopyBoth => {
                 self.from.stream.copy(far_target, near)?;
                 self.to.stream.copy(near_target, far)?;
             }
-            Way::Read => {
+            PeerTransfer::Read => {
                 self.from.kernels.read(&self.from.stream, far, self.sums.whole())?;
             }
-            Way::Write => write(self.from, far_target)?,
-            Way::KernelBoth => {
+            PeerTransfer::Write => write(self.from, far_target)?,
+            PeerTransfer::KernelBoth => {
                 write(self.from, far_target)?;
                 write(self.to, near_target)?;
             }
@@ -121,15 +121,18 @@ impl Buffers<'_> {
     }
 
     /// Checks the bytes that were written, by the GPU that has the memory.
-    fn verify(&self, way: Way, size: u64, name: &str, claim: &mut Claim) -> Result<(), Broken> {
+    fn verify(&self, way: PeerTransfer, size: u64, name: &str, claim: &mut Claim) -> Result<(), Broken> {
         let at = |place: &str| format!("{}, {name}, {size:#x} bytes, {place}", pair(self.from, self.to));
-        if matches!(way, Way::CopyTo | Way::CopyBoth | Way::Write | Way::KernelBoth) {
+        if matches!(
+            way,
+            PeerTransfer::CopyTo | PeerTransfer::CopyBoth | PeerTransfer::Write | PeerTransfer::KernelBoth
+        ) {
             note(claim, &at("there"), self.to.compare(&self.far[1], size, self.seed)?, self.seed);
         }
-        if matches!(way, Way::CopyFrom | Way::CopyBoth | Way::KernelBoth) {
+        if matches!(way, PeerTransfer::CopyFrom | PeerTransfer::CopyBoth | PeerTransfer::KernelBoth) {
             note(claim, &at("here"), self.from.compare(&self.near[1], size, self.seed)?, self.seed);
         }
-        if way == Way::Read {
+        if way == PeerTransfer::Read {
             let read = self.from.total(&self.sums)?;
             let right = sum(self.seed, size / 8);
             claim.holds(read == right, || {

@@ -66,13 +66,13 @@ fn additions(
     let mut under_way = 0usize;
     for index in 1..=total {
         if under_way == at_once {
-            under_way = under_way.saturating_sub(wire.completions.wait(1, wire.site.patience)?.len());
+            under_way = under_way.saturating_sub(wire.completions.wait(1, wire.site.timeout)?.len());
         }
         let end = if index % 2 == 0 { &wire.requester } else { &wire.responder };
         end.post(index as u64, region.sge(8 * index, 8)?, Work::FetchAdd(there, step))?;
         under_way += 1;
     }
-    wire.completions.wait(under_way, wire.site.patience)?;
+    wire.completions.wait(under_way, wire.site.timeout)?;
     let sum = start.wrapping_add(step.wrapping_mul(total as u64));
     if word(region, 0) != sum {
         let lost = sum.wrapping_sub(word(region, 0)).wrapping_mul(inverse(step));
@@ -107,7 +107,7 @@ fn comparisons(
     for (compared, after, before) in [(other, is, is), (is, becomes, is), (is, becomes, becomes)] {
         region.store(8, &(!before).to_ne_bytes());
         wire.requester.post(1, region.sge(8, 8)?, Work::CompareSwap(there, compared, becomes))?;
-        wire.completions.wait(1, wire.site.patience)?;
+        wire.completions.wait(1, wire.site.timeout)?;
         claim.equal("the answer of a compare-and-swap", &word(region, 1), &before);
         claim.equal("the word after a compare-and-swap", &word(region, 0), &after);
     }

@@ -96,13 +96,13 @@ pub(in crate::validate) fn transfer<'m>(
     let mut under_way = 0usize;
     for (id, at) in (0..size).step_by(largest).enumerate() {
         if under_way == depth {
-            under_way = under_way.saturating_sub(wire.completions.wait(1, wire.site.patience)?.len());
+            under_way = under_way.saturating_sub(wire.completions.wait(1, wire.site.timeout)?.len());
         }
         let (piece, work) = local(at, largest.min(size - at))?;
         wire.requester.post(id as u64, piece, work)?;
         under_way += 1;
     }
-    wire.completions.wait(under_way, wire.site.patience).map(drop)
+    wire.completions.wait(under_way, wire.site.timeout).map(drop)
 }
 
 /// Registers memory of each kind twice and moves data from one to the other and back.
@@ -170,7 +170,7 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
     name: &str,
 ) -> Result<(), VerbsError> {
     let mut random = Random::new(seed);
-    let mut told = |what: &str, wrong: Option<usize>| {
+    let mut report = |what: &str, wrong: Option<usize>| {
         if let Some(at) = wrong {
             claim.untrue(format!("{name}: byte {at:#x} of a {what} of {size:#x} bytes is wrong"));
         }
@@ -182,9 +182,9 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
     transfer(wire, size, |at, length| {
         Ok((near.sge(GUARD + at, length)?, Work::Write(there.plus(at as u64))))
     })?;
-    told("write", difference(far, GUARD, size, sent));
-    told("write's surroundings before", difference(far, 0, GUARD, poison));
-    told(
+    report("write", difference(far, GUARD, size, sent));
+    report("write's surroundings before", difference(far, 0, GUARD, poison));
+    report(
         "write's surroundings behind",
         changed(far, 0, GUARD + size..size + 2 * GUARD, poison).then_some(size),
     );
@@ -195,9 +195,9 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
     transfer(wire, size, |at, length| {
         Ok((near.sge(GUARD + at, length)?, Work::Read(there.plus(at as u64))))
     })?;
-    told("read", difference(near, GUARD, size, sent));
-    told("read's surroundings before", difference(near, 0, GUARD, poison));
-    told(
+    report("read", difference(near, GUARD, size, sent));
+    report("read's surroundings before", difference(near, 0, GUARD, poison));
+    report(
         "read's surroundings behind",
         changed(near, 0, GUARD + size..size + 2 * GUARD, poison).then_some(size),
     );
@@ -208,8 +208,8 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
     put(far, GUARD, size, poison);
     wire.responder.post_receive(1, far.sge(GUARD, size)?)?;
     wire.requester.post(2, near.sge(GUARD, size)?, Work::Send)?;
-    let done = wire.completions.wait(2, wire.site.patience)?;
-    told("send", difference(far, GUARD, size, sent));
+    let done = wire.completions.wait(2, wire.site.timeout)?;
+    report("send", difference(far, GUARD, size, sent));
     let arrived = done.iter().find(|completion| completion.id == 1).map(|completion| completion.bytes);
     if arrived != u32::try_from(size).ok() {
         claim.untrue(format!("{name}: a send of {size:#x} bytes reports that {arrived:?} arrived"));
@@ -233,7 +233,7 @@ fn pieces(
         put(far, 0, to + size + 8, poison);
         let there: Remote = far.remote(to, size)?;
         wire.requester.post(1, near.sge(from, size)?, Work::Write(there))?;
-        wire.completions.wait(1, wire.site.patience)?;
+        wire.completions.wait(1, wire.site.timeout)?;
         if let Some(at) = difference(far, to, size, sent) {
             claim.untrue(format!(
                 "{name}: byte {at:#x} of a write of {size:#x} bytes from {from:#x} to {to:#x} is wrong"

@@ -12,7 +12,6 @@ use crate::{machine, sysfs};
 pub(in crate::validate) struct Kind {
     /// `node 2`, `huge pages of 2048 kB of node 0`.
     pub(in crate::validate) name: String,
-    /// Makes some.
     make: Box<dyn Fn(usize) -> io::Result<Mapping>>,
     /// Sizes are multiples of it.
     page: usize,

@@ -21,7 +21,6 @@ pub(in crate::validate) struct Loopback<'l> {
     pub(in crate::validate) completions: &'l CompletionQueue<'l>,
     /// This end makes requests.
     pub(in crate::validate) requester: Connected<'l>,
-    /// This end receives.
     pub(in crate::validate) responder: Connected<'l>,
 }
 

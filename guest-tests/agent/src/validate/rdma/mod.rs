@@ -2,7 +2,8 @@
 //!
 //! Arguments: `rdma.device` (default the first with a port that is up), `rdma.gid` (index; default the one that reaches
 //! farthest), `rdma.rxe=ADDRESS/PREFIX` (make a device of the first network card, by `rdma_rxe`), `rdma.rounds`,
-//! `rdma.requests` (of `ib_write_bw`), `rdma.patience` (seconds), `rdma.listen` and `rdma.peer` (`ADDRESS:PORT`, for [`pair`]), `rdma.node` (of the pair's memory).
+//! `rdma.requests` (of `ib_write_bw`), `rdma.timeout` (seconds), `rdma.listen` and `rdma.peer` (`ADDRESS:PORT`, for
+//! [`pair`]), `rdma.node` (of the pair's memory).
 
 mod atomics;
 pub(super) mod data;

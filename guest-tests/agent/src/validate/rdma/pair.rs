@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use egm_guest::findings::Figure;
-use egm_vendor::verbs::{Access, Atomics, CompletionQueue, Connected, Place, Registered, Remote, Work};
+use egm_vendor::verbs::{Access, Atomics, CompletionQueue, Connected, LocalPort, Registered, Remote, Work};
 
 use super::super::Setting;
 use super::data::{difference, put};
@@ -33,8 +33,8 @@ pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken>
                 "give one machine --arg rdma.listen=ADDRESS:PORT and the other --arg rdma.peer=ADDRESS:PORT";
             return Ok(Finding::skipped(format!("there is no other machine: {how}")));
         }
-        (Some(place), _) => Talk::listen(place, site.patience)?,
-        (None, Some(place)) => Talk::connect(place, site.patience)?,
+        (Some(place), _) => Talk::listen(place, site.timeout)?,
+        (None, Some(place)) => Talk::connect(place, site.timeout)?,
     };
     let first = setting.args.text("rdma.listen").is_none();
     let size = usize::try_from(setting.most).unwrap_or(LARGEST).clamp(1 << 16, LARGEST);
@@ -50,12 +50,12 @@ pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken>
     let memory = domain.register(memory, Access::ALL)?;
     let ours = pair.endpoint(&site.place, random.next_u32());
     let hello = Hello::new(&ours, memory.remote(0, size)?, size, site.place.max_dest_rd_atomic);
-    let theirs = talk.greet(&hello)?;
+    let theirs = talk.handshake(&hello)?;
     let max_rd_atomic = site.place.max_rd_atomic.min(theirs.reads.max(1));
-    let pair = pair.connect(&Place { max_rd_atomic, ..site.place }, &ours, &theirs.endpoint())?;
+    let pair = pair.connect(&LocalPort { max_rd_atomic, ..site.place }, &ours, &theirs.endpoint())?;
     // The other side may post a request only when this one is ready to receive.
-    talk.say(&Answer::default())?;
-    talk.hear::<Answer>()?;
+    talk.send(&Answer::default())?;
+    talk.receive::<Answer>()?;
     let mut end =
         End { site, talk, completions: &completions, pair, memory, theirs, random, claim: Claim::default() };
     let figures = if first {
@@ -75,7 +75,6 @@ pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken>
     Ok(end.claim.finish().with_value(value, "GB/s").with_figures(figures))
 }
 
-/// This machine's end.
 struct End<'e> {
     site: &'e Site<'e>,
     talk: Talk,
@@ -111,7 +110,7 @@ impl End<'_> {
 
     fn one(&self, size: usize, work: Work) -> Result<(), Broken> {
         self.pair.post(0, self.memory.sge(0, size)?, work)?;
-        Ok(self.completions.wait(1, self.site.patience).map(drop)?)
+        Ok(self.completions.wait(1, self.site.timeout).map(drop)?)
     }
 
     fn write(&mut self, size: usize) -> Result<(), Broken> {
@@ -197,11 +196,11 @@ impl End<'_> {
                     self.pair.post(0, self.memory.sge(0, size)?, work(self.there()))?;
                     under_way += 1;
                 }
-                let came = self.completions.wait(1, self.site.patience)?.len();
+                let came = self.completions.wait(1, self.site.timeout)?.len();
                 under_way = under_way.saturating_sub(came);
                 done += came;
             }
-            done += self.completions.wait(under_way, self.site.patience)?.len();
+            done += self.completions.wait(under_way, self.site.timeout)?.len();
             speeds.push(done as f64 * size as f64 / begun.elapsed().as_nanos().max(1) as f64);
         }
         let wrong = if is_write {
@@ -234,9 +233,9 @@ impl End<'_> {
     /// Does what the other side asks until it gives the turn.
     fn follow(&mut self) -> Result<(), Broken> {
         loop {
-            let ask = self.talk.hear::<Ask>()?;
+            let ask = self.talk.receive::<Ask>()?;
             let answer = self.answer(ask)?;
-            self.talk.say(&answer)?;
+            self.talk.send(&answer)?;
             if ask == Ask::Turn {
                 return Ok(());
             }
@@ -255,7 +254,7 @@ impl End<'_> {
             }
             Ask::Receive { size } => self.pair.post_receive(1, self.memory.sge(0, within(size))?)?,
             Ask::Arrived { size } => {
-                let came = self.completions.wait(1, self.site.patience)?;
+                let came = self.completions.wait(1, self.site.timeout)?;
                 let bytes = came.first().map(|completion| completion.bytes);
                 if bytes != u32::try_from(size).ok() {
                     answer.wrong = Some(format!("{bytes:?} bytes arrived"));

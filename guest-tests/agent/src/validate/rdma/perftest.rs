@@ -22,7 +22,7 @@ const PROGRAM: &str = "ib_write_bw";
 /// Requests of each size unless `rdma.requests` sets another number, such as fewer for an emulator.
 const REQUESTS: u32 = 1000;
 /// Time limit of one size.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Most that it prints, in bytes.
 const MOST: u64 = 1 << 20;
 
@@ -115,7 +115,7 @@ fn one(site: &Site<'_>, size: usize, requests: u32) -> Result<Result<Opinion, St
         let mut client = start(Some("127.0.0.1")).map_err(|error| failed()(error))?;
         match ended(&mut client) {
             Ok(()) => break Ok(()),
-            Err(_) if begun.elapsed() < PATIENCE && matches!(server.try_wait(), Ok(None)) => {}
+            Err(_) if begun.elapsed() < TIMEOUT && matches!(server.try_wait(), Ok(None)) => {}
             Err(why) => break Err(format!("{PROGRAM} of {size} bytes: {why}")),
         }
     };
@@ -133,7 +133,7 @@ fn one(site: &Site<'_>, size: usize, requests: u32) -> Result<Result<Opinion, St
 
 /// Waits for the client; returns its last error line when it fails.
 fn ended(client: &mut Child) -> Result<(), String> {
-    match answer::ended(client, PATIENCE) {
+    match answer::ended(client, TIMEOUT) {
         Some(status) if status.success() => Ok(()),
         Some(status) => {
             let mut said = String::new();
@@ -146,7 +146,7 @@ fn ended(client: &mut Child) -> Result<(), String> {
         None => {
             let _ = client.kill();
             let _ = client.wait();
-            Err(format!("did not end within {} s", PATIENCE.as_secs()))
+            Err(format!("did not end within {} s", TIMEOUT.as_secs()))
         }
     }
 }
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_tells_size_and_average() {
+    fn a_report_has_size_and_average() {
         for report in REPORTS {
             assert_eq!(parse(report), Some(Opinion { size: 65_536, average: 1.998_731 }));
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use egm_vendor::verbs::{Abilities, Context, Devices, Place, Port, Verbs, best_gid};
+use egm_vendor::verbs::{Abilities, Context, Devices, LocalPort, Port, Verbs, best_gid};
 
 use super::super::Setting;
 use crate::error::Broken;
@@ -15,18 +15,15 @@ const MOST_PORTS: u8 = 16;
 /// A device that is open, and where on it connections are made.
 #[derive(Debug)]
 pub(in crate::validate) struct Site<'c> {
-    /// The kernel's name.
     pub(in crate::validate) name: String,
-    /// The device.
     pub(in crate::validate) context: &'c Context<'c>,
-    /// Its capabilities.
     pub(in crate::validate) abilities: Abilities,
     /// Its port and address.
-    pub(in crate::validate) place: Place,
+    pub(in crate::validate) place: LocalPort,
     /// Devices that are there as well, and why not each of them was taken.
     pub(in crate::validate) others: Vec<String>,
     /// Time limit of a completion.
-    pub(in crate::validate) patience: Duration,
+    pub(in crate::validate) timeout: Duration,
 }
 
 /// Opens the device that the arguments name, or the first that has a port up, and runs `check` on it; where there is none
@@ -69,14 +66,15 @@ pub(in crate::validate) fn with(
     };
     let gid = gid.ok_or(egm_vendor::verbs::VerbsError::NoGid { port: port.number })?;
     let abilities = context.abilities()?;
-    let place = Place {
+    let place = LocalPort {
         port,
         gid,
         max_dest_rd_atomic: abilities.max_dest_rd_atomic.min(16),
         max_rd_atomic: abilities.max_rd_atomic.min(16),
     };
-    let patience = Duration::from_secs(setting.args.get("rdma.patience", 60u64)?.clamp(1, 3600));
-    check(&Site { name, context: &context, abilities, place, others, patience })
+    let former = setting.args.get("rdma.patience", 60u64)?; // its former name
+    let timeout = Duration::from_secs(setting.args.get("rdma.timeout", former)?.clamp(1, 3600));
+    check(&Site { name, context: &context, abilities, place, others, timeout })
 }
 
 /// The device and its first port that is up; what is passed over goes into `others`.

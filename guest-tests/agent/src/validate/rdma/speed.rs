@@ -106,11 +106,11 @@ fn stream(
             wire.requester.post(0, near.sge(0, size)?, work)?;
             under_way += 1;
         }
-        let came = wire.completions.wait(1, wire.site.patience)?.len();
+        let came = wire.completions.wait(1, wire.site.timeout)?.len();
         under_way -= came.min(under_way);
         done += came;
     }
-    done += wire.completions.wait(under_way, wire.site.patience)?.len();
+    done += wire.completions.wait(under_way, wire.site.timeout)?.len();
     Ok(done as f64 * size as f64 / begun.elapsed().as_nanos().max(1) as f64)
 }
 
@@ -173,7 +173,7 @@ fn one_by_one(
     while times.len() < FEW || begun.elapsed() < ROUND {
         let one = Instant::now();
         wire.requester.post(0, near.sge(0, 8)?, work)?;
-        wire.completions.wait(1, wire.site.patience)?;
+        wire.completions.wait(1, wire.site.timeout)?;
         times.push(one.elapsed().as_nanos() as f64 / 1000.0);
     }
     times.sort_by(f64::total_cmp);

@@ -83,7 +83,7 @@ impl<M> Trial<'_, M> {
 
     fn one(&mut self, from: usize, size: usize, work: Work) -> Result<(), Broken> {
         self.wire.requester.post(1, self.near.sge(from, size)?, work)?;
-        Ok(self.wire.completions.wait(1, self.wire.site.patience).map(drop)?)
+        Ok(self.wire.completions.wait(1, self.wire.site.timeout).map(drop)?)
     }
 
     /// All of it, by as many requests as they take.
@@ -127,7 +127,7 @@ impl<M> Trial<'_, M> {
         store(&mut self.near, size, sent);
         self.wire.responder.post_receive(2, self.region.sge(GUARD, size)?)?;
         self.wire.requester.post(1, self.near.sge(0, size)?, Work::Send)?;
-        let done = self.wire.completions.wait(2, self.wire.site.patience)?;
+        let done = self.wire.completions.wait(2, self.wire.site.timeout)?;
         let arrived = done.iter().find(|completion| completion.id == 2).map(|completion| completion.bytes);
         self.claim.equal("the size of what was sent", &arrived, &u32::try_from(size).ok());
         self.flush()?;

@@ -87,7 +87,6 @@ pub(super) enum Ask {
 pub(super) struct Answer {
     /// The fault that was found, if any.
     pub(super) wrong: Option<String>,
-    /// The first word.
     pub(super) word: u64,
 }
 
@@ -100,13 +99,13 @@ pub(super) struct Talk {
 
 impl Talk {
     /// Waits for the other machine at `place`.
-    pub(super) fn listen(place: &str, patience: Duration) -> Result<Self, Broken> {
+    pub(super) fn listen(place: &str, limit: Duration) -> Result<Self, Broken> {
         let what = || format!("no machine connected to {place}");
         let listener =
             TcpListener::bind(place).map_err(Broken::system(format!("cannot listen at {place}")))?;
         let ready = rustix::event::PollFd::new(&listener, rustix::event::PollFlags::IN);
         let timeout = rustix::event::Timespec {
-            tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: 0,
         };
         let ready = rustix::event::poll(&mut [ready], Some(&timeout)).map_err(Broken::system(what()))?;
@@ -115,11 +114,11 @@ impl Talk {
             return Err(Broken::system(what())(late));
         }
         let (stream, _) = listener.accept().map_err(Broken::system(what()))?;
-        Self::over(stream, patience).map_err(Broken::system(what()))
+        Self::over(stream, limit).map_err(Broken::system(what()))
     }
 
     /// Connects to the other machine, which may not be there yet.
-    pub(super) fn connect(place: &str, patience: Duration) -> Result<Self, Broken> {
+    pub(super) fn connect(place: &str, limit: Duration) -> Result<Self, Broken> {
         let begun = Instant::now();
         loop {
             let connected = place.to_socket_addrs().and_then(|mut all| {
@@ -128,10 +127,10 @@ impl Talk {
             });
             match connected {
                 Ok(stream) => {
-                    return Self::over(stream, patience)
+                    return Self::over(stream, limit)
                         .map_err(Broken::system(format!("cannot talk to {place}")));
                 }
-                Err(error) if begun.elapsed() >= patience => {
+                Err(error) if begun.elapsed() >= limit => {
                     return Err(Broken::system(format!("cannot connect to {place}"))(error));
                 }
                 // Refused at once while the other one boots: not too many tries a second.
@@ -140,14 +139,14 @@ impl Talk {
         }
     }
 
-    fn over(stream: TcpStream, patience: Duration) -> io::Result<Self> {
-        stream.set_read_timeout(Some(patience))?;
-        stream.set_write_timeout(Some(patience))?;
+    fn over(stream: TcpStream, limit: Duration) -> io::Result<Self> {
+        stream.set_read_timeout(Some(limit))?;
+        stream.set_write_timeout(Some(limit))?;
         stream.set_nodelay(true)?;
         Ok(Self { lines: BufReader::new(stream), count: 0 })
     }
 
-    pub(super) fn say<T: Serialize>(&mut self, word: &T) -> Result<(), Broken> {
+    pub(super) fn send<T: Serialize>(&mut self, word: &T) -> Result<(), Broken> {
         let mut line = serde_json::to_string(word).unwrap_or_default();
         line.push('\n');
         let said = self.lines.get_mut().write_all(line.as_bytes());
@@ -155,10 +154,10 @@ impl Talk {
     }
 
     /// Receives a message, of bounded length.
-    pub(super) fn hear<T: DeserializeOwned>(&mut self) -> Result<T, Broken> {
+    pub(super) fn receive<T: DeserializeOwned>(&mut self) -> Result<T, Broken> {
         let mut line = Vec::new();
-        let heard = (&mut self.lines).take(MAX_LINE).read_until(b'\n', &mut line);
-        heard.map_err(Broken::system("the other machine sends nothing"))?;
+        let received = (&mut self.lines).take(MAX_LINE).read_until(b'\n', &mut line);
+        received.map_err(Broken::system("the other machine sends nothing"))?;
         self.count += 1;
         let word =
             serde_json::from_slice(&line).ok().filter(|_| self.count <= MAX_WORDS && line.ends_with(b"\n"));
@@ -168,19 +167,23 @@ impl Talk {
     }
 
     /// Sends our hello, and receives and checks the other one.
-    pub(super) fn greet(&mut self, ours: &Hello) -> Result<Hello, Broken> {
-        self.say(ours)?;
-        let theirs: Hello = self.hear()?;
+    pub(super) fn handshake(&mut self, ours: &Hello) -> Result<Hello, Broken> {
+        self.send(ours)?;
+        let theirs: Hello = self.receive()?;
         if theirs.what == HELLO {
             return Ok(theirs);
         }
-        Err(Broken::text("the other machine's greeting", &theirs.what, "that of this version: use one build"))
+        Err(Broken::text(
+            "the other machine's handshake",
+            &theirs.what,
+            "that of this version: use one build",
+        ))
     }
 
     /// Sends a request, and receives the answer.
     pub(super) fn ask(&mut self, ask: Ask) -> Result<Answer, Broken> {
-        self.say(&ask)?;
-        self.hear()
+        self.send(&ask)?;
+        self.receive()
     }
 }
 
@@ -190,12 +193,12 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     fn pair() -> (Talk, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (Talk::over(listener.accept().unwrap().0, PATIENCE).unwrap(), there)
+        (Talk::over(listener.accept().unwrap().0, TIMEOUT).unwrap(), there)
     }
 
     fn hello() -> Hello {
@@ -204,13 +207,13 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_hear_who_the_other_is() {
+    fn both_sides_receive_the_name_of_the_other() {
         let (mut talk, there) = pair();
         let other = thread::spawn(move || {
-            let mut talk = Talk::over(there, PATIENCE).unwrap();
-            talk.greet(&hello()).unwrap()
+            let mut talk = Talk::over(there, TIMEOUT).unwrap();
+            talk.handshake(&hello()).unwrap()
         });
-        assert_eq!(talk.greet(&hello()).unwrap().endpoint(), hello().endpoint());
+        assert_eq!(talk.handshake(&hello()).unwrap().endpoint(), hello().endpoint());
         assert_eq!(other.join().unwrap(), hello());
     }
 
@@ -219,11 +222,11 @@ mod tests {
         let long = "x".repeat(10_000);
         let other =
             serde_json::to_string(&Hello { what: "egm-guest rdma.pair 0".into(), ..hello() }).unwrap();
-        for (line, heard) in [(long.as_str(), "a word"), ("{}", "a word"), (&other, "use one build")] {
+        for (line, expected) in [(long.as_str(), "a word"), ("{}", "a word"), (&other, "use one build")] {
             let (mut talk, mut there) = pair();
             there.write_all(format!("{line}\n").as_bytes()).unwrap();
-            let error = talk.greet(&hello()).unwrap_err().to_string();
-            assert!(error.contains(heard), "{error}");
+            let error = talk.handshake(&hello()).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
         }
     }
 
@@ -231,7 +234,7 @@ mod tests {
     fn more_words_than_a_run_has_are_an_error() {
         let (mut talk, mut there) = pair();
         there.write_all("\"tell\"\n".repeat(300).as_bytes()).unwrap();
-        let heard = (0..300).take_while(|_| talk.hear::<Ask>().is_ok()).count();
-        assert_eq!(heard, 256);
+        let received = (0..300).take_while(|_| talk.receive::<Ask>().is_ok()).count();
+        assert_eq!(received, 256);
     }
 }

@@ -59,7 +59,6 @@ struct Retired {
     offset: u64,
 }
 
-/// An emulated GPU.
 struct Gpu {
     /// The slot at the root bus, of itself or of its port.
     slot: u64,
@@ -131,9 +130,7 @@ impl Profile {
 /// A property of the device tree: the node, its name, and its cells.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Property {
-    /// The node's path.
     pub(super) node: String,
-    /// The property.
     pub(super) name: &'static str,
     /// 32-bit cells, big-endian in the tree.
     pub(super) cells: Vec<u64>,

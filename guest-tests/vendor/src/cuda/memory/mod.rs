@@ -25,7 +25,6 @@ enum Owner {
     Registered(host::Registered, host::Mapping),
     EgmDevice(host::Registered, egm_memory::Memory),
     System(host::Mapping),
-    /// Another library.
     Foreign,
 }
 

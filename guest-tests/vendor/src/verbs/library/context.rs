@@ -39,10 +39,10 @@ pub struct ContextOps {
 
 /// `struct ibv_context`.
 #[repr(C)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct Context {
     /// The device that was opened.
     pub device: *mut Device,
-    /// The inline functions.
     pub ops: ContextOps,
     /// Descriptor of the character device.
     pub cmd_fd: c_int,
@@ -50,7 +50,6 @@ pub struct Context {
     pub async_fd: c_int,
     /// Interrupts of completion queues.
     pub num_comp_vectors: c_int,
-    /// The library's.
     pub mutex: libc::pthread_mutex_t,
     /// [`EXTENDED`], or an older library's.
     pub abi_compat: *mut c_void,

@@ -4,7 +4,7 @@ use super::{Masks, Register, Registers, Rule, Treatment};
 use crate::pci::capability::CapabilityId;
 use crate::pci::registers::extended as id;
 
-use Treatment::{Hidden, Passed, ReadOnly};
+use Treatment::{Hidden, PassThrough, ReadOnly};
 
 const fn plain(id: u16, name: &'static str, treatment: Treatment, reason: &'static str) -> Rule {
     Rule { id: CapabilityId::Extended(id), name, treatment, registers: Registers::At(&[]), reason }
@@ -42,7 +42,7 @@ pub(super) static EXTENDED: &[Rule] = &[
     plain(0x0a, "root complex register block", Hidden, ROOT),
     Rule {
         registers: Registers::At(VENDOR),
-        ..plain(id::VENDOR, "vendor-specific", Passed, "drivers need it")
+        ..plain(id::VENDOR, "vendor-specific", PassThrough, "drivers need it")
     },
     plain(
         0x0d,

@@ -6,7 +6,6 @@ use crate::pci::registers::{COMMAND, COMMAND_BUS_MASTER, COMMAND_INTX_DISABLE, C
 const IDS: &str = "a driver finds its device by them";
 const PCI_ONLY: &str = "without a meaning in PCI Express";
 
-/// The header's registers.
 pub(in super::super) static HEADER: &[Register] = &[
     Register::constant(0x00, 4, "vendor and device id", IDS),
     Register {

@@ -19,7 +19,7 @@ pub enum Treatment {
     /// The guest reads the device's values and writes nothing.
     ReadOnly,
     /// Reads and writes go to the device.
-    Passed,
+    PassThrough,
     /// Some registers are the device's, some are ours.
     Emulated,
     /// We add it; the device does not have it.
@@ -31,7 +31,7 @@ impl fmt::Display for Treatment {
         f.write_str(match self {
             Self::Hidden => "hidden",
             Self::ReadOnly => "read-only",
-            Self::Passed => "passed",
+            Self::PassThrough => "passed",
             Self::Emulated => "emulated",
             Self::Added => "added",
         })

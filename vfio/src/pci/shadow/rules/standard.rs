@@ -12,7 +12,7 @@ const fn emulated(id: u8, name: &'static str, registers: Registers, reason: &'st
     Rule { registers, ..plain(id, name, Treatment::Emulated, reason) }
 }
 
-use Treatment::{Hidden, Passed};
+use Treatment::{Hidden, PassThrough};
 
 const OLD_BUS: &str = "of a bus that the guest's function is not on";
 
@@ -41,7 +41,7 @@ pub(super) static STANDARD: &[Rule] = &[
         ..plain(
             id::VENDOR,
             "vendor-specific",
-            Passed,
+            PassThrough,
             "drivers need it: on ConnectX it is the door to the firmware",
         )
     },
@@ -63,7 +63,7 @@ pub(super) static STANDARD: &[Rule] = &[
         Registers::At(MSIX),
         "as MSI; table and pending bits are trapped in their BAR",
     ),
-    plain(0x12, "SATA data and index", Passed, "the driver's own registers"),
+    plain(0x12, "SATA data and index", PassThrough, "the driver's own registers"),
     emulated(
         id::ADVANCED,
         "advanced features",

@@ -67,7 +67,7 @@ mod tests {
     const MC8_STATUS: u32 = 0x421;
 
     #[test]
-    fn kvm_puts_what_is_told_into_the_bank_that_the_guest_reads() {
+    fn kvm_puts_what_is_reported_into_the_bank_that_the_guest_reads() {
         let Ok(hypervisor) = Hypervisor::open() else { return println!("skipped: no KVM") };
         let Some(capability) = capability(supported(&hypervisor).unwrap()) else {
             return println!("skipped: this KVM has no machine checks");
@@ -76,15 +76,15 @@ mod tests {
         create_interrupt_controller(&vm).unwrap();
         let vcpu = vm.create_vcpu(0).unwrap();
         setup(&vcpu, capability).unwrap();
-        let told = Reporter { amd: true }.found(Span::new(Gpa::new(0x4000), 0x1000).unwrap()).unwrap();
-        give(&vcpu, &told).unwrap();
+        let reported = Reporter { amd: true }.found(Span::new(Gpa::new(0x4000), 0x1000).unwrap()).unwrap();
+        give(&vcpu, &reported).unwrap();
         let entry = |index| kvm_msr_entry { index, ..Default::default() };
         let mut msrs = Msrs::from_entries(&[MC8_STATUS, MC8_STATUS + 1, MC8_STATUS + 2].map(entry)).unwrap();
         vcpu.get_msrs(&mut msrs).unwrap();
         let values: Vec<_> = msrs.as_slice().iter().map(|entry| entry.data).collect();
-        assert_eq!(values, [told.status, 0x4000, told.misc]);
+        assert_eq!(values, [reported.status, 0x4000, reported.misc]);
         assert!(!takes_exceptions(&vcpu).unwrap()); // it has not switched them on
-        let wrong = kvm_x86_mce { bank: 200, ..told };
+        let wrong = kvm_x86_mce { bank: 200, ..reported };
         assert!(give(&vcpu, &wrong).is_err());
     }
 }

@@ -33,8 +33,8 @@ pub(super) fn write(sink: &mut dyn AmlSink, plan: &Plan, bridge: &HostBridge) {
     resources.extend(windows.iter().map(|w| -> &dyn Aml { w }));
     let is_port =
         |f: &&FunctionPlan| matches!(f.role, FunctionRole::RootPort { .. }) && f.address.bus() == first;
-    let root_ports: Vec<Place<'_>> =
-        plan.pci.iter().filter(is_port).map(|function| Place { plan, function }).collect();
+    let root_ports: Vec<PortTree<'_>> =
+        plan.pci.iter().filter(is_port).map(|function| PortTree { plan, function }).collect();
     let identity: [Name; 6] = [
         Name::new("_HID".into(), &EISAName::new("PNP0A08")),
         Name::new("_CID".into(), &EISAName::new("PNP0A03")),
@@ -57,12 +57,12 @@ pub(super) fn write(sink: &mut dyn AmlSink, plan: &Plan, bridge: &HostBridge) {
 
 /// A port, tied to its function by `_ADR` (clause 6.1.1), with the functions behind it that ACPI describes; or such a
 /// function.
-struct Place<'a> {
+struct PortTree<'a> {
     plan: &'a Plan,
     function: &'a FunctionPlan,
 }
 
-impl<'a> Place<'a> {
+impl<'a> PortTree<'a> {
     /// The slice that the function's driver is to use, if this is a GPU and the slice is in its node.
     fn slice(&self) -> Option<Slice> {
         let FunctionRole::Endpoint { assigned: Some(assigned), .. } = &self.function.role else {
@@ -77,12 +77,12 @@ impl<'a> Place<'a> {
     }
 
     /// Buses behind a bridge are above its own, so the recursion ends for any plan.
-    fn behind(&self) -> impl Iterator<Item = Place<'a>> {
+    fn behind(&self) -> impl Iterator<Item = PortTree<'a>> {
         let own = self.function.address.bus();
         let bus = self.function.role.bridge().map(|bridge| bridge.secondary).filter(|bus| *bus > own);
         let plan = self.plan;
         let here = plan.pci.iter().filter(move |f| Some(f.address.bus()) == bus);
-        here.map(move |function| Place { plan, function }).filter(Self::says_something)
+        here.map(move |function| PortTree { plan, function }).filter(Self::says_something)
     }
 
     fn says_something(&self) -> bool {
@@ -90,12 +90,12 @@ impl<'a> Place<'a> {
     }
 }
 
-impl Aml for Place<'_> {
+impl Aml for PortTree<'_> {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         let at = self.function.address;
         let name = format!("S{:02X}_", at.devfn());
         let address = Name::new("_ADR".into(), &(u32::from(at.device()) << 16 | u32::from(at.function())));
-        let (slice, behind): (_, Vec<Place<'_>>) = (self.slice(), self.behind().collect());
+        let (slice, behind): (_, Vec<PortTree<'_>>) = (self.slice(), self.behind().collect());
         let mut children: Vec<&dyn Aml> = vec![&address];
         children.extend(slice.iter().map(|slice| -> &dyn Aml { slice }));
         children.extend(behind.iter().map(|place| -> &dyn Aml { place }));

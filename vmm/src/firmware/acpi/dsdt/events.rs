@@ -15,14 +15,14 @@ const HAPPENED: u8 = 0x80;
 
 /// Writes the devices that have a line in the plan; each interrupt is an edge.
 pub(super) fn write(sink: &mut dyn AmlSink, plan: &Plan) {
-    let heard: Vec<(u32, &str, &str)> = DEVICES
+    let devices: Vec<(u32, &str, &str)> = DEVICES
         .iter()
         .filter_map(|&(owner, name, hid)| plan.line(owner).map(|gsi| (gsi, name, hid)))
         .collect();
-    if heard.is_empty() {
+    if devices.is_empty() {
         return;
     }
-    for &(_, name, hid) in &heard {
+    for &(_, name, hid) in &devices {
         Device::new(
             name.into(),
             vec![&Name::new("_HID".into(), &EISAName::new(hid)), &Name::new("_UID".into(), &ZERO)],
@@ -30,10 +30,10 @@ pub(super) fn write(sink: &mut dyn AmlSink, plan: &Plan) {
         .to_aml_bytes(sink);
     }
     let interrupts: Vec<Interrupt> =
-        heard.iter().map(|&(gsi, ..)| Interrupt::new(true, true, false, false, gsi)).collect();
-    let paths: Vec<Path> = heard.iter().map(|&(_, name, _)| Path::new(name)).collect();
+        devices.iter().map(|&(gsi, ..)| Interrupt::new(true, true, false, false, gsi)).collect();
+    let paths: Vec<Path> = devices.iter().map(|&(_, name, _)| Path::new(name)).collect();
     let notes: Vec<Notify<'_>> = paths.iter().map(|path| Notify::new(path, &HAPPENED)).collect();
-    let which: Vec<Equal<'_>> = heard.iter().map(|(gsi, ..)| Equal::new(&Arg(0), gsi)).collect();
+    let which: Vec<Equal<'_>> = devices.iter().map(|(gsi, ..)| Equal::new(&Arg(0), gsi)).collect();
     let cases: Vec<If<'_>> =
         which.iter().zip(&notes).map(|(which, note)| If::new(which, vec![note])).collect();
     Device::new(

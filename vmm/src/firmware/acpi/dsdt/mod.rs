@@ -37,7 +37,6 @@ use crate::plan::Plan;
 /// From revision 2 on integers have 64 bits.
 const REVISION: u8 = 2;
 
-/// The table.
 pub(super) fn dsdt(plan: &Plan) -> Result<Vec<u8>, FirmwareError> {
     let mut devices = Vec::new();
     for (position, vcpu) in plan.vcpus.iter().enumerate() {

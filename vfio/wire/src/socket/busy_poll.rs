@@ -9,7 +9,7 @@ use std::time::Duration;
 /// answers as the last time, before we poll again: a quiet connection costs nothing, and a machine without a spare
 /// processor next to nothing.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
+pub struct BusyPoll {
     most: Duration,
     /// Quick answers to sleep for before the next poll.
     left: u32,
@@ -20,7 +20,7 @@ pub struct Patience {
 /// Most quick answers that are slept for.
 const LONGEST_REST: u32 = 1024;
 
-impl Patience {
+impl BusyPoll {
     /// Sleeps at once.
     pub const NONE: Self = Self::of(Duration::ZERO);
 
@@ -36,12 +36,12 @@ impl Patience {
     }
 
     /// Whether to poll now.
-    pub(super) fn looks(&self) -> bool {
+    pub(super) fn is_on(&self) -> bool {
         self.left == 0 && !self.most.is_zero()
     }
 
     /// Records a poll, and whether a message came during it.
-    pub(super) fn looked(&mut self, came: bool) {
+    pub(super) fn polled(&mut self, came: bool) {
         if came {
             self.rest = (self.rest >> 1).max(1);
         } else {
@@ -63,25 +63,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patience_ends_where_it_was_in_vain_and_is_tried_again_after_quick_answers() {
+    fn polling_ends_where_it_was_in_vain_and_is_tried_again_after_quick_answers() {
         let most = Duration::from_micros(50);
         let (quick, slow) = (Duration::from_micros(20), Duration::from_millis(3));
-        let mut patience = Patience::of(most);
-        // How many quick answers it takes until it looks again, when each look is in vain.
-        let rests = |patience: &mut Patience| {
-            patience.looked(false);
-            patience.slept(slow);
+        let mut poll = BusyPoll::of(most);
+        // How many quick answers it takes until it polls again, when each poll is in vain.
+        let rests = |poll: &mut BusyPoll| {
+            poll.polled(false);
+            poll.slept(slow);
             (1..).find(|_| {
-                patience.slept(quick);
-                patience.looks()
+                poll.slept(quick);
+                poll.is_on()
             })
         };
-        let rests: Vec<_> = (0..12).map(|_| rests(&mut patience).unwrap()).collect();
+        let rests: Vec<_> = (0..12).map(|_| rests(&mut poll).unwrap()).collect();
         assert_eq!(rests, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024]);
-        // Looks that pay make it bold again.
-        (0..10).for_each(|_| patience.looked(true));
-        patience.looked(false);
-        patience.slept(quick);
-        assert!(patience.looks() && !Patience::NONE.looks());
+        // Polls that succeed shorten the pause again.
+        (0..10).for_each(|_| poll.polled(true));
+        poll.polled(false);
+        poll.slept(quick);
+        assert!(poll.is_on() && !BusyPoll::NONE.is_on());
     }
 }

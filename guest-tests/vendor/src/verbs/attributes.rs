@@ -77,12 +77,12 @@ impl Odp {
 }
 
 impl Abilities {
-    pub(crate) fn from_told(firmware: String, told: &DeviceAttrEx) -> Self {
-        let attr = &told.orig;
+    pub(crate) fn from_attr(firmware: String, extended: &DeviceAttrEx) -> Self {
+        let attr = &extended.orig;
         let positive = |number: i32| u32::try_from(number).unwrap_or(0).clamp(1, 1 << 20);
         let few = |number: i32| u8::try_from(number.clamp(1, 255)).unwrap_or(1);
         let has = |word: u32, bit: u32| word & (1 << bit) != 0;
-        let (general, rc) = (told.odp.general, told.odp.rc);
+        let (general, rc) = (extended.odp.general, extended.odp.rc);
         Self {
             firmware,
             vendor: attr.vendor_id,
@@ -129,14 +129,14 @@ pub struct Port {
 }
 
 impl Port {
-    pub(crate) fn from_told(number: u8, told: &PortAttr) -> Self {
+    pub(crate) fn from_attr(number: u8, attr: &PortAttr) -> Self {
         Self {
             number,
-            active: told.state == 4,
-            mtu: Mtu::from_number(told.active_mtu),
-            largest_message: told.max_msg_sz.max(4096),
-            lid: told.lid,
-            ethernet: told.link_layer == 2,
+            active: attr.state == 4,
+            mtu: Mtu::from_number(attr.active_mtu),
+            largest_message: attr.max_msg_sz.max(4096),
+            lid: attr.lid,
+            ethernet: attr.link_layer == 2,
         }
     }
 }
@@ -289,15 +289,15 @@ mod tests {
     proptest! {
         #[test]
         fn numbers_of_a_device_become_numbers_that_can_be(words in prop::array::uniform32(any::<i32>())) {
-            let mut told = DeviceAttrEx {
+            let mut attr = DeviceAttrEx {
                 orig: zeroed(), comp_mask: 0, odp: crate::verbs::abi::OdpCaps { general: 0, rc: 0, uc: 0, ud: 0 }, rest: [0; 17],
             };
-            told.orig.max_qp_wr = words[0];
-            told.orig.max_cqe = words[1];
-            told.orig.max_qp_rd_atom = words[2];
-            told.orig.max_qp_init_rd_atom = words[3];
-            told.orig.atomic_cap = words[4].cast_unsigned();
-            let abilities = Abilities::from_told(String::new(), &told);
+            attr.orig.max_qp_wr = words[0];
+            attr.orig.max_cqe = words[1];
+            attr.orig.max_qp_rd_atom = words[2];
+            attr.orig.max_qp_init_rd_atom = words[3];
+            attr.orig.atomic_cap = words[4].cast_unsigned();
+            let abilities = Abilities::from_attr(String::new(), &attr);
             prop_assert!((1..=1 << 20).contains(&abilities.max_qp_wr));
             prop_assert!((1..=1 << 20).contains(&abilities.max_cqe));
             prop_assert!(abilities.max_dest_rd_atomic >= 1 && abilities.max_rd_atomic >= 1);

@@ -16,7 +16,7 @@ impl From<GdrError> for Broken {
 
 /// A way to a GPU's memory.
 #[derive(Clone, Copy)]
-pub(super) struct Way {
+pub(super) struct AccessMethod {
     /// For series of figures.
     pub(super) name: &'static str,
     by: By,
@@ -32,11 +32,10 @@ enum By {
 const MODULE: &str = "/dev/gdrdrv";
 
 /// A dma-buf of the driver's, mapped.
-pub(super) const DMA_BUF: Way = Way { name: "dma-buf", by: By::DmaBuf };
-/// GDRCopy.
-pub(super) const GDRAPI: Way = Way { name: "gdrapi", by: By::Library };
+pub(super) const DMA_BUF: AccessMethod = AccessMethod { name: "dma-buf", by: By::DmaBuf };
+pub(super) const GDRAPI: AccessMethod = AccessMethod { name: "gdrapi", by: By::Library };
 
-impl Way {
+impl AccessMethod {
     /// Maps `memory` and has `what` use it; skipped with the reason when this machine has no such way.
     pub(super) fn with(
         self,
