@@ -22,7 +22,6 @@ pub(super) fn pipe(signals: &[c_int]) -> io::Result<UnixStream> {
 
 /// Signals to a process that serves slices: each socket is readable after one.
 pub(super) struct Signals {
-    /// SIGTERM or SIGINT.
     pub(super) end: UnixStream,
     /// SIGUSR1, a request to the guests for their slices.
     pub(super) ask: UnixStream,

@@ -47,9 +47,7 @@ pub(super) struct Sighting {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Process {
     pub(super) pid: u32,
-    /// Real user.
     pub(super) uid: u32,
-    /// Its name, escaped.
     pub(super) program: String,
     /// Its parent, and on.
     pub(super) parents: Vec<u32>,

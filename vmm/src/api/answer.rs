@@ -43,9 +43,7 @@ impl Status {
 
 /// Media type of a body.
 pub(super) const JSON: &str = "application/json";
-/// Of JSON lines.
 pub(super) const LINES: &str = "application/x-ndjson";
-/// Of server-sent events.
 pub(super) const SERVER_SENT: &str = "text/event-stream";
 /// Of Prometheus' text format.
 pub(super) const METRICS: &str = "text/plain; version=0.0.4";
@@ -61,7 +59,6 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// Success with `body`.
     pub(super) fn text(media: &'static str, body: impl Into<Vec<u8>>) -> Self {
         Self { status: Status::Ok, media, allow: None, body: body.into() }
     }

@@ -15,9 +15,7 @@ use crate::listener::connect;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest head of an answer.
 const MAX_HEAD: u64 = 8 << 10;
-/// Longest answer.
 const MAX_BODY: u64 = 64 << 20;
-/// Longest event.
 const MAX_EVENT: u64 = 64 << 10;
 
 /// Why a request has no answer.

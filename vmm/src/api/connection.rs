@@ -25,7 +25,6 @@ const DROPPED: usize = 64 << 10;
 pub(super) struct Limits {
     /// Of a request, from its first byte; of the first one, from the connection on.
     pub(super) request: Duration,
-    /// Between two requests.
     pub(super) idle: Duration,
     /// Between two bytes of an answer.
     pub(super) answer: Duration,
@@ -52,7 +51,6 @@ pub(super) struct Stream {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Phase {
-    /// Takes requests.
     Open,
     /// The output is the last.
     Last,
@@ -63,7 +61,6 @@ enum Phase {
     Over,
 }
 
-/// A client's connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     phase: Phase,
@@ -182,7 +179,6 @@ impl Connection {
         }
     }
 
-    /// Bytes to send.
     pub(super) fn output(&self) -> &[u8] {
         self.output.get(self.sent..).unwrap_or_default()
     }

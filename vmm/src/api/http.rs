@@ -4,9 +4,7 @@ use httparse::{EMPTY_HEADER, Header, Status};
 
 /// Longest request line and header fields together.
 pub(super) const MAX_HEAD: usize = 8 << 10;
-/// Longest body.
 pub(super) const MAX_BODY: usize = 64 << 10;
-/// Most header fields.
 const MAX_FIELDS: usize = 64;
 
 /// Method of a request, as far as the API has it.
@@ -32,7 +30,6 @@ impl Method {
     }
 }
 
-/// A whole request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) method: Method,
@@ -65,7 +62,6 @@ pub(super) enum Parsed {
     Part { waits: bool },
     /// A request, and the number of its bytes.
     Whole(Request, usize),
-    /// No request.
     Refused(Refusal),
 }
 

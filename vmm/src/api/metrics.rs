@@ -32,7 +32,6 @@ fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// `microseconds` as seconds.
 fn seconds(microseconds: u64) -> String {
     format!("{}.{:06}", microseconds / 1_000_000, microseconds % 1_000_000)
 }

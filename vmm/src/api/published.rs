@@ -19,7 +19,6 @@ use crate::reserve::SliceRecord;
 pub(super) enum Phase {
     /// Its memory, devices and tables are prepared.
     Starting,
-    /// Its vCPUs run.
     Running,
     /// Its vCPUs stop and its disks are flushed.
     Ending,
@@ -31,7 +30,6 @@ pub(super) enum Phase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(super) struct Stage {
     stage: &'static str,
-    /// Its duration.
     pub(super) microseconds: u64,
 }
 
@@ -101,7 +99,6 @@ impl Published {
         state.slices = slices;
     }
 
-    /// The vCPUs run.
     pub(crate) fn started(&self, live: Live) {
         self.stage("vcpus");
         lock(&self.state).live = Some(live);

@@ -107,7 +107,6 @@ impl Drop for Server {
     }
 }
 
-/// A client.
 struct Client {
     stream: UnixStream,
     connection: Connection,
@@ -115,7 +114,6 @@ struct Client {
     interest: EventFlags,
 }
 
-/// The thread's state.
 struct Serving {
     epoll: OwnedFd,
     listener: Listener,

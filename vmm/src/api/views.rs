@@ -14,7 +14,6 @@ use crate::plan::{FunctionRole, Plan};
 /// Version of this program.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// cloud-hypervisor's `VmmPingResponse`.
 pub(super) fn ping() -> Value {
     let build = format!("egm-vmm v{VERSION}");
     json!({ "build_version": build, "version": VERSION, "pid": std::process::id(), "features": [] })

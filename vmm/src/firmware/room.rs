@@ -29,7 +29,6 @@ pub(super) struct Contents {
 }
 
 impl Room {
-    /// An empty window.
     pub(super) const fn new(window: Span<Guest>) -> Self {
         Self { window, bytes: Vec::new(), tables: Vec::new() }
     }

@@ -32,7 +32,6 @@ pub(crate) type Maker =
 
 pub(crate) struct Slot {
     pub(crate) port: Arc<Port>,
-    /// Physical slot number.
     pub(crate) number: u16,
     pub(crate) bridge: BridgePlan,
     pub(crate) occupant: Option<Occupant>,

@@ -22,7 +22,6 @@ const SERIAL: &str = "serial";
 pub(super) struct Board<'a> {
     plan: &'a Plan,
     vm: &'a Vm,
-    /// I/O ports.
     pub(super) ports: Bus,
     /// Memory that is not RAM.
     pub(super) memory: Bus,

@@ -38,7 +38,6 @@ pub struct DeviceCounters {
 /// Why a machine does not do what was requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unable {
-    /// It ends.
     Ending,
     /// Its guest has a device tree, which has no power button.
     NoButton,

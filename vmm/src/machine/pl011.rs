@@ -90,7 +90,6 @@ impl Default for Pl011 {
 }
 
 impl Pl011 {
-    /// Whether it interrupts.
     pub(super) fn interrupts(&self) -> bool {
         self.raw() & self.mask != 0
     }

@@ -24,7 +24,6 @@ const STACK: usize = 256 << 10;
 
 /// State that all vCPUs share.
 pub(super) struct Shared {
-    /// I/O ports.
     pub(super) ports: Bus,
     /// Memory that is not RAM.
     pub(super) memory: Bus,

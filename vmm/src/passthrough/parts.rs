@@ -19,7 +19,6 @@ pub(super) const MOST: usize = 256;
 
 /// A part of a BAR that is mapped.
 pub(super) struct MappedPart {
-    /// Register number.
     pub(super) bar: u8,
     /// Bytes of the BAR.
     pub(super) span: Span<InBar>,

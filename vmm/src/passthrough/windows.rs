@@ -24,7 +24,6 @@ struct Window {
 
 /// A BAR that other functions cannot reach.
 pub(super) struct Unreachable {
-    /// Register number.
     pub(super) bar: u8,
     pub(super) source: DmaError,
 }

@@ -48,9 +48,7 @@ pub(crate) struct ConfigPorts {
     address: AtomicU32,
 }
 
-/// First port.
 pub(crate) const CONFIG_PORT: u16 = 0xcf8;
-/// Number of ports.
 pub(crate) const CONFIG_PORTS: u16 = 8;
 const ENABLE: u32 = 1 << 31;
 

@@ -153,7 +153,6 @@ impl RootComplex {
         }
     }
 
-    /// Writes configuration space.
     pub(crate) fn config_write(&self, bus: u8, devfn: u8, offset: u16, data: &[u8]) {
         if is_config_access(offset, data.len())
             && let Some(function) = self.find(bus, devfn)
@@ -184,7 +183,6 @@ impl RootComplex {
         }
     }
 
-    /// Writes PCI memory.
     pub(crate) fn memory_write(&self, address: Gpa, data: &[u8]) {
         if let Some(Decoded { window, offset }) = self.decode(address, data.len()) {
             window.function.bar_write(window.bar, offset, data);

@@ -140,9 +140,7 @@ pub(super) struct Maps(Vec<Map>);
 
 /// Memory to map, by when that can be done.
 pub(super) struct AroundPrefault {
-    /// During prefault.
     pub(super) early: Maps,
-    /// After its end.
     pub(super) late: Maps,
 }
 

@@ -3,7 +3,6 @@
 
 use crate::config::Architecture;
 
-/// A system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Call {
     /// Its name in the kernel's tables.

@@ -14,9 +14,7 @@ pub(super) const EXIT_CODE: i32 = Blame::Internal as i32;
 /// A system call that the filter of its thread does not permit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Refused {
-    /// Its number.
     pub(super) call: u32,
-    /// Its arguments.
     pub(super) arguments: [u64; 6],
     /// The name of the thread that made it, ended by a NUL.
     pub(super) thread: [u8; THREAD_NAME],
@@ -26,7 +24,6 @@ pub(super) struct Refused {
 pub(super) const THREAD_NAME: usize = 16;
 
 impl Refused {
-    /// Prints the report.
     pub(super) fn print(&self) {
         let mut text = Text::default();
         let _ = self.write(&mut text);

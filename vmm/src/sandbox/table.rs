@@ -24,7 +24,6 @@ pub(crate) enum ThreadKind {
 
 use ThreadKind::{Block, Console, EventLoop, Hotplug, Reaper, ServerWatch, Vcpu};
 
-/// Every kind.
 pub(super) const KINDS: &[ThreadKind] = &[Vcpu, EventLoop, Console, Block, Hotplug, ServerWatch, Reaper];
 
 impl ThreadKind {
@@ -46,9 +45,7 @@ impl ThreadKind {
 pub(crate) enum MachinePart {
     /// What every machine has.
     Always,
-    /// A disk.
     Disk,
-    /// A network device.
     Net,
     /// A virtio socket device of this process.
     Vsock,
@@ -58,7 +55,6 @@ pub(crate) enum MachinePart {
     ConsoleSocket,
     /// A function of the host, or a port for one.
     Function,
-    /// A vfio-user server.
     Server,
     /// A slice of a broker.
     Broker,
@@ -69,7 +65,6 @@ pub(crate) enum MachinePart {
 /// The calls of a row, by their arguments, counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Condition {
-    /// All.
     Any,
     /// Calls with none of these bits in the argument.
     Without(u8, u32),
@@ -84,7 +79,6 @@ pub(super) enum Condition {
 /// A permitted system call.
 #[derive(Debug)]
 pub(super) struct PermittedCall {
-    /// Its name.
     pub(super) call: &'static str,
     /// Which of these calls.
     pub(super) condition: Condition,
@@ -103,7 +97,6 @@ pub(super) struct PermittedRequest {
     /// Its name in the kernel's headers.
     #[cfg_attr(not(test), expect(dead_code, reason = "for readers, and tests of the number"))]
     pub(super) name: &'static str,
-    /// Its number.
     pub(super) number: u32,
     /// The threads that may send it.
     pub(super) kinds: &'static [ThreadKind],

@@ -34,7 +34,6 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// All of them.
     pub(super) const ALL: [Self; 4] = [Self::NoNewPrivileges, Self::Paths, Self::Capabilities, Self::Filter];
 
     /// The action, for messages.

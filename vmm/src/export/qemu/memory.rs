@@ -81,7 +81,6 @@ pub(crate) fn distances(guest: &Guest, wanted: impl Fn(&NumaNode) -> bool) -> Ve
     options
 }
 
-/// Options for HMAT.
 pub(crate) fn figure_options(guest: &Guest) -> Vec<String> {
     let options = |figure: Figure| {
         let Figure { from, target, latency, bandwidth } = figure;

@@ -33,7 +33,6 @@ struct NodeType {
 const ITS_GROUP: NodeType = NodeType { kind: 0, revision: 0 };
 const ROOT_COMPLEX: NodeType = NodeType { kind: 2, revision: 1 };
 
-/// The table.
 pub(super) fn iort() -> Vec<u8> {
     let mut body = Vec::new();
     body.dword(2); // nodes

@@ -74,11 +74,9 @@ pub(super) struct Poison {
 
 /// Ways to report bad memory to the guest, where it has them.
 pub(super) struct Reports {
-    /// Of machine checks.
     pub(super) reporter: Option<Reporter>,
     /// Of the firmware's tables.
     pub(super) errors: Option<ErrorBlock>,
-    /// To the operator.
     pub(super) journal: Arc<Journal>,
 }
 

@@ -102,12 +102,10 @@ impl Slot {
         }
     }
 
-    /// Slot Control.
     pub(super) const fn control(&self) -> u16 {
         self.control
     }
 
-    /// Slot Status.
     pub(super) const fn status(&self) -> u16 {
         self.events | if self.present { PRESENT } else { 0 }
     }

@@ -17,7 +17,6 @@ use crate::plan::{MemoryKind, MemoryPlan, PlanError};
 
 const LARGE_PAGE: u64 = 2 << 20;
 
-/// Guest memory.
 pub(super) struct Memory {
     /// Ascending and disjoint.
     pub(super) pieces: Vec<MemoryPlan>,

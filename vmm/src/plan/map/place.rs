@@ -189,7 +189,6 @@ pub(super) struct Placed {
     pub(super) high: Places,
 }
 
-/// Places every block.
 pub(super) fn place(
     blocks: &Blocks<'_>,
     window: Option<Span<Guest>>,

@@ -16,7 +16,6 @@ const LARGEST_UNIT: u64 = 1 << 40;
 
 /// A slice that is memory of the guest.
 pub(super) struct Slice<'a> {
-    /// Guest addresses.
     pub(super) span: Span<Guest>,
     /// Offset in its region, and the holes there.
     pub(super) source: &'a Source,

@@ -24,7 +24,6 @@ struct Gpu<'a> {
 
 /// Clique numbers, and what is wrong with them.
 pub(super) struct Cliques {
-    /// By device.
     pub(super) numbers: Vec<Option<u8>>,
     pub(super) warnings: Vec<String>,
 }

@@ -20,7 +20,6 @@ const PHYSICAL_EXPONENT: u8 = 3;
 /// Most sectors of one discard or write-zeroes request: 2 GiB.
 const MAX_RANGE: u32 = 1 << 22;
 
-/// Offered features.
 pub(super) fn features(disk: &Disk) -> u64 {
     let writable = if disk.read_only() { READ_ONLY } else { DISCARD | WRITE_ZEROES };
     RING_INDIRECT | RING_EVENT_IDX | FLUSH | SEG_MAX | BLK_SIZE | TOPOLOGY | writable

@@ -21,7 +21,6 @@ pub(super) enum Effect {
 /// The driver's settings of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct QueueState {
-    /// Largest size.
     pub(super) max_size: u16,
     /// Size: a power of two, at most `max_size`.
     pub(super) size: u16,

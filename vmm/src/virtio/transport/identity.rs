@@ -39,11 +39,9 @@ pub(super) struct WindowAccess {
 
 /// Identity of a function in its configuration space.
 pub(super) struct Profile<'a> {
-    /// virtio device type.
     pub(super) device_type: u16,
     /// The planned BAR 0.
     pub(super) bar: &'a BarPlan,
-    /// MSI-X vectors.
     pub(super) vectors: usize,
     /// An endpoint behind a root port, or one integrated into the root complex.
     pub(super) below_port: bool,

@@ -46,7 +46,6 @@ macro_rules! device_types {
 pub(super) use device_types;
 pub(super) use object_types;
 
-/// A default.
 pub(super) const fn yes() -> bool {
     true
 }

@@ -16,7 +16,6 @@ pub(super) struct Row {
     pub(super) means: &'static str,
     /// "cannot VERB OBJECT: REASON", of refused values; empty where only our own rules refuse some.
     pub(super) refuses: &'static str,
-    /// The remedy.
     pub(super) help: &'static str,
 }
 
@@ -34,7 +33,6 @@ pub(super) enum Fate {
 /// The values that ask for nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Usual {
-    /// None at all.
     Nothing,
     Flag(bool),
     Number(u64),
@@ -80,7 +78,6 @@ impl Row {
 pub(super) const PARTS: &[(&str, &[&[Row]])] =
     &[("The machine", machine::ROWS), ("Memory and nodes", machine::MEMORY), ("Devices", devices::ROWS)];
 
-/// All rows.
 pub(super) fn rows() -> impl Iterator<Item = &'static Row> {
     PARTS.iter().flat_map(|(_, groups)| groups.iter().copied().flatten())
 }
