@@ -38,6 +38,7 @@ pub struct DeviceCounters {
 /// Why a machine does not do what was requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unable {
+    /// The machine is ending already.
     Ending,
     /// Its guest has a device tree, which has no power button.
     NoButton,
