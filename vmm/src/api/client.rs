@@ -13,7 +13,7 @@ use crate::listener::connect;
 
 /// Time for a connection to take a request, and between two reads of its answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest head of an answer.
+/// Longest head of an answer, in bytes; a body and an event have their own limits.
 const MAX_HEAD: u64 = 8 << 10;
 const MAX_BODY: u64 = 64 << 20;
 const MAX_EVENT: u64 = 64 << 10;

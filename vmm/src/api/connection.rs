@@ -159,7 +159,7 @@ impl Connection {
         self.deadline = None;
     }
 
-    /// Its stream, if it is one.
+    /// Whether its client reads events.
     pub(super) const fn is_stream(&self) -> bool {
         matches!(self.phase, Phase::Streaming(_))
     }

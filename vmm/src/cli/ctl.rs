@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::api::{Client, ClientError};
 use crate::error::{Blame, Remedy, Report};
 
-/// Time that a machine has to flush its disks after a request to stop, and to return its slices.
+/// Time that a machine has to stop its vCPUs and to flush its disks (30 s) after a request to stop.
 const STOP: Duration = Duration::from_secs(45);
 
 /// Control a machine that was started with --api

@@ -48,7 +48,7 @@ pub(super) struct Args {
     ///
     /// strict: each thread may make the few system calls that it needs, no file is opened, no program is started, and no
     /// capability is kept. Another call ends the machine with exit code 4, and is named. A second process of root returns
-    /// slices. log: the kernel logs calls that strict would refuse. Not every scenario of the lab has run with strict yet.
+    /// slices. log: the kernel logs calls that strict would refuse. No scenario of the lab has run with strict yet.
     /// Excludes --api: its thread has no list of calls yet.
     #[arg(
         long,

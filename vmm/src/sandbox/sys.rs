@@ -1,8 +1,7 @@
 //! System calls that the sandbox makes and reports. This is an unsafe module.
 //!
 //! Why it exists: no safe interface restricts a single thread by Landlock, sends a signal to a thread that it did not
-//! start, or reads what the kernel reports of a refused
-//! system call.
+//! start, or reads what the kernel reports of a refused system call.
 //! What callers may rely on: [`restrict`] is async-signal-safe, and so is everything that [`on_refused`] does.
 #![expect(
     unsafe_code,

@@ -181,7 +181,7 @@ pub(super) const ROWS: &[PermittedCall] = &[
     always("eventfd2", Condition::Any, DEVICES, "interrupt vectors, and a descriptor in reserve for clients"),
     always("epoll_ctl", Condition::Any, VIRTIO, "descriptors that a device waits for"),
     with(&[MachinePart::Server], "recvfrom", Condition::Any, &[Vcpu, Hotplug], "replies of a vfio-user server"),
-    with(&[MachinePart::Vsock], "timerfd_settime", Condition::Any, &[Vcpu], "greetings of host programs that a reset ends"),
+    with(&[MachinePart::Vsock], "timerfd_settime", Condition::Any, &[Vcpu], "handshakes of host programs that a reset ends"),
     with(&[MachinePart::Server, MachinePart::Broker], "recvmsg", Condition::Any, DEVICES, "replies of a vfio-user server and of a broker"),
     with(&[MachinePart::Server, MachinePart::Broker], "sendmsg", Condition::Any, DEVICES, "requests to a vfio-user server and to a broker"),
     with(&[MachinePart::Server, MachinePart::Vsock, MachinePart::ConsoleSocket], "shutdown", Condition::Any, DEVICES,

@@ -73,14 +73,6 @@ fn every_machine_file_of_the_pages_is_a_configuration() {
     assert!(files.len() >= 5, "{} files", files.len());
 }
 
-/// A reader decides by the first screens; everything else has its page.
-#[test]
-fn the_readme_has_12_kib_and_200_lines_at_most() {
-    let text = fs::read_to_string("../README.md").unwrap();
-    let size = (text.len(), text.lines().count());
-    assert!(size.0 <= 12 << 10 && size.1 <= 200, "{size:?} bytes and lines");
-}
-
 /// Each link to a file, from the page's own folder.
 #[test]
 fn every_link_between_pages_leads_to_a_file() {

@@ -122,7 +122,7 @@ fn a_body_of_100_mib_is_refused_while_it_comes() {
     let mut client = api.connect();
     client.write_all(b"PUT /api/v1/vm.create HTTP/1.1\r\nContent-Length: 104857600\r\n\r\n").unwrap();
     let piece = vec![b'x'; 1 << 20];
-    let _ = (0..100).try_for_each(|_| client.write_all(&piece)); // ends early where the server's patience does
+    let _ = (0..100).try_for_each(|_| client.write_all(&piece)); // ends early where the server drops the connection
     let answer = rest(client);
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
     assert!(api.is_well());
@@ -132,7 +132,7 @@ fn a_body_of_100_mib_is_refused_while_it_comes() {
 fn a_thousand_connections_take_16_places_and_the_others_are_refused_at_once() {
     let api = Api::new();
     let mut kept: Vec<_> = (0..MOST_CLIENTS).map(|_| api.connect()).collect();
-    // Each is answered, so each has its place.
+    // Each is answered, so each has been accepted.
     for client in &mut kept {
         client.write_all(b"PUT /api/v1/vm.boot HTTP/1.1\r\n\r\n").unwrap();
         client.read_exact(&mut [0; 12]).unwrap();
