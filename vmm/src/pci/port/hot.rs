@@ -151,7 +151,7 @@ impl Port {
         self.hot.as_ref()?.replace(None)
     }
 
-    /// Reports that the function was reset for the [`Duty::Reset`] with this number.
+    /// Reports that the function was reset for the `Duty::Reset` with this number.
     pub fn fresh(&self, times: u32) {
         self.slot_changes(Change::Fresh(times));
     }
