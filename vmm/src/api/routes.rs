@@ -7,7 +7,7 @@ use super::events::EventFormat;
 use super::http::{Method, Request};
 use super::published::{Published, State};
 use super::{metrics, views};
-use crate::machine::{Live, Unable};
+use crate::machine::{ControlError, Live};
 use crate::plan::{self, Plan};
 
 /// A request that the API has.
@@ -186,7 +186,7 @@ fn answer(operation: Operation, machine: &Published, state: &State) -> Answer {
         Operation::Info => of_plan(state, |plan| Answer::json(&views::info(plan, state.phase()))),
         Operation::Counters => match running(state).map(Live::counters) {
             Ok(Some(counters)) => Answer::json(&views::counters(&counters)),
-            Ok(None) => unable(Unable::Ending),
+            Ok(None) => unable(ControlError::Ending),
             Err(answer) => answer,
         },
         Operation::PowerButton => match running(state).map(Live::press_power_button) {
@@ -218,7 +218,7 @@ fn answer(operation: Operation, machine: &Published, state: &State) -> Answer {
 /// The machine, if it runs.
 fn running(state: &State) -> Result<&Live, Answer> {
     match (&state.live, state.ended) {
-        (_, Some(_)) => Err(unable(Unable::Ending)),
+        (_, Some(_)) => Err(unable(ControlError::Ending)),
         (Some(live), None) => Ok(live),
         (None, None) => {
             let what = "the machine does not run yet";
@@ -242,10 +242,10 @@ fn of_plan(state: &State, make: impl FnOnce(&Plan) -> Answer) -> Answer {
     }
 }
 
-fn unable(error: Unable) -> Answer {
+fn unable(error: ControlError) -> Answer {
     let (what, remedy) = match error {
-        Unable::Ending => ("the machine ends, or has ended", "start it again: egm-vmm run FILE"),
-        Unable::NoButton => {
+        ControlError::Ending => ("the machine ends, or has ended", "start it again: egm-vmm run FILE"),
+        ControlError::NoButton => {
             ("cannot press the power button: the guest has a device tree, which has none", "use vm.shutdown")
         }
     };
@@ -275,7 +275,7 @@ fn events(request: &Request, machine: &Published) -> Response {
 mod tests {
     use super::*;
     use crate::api::MachineEvent;
-    use crate::machine::{DeviceCounters, ExitLatch, ExitReason, Parts};
+    use crate::machine::{DeviceCounters, ExitLatch, ExitReason, LiveParts};
 
     fn request(method: Method, path: &str) -> Request {
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
@@ -309,8 +309,11 @@ mod tests {
         let button = button.then(|| Box::new(|| ()) as Box<dyn Fn() + Send>);
         let device =
             || vec![DeviceCounters { id: "disk".to_owned(), counters: vec![("failed requests", 2)] }];
-        let parts =
-            Parts { button, counters: Box::new(device), messages: Box::new(Vec::<crate::kvm::Message>::new) };
+        let parts = LiveParts {
+            button,
+            counters: Box::new(device),
+            messages: Box::new(Vec::<crate::kvm::Message>::new),
+        };
         Live::new(ExitLatch::new().unwrap(), parts)
     }
 

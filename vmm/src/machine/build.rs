@@ -13,7 +13,7 @@ use super::board::Board;
 use super::error::BuildError;
 use super::exit::ExitLatch;
 use super::finish::RunningDevice;
-use super::live::{DeviceCounters, Live, Parts};
+use super::live::{DeviceCounters, Live, LiveParts};
 use super::poison::{ErrorBlock, Interrupt, Poison, Reports, SliceDevice};
 use super::signals::Signals;
 use super::tree::{self, Connections};
@@ -99,14 +99,14 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
 }
 
 /// The parts of the machine that other threads use.
-fn parts(button: Option<Interrupt>, devices: &[RunningDevice], routes: Arc<Routes>) -> Parts {
+fn parts(button: Option<Interrupt>, devices: &[RunningDevice], routes: Arc<Routes>) -> LiveParts {
     let functions: Vec<_> =
         devices.iter().map(|kept| (kept.id.clone(), Arc::clone(&kept.function))).collect();
     let counters = move || -> Vec<DeviceCounters> {
         let functions = functions.iter();
         functions.map(|(id, of)| DeviceCounters { id: id.clone(), counters: of.counters() }).collect()
     };
-    Parts { button, counters: Box::new(counters), messages: Box::new(move || routes.messages()) }
+    LiveParts { button, counters: Box::new(counters), messages: Box::new(move || routes.messages()) }
 }
 
 /// The device that a slice is, if it is one.

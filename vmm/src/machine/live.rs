@@ -13,11 +13,11 @@ use crate::virtio::Counter;
 pub struct Live {
     exit: Arc<ExitLatch>,
     /// `None` once the machine ends: from then on this keeps neither its memory nor its descriptors.
-    parts: Arc<Mutex<Option<Parts>>>,
+    parts: Arc<Mutex<Option<LiveParts>>>,
 }
 
 /// Parts of a machine that other threads use, as functions that neither wait nor fail.
-pub(crate) struct Parts {
+pub(crate) struct LiveParts {
     /// Presses the power button, where the guest's tables have one.
     pub(crate) button: Option<Interrupt>,
     /// Counters of each device.
@@ -37,7 +37,7 @@ pub struct DeviceCounters {
 
 /// Why a machine does not do what was requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unable {
+pub enum ControlError {
     /// The machine is ending already.
     Ending,
     /// Its guest has a device tree, which has no power button.
@@ -45,18 +45,20 @@ pub enum Unable {
 }
 
 impl Live {
-    pub(crate) fn new(exit: Arc<ExitLatch>, parts: Parts) -> Self {
+    pub(crate) fn new(exit: Arc<ExitLatch>, parts: LiveParts) -> Self {
         Self { exit, parts: Arc::new(Mutex::new(Some(parts))) }
     }
 
     /// Presses the guest's power button.
     ///
     /// # Errors
-    /// [`Unable`].
-    pub fn press_power_button(&self) -> Result<(), Unable> {
+    /// [`ControlError`].
+    pub fn press_power_button(&self) -> Result<(), ControlError> {
         let parts = lock(&self.parts);
-        let Some(parts) = parts.as_ref().filter(|_| !self.is_ending()) else { return Err(Unable::Ending) };
-        parts.button.as_ref().map(|button| button()).ok_or(Unable::NoButton)
+        let Some(parts) = parts.as_ref().filter(|_| !self.is_ending()) else {
+            return Err(ControlError::Ending);
+        };
+        parts.button.as_ref().map(|button| button()).ok_or(ControlError::NoButton)
     }
 
     /// Ends the machine, with its disks flushed. A second request ends the wait for its disks.
@@ -93,7 +95,7 @@ mod tests {
 
     fn live(button: Option<Interrupt>) -> Live {
         let (counters, messages) = (Box::new(Vec::<DeviceCounters>::new), Box::new(Vec::<Message>::new));
-        Live::new(ExitLatch::new().unwrap(), Parts { button, counters, messages })
+        Live::new(ExitLatch::new().unwrap(), LiveParts { button, counters, messages })
     }
 
     #[test]
@@ -105,9 +107,9 @@ mod tests {
         })));
         assert_eq!(live_one.press_power_button(), Ok(()));
         live_one.stop();
-        assert_eq!(live_one.press_power_button(), Err(Unable::Ending));
+        assert_eq!(live_one.press_power_button(), Err(ControlError::Ending));
         assert_eq!(pressed.load(Ordering::Relaxed), 1);
-        assert_eq!(live(None).press_power_button(), Err(Unable::NoButton));
+        assert_eq!(live(None).press_power_button(), Err(ControlError::NoButton));
     }
 
     #[test]
@@ -126,7 +128,7 @@ mod tests {
         let kept = Arc::clone(&memory);
         let counters =
             Box::new(move || vec![DeviceCounters { id: format!("{kept:?}"), counters: Vec::new() }]);
-        let parts = Parts { button: None, counters, messages: Box::new(Vec::<Message>::new) };
+        let parts = LiveParts { button: None, counters, messages: Box::new(Vec::<Message>::new) };
         let live = Live::new(ExitLatch::new().unwrap(), parts);
         let other = live.clone();
         assert_eq!((other.counters().unwrap().len(), Arc::strong_count(&memory)), (1, 2));

@@ -35,8 +35,8 @@ pub(crate) use exit::ExitLatch;
 pub use exit::ExitReason;
 pub use finish::Unfinished;
 #[cfg(test)]
-pub(crate) use live::Parts;
-pub use live::{DeviceCounters, Live, Unable};
+pub(crate) use live::LiveParts;
+pub use live::{ControlError, DeviceCounters, Live};
 pub use tree::TreeError;
 
 use crate::hotplug;
