@@ -30,6 +30,7 @@ mod cli;
 pub mod console;
 mod custody;
 pub mod error;
+mod eventfd;
 pub mod export;
 pub mod facts;
 pub mod firmware;

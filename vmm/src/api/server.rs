@@ -23,8 +23,8 @@ use super::connection::{Connection, Limits};
 use super::published::Published;
 use super::routes::{self, Response};
 use crate::error::{Blame, Remedy, Report};
+use crate::eventfd::borrowed;
 use crate::listener::Listener;
-use crate::passthrough::borrowed;
 use crate::resources::ThreadError;
 
 /// Most clients at a time.

@@ -12,7 +12,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Event, EventKind, Handle, HotplugError, Removal, Request, Running, Source, UNPLUG_TIMEOUT};
-use crate::passthrough::{HostEvents, borrowed};
+use crate::eventfd::borrowed;
+use crate::passthrough::HostEvents;
 use crate::pci::{Duty, Plugged, Port, RootComplex};
 use crate::plan::BridgePlan;
 

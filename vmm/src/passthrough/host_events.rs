@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use egm_vfio::backend::{Backend, InterruptKind};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::descriptor::borrowed;
+use crate::eventfd::borrowed;
 
 /// Listens to one function. Each of its two events is reported once: a device that reports errors does so many times,
 /// and the kernel requests a function back every few seconds.

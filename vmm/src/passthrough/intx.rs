@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use egm_vfio::backend::{Backend, InterruptKind};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::descriptor::borrowed;
+use crate::eventfd::borrowed;
 use crate::lock::lock;
 
 /// An interrupt line of the machine; KVM implements it.

@@ -13,7 +13,6 @@
 
 mod access;
 mod coherent;
-mod descriptor;
 mod error;
 mod function;
 mod host_events;
@@ -25,7 +24,6 @@ mod vectors;
 mod windows;
 
 pub(crate) use coherent::NEEDS_CACHING;
-pub(crate) use descriptor::borrowed;
 pub(crate) use error::PassthroughError;
 pub(crate) use function::{AssignedFunction, Connections};
 pub(crate) use host_events::HostEvents;

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use egm_vfio::backend::{Backend, InterruptKind};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::descriptor::borrowed;
 use super::intx::Intx;
+use crate::eventfd::borrowed;
 use crate::lock::lock;
 use crate::pci::msix::VectorSource;
 
