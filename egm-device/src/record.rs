@@ -28,11 +28,11 @@ const MAX_RECORD: u64 = 16 << 20;
 pub enum RecordError {
     #[error("cannot read facts from {}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("{}:{}:{}: not facts of a host", path.display(), source.line, source.column)]
+    #[error("{}:{}:{}: cannot read facts: not a record of a host", path.display(), source.line, source.column)]
     Json { path: PathBuf, source: Box<JsonError> },
-    #[error("{}: facts of version {version}, and this program reads version {RECORD_VERSION}", path.display())]
+    #[error("cannot read facts from {}: they have version {version}, and this program reads {RECORD_VERSION}", path.display())]
     Version { path: PathBuf, version: u32 },
-    #[error("{} is output of \"egm-device regions --json\", which is not facts of a host", path.display())]
+    #[error("cannot read facts from {}: it is output of \"egm-device regions --json\"", path.display())]
     Regions { path: PathBuf },
 }
 

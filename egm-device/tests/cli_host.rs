@@ -74,13 +74,10 @@ fn facts_of_another_version_and_what_is_no_record_are_refused_with_the_command_t
     for (text, reason) in [
         (
             recorded.replacen("\"version\": 3", "\"version\": 2", 1).as_str(),
-            "facts.json: facts of version 2, and this program reads version 3",
+            "facts.json: they have version 2, and this program reads 3",
         ),
-        (
-            "{\"host\": {}, \"regions\": []}",
-            "facts.json is output of \"egm-device regions --json\", which is not",
-        ),
-        ("{\"version\": 3}", "not facts of a host"),
+        ("{\"host\": {}, \"regions\": []}", "facts.json: it is output of \"egm-device regions --json\""),
+        ("{\"version\": 3}", "not a record of a host"),
     ] {
         fs::write(&facts, text).unwrap();
         refused(&["regions", "--facts", path], 2, &[reason, help]);

@@ -494,12 +494,12 @@ fn facts_that_are_not_there_or_no_record() {
     let plan = |facts| said(&[], &[PROGRAM, "plan", "vm.json", "--facts", facts], machine.folder.path());
     let help = "help: record them on their host: egm-vmm facts > facts.json";
     plan("none").refuses(CONFIGURATION, &["cannot read facts from none", "No such file", help]);
-    let other = "other.json is output of \"egm-device regions --json\", which is not facts of a host";
+    let other = "cannot read facts from other.json: it is output of \"egm-device regions --json\"";
     plan("other.json").refuses(CONFIGURATION, &[other, help]);
     let machine = machine.file("other.json", b"{\n  \"version\": \"2\"\n}");
     let plan = [PROGRAM, "plan", "vm.json", "--facts", "other.json"];
     let parts = [
-        "other.json:2:14: not facts of a host",
+        "other.json:2:14: cannot read facts: not a record of a host",
         "  2 |   \"version\": \"2\"",
         "found \"2\", expected a number",
         help,
