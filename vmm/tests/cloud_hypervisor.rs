@@ -169,7 +169,7 @@ fn options_of_the_other_name_are_refused_and_not_ignored_while_there_is_no_api()
             let output = run(program, line);
             let text = String::from_utf8(output.stderr).unwrap();
             assert_eq!(output.status.code(), Some(CONFIGURATION), "{text}");
-            let wanted = format!("error: cannot honour {options}: this version of egm-vmm does not serve");
+            let wanted = format!("error: cannot honour {options}: by this name egm-vmm serves no API yet");
             assert!(text.starts_with(&wanted), "{text}");
             assert!(
                 text.contains("  help: ") && text.contains("egm-vmm plan --from cloud-hypervisor FILE"),

@@ -21,7 +21,7 @@ const VERSION: &str = "54.0.0";
 /// Serve cloud-hypervisor's API
 #[derive(Debug, Parser)]
 #[command(name = NAME, disable_version_flag = true, arg_required_else_help = true, after_help = HELP)]
-pub(super) struct Line {
+pub(super) struct CommandLine {
     /// Serve the API at this Unix socket: PATH, path=PATH or fd=NUMBER
     #[arg(long, value_name = "SOCKET")]
     api_socket: Option<String>,
@@ -52,7 +52,7 @@ Exit codes: 2 the command line is wrong; 3 the host lacks something.";
 
 /// Options that cannot take effect.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot honour {options}: this version of egm-vmm does not serve cloud-hypervisor's API")]
+#[error("cannot honour {options}: by this name egm-vmm serves no API yet")]
 struct NotServed {
     /// As they were written.
     options: String,
@@ -61,7 +61,7 @@ struct NotServed {
 impl Report for NotServed {
     fn remedy(&self) -> Remedy {
         Blame::Configuration.help(
-            "start a machine by its own file: egm-vmm run FILE\n\
+            "start a machine by its own file: egm-vmm run FILE --api PATH\n\
              or plan the body of vm.create: egm-vmm plan --from cloud-hypervisor FILE",
         )
     }
@@ -72,7 +72,7 @@ pub(super) fn is_called(program: Option<&OsStr>) -> bool {
     program.and_then(|program| Path::new(program).file_name()) == Some(OsStr::new(NAME))
 }
 
-pub(super) fn run(line: &Line) -> Outcome {
+pub(super) fn run(line: &CommandLine) -> Outcome {
     if line.version {
         print(format!("{NAME} v{VERSION}\negm-vmm {}\n", env!("CARGO_PKG_VERSION")));
         return Ok(ExitCode::SUCCESS);

@@ -215,14 +215,14 @@ const PLATFORM: &[Row] = &[
     refused(
         "landlock_enable",
         Flag(false),
-        "cannot confine the process by Landlock: it makes no rules",
-        "leave landlock_enable out; egm-vmm run --user drops all privileges",
+        "cannot choose the sandbox in a document: the command line does",
+        "leave landlock_enable out, and use egm-vmm run --sandbox strict",
     ),
     refused(
         "landlock_rules",
         Nothing,
-        "cannot confine the process by Landlock: it makes no rules",
-        "leave landlock_rules out; egm-vmm run --user drops all privileges",
+        "cannot choose the sandbox in a document: the command line does",
+        "leave landlock_rules out, and use egm-vmm run --sandbox strict",
     ),
 ];
 
