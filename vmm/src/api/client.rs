@@ -12,7 +12,7 @@ use crate::error::{Blame, Remedy, Report};
 use crate::listener::connect;
 
 /// Time for a connection to take a request, and between two reads of its answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest head of an answer, in bytes; a body and an event have their own limits.
 const MAX_HEAD: u64 = 8 << 10;
 const MAX_BODY: u64 = 64 << 20;
@@ -50,18 +50,11 @@ impl Report for ClientError {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Client<'p> {
     path: &'p Path,
-    patience: Duration,
+    timeout: Duration,
 }
 
-/// An answer with success.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Reply {
-    /// Its body; empty where it has none.
-    pub(crate) body: String,
-}
-
-/// Status and body of an answer.
-struct Raw {
+/// Status and length of an answer, and the rest of its stream.
+struct AnswerHead {
     status: u16,
     length: Option<u64>,
     rest: BufReader<UnixStream>,
@@ -69,25 +62,28 @@ struct Raw {
 
 impl<'p> Client<'p> {
     pub(crate) const fn new(path: &'p Path) -> Self {
-        Self { path, patience: PATIENCE }
+        Self { path, timeout: TIMEOUT }
     }
 
     /// With another limit of each wait.
-    pub(crate) const fn waiting(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    pub(crate) const fn waiting(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
-    /// Sends a request without a body, and returns the answer.
+    /// Sends a request without a body, and returns the body of the answer; empty where it has none.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub(crate) fn ask(&self, method: &str, target: &str) -> Result<Reply, ClientError> {
-        let Raw { status, length, rest } = self.send(method, target)?;
+    pub(crate) fn ask(&self, method: &str, target: &str) -> Result<String, ClientError> {
+        let AnswerHead { status, length, rest } = self.send(method, target)?;
         let mut body = String::new();
         let read = rest.take(length.unwrap_or(MAX_BODY).min(MAX_BODY)).read_to_string(&mut body);
         read.map_err(|source| self.unreadable(source))?;
+        if length.is_some_and(|length| u64::try_from(body.len()) != Ok(length.min(MAX_BODY))) {
+            return Err(self.unreadable(io::ErrorKind::UnexpectedEof.into()));
+        }
         match status {
-            200..300 => Ok(Reply { body }),
+            200..300 => Ok(body),
             _ => Err(refused(format!("{method} {target}"), status, &body)),
         }
     }
@@ -98,7 +94,7 @@ impl<'p> Client<'p> {
     /// [`ClientError`].
     pub(crate) fn follow(&self) -> Result<Events, ClientError> {
         let (method, target) = ("GET", "/egm/v1/events");
-        let Raw { status, rest, .. } = self.send(method, target)?;
+        let AnswerHead { status, rest, .. } = self.send(method, target)?;
         if status == 200 {
             return Ok(Events { stream: rest });
         }
@@ -107,12 +103,12 @@ impl<'p> Client<'p> {
         Err(refused(format!("{method} {target}"), status, &body))
     }
 
-    fn send(&self, method: &str, target: &str) -> Result<Raw, ClientError> {
+    fn send(&self, method: &str, target: &str) -> Result<AnswerHead, ClientError> {
         let unreachable = |source| ClientError::Unreachable { path: self.path.to_owned(), source };
         let stream = connect(self.path).map_err(unreachable)?; // fails where a server has too many clients to accept
         stream.set_nonblocking(false).map_err(unreachable)?;
         for set in [UnixStream::set_read_timeout, UnixStream::set_write_timeout] {
-            set(&stream, Some(self.patience)).map_err(unreachable)?;
+            set(&stream, Some(self.timeout)).map_err(unreachable)?;
         }
         let request = format!("{method} {target} HTTP/1.1\r\nHost: egm-vmm\r\nConnection: close\r\n\r\n");
         // A server that refuses this client answers and closes before it reads.
@@ -126,7 +122,7 @@ impl<'p> Client<'p> {
 }
 
 /// Reads the head of an answer.
-fn head(stream: UnixStream) -> io::Result<Raw> {
+fn head(stream: UnixStream) -> io::Result<AnswerHead> {
     let mut rest = BufReader::new(stream);
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -143,7 +139,7 @@ fn head(stream: UnixStream) -> io::Result<Raw> {
     let length = length.and_then(|field| str::from_utf8(field.value).ok()?.parse().ok());
     let status = answer.code.unwrap_or(0);
     let length = if status == 204 { Some(0) } else { length };
-    Ok(Raw { status, length, rest })
+    Ok(AnswerHead { status, length, rest })
 }
 
 /// The refusal of `request` with the texts of `body`: what failed, and the remedy.
@@ -198,7 +194,7 @@ mod tests {
     use super::*;
 
     /// The result of a request that is answered by `answer`.
-    fn answered(answer: &'static [u8]) -> Result<Reply, ClientError> {
+    fn answered(answer: &'static [u8]) -> Result<String, ClientError> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let listener = UnixListener::bind(&path).unwrap();
@@ -220,9 +216,9 @@ mod tests {
             b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokbehind it".as_slice(),
             b"HTTP/1.1 200 OK\r\n\r\nok",
         ] {
-            assert_eq!(answered(answer).unwrap().body, "ok");
+            assert_eq!(answered(answer).unwrap(), "ok");
         }
-        assert_eq!(answered(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap().body, "");
+        assert_eq!(answered(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap(), "");
     }
 
     #[test]
@@ -239,7 +235,8 @@ mod tests {
 
     #[test]
     fn what_is_no_answer_is_an_error_of_the_host_and_cannot_print_control_characters() {
-        for answer in [b"SSH-2.0-x\r\n\r\n".as_slice(), b"", b"HTTP/1.1 200"] {
+        let cut = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nok".as_slice();
+        for answer in [cut, b"SSH-2.0-x\r\n\r\n", b"", b"HTTP/1.1 200"] {
             let error = answered(answer).unwrap_err();
             assert!(matches!(error, ClientError::Unreadable { .. }), "{error}");
             assert_eq!(error.blame(), Blame::Host);

@@ -59,7 +59,7 @@ pub enum MachineEvent {
 
 /// An event as readers get it.
 #[derive(Serialize)]
-struct Line<'a> {
+struct JournalLine<'a> {
     /// Position in the journal, from 0.
     sequence: u64,
     /// Milliseconds since 1970.
@@ -71,13 +71,13 @@ struct Line<'a> {
 /// The latest events.
 #[derive(Debug, Default)]
 pub struct Journal {
-    lines: Mutex<Lines>,
+    lines: Mutex<KeptLines>,
     /// Signalled after each event, once there may be readers.
     wake: OnceLock<Arc<EventFd>>,
 }
 
 #[derive(Debug, Default)]
-struct Lines {
+struct KeptLines {
     kept: VecDeque<Arc<str>>,
     /// Number of events so far.
     published: u64,
@@ -96,7 +96,7 @@ impl Journal {
     pub fn publish(&self, event: &MachineEvent) {
         let Some(wake) = self.wake.get() else { return };
         let mut lines = lock(&self.lines);
-        let line = Line { sequence: lines.published, time_ms: milliseconds(), event };
+        let line = JournalLine { sequence: lines.published, time_ms: milliseconds(), event };
         // Every map has string keys, so nothing of it can fail to be JSON.
         let text = serde_json::to_string(&line).unwrap_or_default();
         if lines.kept.len() == KEPT {

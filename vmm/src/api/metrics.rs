@@ -2,8 +2,8 @@
 
 use std::fmt::{Display, Write};
 
-use super::published::{Published, State};
-use super::views::VERSION;
+use super::published::{KnownState, Published};
+use super::views::{VERSION, counter_name};
 use crate::machine::Live;
 use crate::reserve::SliceRecord;
 
@@ -37,7 +37,7 @@ fn seconds(microseconds: u64) -> String {
 }
 
 /// All metrics of the machine.
-pub(super) fn text(machine: &Published, state: &State) -> String {
+pub(super) fn text(machine: &Published, state: &KnownState) -> String {
     let mut all = Metrics(String::new());
     all.family("info", "gauge", "The program, the machine and its state.");
     let phase = serde_json::to_value(state.phase()).unwrap_or_default();
@@ -48,7 +48,7 @@ pub(super) fn text(machine: &Published, state: &State) -> String {
     all.sample("uptime_seconds", &[], seconds(super::published::microseconds(machine.begun.elapsed())));
     all.family("start_stage_seconds", "gauge", "Duration of each stage of the start.");
     for stage in &state.stages {
-        all.sample("start_stage_seconds", &[("stage", stage.name())], seconds(stage.microseconds));
+        all.sample("start_stage_seconds", &[("stage", stage.stage)], seconds(stage.duration_us));
     }
     all.family("events_total", "counter", "Events of the machine.");
     all.sample("events_total", &[], machine.journal().published());
@@ -64,8 +64,9 @@ pub(super) fn text(machine: &Published, state: &State) -> String {
     }
     all.family("device_events_total", "counter", "Mistakes and failures that a device counted.");
     for device in state.live.as_ref().and_then(Live::counters).unwrap_or_default() {
-        for (counter, number) in &device.counters {
-            all.sample("device_events_total", &[("device", &device.id), ("counter", counter)], number);
+        for (words, number) in &device.counters {
+            let counter = counter_name(words);
+            all.sample("device_events_total", &[("device", &device.id), ("counter", &counter)], number);
         }
     }
     all.0

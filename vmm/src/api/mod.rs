@@ -23,7 +23,7 @@ mod routes;
 mod server;
 mod views;
 
-pub(crate) use client::{Client, ClientError};
+pub(crate) use client::{Client, ClientError, Events};
 pub use events::{Journal, MachineEvent};
 pub(crate) use published::Published;
 pub(crate) use server::Server;

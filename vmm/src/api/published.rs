@@ -29,14 +29,8 @@ pub(super) enum Phase {
 /// A stage of the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(super) struct Stage {
-    stage: &'static str,
-    pub(super) microseconds: u64,
-}
-
-impl Stage {
-    pub(super) const fn name(&self) -> &'static str {
-        self.stage
-    }
+    pub(super) stage: &'static str,
+    pub(super) duration_us: u64,
 }
 
 /// A machine, for the thread that runs it and the thread of the API. Neither waits long for the other.
@@ -44,12 +38,12 @@ pub(crate) struct Published {
     pub(super) config: PathBuf,
     pub(super) begun: Instant,
     journal: Arc<Journal>,
-    state: Mutex<State>,
+    state: Mutex<KnownState>,
 }
 
 /// What is known so far.
 #[derive(Clone, Default)]
-pub(super) struct State {
+pub(super) struct KnownState {
     pub(super) stages: Vec<Stage>,
     /// End of the last stage, since the start.
     marked: Duration,
@@ -59,7 +53,7 @@ pub(super) struct State {
     pub(super) ended: Option<&'static str>,
 }
 
-impl State {
+impl KnownState {
     pub(super) fn phase(&self) -> Phase {
         match &self.live {
             _ if self.ended.is_some() => Phase::Ended,
@@ -88,7 +82,7 @@ impl Published {
         let mut state = lock(&self.state);
         let took = now.saturating_sub(state.marked);
         state.marked = now;
-        state.stages.push(Stage { stage, microseconds: microseconds(took) });
+        state.stages.push(Stage { stage, duration_us: microseconds(took) });
     }
 
     /// The machine has a plan, and its slices.
@@ -122,7 +116,7 @@ impl Published {
     }
 
     /// What is known now.
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> KnownState {
         lock(&self.state).clone()
     }
 }

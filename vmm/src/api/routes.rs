@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::answer::{Answer, JSON, LINES, METRICS, SERVER_SENT, Status};
 use super::events::EventFormat;
 use super::http::{Method, Request};
-use super::published::{Published, State};
+use super::published::{KnownState, Published};
 use super::{metrics, views};
 use crate::machine::{ControlError, Live};
 use crate::plan::{self, Plan};
@@ -45,7 +45,6 @@ use Operation::Missing;
 const START: &str = "start the machine with egm-vmm run FILE --api PATH";
 const STOP: &str = "use vm.shutdown, and start the machine again with egm-vmm run";
 const FIXED: &str = "change the configuration, and start the machine again";
-const HOT_PLUG: &str = "list the device in the configuration; running machines have no plug by the API yet";
 const NO_STATE: &str = "shut the guest down; its state cannot be kept yet";
 
 const fn route(method: Method, path: &'static str, operation: Operation, line: &'static str) -> Route {
@@ -77,7 +76,7 @@ pub(super) const ROUTES: &[Route] = &[
         Operation::Plan,
         "the plan of the machine, as `egm-vmm plan --json` prints it",
     ),
-    route(Get, "/egm/v1/slices", Operation::Slices, "region, place, owner and retired bytes of each slice"),
+    route(Get, "/egm/v1/slices", Operation::Slices, "region, offset, owner and retired bytes of each slice"),
     route(Get, "/egm/v1/interrupts", Operation::Interrupts, "interrupt lines, and messages that vectors use"),
     route(Get, "/egm/v1/timings", Operation::Timings, "duration of each stage of the start"),
     route(
@@ -104,16 +103,16 @@ pub(super) const ROUTES: &[Route] = &[
     missing("/api/v1/vm.send-migration", NO_STATE),
     missing("/api/v1/vm.receive-migration", NO_STATE),
     missing("/api/v1/vm.coredump", "use the guest's own crash kernel (kdump)"),
-    missing("/api/v1/vm.add-device", HOT_PLUG),
-    missing("/api/v1/vm.add-user-device", HOT_PLUG),
-    missing("/api/v1/vm.add-disk", HOT_PLUG),
-    missing("/api/v1/vm.add-net", HOT_PLUG),
-    missing("/api/v1/vm.add-vsock", HOT_PLUG),
+    missing("/api/v1/vm.add-device", FIXED),
+    missing("/api/v1/vm.add-user-device", FIXED),
+    missing("/api/v1/vm.add-disk", FIXED),
+    missing("/api/v1/vm.add-net", FIXED),
+    missing("/api/v1/vm.add-vsock", FIXED),
     missing("/api/v1/vm.add-fs", "share files by a disk or by the network"),
     missing("/api/v1/vm.add-pmem", "use a disk, or a slice of an fsdax region"),
     missing("/api/v1/vm.add-vdpa", "use a tap, or an assigned NIC"),
     missing("/api/v1/vm.add-generic-vhost-user", "use a vfio-user device"),
-    missing("/api/v1/vm.remove-device", HOT_PLUG),
+    missing("/api/v1/vm.remove-device", FIXED),
     missing("/api/v1/vm.resize", FIXED),
     missing("/api/v1/vm.resize-disk", FIXED),
     missing("/api/v1/vm.resize-zone", FIXED),
@@ -155,33 +154,29 @@ pub(super) fn respond(request: &Request, machine: &Published) -> Response {
         let methods: Vec<_> = here().map(|route| route.method.name()).collect();
         return unknown(&methods).into();
     };
-    let state = machine.state();
-    match route.operation {
-        Missing(remedy) => {
-            Answer::failure(Status::NotImplemented, "this request is not implemented", remedy).into()
-        }
-        _ if !request.body.is_empty() => {
-            let what = "cannot read the request: it takes no body";
-            Answer::failure(Status::BadRequest, what, "send it without a body").into()
-        }
-        Operation::Events => events(request, machine),
-        operation => answer(operation, machine, &state).into(),
+    if !request.body.is_empty() && !matches!(route.operation, Missing(_)) {
+        let what = "cannot read the request: it takes no body";
+        return Answer::failure(Status::BadRequest, what, "send it without a body").into();
     }
+    answer(route.operation, request, machine)
 }
 
 /// The answer to a request of a path with these `methods`, and not the one that was used.
 fn unknown(methods: &[&str]) -> Answer {
     if methods.is_empty() {
         let what = "cannot find this path in the API";
-        return Answer::failure(Status::NotFound, what, "use a path of docs/api.md");
+        return Answer::failure(Status::NotFound, what, "use a path that GET /egm/v1/requests lists");
     }
     let methods = methods.join(", ");
     let remedy = format!("use {methods}");
     Answer::failure(Status::MethodNotAllowed, "this path has no such method", &remedy).allowing(methods)
 }
 
-fn answer(operation: Operation, machine: &Published, state: &State) -> Answer {
-    match operation {
+fn answer(operation: Operation, request: &Request, machine: &Published) -> Response {
+    let state = &machine.state();
+    let answer = match operation {
+        Operation::Events => return events(request, machine),
+        Missing(remedy) => Answer::failure(Status::NotImplemented, "this request is not implemented", remedy),
         Operation::Ping => Answer::json(&views::ping()),
         Operation::Info => of_plan(state, |plan| Answer::json(&views::info(plan, state.phase()))),
         Operation::Counters => match running(state).map(Live::counters) {
@@ -210,13 +205,12 @@ fn answer(operation: Operation, machine: &Published, state: &State) -> Answer {
         Operation::Requests => Answer::json(&requests()),
         Operation::Timings => Answer::json(&views::timings(state)),
         Operation::Metrics => Answer::text(METRICS, metrics::text(machine, state)),
-        // Dispatched already.
-        Operation::Events | Missing(_) => Answer::failure(Status::NotImplemented, "not here", ""),
-    }
+    };
+    answer.into()
 }
 
 /// The machine, if it runs.
-fn running(state: &State) -> Result<&Live, Answer> {
+fn running(state: &KnownState) -> Result<&Live, Answer> {
     match (&state.live, state.ended) {
         (_, Some(_)) => Err(unable(ControlError::Ending)),
         (Some(live), None) => Ok(live),
@@ -232,7 +226,7 @@ fn running(state: &State) -> Result<&Live, Answer> {
 }
 
 /// What `make` makes of the plan, once there is one.
-fn of_plan(state: &State, make: impl FnOnce(&Plan) -> Answer) -> Answer {
+fn of_plan(state: &KnownState, make: impl FnOnce(&Plan) -> Answer) -> Answer {
     match &state.plan {
         Some(plan) => make(plan),
         None => {
@@ -276,6 +270,7 @@ mod tests {
     use super::*;
     use crate::api::MachineEvent;
     use crate::machine::{DeviceCounters, ExitLatch, ExitReason, LiveParts};
+    use crate::reserve::SliceRecord;
 
     fn request(method: Method, path: &str) -> Request {
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
@@ -339,6 +334,37 @@ mod tests {
         let listed: Vec<&str> =
             page.lines().filter(|line| line.starts_with("| `") && line.contains("/v1/")).collect();
         assert_eq!(listed, rows(ROUTES.iter()), "write it as the table has it");
+    }
+
+    /// Rows of the page for the metrics `text`: name, kind, labels of the first sample, help.
+    fn metric_rows(text: &str) -> Vec<String> {
+        let row = |help: &str| {
+            let (name, help) = help.split_once(' ').unwrap();
+            let line = |prefix: &str| text.lines().find_map(|line| line.strip_prefix(prefix)).unwrap();
+            let kind = line(&format!("# TYPE {name} "));
+            let labels = text.lines().find_map(|line| line.strip_prefix(&format!("{name}{{")));
+            // No value of the test's machine has one of these characters.
+            let names =
+                labels.into_iter().flat_map(|labels| labels.split(',')).map(|label| label.split('=').next());
+            let names: Vec<_> = names.map(|name| format!("`{}`", name.unwrap())).collect();
+            format!("| `{name}` | {kind} | {} | {help} |", names.join(", "))
+        };
+        text.lines().filter_map(|line| line.strip_prefix("# HELP ")).map(row).collect()
+    }
+
+    #[test]
+    fn the_document_lists_exactly_the_metrics() {
+        let machine = starting();
+        let region = Some("local".to_owned());
+        let slice =
+            SliceRecord { id: "egm0".into(), region, offset: 0, size: 1, owner: None, retired: Vec::new() };
+        machine.planned(plan_of_a_config(), vec![slice]);
+        machine.started(live(true));
+        let text = metrics::text(&machine, &machine.state());
+        assert!(text.contains("{device=\"disk\",counter=\"failed_requests\"} 2\n"), "{text}");
+        let page = include_str!("../../../docs/api.md");
+        let listed: Vec<&str> = page.lines().filter(|line| line.starts_with("| `egm_vmm_")).collect();
+        assert_eq!(listed, metric_rows(&text), "write it as the program has it");
     }
 
     #[test]

@@ -212,7 +212,12 @@ impl Serving {
         let user = egm_device::broker::user_of(stream.as_fd());
         if !user.is_ok_and(|user| may_use(user, self.owner)) {
             let what = "this user may not use the API";
-            refuse(&stream, Status::Forbidden, what, "connect as the user of the machine, or as root");
+            refuse(
+                &stream,
+                Status::Forbidden,
+                what,
+                "connect as the user that started the machine, or as root",
+            );
             return Ok(());
         }
         if self.clients.len() >= MOST_CLIENTS {

@@ -6,7 +6,7 @@ use std::path::Path;
 use egm_address::PciAddress;
 use serde_json::{Map, Value, json};
 
-use super::published::{Phase, Published, State, microseconds};
+use super::published::{KnownState, Phase, Published, microseconds};
 use crate::kvm::Message;
 use crate::machine::{DeviceCounters, Live};
 use crate::plan::{FunctionRole, Plan};
@@ -59,17 +59,22 @@ fn device_tree(plan: &Plan) -> Map<String, Value> {
     endpoints.map(node).collect()
 }
 
-/// cloud-hypervisor's `VmCounters`: a number for each device and counter. A counter's name is its words, joined.
+/// Name of a counter in answers: its words, joined.
+pub(super) fn counter_name(words: &str) -> String {
+    words.replace(' ', "_")
+}
+
+/// cloud-hypervisor's `VmCounters`: a number for each device and counter.
 pub(super) fn counters(devices: &[DeviceCounters]) -> Value {
     let of = |device: &DeviceCounters| -> BTreeMap<String, u64> {
-        device.counters.iter().map(|(words, number)| (words.replace(' ', "_"), *number)).collect()
+        device.counters.iter().map(|(words, number)| (counter_name(words), *number)).collect()
     };
     let devices: BTreeMap<&str, _> = devices.iter().map(|device| (device.id.as_str(), of(device))).collect();
     json!(devices)
 }
 
 /// The machine of this process.
-pub(super) fn machine(machine: &Published, state: &State) -> Value {
+pub(super) fn machine(machine: &Published, state: &KnownState) -> Value {
     json!({
         "name": state.plan.as_ref().map(|plan| plan.name.clone()),
         "state": state.phase(),
@@ -82,9 +87,9 @@ pub(super) fn machine(machine: &Published, state: &State) -> Value {
 }
 
 /// The stages of the start.
-pub(super) fn timings(state: &State) -> Value {
-    let total = state.stages.iter().map(|stage| stage.microseconds).fold(0, u64::saturating_add);
-    json!({ "stages": state.stages, "total_microseconds": total })
+pub(super) fn timings(state: &KnownState) -> Value {
+    let total = state.stages.iter().map(|stage| stage.duration_us).fold(0, u64::saturating_add);
+    json!({ "stages": state.stages, "total_us": total })
 }
 
 /// Interrupt lines of the plan, and the messages that the guest's drivers have set up.

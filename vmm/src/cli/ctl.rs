@@ -9,7 +9,7 @@ use egm_report::program::Outcome;
 use egm_report::show::{Screen, Side, Table, Unwritten, print, printable_lines, size};
 use serde_json::Value;
 
-use crate::api::{Client, ClientError};
+use crate::api::{Client, ClientError, Events};
 use crate::error::{Blame, Remedy, Report};
 
 /// Time that a machine has to stop its vCPUs and to flush its disks (30 s) after a request to stop.
@@ -41,7 +41,7 @@ enum Verb {
     Counters,
     /// Print the plan of the machine (JSON)
     Plan,
-    /// Print region, place, owner and retired bytes of each slice
+    /// Print region, offset, owner and retired bytes of each slice
     Slices,
     /// Print interrupt lines, and messages that vectors use (JSON)
     Interrupts,
@@ -104,7 +104,7 @@ impl Report for Unstopped {
 
 pub(super) fn run(args: &Args) -> Outcome {
     let client = Client::new(&args.api);
-    let get = |target: &str| client.ask("GET", target).map(|reply| reply.body);
+    let get = |target: &str| client.ask("GET", target);
     let out = match &args.verb {
         Verb::Ping => shown(args, &get("/api/v1/vmm.ping")?, fields),
         Verb::Machine => shown(args, &get("/egm/v1/machine")?, fields),
@@ -117,10 +117,10 @@ pub(super) fn run(args: &Args) -> Outcome {
         Verb::Metrics => get("/egm/v1/metrics")?,
         Verb::Events { follow: false } => get("/egm/v1/events?follow=0")?,
         Verb::Events { follow: true } => return follow(client, &args.api),
-        Verb::PowerButton => client.ask("PUT", "/api/v1/vm.power-button")?.body,
+        Verb::PowerButton => client.ask("PUT", "/api/v1/vm.power-button")?,
         Verb::Shutdown { timeout } => return shutdown(client, &args.api, *timeout),
-        Verb::Get { request } => raw(&client.ask("GET", request)?.body),
-        Verb::Put { request } => raw(&client.ask("PUT", request)?.body),
+        Verb::Get { request } => raw(&client.ask("GET", request)?),
+        Verb::Put { request } => raw(&client.ask("PUT", request)?),
     };
     print(for_stdout(out));
     Ok(ExitCode::SUCCESS)
@@ -131,25 +131,13 @@ fn for_stdout(text: String) -> String {
     if io::stdout().is_terminal() { printable_lines(&text) } else { text }
 }
 
-/// `body` as it came with `--json`, otherwise as `view` shows it.
-fn shown(args: &Args, body: &str, view: fn(&Value, &mut Table<'_>)) -> String {
+/// `body` as it came with `--json`, otherwise as the table that `view` makes.
+fn shown(args: &Args, body: &str, view: fn(&Value) -> Table<'static>) -> String {
     let Some(value) = (!args.json).then(|| serde_json::from_str(body).ok()).flatten() else {
         return raw(body);
     };
-    let heads: &[&str] = match args.verb {
-        Verb::Slices => &["slice", "region", "offset", "size", "owner", "retired"],
-        Verb::Timings => &["stage", "ms"],
-        _ => &["field", "value"],
-    };
-    let sides: &[Side] = match args.verb {
-        Verb::Slices => &[Side::Left, Side::Left, Side::Right, Side::Right, Side::Left, Side::Right],
-        Verb::Timings => &[Side::Left, Side::Right],
-        _ => &[Side::Left, Side::Left],
-    };
-    let mut table = Table::new(sides, heads);
-    view(&value, &mut table);
     let mut out = String::new();
-    table.write(&mut out, Screen::of_stdout());
+    view(&value).write(&mut out, Screen::of_stdout());
     out
 }
 
@@ -168,13 +156,17 @@ fn cell(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-fn fields(value: &Value, table: &mut Table<'_>) {
+fn fields(value: &Value) -> Table<'static> {
+    let mut table = Table::new(&[Side::Left, Side::Left], &["field", "value"]);
     for (field, value) in value.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
         table.row(None, vec![field.clone(), cell(value)]);
     }
+    table
 }
 
-fn slices(value: &Value, table: &mut Table<'_>) {
+fn slices(value: &Value) -> Table<'static> {
+    let sides = &[Side::Left, Side::Left, Side::Right, Side::Right, Side::Left, Side::Right];
+    let mut table = Table::new(sides, &["slice", "region", "offset", "size", "owner", "retired"]);
     for slice in value.as_array().into_iter().flatten() {
         let bytes = |value: &Value| value.as_u64().map_or_else(|| "-".to_owned(), size);
         let retired = slice["retired"].as_array().into_iter().flatten();
@@ -188,17 +180,20 @@ fn slices(value: &Value, table: &mut Table<'_>) {
         let (id, region) = (cell(&slice["id"]), slice["region"].as_str().unwrap_or("-").to_owned());
         table.row(None, vec![id, region, offset, bytes(&slice["size"]), owner, size(retired)]);
     }
+    table
 }
 
-fn timings(value: &Value, table: &mut Table<'_>) {
+fn timings(value: &Value) -> Table<'static> {
+    let mut table = Table::new(&[Side::Left, Side::Right], &["stage", "ms"]);
     let milliseconds = |value: &Value| {
         let microseconds = value.as_u64().unwrap_or(0);
         format!("{}.{:03}", microseconds / 1000, microseconds % 1000)
     };
     for stage in value["stages"].as_array().into_iter().flatten() {
-        table.row(None, vec![cell(&stage["stage"]), milliseconds(&stage["microseconds"])]);
+        table.row(None, vec![cell(&stage["stage"]), milliseconds(&stage["duration_us"])]);
     }
-    table.row(None, vec!["total".to_owned(), milliseconds(&value["total_microseconds"])]);
+    table.row(None, vec!["total".to_owned(), milliseconds(&value["total_us"])]);
+    table
 }
 
 /// Prints events until the machine's program ends, or the reader of this output does.
@@ -223,18 +218,11 @@ fn unreadable(path: &Path, source: io::Error) -> ClientError {
 /// Presses the power button, waits for the machine's end, and requests it after `timeout` seconds.
 fn shutdown(client: Client<'_>, path: &Path, timeout: u32) -> Outcome {
     let mut events = client.follow()?; // before the press: no event is missed
-    let mut ends_within = |limit: Duration| -> Result<bool, ClientError> {
-        let until = Instant::now().checked_add(limit);
-        while let Some(event) = events.next(until).map_err(|source| unreadable(path, source))? {
-            if is_end(&event) {
-                return Ok(true);
-            }
-        }
-        Ok(until.is_some_and(|until| Instant::now() < until)) // the stream's end is the program's
-    };
     if timeout > 0 {
         match client.ask("PUT", "/api/v1/vm.power-button") {
-            Ok(_) if ends_within(Duration::from_secs(timeout.into()))? => return Ok(ExitCode::SUCCESS),
+            Ok(_) if ends_within(&mut events, path, Duration::from_secs(timeout.into()))? => {
+                return Ok(ExitCode::SUCCESS);
+            }
             // A guest without a button, or that does not shut down.
             Ok(_) | Err(ClientError::Refused { status: 409, .. }) => {}
             Err(error) => return Err(error.into()),
@@ -245,13 +233,24 @@ fn shutdown(client: Client<'_>, path: &Path, timeout: u32) -> Outcome {
         Err(ClientError::Refused { status: 409, .. }) if !is_starting(client) => {} // it ends already
         Err(error) => return Err(error.into()),
     }
-    if ends_within(STOP)? { Ok(ExitCode::SUCCESS) } else { Err(Unstopped.into()) }
+    if ends_within(&mut events, path, STOP)? { Ok(ExitCode::SUCCESS) } else { Err(Unstopped.into()) }
+}
+
+/// Whether the machine, of which these are the events, ends within `limit`.
+fn ends_within(events: &mut Events, path: &Path, limit: Duration) -> Result<bool, ClientError> {
+    let until = Instant::now().checked_add(limit);
+    while let Some(event) = events.next(until).map_err(|source| unreadable(path, source))? {
+        if is_end(&event) {
+            return Ok(true);
+        }
+    }
+    Ok(until.is_some_and(|until| Instant::now() < until)) // the stream's end is the program's
 }
 
 /// Whether the machine has no vCPUs to stop yet.
 fn is_starting(client: Client<'_>) -> bool {
     let machine = client.ask("GET", "/egm/v1/machine").ok();
-    let machine = machine.and_then(|reply| serde_json::from_str::<Value>(&reply.body).ok());
+    let machine = machine.and_then(|body| serde_json::from_str::<Value>(&body).ok());
     machine.is_some_and(|machine| machine["state"] == "starting")
 }
 
@@ -265,11 +264,7 @@ fn is_end(event: &str) -> bool {
 mod tests {
     use super::*;
 
-    static SIDES: [Side; 6] = [Side::Left; 6];
-
-    fn rows(view: fn(&Value, &mut Table<'_>), columns: usize, value: &Value) -> Vec<Vec<String>> {
-        let mut table = Table::new(&SIDES[..columns], &["x"; 6][..columns]);
-        view(value, &mut table);
+    fn rows(table: &Table<'_>) -> Vec<Vec<String>> {
         let mut out = String::new();
         table.write(&mut out, Screen::FILE);
         let words = |line: &str| {
@@ -281,22 +276,23 @@ mod tests {
     #[test]
     fn answers_are_tables_of_what_they_have() {
         let machine = serde_json::json!({ "name": "vm1", "ended": null, "pid": 7 });
-        assert_eq!(rows(fields, 2, &machine), [["name", "vm1"], ["pid", "7"]]);
+        assert_eq!(rows(&fields(&machine)), [["name", "vm1"], ["pid", "7"]]);
         let slice = serde_json::json!([{ "id": "egm0", "region": "local", "offset": 4096, "size": 1 << 21,
             "owner": { "name": "vm1", "uid": 0, "pid": 7 }, "retired": [{ "offset": 4096, "size": 1024 }] }]);
         assert_eq!(
-            rows(slices, 6, &slice),
+            rows(&slices(&slice)),
             [["egm0", "local", "0x1000", "2 MiB", "vm1, user 0, process 7", "1 KiB"]]
         );
-        let stages = serde_json::json!({ "stages": [{ "stage": "plan", "microseconds": 1500 }], "total_microseconds": 1500 });
-        assert_eq!(rows(timings, 2, &stages), [["plan", "1.500"], ["total", "1.500"]]);
+        let stages =
+            serde_json::json!({ "stages": [{ "stage": "plan", "duration_us": 1500 }], "total_us": 1500 });
+        assert_eq!(rows(&timings(&stages)), [["plan", "1.500"], ["total", "1.500"]]);
     }
 
     #[test]
     fn a_hostile_answer_is_an_empty_table_or_its_text() {
         for value in [Value::Null, serde_json::json!([[[]]]), serde_json::json!({ "stages": 1 })] {
-            assert!(rows(fields, 2, &value).len() < 2 && rows(slices, 6, &value).len() < 2);
-            assert_eq!(rows(timings, 2, &value).len(), 1);
+            assert!(rows(&fields(&value)).len() < 2 && rows(&slices(&value)).len() < 2);
+            assert_eq!(rows(&timings(&value)).len(), 1);
         }
         assert_eq!(pretty("no JSON"), "no JSON\n");
     }

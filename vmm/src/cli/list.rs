@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::api::{Client, ClientError};
 
 /// Time for each machine to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// Most sockets that are asked.
 const MOST: usize = 4096;
 
@@ -93,9 +93,9 @@ fn is_socket(path: &Path) -> bool {
 
 impl Found {
     fn ask(path: PathBuf) -> Self {
-        let answer = Client::new(&path).waiting(PATIENCE).ask("GET", "/egm/v1/machine");
+        let answer = Client::new(&path).waiting(TIMEOUT).ask("GET", "/egm/v1/machine");
         let machine = match answer {
-            Ok(reply) => serde_json::from_str(&reply.body).map_err(|_| "no machine"),
+            Ok(body) => serde_json::from_str(&body).map_err(|_| "no machine"),
             Err(ClientError::Unreachable { source, .. }) => Err(match source.kind() {
                 io::ErrorKind::ConnectionRefused => "dead",
                 io::ErrorKind::PermissionDenied => "another user's",

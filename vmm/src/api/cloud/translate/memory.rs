@@ -11,7 +11,7 @@ use super::context::{Context, cpu_set};
 
 /// Nodes and slices of our file while they are made.
 #[derive(Default)]
-struct Parts {
+struct NodesAndSlices {
     nodes: Vec<Slot<NodeFile>>,
     slices: Vec<Slot<EgmFile>>,
 }
@@ -36,7 +36,7 @@ pub(super) fn translate(
         context.note(&format!("numa[{index}].device_id"));
     }
     let zones = Zones::new(zones, context);
-    let mut parts = Parts::default();
+    let mut parts = NodesAndSlices::default();
     if real.is_empty() && is_divided {
         zones.in_one_node(vcpus, &mut parts, context);
     }
@@ -123,7 +123,7 @@ impl<'d> Zones<'d> {
     }
 
     /// Without nodes, all zones are memory of node 0. A slice needs a node that names it.
-    fn in_one_node(&self, vcpus: u32, parts: &mut Parts, context: &mut Context) {
+    fn in_one_node(&self, vcpus: u32, parts: &mut NodesAndSlices, context: &mut Context) {
         for (index, zone) in self.all.iter().enumerate() {
             if zone.file.is_some() {
                 context.refuse(format!("memory.zones[{index}].id"));
@@ -142,7 +142,7 @@ impl<'d> Zones<'d> {
         index: usize,
         node: &NumaConfig,
         left_out: &BTreeSet<u32>,
-        parts: &mut Parts,
+        parts: &mut NodesAndSlices,
         context: &mut Context,
     ) {
         if node.device_id.is_some() {
@@ -186,7 +186,7 @@ impl<'d> Zones<'d> {
         zone: usize,
         node: u32,
         distances: Option<BTreeMap<String, u8>>,
-        parts: &mut Parts,
+        parts: &mut NodesAndSlices,
         context: &mut Context,
     ) {
         let Some(MemoryZoneConfig { size, file: Some(file), .. }) = self.all.get(zone) else { return };
