@@ -124,7 +124,7 @@ fn resets<D: VirtioDevice + 'static>(device: D, mut between: impl FnMut(&mut dyn
         device.lock().unwrap().activate(given).unwrap();
         between(&mut turn);
         device.lock().unwrap().reset();
-        while !device.lock().unwrap().at_rest() {
+        while !device.lock().unwrap().is_quiescent() {
             turn();
         }
         assert_eq!(open(), before);

@@ -276,7 +276,7 @@ fn finishing_while_the_driver_runs_makes_its_writes_durable_and_ends_the_device(
     driver.offer(1, 0, 512, false);
     assert_eq!(driver.wait(), 0);
     block.lock().unwrap().reset();
-    while !block.lock().unwrap().at_rest() {
+    while !block.lock().unwrap().is_quiescent() {
         thread::yield_now();
     }
     assert!(block.lock().unwrap().take_loss().is_none());

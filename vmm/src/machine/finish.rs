@@ -80,7 +80,7 @@ pub(super) fn finish(
         lock(device).reset();
     }
     let (start, mut limit) = (Instant::now(), SILENCE);
-    while let Some(busy) = devices.iter().find(|kept| !lock(&kept.device).at_rest()) {
+    while let Some(busy) = devices.iter().find(|kept| !lock(&kept.device).is_quiescent()) {
         let left = limit.saturating_sub(start.elapsed());
         if left.is_zero() && limit == SILENCE {
             limit = TIMEOUT;
@@ -108,7 +108,7 @@ impl RunningDevice {
         let (name, mut device) = (self.name.clone(), lock(&self.device));
         match device.take_loss() {
             Some(source) => Some(Unfinished::Flush { name, source }),
-            None => (!device.at_rest()).then_some(Unfinished::Silent { name }),
+            None => (!device.is_quiescent()).then_some(Unfinished::Silent { name }),
         }
     }
 }

@@ -117,12 +117,12 @@ pub trait VirtioDevice: MutEventSubscriber + Send {
     }
 
     /// Returns to the state before activation, without waiting: the device takes nothing new and no longer notifies the
-    /// driver. Once it is [at rest](VirtioDevice::at_rest), it touches no guest memory.
+    /// driver. Once it is [quiescent](VirtioDevice::is_quiescent), it touches no guest memory.
     fn reset(&mut self);
 
     /// Whether the last reset is over. The event loop completes what is pending. No thread waits for storage while it
     /// holds the device's lock: storage may take for ever.
-    fn at_rest(&self) -> bool {
+    fn is_quiescent(&self) -> bool {
         true
     }
 

@@ -152,7 +152,7 @@ impl Poison {
     }
 
     /// Records and reports the events since the last call; also after the machine's end, which they may explain.
-    pub(super) fn hear(&mut self) {
+    pub(super) fn collect(&mut self) {
         let EventBatch { events, elsewhere, lost } = self.watch.take_events();
         events.into_iter().for_each(|event| self.event(&event));
         self.look_again();
@@ -270,7 +270,7 @@ impl MutEventSubscriber for Poison {
         } else if events.fd() == self.checks.wake.as_raw_fd() {
             let _ = self.checks.wake.read(); // the event loop looks into the boxes after each turn
         } else {
-            self.hear();
+            self.collect();
         }
     }
 

@@ -296,7 +296,7 @@ impl VirtioDevice for Block {
             let source = std::io::ErrorKind::InvalidInput.into();
             return Err(ActivateError { what: "the request queue is not enabled", source });
         };
-        if !self.at_rest() {
+        if !self.is_quiescent() {
             let source = std::io::ErrorKind::ResourceBusy.into();
             return Err(ActivateError { what: "the last reset is not over", source });
         }
@@ -322,7 +322,7 @@ impl VirtioDevice for Block {
         let _ = self.kick().write(1); // full is as good as written
     }
 
-    fn at_rest(&self) -> bool {
+    fn is_quiescent(&self) -> bool {
         self.running.is_none() && !self.unflushed && self.engine.in_flight() == 0
     }
 

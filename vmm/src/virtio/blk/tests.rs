@@ -174,7 +174,7 @@ fn a_reset_lasts_until_what_is_in_flight_is_done_and_notifies_no_driver() {
     rig.block.engine.commit();
     rig.block.reset();
     rig.settle();
-    assert!(rig.block.at_rest());
+    assert!(rig.block.is_quiescent());
     let mut bytes = [0; 512];
     rig.file.read_exact_at(&mut bytes, 9 * 512).unwrap();
     assert_eq!((bytes, rig.block.engine.in_flight(), rig.interrupt.count()), ([0x5a; 512], 0, 0));
@@ -222,15 +222,15 @@ fn a_reset_never_waits_for_storage_and_its_flush_comes_after_the_last_request() 
         rig.block.work();
         rig.block.reset();
         rig.block.work();
-        assert!(!rig.block.at_rest() && rig.activate().is_err());
+        assert!(!rig.block.is_quiescent() && rig.activate().is_err());
         // The guest gets no answer to this request any more.
         assert!(matches!(answer(broken()), Job::Write { .. }));
         rig.block.work();
-        assert!(!rig.block.at_rest());
+        assert!(!rig.block.is_quiescent());
         let is_loss = flushed.is_err();
         assert!(matches!(answer(flushed), Job::Flush));
         rig.block.work();
-        assert!(rig.block.at_rest() && jobs.lock().unwrap().is_empty());
+        assert!(rig.block.is_quiescent() && jobs.lock().unwrap().is_empty());
         rig.activate().unwrap();
         let loss = rig.block.take_loss();
         assert_eq!(loss.map(|error| error.raw_os_error()), is_loss.then_some(Some(libc::EIO)));
@@ -269,7 +269,7 @@ proptest! {
         rig.driver.set_available(&heads, index);
         rig.block.work();
         rig.block.reset();
-        while !rig.block.at_rest() {
+        while !rig.block.is_quiescent() {
             rig.settle();
         }
         prop_assert_eq!(rig.file.metadata().unwrap().len(), SECTORS * SECTOR + 100);

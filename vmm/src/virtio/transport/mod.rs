@@ -166,7 +166,7 @@ impl VirtioPci {
 
     /// Ends a reset that the device has come to the end of.
     fn settle(&self, core: &mut Core) {
-        if core.is_resetting() && lock(&self.device).at_rest() {
+        if core.is_resetting() && lock(&self.device).is_quiescent() {
             core.rested();
         }
     }
