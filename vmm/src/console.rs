@@ -90,11 +90,23 @@ impl Report for ConsoleError {
 /// Earlier settings of our terminal, while the guest has it.
 static TERMINAL: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// Restores our terminal to its state before `Console::take_terminal`. Takes no lock that is held while anything else
-/// happens, so that a panicking thread can call it.
+/// Restores our terminal to its state before `Console::take_terminal`. The lock is held for no call, so that a panicking
+/// thread can do this.
 pub(crate) fn restore_terminal() {
-    if let Some(before) = lock(&TERMINAL).take() {
-        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &before);
+    let before = lock(&TERMINAL).take();
+    restore(before.as_ref());
+}
+
+/// As [`restore_terminal`], for the handler of a signal: waits for no lock. A thread that holds it restores the terminal
+/// itself, or is the one that the signal interrupted.
+pub(crate) fn try_restore_terminal() {
+    let before = TERMINAL.try_lock().ok().and_then(|mut before| before.take());
+    restore(before.as_ref());
+}
+
+fn restore(before: Option<&Termios>) {
+    if let Some(before) = before {
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
     }
 }
 
@@ -316,6 +328,18 @@ mod tests {
         other.write_all(b"root").unwrap();
         assert_eq!(console.read(&mut buffer), 4);
         assert_eq!(&buffer[..4], b"root");
+    }
+
+    #[test]
+    fn a_signal_handler_does_not_wait_for_the_terminal_s_lock() {
+        let held = lock(&TERMINAL);
+        let (done, restored) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            try_restore_terminal();
+            let _ = done.send(());
+        });
+        restored.recv_timeout(std::time::Duration::from_secs(10)).unwrap();
+        drop(held);
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub(crate) enum UserError {
     Root { name: String },
     #[error("cannot run the machine as another user: this process is not root's")]
     NotRoot,
+    #[error("cannot drop privileges: no other process would return the machine's slices")]
+    NoKeeper,
     #[error("cannot {step}")]
     Drop { step: &'static str, source: io::Error },
     #[error(
@@ -43,6 +45,7 @@ impl Report for UserError {
             Self::NotRoot => {
                 Blame::Host.help("run it with sudo; an unprivileged user asks a broker: --broker SOCKET")
             }
+            Self::NoKeeper => Blame::Internal.into(),
             Self::Drop { .. } | Self::Kept { .. } => Blame::Host.into(),
         }
     }

@@ -44,6 +44,8 @@ impl Machine {
         let config = json!({
             "cpus": { "count": 2 },
             "memory": { "size": "16MiB" },
+            // Memory of the process: no other process has to return it.
+            "egm": [{ "region": "local", "size": "16MiB", "node": 1 }],
             "boot": { "kernel": "kernel" },
             "console": console,
             "devices": devices(),
@@ -106,7 +108,7 @@ fn statuses(process: u32) -> Vec<String> {
 }
 
 #[test]
-fn each_thread_of_a_sandboxed_machine_is_enclosed_while_its_guest_runs() {
+fn each_thread_of_a_sandboxed_machine_is_confined_while_its_guest_runs() {
     if !kvm() {
         return;
     }
@@ -171,20 +173,20 @@ fn refused(config: &Value, is_stdin: bool) -> (Option<i32>, String) {
 
 #[test]
 fn a_machine_that_a_sandbox_cannot_hold_is_refused_with_the_reason() {
-    let config = |form: &str| {
+    let config = |region: &str, form: &str| {
         json!({
             "memory": { "size": "64MiB" },
             "boot": { "kernel": "kernel" },
-            "egm": [{ "region": "local", "size": "16MiB", "node": 1, "as": form }],
+            "egm": [{ "region": region, "size": "16MiB", "node": 1, "as": form }],
         })
     };
     // A slice that is a PCI function is near to a node of the guest.
-    let mut device = config("device");
+    let mut device = config("local", "device");
     device["egm"][0]["node"] = json!(0);
     let (code, text) = refused(&device, false);
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("error: cannot sandbox the machine: slice \"egm0\" is a PCI function"), "{text}");
-    let (code, text) = refused(&config("memory"), true);
+    let (code, text) = refused(&config("hugetlb", "memory"), true);
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("no other process can return") && text.contains("help: "), "{text}");
 }

@@ -93,7 +93,7 @@ impl Args {
     /// That process starts this one again, which reads the configuration then.
     fn needs_keeper(&self, spec: &Spec) -> bool {
         let is_read_once = self.file.as_os_str() == "-";
-        let has_own_slices = !spec.egm.is_empty() && self.broker.is_none() && geteuid().is_root();
+        let has_own_slices = sandbox::needs_return(spec) && self.broker.is_none() && geteuid().is_root();
         self.keeper.is_none() && self.sandbox.is_on() && has_own_slices && !is_read_once
     }
 

@@ -6,44 +6,64 @@ use crate::custody::Keeper;
 use crate::error::Report;
 use crate::plan::Plan;
 use crate::reserve::Leases;
-use crate::sandbox::{Mode, Openings, Sandbox};
-use crate::user::{self, User};
+use crate::sandbox::{KeptDescriptors, Mode, Sandbox};
+use crate::user::{self, User, UserError};
 
 /// How a machine's process is confined while its guest runs.
 pub(crate) struct Confined {
-    /// The unprivileged user that it becomes.
-    user: Option<User>,
-    /// The process that returns its slices.
-    keeper: Option<Keeper>,
+    custody: Custody,
     mode: Mode,
+}
+
+/// The process that returns a machine's slices. Only a machine with a keeper can become another user's.
+enum Custody {
+    /// The machine's own, as the user that started it.
+    Own,
+    /// The keeper, and the unprivileged user that the machine becomes, if any.
+    Kept { keeper: Keeper, user: Option<User> },
 }
 
 impl Confined {
     /// With the user `name`, by name or number; `keeper` is the descriptor of the process that started this one.
     ///
     /// # Errors
-    /// An unknown user, and a descriptor that is not a keeper's.
+    /// An unknown user, a descriptor that is not a keeper's, and a user without a keeper.
     pub(crate) fn new(name: Option<&str>, keeper: Option<i32>, mode: Mode) -> Result<Self, Box<dyn Report>> {
-        if name.is_some() {
-            user::gain_nothing()?;
+        let custody = match (name, keeper) {
+            (None, None) => Custody::Own,
+            (Some(_), None) => return Err(Box::new(UserError::NoKeeper)),
+            (name, Some(keeper)) => {
+                if name.is_some() {
+                    user::gain_nothing()?;
+                }
+                let user = name.map(User::find).transpose()?;
+                Custody::Kept { keeper: Keeper::connect(keeper)?, user }
+            }
+        };
+        Ok(Self { custody, mode })
+    }
+
+    /// The user that the machine becomes, if any.
+    const fn user(&self) -> Option<&User> {
+        match &self.custody {
+            Custody::Own => None,
+            Custody::Kept { user, .. } => user.as_ref(),
         }
-        let user = name.map(User::find).transpose()?;
-        Ok(Self { user, keeper: keeper.map(Keeper::connect).transpose()?, mode })
     }
 
     /// Number of the user that runs the machine.
     pub(crate) fn uid(&self) -> u32 {
-        self.user.as_ref().map_or_else(|| rustix::process::geteuid().as_raw(), User::uid)
+        self.user().map_or_else(|| rustix::process::geteuid().as_raw(), User::uid)
     }
 
     /// Whether the machine becomes another user's.
     pub(super) const fn is_of_user(&self) -> bool {
-        self.user.is_some()
+        self.user().is_some()
     }
 
     /// Whether another process returns the machine's slices.
     pub(super) const fn has_keeper(&self) -> bool {
-        self.keeper.is_some()
+        matches!(self.custody, Custody::Kept { .. })
     }
 
     /// What becomes of system calls.
@@ -53,7 +73,7 @@ impl Confined {
 
     /// Whether the process can change the ledger after its guest has run.
     pub(super) const fn keeps_ledger(&self) -> bool {
-        self.user.is_none() && !self.mode.is_on()
+        !self.is_of_user() && !self.mode.is_on()
     }
 
     /// Hands the locks of `leases` over to the keeper, which returns the slices from now on.
@@ -61,9 +81,9 @@ impl Confined {
     /// # Errors
     /// The keeper has ended.
     pub(super) fn hand_over(&self, leases: &Leases) -> Result<(), Box<dyn Report>> {
-        match &self.keeper {
-            Some(keeper) => Ok(keeper.hand_over(leases.own(), self.uid())?),
-            None => Ok(()),
+        match &self.custody {
+            Custody::Kept { keeper, .. } => Ok(keeper.hand_over(leases.own(), self.uid())?),
+            Custody::Own => Ok(()),
         }
     }
 
@@ -72,27 +92,42 @@ impl Confined {
     /// # Errors
     /// The kernel refuses.
     pub(super) fn drop_privileges(&self) -> Result<(), Box<dyn Report>> {
-        match (&self.user, &self.keeper) {
-            (Some(user), Some(keeper)) => Ok(user.become_this(keeper.process())?),
-            (None, Some(keeper)) => Ok(user::follow(keeper.process())?),
-            (_, None) => Ok(()),
+        match &self.custody {
+            Custody::Kept { keeper, user: Some(user) } => Ok(user.become_this(keeper.process())?),
+            Custody::Kept { keeper, user: None } => Ok(user::follow(keeper.process())?),
+            Custody::Own => Ok(()),
         }
     }
 
-    /// Encloses every thread but this one, and returns the walls for vCPUs and this thread; `None` without a sandbox.
+    /// Confines every thread but this one, and returns the restrictions for vCPUs and this thread; `None` without a sandbox.
     ///
     /// # Errors
     /// [`crate::sandbox::SandboxError`].
-    pub(super) fn enclose(
+    pub(super) fn confine(
         &self,
         plan: &Plan,
         leases: &Leases,
     ) -> Result<Option<Arc<Sandbox>>, Box<dyn Report>> {
-        let openings = Openings { broker: leases.has_broker(), egm_device: leases.has_egm_device() };
-        let sandbox = Sandbox::new(self.mode, plan, openings)?;
+        let kept = KeptDescriptors { broker: leases.has_broker(), egm_device: leases.has_egm_device() };
+        let sandbox = Sandbox::new(self.mode, plan, kept)?;
         if let Some(sandbox) = &sandbox {
-            sandbox.enclose_others()?;
+            sandbox.confine_others()?;
         }
         Ok(sandbox)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Blame;
+
+    #[test]
+    fn a_machine_of_a_user_without_a_keeper_is_refused() {
+        let error = Confined::new(Some("65534"), None, Mode::Off).err().unwrap();
+        assert_eq!(error.blame(), Blame::Internal);
+        assert!(error.to_string().starts_with("cannot drop privileges: no other process"), "{error}");
+        let own = Confined::new(None, None, Mode::Strict).ok().unwrap();
+        assert_eq!((own.is_of_user(), own.has_keeper()), (false, false));
     }
 }

@@ -127,7 +127,7 @@ impl Opened {
     }
 
     /// Builds the machine, with its events in `journal`. Afterwards this process has no file of a region that it does not
-    /// need, and the privileges that the machine's user has. In a sandbox, all its threads but this one are enclosed.
+    /// need, and the privileges that the machine's user has. In a sandbox, all its threads but this one are confined.
     ///
     /// # Errors
     /// [`machine::BuildError`], [`sandbox::SandboxError`], and what the kernel refuses.
@@ -141,7 +141,7 @@ impl Opened {
         };
         notes.iter().for_each(|note| tracing::info!("{note}"));
         held.enter(&confined)?;
-        let sandbox = confined.enclose(&plan, held.leases())?;
+        let sandbox = confined.confine(&plan, held.leases())?;
         Ok(Built { machine: machine.within(sandbox), held })
     }
 }

@@ -8,6 +8,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::error::{Blame, Remedy};
 use crate::resources::ThreadError;
+use crate::sandbox::SandboxError;
 
 /// Why the machine ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +51,7 @@ pub enum ExitReason {
         /// The reason, in words.
         what: String,
     },
-    /// A thread could not be enclosed in the sandbox; the guest did not run.
+    /// A thread could not be confined in the sandbox; the guest did not run.
     Sandbox(String),
     /// A part of ours broke.
     Internal(String),
@@ -85,7 +86,8 @@ impl ExitReason {
             Self::BadMemory { .. } => {
                 Blame::Guest.help("look for the memory that fails: dmesg, egm-device ledger show")
             }
-            Self::Hypervisor { .. } | Self::Sandbox(_) => Blame::Host.into(),
+            Self::Hypervisor { .. } => Blame::Host.into(),
+            Self::Sandbox(_) => Blame::Host.help(SandboxError::REFUSED_HELP),
             Self::NoThread { .. } => Blame::Host.help(ThreadError::HELP),
             Self::Internal(_) => Blame::Internal.into(),
         })
@@ -102,7 +104,9 @@ impl fmt::Display for ExitReason {
             Self::Panicked => f.write_str("the guest's kernel panicked"),
             Self::CrashLoaded => f.write_str("the guest's kernel crashed and started its crash kernel"),
             Self::TripleFault { vcpu } => write!(f, "vCPU {vcpu} of the guest ended in a triple fault"),
-            Self::BadMemory { vcpu, what } => write!(f, "vCPU {vcpu} met bad memory of the host: {what}"),
+            Self::BadMemory { vcpu, what } => {
+                write!(f, "vCPU {vcpu} accessed bad memory of the host: {what}")
+            }
             Self::Hypervisor { vcpu, what } => write!(f, "KVM cannot go on with vCPU {vcpu}: {what}"),
             Self::NoThread { vcpu, what } => write!(f, "cannot start the thread of vCPU {vcpu}: {what}"),
             Self::Sandbox(what) => f.write_str(what),
@@ -189,5 +193,11 @@ mod tests {
         assert_eq!(ExitReason::Requested.remedy(), None);
         assert_eq!(ExitReason::Reset.remedy(), Some(Blame::Guest.into()));
         assert_eq!(ExitReason::Internal(String::new()).remedy(), Some(Blame::Internal.into()));
+    }
+
+    #[test]
+    fn a_sandbox_that_the_host_refuses_has_the_remedy_of_its_error() {
+        let remedy = ExitReason::Sandbox(String::new()).remedy();
+        assert_eq!(remedy, Some(Blame::Host.help(SandboxError::REFUSED_HELP)));
     }
 }

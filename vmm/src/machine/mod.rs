@@ -85,7 +85,7 @@ impl Machine {
         self.live.clone()
     }
 
-    /// Encloses the machine's threads in `sandbox` before the guest runs.
+    /// Confines the machine's threads in `sandbox` before the guest runs.
     pub(crate) fn within(mut self, sandbox: Option<Arc<Sandbox>>) -> Self {
         if sandbox.is_some() {
             lock(&self.poison).leave_ledger();
@@ -102,7 +102,7 @@ impl Machine {
             self.events.add_subscriber(Arc::clone(subscriber));
         }
         let mut running = Vec::with_capacity(self.vcpus.len());
-        let start = Arc::new(start::Start::new(self.sandbox));
+        let start = Arc::new(start::Start::new(self.sandbox, self.vcpus.len()));
         let begun = vcpu::prepare_kicks().and_then(|()| {
             self.vcpus.into_iter().try_for_each(|vcpu| {
                 running.push(vcpu.start(Arc::clone(&self.shared), Arc::clone(&start))?);
@@ -119,7 +119,7 @@ impl Machine {
         running.into_iter().for_each(vcpu::RunningVcpu::stop);
         // Before anything else ends: they write to memory by themselves.
         let functions = self.hotplug.as_mut().map(hotplug::Running::end).unwrap_or_default();
-        lock(&self.poison).hear();
+        lock(&self.poison).collect();
         let unfinished = finish::finish(&self.devices, &mut self.events, &exit);
         let counted = finish::counted(&self.devices, functions);
         if !unfinished.is_empty() {

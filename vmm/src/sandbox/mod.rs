@@ -1,11 +1,11 @@
-//! Walls around a machine's process, so that a guest that breaks the monitor gets nothing more by it.
+//! Restrictions of a machine's process, so that a guest that breaks the monitor gets nothing more by it.
 //!
 //! ```text
 //!  plan ─► parts ─┐
 //!                 ├─► program (a filter for each kind of thread) ─┐
 //!  table: calls, requests, reasons ───────────────────────────────┤
 //!                                                                 ▼
-//!  Walls: no_new_privs, Landlock, no capabilities ─► each thread encloses itself ─► a refused call ends the process
+//!  Restrictions: no_new_privs, Landlock, no capabilities ─► each thread confines itself ─► a refused call ends the process
 //!                                                    before the first guest instruction     report.rs, sys.rs
 //! ```
 //! Everything is open by then, so that no thread opens, connects, starts or executes anything any more, but what
@@ -18,10 +18,10 @@ mod error;
 mod parts;
 mod paths;
 mod report;
+mod restrictions;
 mod sys;
 mod table;
 mod threads;
-mod walls;
 
 use std::io;
 use std::sync::Arc;
@@ -31,8 +31,9 @@ use seccompiler::BpfProgram;
 use vmm_sys_util::signal::register_signal_handler;
 
 pub(crate) use self::error::SandboxError;
+pub(crate) use self::parts::needs_return;
+use self::restrictions::{Failure, Restrictions};
 use self::table::{MachinePart, ThreadKind};
-use self::walls::{Failure, Walls};
 use crate::arch::native::system_call::ARCHITECTURE;
 use crate::config::Spec;
 use crate::plan::Plan;
@@ -56,20 +57,20 @@ impl Mode {
     }
 }
 
-/// The walls of a machine that is built and does not run yet.
+/// The restrictions of a machine that is built and does not run yet.
 #[derive(Debug)]
 pub(crate) struct Sandbox {
     mode: Mode,
     parts: Vec<MachinePart>,
     /// Of the process, which handlers of signals read.
-    walls: &'static Walls,
+    restrictions: &'static Restrictions,
     vcpu: BpfProgram,
     event_loop: BpfProgram,
 }
 
 /// What the plan of a machine does not show.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Openings {
+pub(crate) struct KeptDescriptors {
     /// A broker's connection stays open.
     pub(crate) broker: bool,
     /// The file of an EGM device stays open.
@@ -77,7 +78,7 @@ pub(crate) struct Openings {
 }
 
 impl Sandbox {
-    /// The walls of the machine of `plan`; `None` with [`Mode::Off`]. To be made once in a process, when it has its user and
+    /// The restrictions of the machine of `plan`; `None` with [`Mode::Off`]. To be made once in a process, when it has its user and
     /// everything is open.
     ///
     /// # Errors
@@ -85,7 +86,7 @@ impl Sandbox {
     pub(crate) fn new(
         mode: Mode,
         plan: &Plan,
-        openings: Openings,
+        kept: KeptDescriptors,
     ) -> Result<Option<Arc<Self>>, SandboxError> {
         if !mode.is_on() {
             return Ok(None);
@@ -96,52 +97,59 @@ impl Sandbox {
             tracing::info!("this kernel has no Landlock: only filters keep the machine from files");
         }
         // Leaked: threads and handlers use it until the process ends.
-        let walls: &'static Walls = Box::leak(Box::new(Walls { ruleset, drops_capabilities: strict }));
-        let parts = parts::of(plan, openings.broker, openings.egm_device);
+        let restrictions: &'static Restrictions =
+            Box::leak(Box::new(Restrictions { ruleset, drops_capabilities: strict }));
+        let parts = parts::of(plan, kept.broker, kept.egm_device);
         let (vcpu, event_loop) =
             (filter(mode, &parts, ThreadKind::Vcpu)?, filter(mode, &parts, ThreadKind::EventLoop)?);
         sys::keep_allocator_from_files();
         prepare(mode)?;
-        Ok(Some(Arc::new(Self { mode, parts, walls, vcpu, event_loop })))
+        Ok(Some(Arc::new(Self { mode, parts, restrictions, vcpu, event_loop })))
     }
 
-    /// Encloses all threads of this process but the calling one.
+    /// Confines all threads of this process but the calling one.
     ///
     /// # Errors
     /// [`SandboxError`]: the machine must not run.
-    pub(crate) fn enclose_others(&self) -> Result<(), SandboxError> {
-        let mut others = Vec::new();
+    pub(crate) fn confine_others(&self) -> Result<(), SandboxError> {
+        let (mut others, mut known) = (Vec::new(), Vec::new());
         for (thread, kind) in threads::with_kinds(threads::others, threads::NAMING)? {
+            known.push(thread.id);
             others.push((thread, filter(self.mode, &self.parts, kind)?));
         }
-        threads::enclose(others, self.walls)
+        threads::confine(others, self.restrictions)?;
+        // Its parent may not have been confined yet.
+        match threads::started_since(&known, threads::others()?) {
+            Some(thread) => Err(SandboxError::Late { thread }),
+            None => Ok(()),
+        }
     }
 
-    /// Encloses the calling thread, a vCPU.
+    /// Confines the calling thread, a vCPU.
     ///
     /// # Errors
     /// [`SandboxError`]: the machine must not run.
-    pub(crate) fn enclose_vcpu(&self) -> Result<(), SandboxError> {
-        self.enclose(&self.vcpu)
+    pub(crate) fn confine_vcpu(&self) -> Result<(), SandboxError> {
+        self.confine(&self.vcpu)
     }
 
-    /// Encloses the calling thread, the event loop: the last, because the threads that it starts have its limits.
+    /// Confines the calling thread, the event loop: the last, because the threads that it starts have its limits.
     ///
     /// # Errors
     /// [`SandboxError`]: the machine must not run.
-    pub(crate) fn enclose_event_loop(&self) -> Result<(), SandboxError> {
-        self.enclose(&self.event_loop)
+    pub(crate) fn confine_event_loop(&self) -> Result<(), SandboxError> {
+        self.confine(&self.event_loop)
     }
 
-    fn enclose(&self, filter: &BpfProgram) -> Result<(), SandboxError> {
-        self.walls.enclose(filter).map_err(|Failure { step, source }| {
+    fn confine(&self, filter: &BpfProgram) -> Result<(), SandboxError> {
+        self.restrictions.confine(filter).map_err(|Failure { step, source }| {
             let thread = std::thread::current().name().unwrap_or("without a name").to_owned();
             SandboxError::Refused { thread, step: step.action(), source }
         })
     }
 }
 
-/// Refuses a machine that cannot run within walls, before anything is reserved for it. `is_returned_here` if this process would
+/// Refuses a machine that cannot run in a sandbox, before anything is reserved for it. `is_returned_here` if this process would
 /// have to return its slices.
 ///
 /// # Errors
@@ -153,7 +161,7 @@ pub(crate) fn check(mode: Mode, spec: &Spec, is_returned_here: bool) -> Result<(
     if let Some(id) = parts::slice_device(spec) {
         return Err(SandboxError::Slice { id: id.to_owned() });
     }
-    match is_returned_here && !spec.egm.is_empty() {
+    match is_returned_here && needs_return(spec) {
         true => Err(SandboxError::NoKeeper),
         false => Ok(()),
     }

@@ -1,7 +1,7 @@
 //! The parts of a machine that need system calls of their own, by its plan. Pure.
 
 use super::table::MachinePart;
-use crate::config::{Console, DeviceKind, Spec};
+use crate::config::{Console, DeviceKind, EgmSlice, GUEST_MEMFD, LOCAL, Spec};
 use crate::plan::{FunctionRole, Plan};
 
 /// The parts of the machine of `plan`. `has_broker` if slices came from a broker, `has_egm` if the file of an EGM device stays
@@ -38,4 +38,36 @@ const fn part_of(device: &DeviceKind) -> Option<MachinePart> {
 pub(super) fn slice_device(spec: &Spec) -> Option<&str> {
     let slice = spec.devices.iter().find(|device| matches!(device.kind, DeviceKind::Egm { .. }));
     slice.map(|device| device.id.as_str())
+}
+
+/// Whether a slice of `spec` may be of a region of the host, and is to be returned. Memory of the process itself is not.
+pub(crate) fn needs_return(spec: &Spec) -> bool {
+    let is_of_process = |region: &String| [LOCAL, "memfd", GUEST_MEMFD].contains(&region.as_str());
+    let is_returned = |slice: &EgmSlice| !slice.regions.iter().all(is_of_process);
+    spec.egm.iter().any(is_returned)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_slice_that_may_be_of_a_region_needs_its_return_and_memory_of_the_process_does_not() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/egm-device.json");
+        let mut spec = crate::config::load(&path).unwrap();
+        for (regions, expected) in [
+            (vec!["local"], false),
+            (vec!["memfd"], false),
+            (vec!["guest-memfd", "local"], false),
+            (vec!["hugetlb"], true),
+            (vec!["egm4", "local"], true),
+        ] {
+            spec.egm[0].regions = regions.iter().copied().map(str::to_owned).collect();
+            assert_eq!(needs_return(&spec), expected, "{regions:?}");
+        }
+        spec.egm.clear();
+        assert!(!needs_return(&spec));
+    }
 }

@@ -73,7 +73,7 @@ pub(super) extern "C" fn on_refused(_: libc::c_int, info: *mut libc::siginfo_t, 
     // SAFETY: SA_SIGINFO promises a ucontext_t, which nothing else uses while the handler runs.
     let context = unsafe { &*context.cast::<libc::ucontext_t>() };
     Refused { call: info.call, arguments: arguments(context), thread: thread_name() }.print();
-    crate::console::restore_terminal();
+    crate::console::try_restore_terminal();
     // SAFETY: async-signal-safe, and nothing of this process runs afterwards.
     unsafe { libc::_exit(EXIT_CODE) };
 }

@@ -62,6 +62,20 @@ pub(crate) enum MachinePart {
     EgmDevice,
 }
 
+/// The parts that not every machine has.
+#[cfg(test)]
+pub(super) const ALL_PARTS: &[MachinePart] = &[
+    MachinePart::Disk,
+    MachinePart::Net,
+    MachinePart::Vsock,
+    MachinePart::VhostVsock,
+    MachinePart::ConsoleSocket,
+    MachinePart::Function,
+    MachinePart::Server,
+    MachinePart::Broker,
+    MachinePart::EgmDevice,
+];
+
 /// The calls of a row, by their arguments, counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Condition {
@@ -278,6 +292,9 @@ pub(super) const REQUESTS: &[PermittedRequest] = &[
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
+    use std::ffi::c_uint;
+
+    use vmm_sys_util::ioctl::{_IOC_NONE, _IOC_WRITE, ioctl_expr};
 
     use super::*;
     use crate::arch::native::system_call::{self, ARCHITECTURE};
@@ -388,6 +405,62 @@ mod tests {
         ] {
             assert_eq!(number(name), u32::try_from(expected).unwrap(), "{name}");
         }
+    }
+
+    /// Requests of KVM that both architectures have: direction and number as in `linux/kvm.h`, and the size of the argument.
+    const OF_KVM: &[(&str, c_uint, c_uint, usize)] = &[
+        ("KVM_RUN", _IOC_NONE, 0x80, 0),
+        ("KVM_GET_ONE_REG", _IOC_WRITE, 0xab, size_of::<kvm_bindings::kvm_one_reg>()),
+        ("KVM_SET_VCPU_EVENTS", _IOC_WRITE, 0xa0, size_of::<kvm_bindings::kvm_vcpu_events>()),
+        ("KVM_IRQ_LINE", _IOC_WRITE, 0x61, size_of::<kvm_bindings::kvm_irq_level>()),
+        ("KVM_IRQFD", _IOC_WRITE, 0x76, size_of::<kvm_bindings::kvm_irqfd>()),
+        ("KVM_IOEVENTFD", _IOC_WRITE, 0x79, size_of::<kvm_bindings::kvm_ioeventfd>()),
+        ("KVM_SET_GSI_ROUTING", _IOC_WRITE, 0x6a, size_of::<kvm_bindings::kvm_irq_routing>()),
+        ("KVM_SET_DEVICE_ATTR", _IOC_WRITE, 0xe1, size_of::<kvm_bindings::kvm_device_attr>()),
+        (
+            "KVM_SET_USER_MEMORY_REGION",
+            _IOC_WRITE,
+            0x46,
+            size_of::<kvm_bindings::kvm_userspace_memory_region>(),
+        ),
+    ];
+
+    /// Requests of VFIO and iommufd, which have no size, by their position in `linux/vfio.h` and `linux/iommufd.h`.
+    const OF_VFIO: &[(&str, c_uint)] = &[
+        ("VFIO_GROUP_UNSET_CONTAINER", VFIO_BASE + 5),
+        ("VFIO_DEVICE_SET_IRQS", VFIO_BASE + 10),
+        ("VFIO_DEVICE_RESET", VFIO_BASE + 11),
+        ("VFIO_DEVICE_GET_PCI_HOT_RESET_INFO", VFIO_BASE + 12),
+        ("VFIO_DEVICE_PCI_HOT_RESET, VFIO_IOMMU_MAP_DMA", VFIO_BASE + 13),
+        ("VFIO_IOMMU_UNMAP_DMA", VFIO_BASE + 14),
+        ("VFIO_DEVICE_DETACH_IOMMUFD_PT", VFIO_BASE + 20),
+        ("IOMMU_DESTROY", IOMMUFD_BASE),
+        ("IOMMU_IOAS_MAP", IOMMUFD_BASE + 5),
+        ("IOMMU_IOAS_UNMAP", IOMMUFD_BASE + 6),
+        ("IOMMU_IOAS_MAP_FILE", IOMMUFD_BASE + 15),
+    ];
+    /// `VFIO_BASE`, and `IOMMUFD_CMD_BASE`; the type of both is `;`.
+    const VFIO_BASE: c_uint = 100;
+    const IOMMUFD_BASE: c_uint = 0x80;
+
+    #[test]
+    fn requests_of_kvm_vfio_and_iommufd_have_the_numbers_of_their_headers() {
+        let kvm = OF_KVM.iter().chain(system_call::OF_KVM);
+        let kvm = kvm.map(|(name, direction, number, size)| {
+            (*name, ioctl_expr(*direction, kvm_bindings::KVMIO, *number, c_uint::try_from(*size).unwrap()))
+        });
+        let vfio =
+            OF_VFIO.iter().map(|(name, number)| (*name, ioctl_expr(_IOC_NONE, b';'.into(), *number, 0)));
+        let expected: BTreeMap<_, _> = kvm.chain(vfio).collect();
+        for (name, number) in &expected {
+            let request = REQUESTS.iter().find(|request| request.name == *name).unwrap();
+            assert_eq!(u64::from(request.number), *number, "{name}");
+        }
+        let others = REQUESTS.iter().map(|request| request.name).filter(|name| !expected.contains_key(name));
+        let prefixes = ["KVM_", "VFIO_", "IOMMU_"];
+        let unknown: Vec<_> =
+            others.filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix))).collect();
+        assert_eq!(unknown, system_call::KVM_OF_OTHERS, "they are compared with nothing");
     }
 
     #[test]

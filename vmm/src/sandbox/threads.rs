@@ -1,4 +1,4 @@
-//! The threads that a machine has before its vCPUs run. Each encloses itself, in a signal handler: the kernel lets no
+//! The threads that a machine has before its vCPUs run. Each confines itself, in a signal handler: the kernel lets no
 //! thread give another one a filter of its own.
 
 use std::fs;
@@ -13,12 +13,12 @@ use seccompiler::BpfProgram;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 use super::error::SandboxError;
+use super::restrictions::{Failure, Restrictions, Step};
 use super::sys;
 use super::table::ThreadKind;
-use super::walls::{Failure, Step, Walls};
 
 /// Time that a thread has for its handler: far more than it takes on a busy host.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Time in which a thread gets its name, or ends.
 pub(super) const NAMING: Duration = Duration::from_secs(2);
 /// Pause between two looks.
@@ -88,7 +88,12 @@ pub(super) fn with_kinds(
     }
 }
 
-/// A thread that is to enclose itself.
+/// Name of the first of `threads` that is none of `known`.
+pub(super) fn started_since(known: &[Pid], threads: Vec<Thread>) -> Option<String> {
+    threads.into_iter().find(|thread| !known.contains(&thread.id)).map(|thread| thread.name)
+}
+
+/// A thread that is to confine itself.
 struct Entry {
     thread: Thread,
     filter: BpfProgram,
@@ -111,40 +116,43 @@ fn decode(outcome: i32) -> Failure {
 }
 
 struct Work {
-    walls: &'static Walls,
+    restrictions: &'static Restrictions,
     entries: Vec<Entry>,
 }
 
-/// What the handler reads; set once, because a process encloses itself once.
+/// What the handler reads; set once, because a process confines itself once.
 static WORK: OnceLock<Work> = OnceLock::new();
 
-extern "C" fn enclose_this(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+extern "C" fn confine_this(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     let own = rustix::thread::gettid();
     let Some(work) = WORK.get() else { return };
     let Some(entry) = work.entries.iter().find(|entry| entry.thread.id == own) else { return };
-    let outcome = work.walls.enclose(&entry.filter).map_or_else(|failure| encode(&failure), |()| DONE);
+    let outcome = work.restrictions.confine(&entry.filter).map_or_else(|failure| encode(&failure), |()| DONE);
     entry.outcome.store(outcome, Ordering::Release);
 }
 
-/// The signal by which a thread encloses itself; vCPUs have the one before it.
+/// The signal by which a thread confines itself; vCPUs have the one before it.
 fn number() -> i32 {
     SIGRTMIN().saturating_add(1)
 }
 
-/// Has each of `threads` enclose itself with its filter, and returns when all have done so. To be called once.
+/// Has each of `threads` confine itself with its filter, and returns when all have done so. To be called once.
 ///
 /// # Errors
-/// [`SandboxError`]: some threads may be enclosed.
-pub(super) fn enclose(threads: Vec<(Thread, BpfProgram)>, walls: &'static Walls) -> Result<(), SandboxError> {
+/// [`SandboxError`]: some threads may be confined.
+pub(super) fn confine(
+    threads: Vec<(Thread, BpfProgram)>,
+    restrictions: &'static Restrictions,
+) -> Result<(), SandboxError> {
     let entry = |(thread, filter)| Entry { thread, filter, outcome: AtomicI32::new(PENDING) };
-    let work = WORK.get_or_init(|| Work { walls, entries: threads.into_iter().map(entry).collect() });
+    let work = WORK.get_or_init(|| Work { restrictions, entries: threads.into_iter().map(entry).collect() });
     let failed = |source: io::Error| SandboxError::Prepare { step: "catch the sandbox's signal", source };
-    register_signal_handler(number(), enclose_this)
+    register_signal_handler(number(), confine_this)
         .map_err(|error| failed(io::Error::from_raw_os_error(error.errno())))?;
     for entry in &work.entries {
         let _ = sys::signal(entry.thread.id, number()); // one that has ended needs no filter
     }
-    let end = Instant::now().checked_add(PATIENCE);
+    let end = Instant::now().checked_add(TIMEOUT);
     work.entries.iter().try_for_each(|entry| entry.wait(end))
 }
 
@@ -202,6 +210,15 @@ mod tests {
         assert_eq!(kinds, [ThreadKind::Console, ThreadKind::Block]);
         let error = with_kinds(|| Ok(vec![named("blk"), named("stranger")]), Duration::ZERO).unwrap_err();
         assert!(matches!(error, SandboxError::Unknown { thread } if thread == "stranger"));
+    }
+
+    #[test]
+    fn a_thread_that_starts_while_others_are_confined_is_found() {
+        let thread = |id, name: &str| Thread { id: Pid::from_raw(id).unwrap(), name: name.to_owned() };
+        let now = || vec![thread(7, "blk"), thread(9, "hotplug")];
+        let known = [9, 8, 7].map(|id| Pid::from_raw(id).unwrap());
+        assert_eq!(started_since(&known, now()), None, "one may have ended");
+        assert_eq!(started_since(&known[1..], now()).as_deref(), Some("hotplug"));
     }
 
     #[test]

@@ -1,5 +1,11 @@
 //! System calls of a thread, as a signal handler finds them.
 
+#[cfg(test)]
+use std::ffi::c_uint;
+
+#[cfg(test)]
+use vmm_sys_util::ioctl::{_IOC_READ, _IOC_WRITE};
+
 use crate::config::Architecture;
 
 /// Architecture of this program.
@@ -9,6 +15,19 @@ pub const ARCHITECTURE: Architecture = Architecture::X86_64;
 #[cfg(test)]
 pub(crate) const OLD: &[(&str, libc::c_long)] =
     &[("epoll_wait", libc::SYS_epoll_wait), ("unlink", libc::SYS_unlink)];
+
+/// Requests of KVM that a filter permits and only x86 has, or has with an argument of this size: direction, number and size.
+#[cfg(test)]
+pub(crate) const OF_KVM: &[(&str, c_uint, c_uint, usize)] = &[
+    ("KVM_GET_REGS", _IOC_READ, 0x81, size_of::<kvm_bindings::kvm_regs>()),
+    ("KVM_GET_SREGS", _IOC_READ, 0x83, size_of::<kvm_bindings::kvm_sregs>()),
+    ("KVM_GET_MSRS", _IOC_READ | _IOC_WRITE, 0x88, size_of::<kvm_bindings::kvm_msrs>()),
+    ("KVM_X86_SET_MCE", _IOC_WRITE, 0x9e, size_of::<kvm_bindings::kvm_x86_mce>()),
+];
+
+/// Requests of KVM that a filter permits for Arm alone.
+#[cfg(test)]
+pub(crate) const KVM_OF_OTHERS: [&str; 0] = [];
 
 /// Arguments of a system call, from the registers of the thread that makes it.
 pub fn arguments(context: &libc::ucontext_t) -> [u64; 6] {

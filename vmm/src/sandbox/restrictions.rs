@@ -1,4 +1,4 @@
-//! What encloses a thread, and the step into it, which each thread takes itself.
+//! What confines a thread, and the step into it, which each thread takes itself.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,7 +10,7 @@ use super::sys;
 
 /// Limits of all threads of a machine but for their filters.
 #[derive(Debug)]
-pub(super) struct Walls {
+pub(super) struct Restrictions {
     /// Landlock rules; `None` where the kernel has none, and while calls are only logged.
     pub(super) ruleset: Option<OwnedFd>,
     /// Whether capabilities are dropped.
@@ -24,7 +24,7 @@ pub(super) struct Failure {
     pub(super) source: io::Error,
 }
 
-/// A step into the walls, in their order.
+/// A step into the restrictions, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     NoNewPrivileges = 1,
@@ -47,12 +47,12 @@ impl Step {
     }
 }
 
-impl Walls {
-    /// Encloses the calling thread, for ever. Async-signal-safe.
+impl Restrictions {
+    /// Confines the calling thread, for ever. Async-signal-safe.
     ///
     /// # Errors
-    /// The kernel's; the thread may be enclosed in part.
-    pub(super) fn enclose(&self, filter: &BpfProgram) -> Result<(), Failure> {
+    /// The kernel's; the thread may be confined in part.
+    pub(super) fn confine(&self, filter: &BpfProgram) -> Result<(), Failure> {
         let failed = |step| move |source: io::Error| Failure { step, source };
         set_no_new_privs(true).map_err(|errno| failed(Step::NoNewPrivileges)(errno.into()))?;
         if let Some(ruleset) = &self.ruleset {
