@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use egm_fixtures::payload::{Ports, halt};
+use egm_fixtures::terminal;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -52,16 +53,20 @@ impl Machine {
             return None;
         }
         let mut machine = Self::start("vm.json", words, |folder| {
-            let disk = json!([{ "id": "random", "type": "virtio-rng", "root_port": false }]);
+            let devices = json!([
+                { "id": "random", "type": "virtio-rng", "root_port": false },
+                { "id": "disk", "type": "virtio-blk", "path": "disk.raw", "root_port": false },
+            ]);
             let slices = json!([{ "region": "local", "size": "6MiB", "node": 1 }]);
             let config = json!({
                 "name": "vm1",
                 "memory": { "size": "16MiB" },
                 "boot": { "kernel": "halt.elf" },
-                "devices": disk,
+                "devices": devices,
                 "egm": slices,
                 "console": "stdio",
             });
+            fs::write(folder.join("disk.raw"), vec![0; 1 << 20]).unwrap();
             fs::write(folder.join("vm.json"), config.to_string()).unwrap();
             fs::write(folder.join("halt.elf"), halt(Ports::USUAL)).unwrap();
         });
@@ -285,6 +290,16 @@ fn the_api_of_a_machine_of_a_user_is_root_s_alone_and_its_socket_is_removed() {
     assert!(!machine.path().exists());
 }
 
+#[test]
+fn a_table_on_a_terminal_with_colours_has_no_escaped_ones() {
+    let machine = Machine::starting();
+    let mut ctl = program(machine.folder.path(), &["ctl", "--api", "vm.sock", "ping"]);
+    ctl.env("TERM", "xterm").env_remove("NO_COLOR");
+    let shown = terminal::shown(ctl, 80).unwrap();
+    assert!(shown.contains("build_version") && shown.contains('\u{1b}'), "{shown}");
+    assert!(!shown.contains("\\u{"), "{shown}");
+}
+
 /// The blocks of `docs/api.md` are of a machine that starts; `…` stands for any lines.
 #[test]
 fn the_page_shows_what_the_program_prints() {
@@ -345,6 +360,16 @@ fn a_running_machine_shows_its_plan_slices_and_counters_and_ends_by_the_api() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.messages.contains("stopped by the API; disks are flushed\n"), "{ended:?}");
     assert!(!machine.path().exists());
+}
+
+/// Clients of cloud-hypervisor send both: the second does not end the wait for disks.
+#[test]
+fn two_requests_to_stop_flush_the_disks() {
+    let Some(mut machine) = Machine::running(&[]) else { return };
+    machine.exchange(b"PUT /api/v1/vm.shutdown HTTP/1.1\r\n\r\nPUT /api/v1/vmm.shutdown HTTP/1.1\r\n\r\n");
+    let ended = machine.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.messages.contains("disks are flushed\n"), "{ended:?}");
 }
 
 #[test]
