@@ -114,8 +114,9 @@ impl Connection {
     }
 
     /// The client sends no more.
-    pub(super) fn end_of_input(&mut self) {
+    pub(super) fn end_of_input(&mut self, now: Instant) {
         self.phase = if self.output.is_empty() { Phase::Over } else { Phase::Last };
+        self.rearm(now);
     }
 
     /// The next whole request, once the answer to the one before is sent. Answers what is none.
@@ -389,8 +390,18 @@ mod tests {
         assert!(connection.drained_stream().is_none());
         assert_eq!(sent(&mut connection, now), "event");
         assert_eq!(connection.deadline(), None);
-        connection.end_of_input();
+        connection.end_of_input(now);
         assert!(connection.is_over());
+    }
+
+    #[test]
+    fn a_stream_that_is_half_closed_has_a_deadline() {
+        let now = Instant::now();
+        let mut connection = Connection::new(LIMITS, now);
+        connection.begin_stream(b"head", EventFormat::Lines);
+        connection.end_of_input(now);
+        assert!(!is_over_at(&mut connection, now));
+        assert!(is_over_at(&mut connection, at(now, LIMITS.answer)));
     }
 
     #[test]
@@ -398,10 +409,10 @@ mod tests {
         let now = Instant::now();
         let mut connection = Connection::new(LIMITS, now);
         connection.answer(&Answer::done(), true, now);
-        connection.end_of_input();
+        connection.end_of_input(now);
         assert!(!connection.is_over());
         assert!(connection.sent(connection.output().len(), now), "the sending side is closed too");
-        connection.end_of_input();
+        connection.end_of_input(now);
         assert!(connection.is_over());
     }
 

@@ -59,7 +59,9 @@ pub(super) enum Refusal {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Parsed {
     /// A part of a request. Whether the client waits for an interim answer before it sends the body.
-    Part { waits: bool },
+    Part {
+        waits: bool,
+    },
     /// A request, and the number of its bytes.
     Whole(Request, usize),
     Refused(Refusal),
@@ -99,12 +101,14 @@ pub(super) fn parse(input: &[u8]) -> Parsed {
     let end = length.saturating_add(body);
     let Some(body) = input.get(length..end) else { return Parsed::Part { waits: fields.waits } };
     let (path, query) = target(head.path.unwrap_or_default());
+    let method = Method::of(head.method.unwrap_or_default());
     let request = Request {
-        method: Method::of(head.method.unwrap_or_default()),
+        method,
         path: path.to_owned(),
         query: query.to_owned(),
         accepts_server_sent: fields.accepts_server_sent,
-        keeps_alive: !fields.closes && (head.version == Some(1) || fields.keeps),
+        // A client does not read the body of an answer to HEAD: it would be the next answer.
+        keeps_alive: method != Method::Other && !fields.closes && (head.version == Some(1) || fields.keeps),
         body: body.to_vec(),
     };
     Parsed::Whole(request, end)
@@ -191,6 +195,12 @@ mod tests {
         assert_eq!((request.method, request.path.as_str()), (Method::Other, "/pot"));
         assert!(request.accepts_server_sent);
         assert_eq!(whole("GET http://localhost HTTP/1.1\r\n\r\n").path, "/");
+    }
+
+    /// A client reads no body after HEAD: it would take ours for the next answer.
+    #[test]
+    fn an_unknown_method_ends_its_connection() {
+        assert!(!whole("HEAD / HTTP/1.1\r\n\r\n").keeps_alive);
     }
 
     #[test]

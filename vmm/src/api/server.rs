@@ -29,10 +29,14 @@ use crate::resources::ThreadError;
 
 /// Most clients at a time.
 const MOST_CLIENTS: usize = 16;
+/// Those of them that are root's alone: it ends a machine of a user that keeps all others.
+const OF_ROOT: usize = 4;
 /// Most of them that read events: the others control the machine.
 const MOST_READERS: usize = 8;
 /// Bytes that are read from a client before others have their turn.
 const AT_ONCE: usize = 16 << 10;
+/// Requests of a client that are answered before others have their turn.
+const ANSWERS: usize = 8;
 /// Events that a reader gets before others have their turn.
 const BATCH: usize = 64;
 /// The stack's deepest path is a plan as JSON.
@@ -112,6 +116,8 @@ struct Client {
     connection: Connection,
     /// The events that the epoll set waits for.
     interest: EventFlags,
+    /// Whether it may have sent another whole request already.
+    is_behind: bool,
 }
 
 struct Serving {
@@ -210,7 +216,7 @@ impl Serving {
             }
         };
         let user = egm_device::broker::user_of(stream.as_fd());
-        if !user.is_ok_and(|user| may_use(user, self.owner)) {
+        let Some(user) = user.ok().filter(|user| may_use(*user, self.owner)) else {
             let what = "this user may not use the API";
             refuse(
                 &stream,
@@ -219,12 +225,12 @@ impl Serving {
                 "connect as the user that started the machine, or as root",
             );
             return Ok(());
-        }
-        if self.clients.len() >= MOST_CLIENTS {
+        };
+        if self.clients.len() >= places(user) {
             refuse(
                 &stream,
                 Status::ServiceUnavailable,
-                "the API has 16 clients",
+                "the API has as many clients as it takes",
                 "close a connection, and try again",
             );
             return Ok(());
@@ -233,7 +239,7 @@ impl Serving {
         self.next = self.next.saturating_add(1);
         let (connection, interest) = (Connection::new(self.limits, now), EventFlags::IN);
         if watch(&self.epoll, stream.as_fd(), key, interest).is_ok() {
-            self.clients.insert(key, Client { stream, connection, interest });
+            self.clients.insert(key, Client { stream, connection, interest, is_behind: false });
         }
         Ok(())
     }
@@ -242,9 +248,16 @@ impl Serving {
     fn serve(&mut self, key: u64, now: Instant) {
         let readers = self.clients.values().filter(|client| client.connection.is_stream()).count();
         let Some(client) = self.clients.get_mut(&key) else { return };
-        client.read(now);
+        if !client.is_behind {
+            client.read(now);
+        }
         client.write(now);
-        while let Some(request) = client.connection.next_request(now) {
+        client.is_behind = true;
+        for _ in 0..ANSWERS {
+            let Some(request) = client.connection.next_request(now) else {
+                client.is_behind = false;
+                break;
+            };
             let response = match routes::respond(&request, &self.machine) {
                 Response::Events(..) if readers >= MOST_READERS => Response::Answer(Answer::failure(
                     Status::ServiceUnavailable,
@@ -281,7 +294,7 @@ impl Client {
         let room = self.connection.room().min(AT_ONCE);
         let Some(buffer) = buffer.get_mut(..room).filter(|buffer| !buffer.is_empty()) else { return };
         match (&self.stream).read(buffer) {
-            Ok(0) => self.connection.end_of_input(),
+            Ok(0) => self.connection.end_of_input(now),
             Ok(count) => self.connection.receive(buffer.get(..count).unwrap_or_default(), now),
             Err(error) if is_later(&error) => {}
             Err(_) => self.connection.fail(),
@@ -318,8 +331,8 @@ impl Client {
     /// Waits for what its connection needs next.
     fn update(&mut self, epoll: &OwnedFd, key: u64) {
         let mut interest = EventFlags::empty();
-        interest.set(EventFlags::IN, self.connection.room() > 0);
-        interest.set(EventFlags::OUT, !self.connection.output().is_empty());
+        interest.set(EventFlags::IN, self.connection.room() > 0 && !self.is_behind);
+        interest.set(EventFlags::OUT, !self.connection.output().is_empty() || self.is_behind);
         if interest != self.interest {
             let data = epoll::EventData::new_u64(key);
             match epoll::modify(epoll, &self.stream, data, interest) {
@@ -333,6 +346,11 @@ impl Client {
 /// Whether `user` may use the API of a machine of `owner`.
 fn may_use(user: u32, owner: u32) -> bool {
     user == owner || user == 0 || egm_address::fault!("api-for-every-user")
+}
+
+/// Most clients when another one of `user` comes.
+const fn places(user: u32) -> usize {
+    if user == 0 { MOST_CLIENTS } else { MOST_CLIENTS.saturating_sub(OF_ROOT) }
 }
 
 /// Answers a client that is not served, as far as it takes the answer at once.

@@ -129,9 +129,9 @@ fn a_body_of_100_mib_is_refused_while_it_comes() {
 }
 
 #[test]
-fn a_thousand_connections_take_16_places_and_the_others_are_refused_at_once() {
+fn a_thousand_connections_take_all_places_and_the_others_are_refused_at_once() {
     let api = Api::new();
-    let mut kept: Vec<_> = (0..MOST_CLIENTS).map(|_| api.connect()).collect();
+    let mut kept: Vec<_> = (0..places(geteuid().as_raw())).map(|_| api.connect()).collect();
     // Each is answered, so each has been accepted.
     for client in &mut kept {
         client.write_all(b"PUT /api/v1/vm.boot HTTP/1.1\r\n\r\n").unwrap();
@@ -145,6 +145,32 @@ fn a_thousand_connections_take_16_places_and_the_others_are_refused_at_once() {
     // The thread may see their end a moment later.
     while !api.is_well() {
         thread::yield_now();
+    }
+}
+
+#[test]
+fn places_are_left_for_root() {
+    assert_eq!((places(0), places(1000)), (16, 12));
+}
+
+#[test]
+fn a_client_that_pipelines_gets_8_answers_before_others_have_their_turn() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let listener = Listener::bind(&path).unwrap();
+    let machine = Arc::new(Published::new("vm.json".into()));
+    let wake = machine.journal().open().unwrap();
+    let mut serving = Serving::new(listener, &wake, machine, Limits::USUAL).unwrap();
+    let mut client = UnixStream::connect(&path).unwrap();
+    client.write_all(&b"GET /api/v1/vmm.ping HTTP/1.1\r\n\r\n".repeat(20)).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    serving.turn().unwrap(); // accepts it
+    for expected in [8, 8, 4] {
+        serving.turn().unwrap();
+        let mut bytes = vec![0; 64 << 10];
+        let count = client.read(&mut bytes).unwrap();
+        let text = String::from_utf8_lossy(&bytes[..count]).into_owned();
+        assert_eq!(text.matches("HTTP/1.1 200 OK\r\n").count(), expected, "{text}");
     }
 }
 
