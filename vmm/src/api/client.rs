@@ -2,16 +2,18 @@
 
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use egm_address::Printable;
+use rustix::fs::{Mode, OFlags};
 
 use crate::error::{Blame, Remedy, Report};
 use crate::listener::connect;
 
-/// Time for a connection to take a request, and between two reads of its answer.
+/// Time for a connection to take a request, and again to send the whole answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest head of an answer, in bytes; a body and an event have their own limits.
 const MAX_HEAD: u64 = 8 << 10;
@@ -51,23 +53,42 @@ impl Report for ClientError {
 pub(crate) struct Client<'p> {
     path: &'p Path,
     timeout: Duration,
+    /// Longest body of an answer, in bytes.
+    limit: u64,
 }
 
 /// Status and length of an answer, and the rest of its stream.
 struct AnswerHead {
     status: u16,
     length: Option<u64>,
-    rest: BufReader<UnixStream>,
+    rest: BufReader<Timed>,
+}
+
+/// A stream that is read until a time, and without one for ever.
+struct Timed {
+    stream: UnixStream,
+    end: Option<Instant>,
+}
+
+impl Read for Timed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.end.map(|end| end.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(left)?;
+        self.stream.read(buffer)
+    }
 }
 
 impl<'p> Client<'p> {
     pub(crate) const fn new(path: &'p Path) -> Self {
-        Self { path, timeout: TIMEOUT }
+        Self { path, timeout: TIMEOUT, limit: MAX_BODY }
     }
 
-    /// With another limit of each wait.
-    pub(crate) const fn waiting(self, timeout: Duration) -> Self {
-        Self { timeout, ..self }
+    /// With another time for each answer, and another longest body in bytes.
+    pub(crate) const fn within(self, timeout: Duration, limit: u64) -> Self {
+        Self { timeout, limit, ..self }
     }
 
     /// Sends a request without a body, and returns the body of the answer; empty where it has none.
@@ -77,9 +98,9 @@ impl<'p> Client<'p> {
     pub(crate) fn ask(&self, method: &str, target: &str) -> Result<String, ClientError> {
         let AnswerHead { status, length, rest } = self.send(method, target)?;
         let mut body = String::new();
-        let read = rest.take(length.unwrap_or(MAX_BODY).min(MAX_BODY)).read_to_string(&mut body);
+        let read = rest.take(length.unwrap_or(self.limit).min(self.limit)).read_to_string(&mut body);
         read.map_err(|source| self.unreadable(source))?;
-        if length.is_some_and(|length| u64::try_from(body.len()) != Ok(length.min(MAX_BODY))) {
+        if length.is_some_and(|length| u64::try_from(body.len()) != Ok(length)) {
             return Err(self.unreadable(io::ErrorKind::UnexpectedEof.into()));
         }
         match status {
@@ -105,15 +126,21 @@ impl<'p> Client<'p> {
 
     fn send(&self, method: &str, target: &str) -> Result<AnswerHead, ClientError> {
         let unreachable = |source| ClientError::Unreachable { path: self.path.to_owned(), source };
-        let stream = connect(self.path).map_err(unreachable)?; // fails where a server has too many clients to accept
+        let stream = self.connect().map_err(unreachable)?; // fails where a server has too many clients to accept
         stream.set_nonblocking(false).map_err(unreachable)?;
-        for set in [UnixStream::set_read_timeout, UnixStream::set_write_timeout] {
-            set(&stream, Some(self.timeout)).map_err(unreachable)?;
-        }
+        stream.set_write_timeout(Some(self.timeout)).map_err(unreachable)?;
         let request = format!("{method} {target} HTTP/1.1\r\nHost: egm-vmm\r\nConnection: close\r\n\r\n");
         // A server that refuses this client answers and closes before it reads.
         let written = (&stream).write_all(request.as_bytes());
+        let stream = Timed { stream, end: Instant::now().checked_add(self.timeout) };
         head(stream).map_err(|source| self.unreadable(written.err().unwrap_or(source)))
+    }
+
+    /// Connects to the socket at the path, and not to what a link there names: the folder may be another user's.
+    fn connect(&self) -> io::Result<UnixStream> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let socket = rustix::fs::open(self.path, flags, Mode::empty())?;
+        connect(Path::new(&format!("/proc/self/fd/{}", socket.as_raw_fd())))
     }
 
     fn unreadable(&self, source: io::Error) -> ClientError {
@@ -122,7 +149,7 @@ impl<'p> Client<'p> {
 }
 
 /// Reads the head of an answer.
-fn head(stream: UnixStream) -> io::Result<AnswerHead> {
+fn head(stream: Timed) -> io::Result<AnswerHead> {
     let mut rest = BufReader::new(stream);
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -155,7 +182,7 @@ fn refused(request: String, status: u16, body: &str) -> ClientError {
 
 /// Events of a machine, as they come.
 pub(crate) struct Events {
-    stream: BufReader<UnixStream>,
+    stream: BufReader<Timed>,
 }
 
 impl Events {
@@ -164,20 +191,19 @@ impl Events {
     /// # Errors
     /// Those of the socket.
     pub(crate) fn next(&mut self, until: Option<Instant>) -> io::Result<Option<String>> {
+        self.stream.get_mut().end = until;
         let mut line = Vec::new();
         while line.last() != Some(&b'\n') {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Ok(None);
-            }
-            self.stream.get_ref().set_read_timeout(left)?;
             let most = MAX_EVENT.saturating_sub(u64::try_from(line.len()).unwrap_or(u64::MAX));
+            if most == 0 {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "an event is too long"));
+            }
             match (&mut self.stream).take(most).read_until(b'\n', &mut line) {
                 Ok(0) => return Ok(None),
                 Ok(_) => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    return Ok(None);
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
@@ -231,6 +257,56 @@ mod tests {
             (unknown.to_string().as_str(), unknown.blame()),
             ("cannot GET /x: status 404", Blame::Configuration)
         );
+    }
+
+    #[test]
+    fn an_answer_that_drips_ends_with_its_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+            // The client has sent its request, so each read is a pause.
+            while stream.write_all(b"a").is_ok() {
+                let _ = stream.read(&mut [0; 1024]);
+            }
+        });
+        match Client::new(&path).within(Duration::from_millis(50), MAX_BODY).ask("GET", "/x") {
+            Err(ClientError::Unreadable { source, .. }) => {
+                assert!(
+                    matches!(source.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock),
+                    "{source}"
+                );
+            }
+            other => panic!("{other:?}"),
+        }
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn an_answer_longer_than_the_caller_takes_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nlong").unwrap();
+        });
+        let reply = Client::new(&path).within(TIMEOUT, 3).ask("GET", "/x");
+        assert!(matches!(reply, Err(ClientError::Unreadable { .. })), "{reply:?}");
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn a_link_to_a_socket_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, link) = (folder.path().join("s"), folder.path().join("link"));
+        let listener = UnixListener::bind(&path).unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let error = Client::new(&link).ask("GET", "/x").unwrap_err();
+        assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
+        drop(listener);
     }
 
     #[test]

@@ -97,8 +97,7 @@ struct Unstopped;
 
 impl Report for Unstopped {
     fn remedy(&self) -> Remedy {
-        Blame::Host
-            .help("look at its messages; once more \"shutdown --timeout 0\" ends the wait for its disks")
+        Blame::Host.help("look at its messages; SIGTERM to its process ends the wait for its disks")
     }
 }
 
@@ -106,10 +105,10 @@ pub(super) fn run(args: &Args) -> Outcome {
     let client = Client::new(&args.api);
     let get = |target: &str| client.ask("GET", target);
     let out = match &args.verb {
-        Verb::Ping => shown(args, &get("/api/v1/vmm.ping")?, fields),
-        Verb::Machine => shown(args, &get("/egm/v1/machine")?, fields),
-        Verb::Slices => shown(args, &get("/egm/v1/slices")?, slices),
-        Verb::Timings => shown(args, &get("/egm/v1/timings")?, timings),
+        Verb::Ping => return Ok(show(args, &get("/api/v1/vmm.ping")?, fields)),
+        Verb::Machine => return Ok(show(args, &get("/egm/v1/machine")?, fields)),
+        Verb::Slices => return Ok(show(args, &get("/egm/v1/slices")?, slices)),
+        Verb::Timings => return Ok(show(args, &get("/egm/v1/timings")?, timings)),
         Verb::Info => pretty(&get("/api/v1/vm.info")?),
         Verb::Counters => pretty(&get("/api/v1/vm.counters")?),
         Verb::Plan => pretty(&get("/egm/v1/plan")?),
@@ -131,14 +130,16 @@ fn for_stdout(text: String) -> String {
     if io::stdout().is_terminal() { printable_lines(&text) } else { text }
 }
 
-/// `body` as it came with `--json`, otherwise as the table that `view` makes.
-fn shown(args: &Args, body: &str, view: fn(&Value) -> Table<'static>) -> String {
-    let Some(value) = (!args.json).then(|| serde_json::from_str(body).ok()).flatten() else {
-        return raw(body);
-    };
+/// Prints `body` as it came with `--json`, otherwise as the table that `view` makes.
+fn show(args: &Args, body: &str, view: fn(&Value) -> Table<'static>) -> ExitCode {
     let mut out = String::new();
-    view(&value).write(&mut out, Screen::of_stdout());
-    out
+    match (!args.json).then(|| serde_json::from_str(body).ok()).flatten() {
+        // Its cells are printable, and its colours are escape sequences.
+        Some(value) => view(&value).write(&mut out, Screen::of_stdout()),
+        None => out = for_stdout(raw(body)),
+    }
+    print(out);
+    ExitCode::SUCCESS
 }
 
 /// A body with the line end that a terminal needs.
@@ -236,7 +237,8 @@ fn shutdown(client: Client<'_>, path: &Path, timeout: u32) -> Outcome {
     if ends_within(&mut events, path, STOP)? { Ok(ExitCode::SUCCESS) } else { Err(Unstopped.into()) }
 }
 
-/// Whether the machine, of which these are the events, ends within `limit`.
+/// Whether the machine reports its end in `events` within `limit`. The end of the stream is none: the machine goes on
+/// without its API, or was killed.
 fn ends_within(events: &mut Events, path: &Path, limit: Duration) -> Result<bool, ClientError> {
     let until = Instant::now().checked_add(limit);
     while let Some(event) = events.next(until).map_err(|source| unreadable(path, source))? {
@@ -244,7 +246,7 @@ fn ends_within(events: &mut Events, path: &Path, limit: Duration) -> Result<bool
             return Ok(true);
         }
     }
-    Ok(until.is_some_and(|until| Instant::now() < until)) // the stream's end is the program's
+    Ok(false)
 }
 
 /// Whether the machine has no vCPUs to stop yet.
@@ -262,6 +264,10 @@ fn is_end(event: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
     use super::*;
 
     fn rows(table: &Table<'_>) -> Vec<Vec<String>> {
@@ -295,6 +301,36 @@ mod tests {
             assert_eq!(rows(&timings(&value)).len(), 1);
         }
         assert_eq!(pretty("no JSON"), "no JSON\n");
+    }
+
+    /// The requests that `shutdown` sends to a server with these answers, and whether it succeeds.
+    fn shut_down(answers: &'static [&'static [u8]]) -> (Vec<String>, bool) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = thread::spawn(move || {
+            let answered = |answer: &&[u8]| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut request = [0; 1024];
+                let count = stream.read(&mut request).unwrap();
+                stream.write_all(answer).unwrap();
+                String::from_utf8_lossy(&request[..count]).split(" HTTP").next().unwrap().to_owned()
+            };
+            answers.iter().map(answered).collect()
+        });
+        let outcome = shutdown(Client::new(&path), &path, 60);
+        (server.join().unwrap(), outcome.is_ok())
+    }
+
+    #[test]
+    fn a_stream_that_ends_is_no_end_of_the_machine() {
+        const DONE: &[u8] = b"HTTP/1.1 204 No Content\r\n\r\n";
+        let (requests, is_ended) = shut_down(&[b"HTTP/1.1 200 OK\r\n\r\n", DONE, DONE]);
+        assert_eq!(
+            requests,
+            ["GET /egm/v1/events", "PUT /api/v1/vm.power-button", "PUT /api/v1/vm.shutdown"]
+        );
+        assert!(!is_ended);
     }
 
     #[test]

@@ -15,8 +15,12 @@ use crate::api::{Client, ClientError};
 
 /// Time for each machine to answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Most sockets that are asked.
+/// Longest answer that is read, in bytes, and most characters of a field that are shown: the machine may be another user's.
+const LONGEST: u64 = 64 << 10;
+const WIDEST: usize = 128;
+/// Most sockets that are asked; a folder in the folder, which may be another user's, has some of them.
 const MOST: usize = 4096;
+const MOST_INSIDE: usize = 16;
 
 /// List the sockets of a folder, with the machine behind each
 #[derive(Debug, clap::Args)]
@@ -71,7 +75,7 @@ fn sockets(folder: &Path) -> Vec<PathBuf> {
         match fs::symlink_metadata(&path).map(|file| file.file_type()) {
             Ok(kind) if kind.is_socket() => sockets.push(path),
             Ok(kind) if kind.is_dir() => {
-                sockets.extend(entries(&path).into_iter().filter(|path| is_socket(path)))
+                sockets.extend(entries(&path).into_iter().filter(|path| is_socket(path)).take(MOST_INSIDE))
             }
             _ => {}
         }
@@ -93,7 +97,7 @@ fn is_socket(path: &Path) -> bool {
 
 impl Found {
     fn ask(path: PathBuf) -> Self {
-        let answer = Client::new(&path).waiting(TIMEOUT).ask("GET", "/egm/v1/machine");
+        let answer = Client::new(&path).within(TIMEOUT, LONGEST).ask("GET", "/egm/v1/machine");
         let machine = match answer {
             Ok(body) => serde_json::from_str(&body).map_err(|_| "no machine"),
             Err(ClientError::Unreachable { source, .. }) => Err(match source.kind() {
@@ -111,9 +115,9 @@ impl Found {
     fn field(&self, name: &str, other: &str) -> String {
         match &self.machine {
             Ok(machine) => match &machine[name] {
-                Value::String(text) => text.clone(),
+                Value::String(text) => text.chars().take(WIDEST).collect(),
                 Value::Null => other.to_owned(),
-                value => value.to_string(),
+                value => value.to_string().chars().take(WIDEST).collect(),
             },
             Err(_) => other.to_owned(),
         }
