@@ -4,7 +4,7 @@ use super::error::{Fault, Rule, nearest};
 use super::rules::BootRule;
 
 /// Faults that are kept. A hostile file has any number, and an author corrects some at a time.
-pub(super) const MOST: usize = 20;
+pub const MOST: usize = 20;
 
 /// Faults found so far.
 #[derive(Debug, Default)]

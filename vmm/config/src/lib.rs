@@ -40,6 +40,7 @@ use std::path::Path;
 
 pub use boot::Overrides;
 pub use error::{ConfigError, ConfigErrors, FilePosition, Rule, nearest};
+pub use faults::MOST as MOST_FAULTS;
 pub use file::*;
 pub use foreign::{Refusal, load_foreign};
 pub use memory::{GUEST_MEMFD, LOCAL};

@@ -24,6 +24,16 @@ fn file_of(name: &str) -> File {
     translate(&config).unwrap_or_else(|refusals| panic!("{name}: {refusals:#?}")).file
 }
 
+/// Each refusal is compared with those before.
+#[test]
+fn a_document_with_many_mistakes_is_refused_for_some() {
+    let affinity = vec![json!({ "vcpu": 7, "host_cpus": [0] }); 1000];
+    let refusals = translated(&document(
+        &json!({ "cpus": { "boot_vcpus": 1, "max_vcpus": 1, "affinity": affinity } }).to_string(),
+    ));
+    assert_eq!(refusals.unwrap_err().len(), config::MOST_FAULTS);
+}
+
 #[test]
 fn documents_of_clients_become_the_files_that_were_reviewed() {
     let write = std::env::var_os("EGM_GOLDEN").is_some_and(|value| value == "write");

@@ -1,7 +1,7 @@
 //! What a translation collects: refusals, notes, devices, and where each part of our file comes from.
 
 use egm_address::CpuSet;
-use egm_config::{DeviceFile, Refusal, Slot};
+use egm_config::{DeviceFile, MOST_FAULTS, Refusal, Slot};
 
 use super::super::table::{Fate, pattern, row, rows};
 
@@ -23,6 +23,10 @@ impl Context {
 
     /// Refuses the value at `key` by the row of `field`.
     pub(super) fn refuse_by(&mut self, key: String, field: &str) {
+        // No more are shown, and a document may have a hundred thousand.
+        if self.refusals.len() >= MOST_FAULTS {
+            return;
+        }
         let (reason, help) =
             row(field).map_or(("cannot take this value", "leave it out"), |r| (r.refuses, r.help));
         let refusal = Refusal { key, reason: reason.to_owned(), help: help.to_owned() };
