@@ -6,7 +6,7 @@ use crate::custody::Keeper;
 use crate::error::Report;
 use crate::plan::Plan;
 use crate::reserve::Leases;
-use crate::sandbox::{KeptDescriptors, Mode, Sandbox};
+use crate::sandbox::{self, KeptDescriptors, Mode, Sandbox};
 use crate::user::{self, User, UserError};
 
 /// How a machine's process is confined while its guest runs.
@@ -87,11 +87,15 @@ impl Confined {
         }
     }
 
-    /// Drops the privileges that the machine's user lacks. From now on the process ends with its keeper.
+    /// Drops the privileges that the machine's user lacks. From now on a mapping gives no other bytes of its file, and the
+    /// process ends with its keeper.
     ///
     /// # Errors
     /// The kernel refuses.
     pub(super) fn drop_privileges(&self) -> Result<(), Box<dyn Report>> {
+        if self.is_of_user() || self.mode == Mode::Strict {
+            sandbox::keep_mappings()?;
+        }
         match &self.custody {
             Custody::Kept { keeper, user: Some(user) } => Ok(user.become_this(keeper.process())?),
             Custody::Kept { keeper, user: None } => Ok(user::follow(keeper.process())?),

@@ -134,6 +134,7 @@ pub(super) const CALLS: &[Call] = &[
     both("futex", 202, 98),
     both("sched_setaffinity", 203, 122),
     both("sched_getaffinity", 204, 123),
+    both("remap_file_pages", 216, 234),
     both("getdents64", 217, 61),
     both("restart_syscall", 219, 128),
     both("clock_gettime", 228, 113),

@@ -48,6 +48,22 @@ pub(super) fn program(
     SeccompFilter::new(rules, refused, SeccompAction::Allow, target(arch))?.try_into()
 }
 
+/// Calls by which a mapping becomes one of other bytes of its file, without a descriptor.
+const OF_OTHER_BYTES: [&str; 2] = ["remap_file_pages", "mremap"];
+
+/// The filter that answers [`OF_OTHER_BYTES`] with `EPERM`, and permits everything else.
+///
+/// # Errors
+/// A bug of ours.
+pub(super) fn kept_mappings(arch: Architecture) -> Result<BpfProgram, BackendError> {
+    /// Set in numbers of x32, by which x86 has the same calls.
+    const X32: u32 = 0x4000_0000;
+    let numbers = OF_OTHER_BYTES.iter().filter_map(|name| calls::named(name)?.number(arch));
+    let rules = numbers.flat_map(|number| [number, number | X32]).map(|number| (number.into(), Vec::new()));
+    let refused = SeccompAction::Errno(libc::EPERM.cast_unsigned());
+    SeccompFilter::new(rules.collect(), SeccompAction::Allow, refused, target(arch))?.try_into()
+}
+
 const fn target(arch: Architecture) -> TargetArch {
     match arch {
         Architecture::X86_64 => TargetArch::x86_64,
@@ -63,6 +79,14 @@ fn conditions(condition: Condition, process: u32) -> Result<Vec<SeccompRule>, Ba
         Condition::ThisProcess(argument) => one_of(argument, &[process]),
         Condition::Without(argument, bits) => {
             rule(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(bits.into()), 0)
+        }
+        Condition::Anonymous => {
+            let (code, own) = (libc::PROT_EXEC.cast_unsigned(), libc::MAP_ANONYMOUS.cast_unsigned());
+            let masked = |argument, mask: u32, value: u32| {
+                let operator = SeccompCmpOp::MaskedEq(mask.into());
+                SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value.into())
+            };
+            Ok(vec![SeccompRule::new(vec![masked(2, code, 0)?, masked(3, own, own)?])?])
         }
         Condition::Null(argument) => rule(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0),
     }
@@ -164,6 +188,8 @@ mod tests {
             for (name, arguments, expected) in [
                 ("mmap", [0, 4096, read | write, 0x22, u64::MAX, 0], ALLOW),
                 ("mmap", [0, 4096, read | execute, 0x22, u64::MAX, 0], TRAP),
+                // Shared memory of descriptor 5.
+                ("mmap", [0, 4096, read | write, 0x01, 5, 0], TRAP),
                 ("mprotect", [0, 4096, read | execute, 0, 0, 0], TRAP),
                 ("mprotect", [0, 4096, read | write, 0, 0, 0], ALLOW),
                 ("tgkill", [OURS.into(), 1, 34, 0, 0, 0], ALLOW),
@@ -217,6 +243,20 @@ mod tests {
                 (without.call("io_uring_enter", unix), with.call("io_uring_enter", unix)),
                 (ALLOW, TRAP)
             );
+        }
+    }
+
+    #[test]
+    fn a_mapping_stays_one_of_the_same_bytes() {
+        const EPERM: u32 = 0x0005_0001;
+        for (arch, audit) in ARCHITECTURES.into_iter().zip([0xc000_003e, 0xc000_00b7]) {
+            let filter = kept_mappings(arch).unwrap();
+            let number = |name| calls::named(name).unwrap().number(arch).unwrap();
+            for name in OF_OTHER_BYTES {
+                assert_eq!(answer(&filter, audit, number(name), [0; 6]), EPERM, "{name}");
+                assert_eq!(answer(&filter, audit, number(name) | 0x4000_0000, [0; 6]), EPERM, "{name}");
+            }
+            assert_eq!(answer(&filter, audit, number("mmap"), [0; 6]), ALLOW);
         }
     }
 

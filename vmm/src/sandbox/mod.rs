@@ -27,7 +27,7 @@ use std::io;
 use std::sync::Arc;
 
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
-use seccompiler::BpfProgram;
+use seccompiler::{BpfProgram, apply_filter_all_threads};
 use vmm_sys_util::signal::register_signal_handler;
 
 pub(crate) use self::error::SandboxError;
@@ -165,6 +165,17 @@ pub(crate) fn check(mode: Mode, spec: &Spec, is_returned_here: bool) -> Result<(
         true => Err(SandboxError::NoKeeper),
         false => Ok(()),
     }
+}
+
+/// From now on no thread of this process gets other bytes of a file by a mapping that it has: a slice's file is that of all
+/// slices of its region. To be called before a thread is confined.
+///
+/// # Errors
+/// [`SandboxError`]: the machine must not run.
+pub(crate) fn keep_mappings() -> Result<(), SandboxError> {
+    let failed = |source| SandboxError::Prepare { step: "keep mappings as they are", source };
+    let filter = compile::kept_mappings(ARCHITECTURE).map_err(|error| failed(io::Error::other(error)))?;
+    apply_filter_all_threads(&filter).map_err(|error| failed(io::Error::other(error)))
 }
 
 fn filter(mode: Mode, parts: &[MachinePart], kind: ThreadKind) -> Result<BpfProgram, SandboxError> {

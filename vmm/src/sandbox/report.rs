@@ -4,6 +4,8 @@ use std::fmt::{self, Write};
 use std::io;
 use std::os::fd::AsFd;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::calls::name_of;
 use crate::arch::native::system_call::ARCHITECTURE;
 use crate::error::Blame;
@@ -27,7 +29,11 @@ impl Refused {
     pub(super) fn print(&self) {
         let mut text = Text::default();
         let _ = self.write(&mut text);
-        let _ = rustix::io::write(io::stderr().as_fd(), text.as_bytes()); // nothing can be done about a failure
+        // A pipe that is not read must not keep the process alive.
+        let stderr = io::stderr();
+        if poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], Some(&Timespec::default())) == Ok(1) {
+            let _ = rustix::io::write(stderr.as_fd(), text.as_bytes()); // nothing can be done about a failure
+        }
     }
 
     fn write(&self, to: &mut impl Write) -> fmt::Result {

@@ -4,7 +4,8 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::process::{Command, Output};
+use std::os::fd::AsRawFd;
+use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
 
@@ -47,6 +48,7 @@ const ATTACKS: &[(&str, [u64; 6])] = &[
     ("clone", [NONE, 0, 0, 0, 0, 0]),
     ("clone3", [0; 6]),
     ("mmap", [0, 4096, 1 | 4, 0x22, NONE, 0]),
+    ("remap_file_pages", [1, 0, 0, 0, 0, 0]),
     ("mprotect", [1, 4096, 1 | 4, 0, 0, 0]),
     ("pkey_mprotect", [1, 4096, 1 | 4, 0, 0, 0]),
     ("io_uring_setup", [0; 6]),
@@ -82,6 +84,10 @@ fn permitted(condition: Condition) -> [u64; 6] {
     let mut arguments = [NONE; 6];
     let (index, value) = match condition {
         Condition::Any => return arguments,
+        Condition::Anonymous => {
+            [arguments[2], arguments[3]] = [0, u64::from(libc::MAP_ANONYMOUS.cast_unsigned())];
+            return arguments;
+        }
         Condition::Without(index, _) | Condition::Null(index) => (index, 0),
         Condition::OneOf(index, values) => (index, u64::from(values[0])),
         Condition::ThisProcess(index) => (index, u64::from(std::process::id())),
@@ -151,14 +157,17 @@ fn permitted_calls(kind: ThreadKind) -> Vec<(&'static Call, [u64; 6])> {
     rows.filter(|(call, _)| call.number(ARCHITECTURE).is_some()).chain(requests).collect()
 }
 
-/// Runs `test` of this module once more, as a child that does `what`.
-fn child(test: &str, what: &str) -> Output {
+/// A command that runs `test` of this module once more, as a child that does `what`.
+fn command(test: &str, what: &str) -> Command {
     let (_, module) = module_path!().split_once("::").unwrap();
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "--nocapture", &format!("{module}::{test}")])
-        .env(ACT, what)
-        .output()
-        .unwrap()
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "--nocapture", &format!("{module}::{test}")]).env(ACT, what);
+    command
+}
+
+/// Runs [`command`] to its end.
+fn child(test: &str, what: &str) -> Output {
+    command(test, what).output().unwrap()
 }
 
 /// What a child printed as messages.
@@ -214,6 +223,50 @@ fn each_thread_that_leaves_its_filter_ends_the_process_by_name() {
             assert!(!goes_on(&output), "{thread} {call}: {messages}");
         }
     }
+}
+
+#[test]
+fn a_refused_call_ends_the_process_although_its_messages_are_not_read() {
+    if is_child() {
+        return;
+    }
+    let (_reader, writer) = io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    while rustix::io::write(&writer, &[0; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&writer, false).unwrap();
+    let test = "a_refused_call_ends_the_process_although_its_messages_are_not_read";
+    // Hangs when the handler waits for the pipe.
+    let status = command(test, "console execve").stdout(Stdio::null()).stderr(writer).status().unwrap();
+    assert_eq!(status.code(), Some(4));
+}
+
+#[test]
+fn a_mapping_gives_no_other_byte_of_its_file_once_mappings_are_kept() {
+    if std::env::var_os(ACT).is_none() {
+        let output = child("a_mapping_gives_no_other_byte_of_its_file_once_mappings_are_kept", "");
+        return assert!(output.status.success() && goes_on(&output), "{}", messages(&output));
+    }
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(2 << 20).unwrap();
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping, which nothing else uses.
+    let mapped = unsafe {
+        libc::mmap(std::ptr::null_mut(), 4096, access, libc::MAP_SHARED, file.as_raw_fd(), 1 << 20)
+    };
+    assert_ne!(mapped, libc::MAP_FAILED);
+    drop(file);
+    keep_mappings().unwrap();
+    let at = u64::try_from(mapped.addr()).unwrap();
+    for (name, arguments) in
+        [("remap_file_pages", [at, 4096, 0, 0, 0, 0]), ("mremap", [at, 4096, 8192, 1, 0, 0])]
+    {
+        assert_eq!(make(calls::named(name).unwrap(), arguments), -1, "{name}");
+        assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EPERM), "{name}");
+    }
+    let mut grown = vec![1_u8; 1 << 20];
+    grown.resize(8 << 20, 2);
+    assert_eq!((grown[0], grown[(8 << 20) - 1]), (1, 2), "the allocator copies");
+    println!("{ALIVE}");
 }
 
 /// A line of the kernel's status of a thread of this process.

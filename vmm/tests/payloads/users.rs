@@ -147,6 +147,7 @@ fn a_machine_of_a_user_has_no_privilege_and_no_descriptor_of_its_slice_while_it_
             "CapPrm:\t0000000000000000",
             "CapEff:\t0000000000000000",
             "NoNewPrivs:\t1",
+            "Seccomp:\t2", // mappings stay as they are
         ] {
             assert!(status.contains(line), "{line}: {status}");
         }
