@@ -1,12 +1,14 @@
 //! A listening Unix socket. It replaces a stale socket at its path, and removes its own file at the end.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use egm_device::unix_socket::bind_private;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -102,15 +104,31 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 /// # Errors
 /// `AddrInUse` when a process listens there, `AlreadyExists` for a file of another kind, and those of unlink(2).
 pub(crate) fn remove_stale(path: &Path) -> io::Result<()> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    remove_stale_in(&rustix::fs::open(folder, flags, Mode::empty())?, name)
+}
+
+/// [`remove_stale`] for the file `name` in `folder`: a descriptor, because the folder's user can put a link at its path.
+fn remove_stale_in(folder: &OwnedFd, name: &OsStr) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let socket = rustix::fs::openat(folder, name, flags, Mode::empty())?;
+    let found = rustix::fs::fstat(&socket)?;
     // A file of another kind refuses connections too, and is not ours to remove.
-    if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
+    if !FileType::from_raw_mode(found.st_mode).is_socket() {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
     // A full backlog means that a process listens as well.
-    if !matches!(connect(path), Err(e) if e.kind() == io::ErrorKind::ConnectionRefused) {
+    let same = PathBuf::from(format!("/proc/self/fd/{}", socket.as_raw_fd()));
+    if !matches!(connect(&same), Err(e) if e.kind() == io::ErrorKind::ConnectionRefused) {
         return Err(io::ErrorKind::AddrInUse.into());
     }
-    std::fs::remove_file(path)
+    let now = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if (now.st_dev, now.st_ino) != (found.st_dev, found.st_ino) {
+        return Err(io::ErrorKind::AddrInUse.into()); // another process was faster
+    }
+    Ok(rustix::fs::unlinkat(folder, name, AtFlags::empty())?)
 }
 
 /// Connects to the Unix socket at `path` at once, or with a full backlog fails with EAGAIN instead of waiting.
@@ -127,6 +145,24 @@ pub(crate) fn connect(path: &Path) -> io::Result<UnixStream> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_that_becomes_a_link_meanwhile_loses_nothing_elsewhere() {
+        let base = tempfile::tempdir().unwrap();
+        let at = |name: &str| base.path().join(name);
+        for name in ["own", "other"] {
+            std::fs::create_dir(at(name)).unwrap();
+            drop(UnixListener::bind(at(name).join("s")).unwrap());
+        }
+        let folder = rustix::fs::open(at("own"), OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        std::fs::rename(at("own"), at("moved")).unwrap();
+        std::os::unix::fs::symlink(at("other"), at("own")).unwrap();
+        remove_stale_in(&folder, OsStr::new("s")).unwrap();
+        assert!(at("other").join("s").exists() && !at("moved").join("s").exists());
+        std::os::unix::fs::symlink(at("other").join("s"), at("moved").join("s")).unwrap();
+        let error = remove_stale_in(&folder, OsStr::new("s")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists, "a link is no socket");
+    }
 
     #[test]
     fn a_socket_left_behind_is_replaced_but_one_in_use_or_another_file_is_not() {
