@@ -105,7 +105,7 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 /// `AddrInUse` when a process listens there, `AlreadyExists` for a file of another kind, and those of unlink(2).
 pub(crate) fn remove_stale(path: &Path) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     remove_stale_in(&rustix::fs::open(folder, flags, Mode::empty())?, name)
 }
@@ -185,7 +185,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         // Tests of one process may run beside each other: the umask only gets wider, and only for a moment.
-        let before = rustix::process::umask(rustix::fs::Mode::empty());
+        let before = rustix::process::umask(Mode::empty());
         let listener = Listener::bind(&path);
         rustix::process::umask(before);
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);

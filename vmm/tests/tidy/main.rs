@@ -273,6 +273,7 @@ fn every_test_that_a_page_names_exists() {
     let texts = files::texts();
     let is_name = |text: &&str| {
         text.matches('_').count() >= 3
+            && !text.starts_with("egm_vmm_") // a metric of the API
             && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
     };
     let pages = texts.iter().filter(|(path, _)| path.starts_with("docs/"));
