@@ -105,7 +105,8 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 /// `AddrInUse` when a process listens there, `AlreadyExists` for a file of another kind, and those of unlink(2).
 pub(crate) fn remove_stale(path: &Path) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    let folder =
+        path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     remove_stale_in(&rustix::fs::open(folder, flags, Mode::empty())?, name)
 }
