@@ -78,6 +78,14 @@ fn the_page_has_the_tables_of_the_text() {
 }
 
 #[test]
+fn memory_without_distances_to_processors_belongs_to_no_socket() {
+    let (mut plan, facts) = full();
+    plan.distances.clear();
+    let page = html(&plan, &View::of(&facts));
+    assert!(page.contains("Socket 0: ") && page.contains("No socket: "), "{page}");
+}
+
+#[test]
 fn sections_of_nothing_are_left_out() {
     let facts = facts();
     let plan = plan(&spec(vec![node(0, GIB, "0")]), &facts).unwrap();
