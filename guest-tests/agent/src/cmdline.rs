@@ -8,7 +8,6 @@ use crate::error::Broken;
 /// End of the machine after the checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum End {
-    /// ACPI S5.
     #[default]
     PowerOff,
     Reset,
@@ -33,7 +32,7 @@ impl Arguments {
             .map(Self)
     }
 
-    /// As `KEY=VALUE` texts.
+    /// The arguments as `KEY=VALUE` texts, in the order of their keys.
     pub(crate) fn pairs(&self) -> impl Iterator<Item = String> + '_ {
         self.0.iter().map(|(key, value)| format!("{key}={value}"))
     }
@@ -60,11 +59,11 @@ pub(crate) struct Orders {
     pub(crate) validate: Vec<String>,
     /// `egm.doctor`: the lines of `egm-guest doctor` are reported too.
     pub(crate) doctor: bool,
-    /// `egm.arg.KEY=VALUE`.
+    /// `egm.arg.KEY=VALUE`: arguments of checks; a later one of the same key wins.
     pub(crate) args: Arguments,
-    /// `egm.exit=`.
+    /// `egm.exit=`: `poweroff` (the default), `reset`, `panic` or `hang`.
     pub(crate) end: End,
-    /// `egm.shell`.
+    /// `egm.shell`: a shell runs after the report; leaving it ends the machine.
     pub(crate) shell: bool,
     /// Words that start with `egm.` and mean nothing.
     pub(crate) unknown: Vec<String>,

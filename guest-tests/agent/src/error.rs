@@ -9,7 +9,7 @@ pub(crate) enum Broken {
     /// A file of the guest's kernel cannot be used.
     #[error("cannot {action} {}: {source}", path.display())]
     File {
-        /// `read`, `open`, …
+        /// Verb of the message: `read`, `open`, …
         action: &'static str,
         /// Path of the file.
         path: PathBuf,
@@ -18,14 +18,14 @@ pub(crate) enum Broken {
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// Action that failed.
+        /// Beginning of the message, such as `cannot start ib_write_bw`.
         what: String,
         source: io::Error,
     },
     /// A text of the guest's kernel does not have the expected form.
     #[error("{what} contains {text:?}, which is not {form}")]
     Text {
-        /// File or field.
+        /// The file or field that contains `text`.
         what: String,
         text: String,
         form: &'static str,

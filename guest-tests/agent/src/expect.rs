@@ -75,7 +75,6 @@ pub(crate) enum BarKind {
     Memory32,
     /// 64-bit memory, not prefetchable.
     Memory64,
-    /// 64-bit memory, prefetchable.
     Memory64Prefetchable,
 }
 
@@ -145,7 +144,7 @@ pub(crate) struct Device {
     pub(crate) kind: DeviceKind,
 }
 
-/// Kinds of devices.
+/// Kind of a device, with the properties that checks compare.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(tag = "type", rename_all = "kebab-case")]
 pub(crate) enum DeviceKind {
@@ -154,11 +153,10 @@ pub(crate) enum DeviceKind {
         read_only: bool,
     },
     VirtioNet {
-        /// Hardware address.
         mac: [u8; 6],
     },
     VirtioVsock {
-        /// Context id.
+        /// The guest's context id on the vsock.
         cid: u32,
     },
     VirtioRng,

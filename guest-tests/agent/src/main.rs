@@ -83,7 +83,7 @@ enum Command {
     /// Query a vendor's library, in this process.
     #[command(hide = true)]
     Probe {
-        /// Library to query.
+        /// Vendor's library to query.
         probe: doctor::Probe,
     },
     /// Run one validation in this process and print its verdict.
@@ -92,9 +92,9 @@ enum Command {
     /// Run a helper process of a validation.
     #[command(hide = true)]
     Part {
-        /// Its name.
+        /// Name of the helper, such as nvshmem.pe.
         name: String,
-        /// Its arguments.
+        /// Arguments, which it receives unchanged.
         #[arg(allow_hyphen_values = true)]
         words: Vec<String>,
     },
@@ -115,7 +115,7 @@ enum Command {
     /// Run one check in this process and print its line.
     #[command(hide = true)]
     Check {
-        /// Its name.
+        /// Name of the check, as "checks" lists it.
         name: String,
         #[command(flatten)]
         with: With,

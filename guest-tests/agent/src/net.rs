@@ -17,12 +17,12 @@ const HEADER: usize = 16;
 const RTM_NEWLINK: u16 = 16;
 const RTM_NEWADDR: u16 = 20;
 const NLMSG_ERROR: u16 = 2;
-/// `NLM_F_REQUEST | NLM_F_ACK`.
+/// Flags of a request for an acknowledgement: `NLM_F_REQUEST | NLM_F_ACK`.
 pub(crate) const REQUEST: u16 = 1 | 4;
-/// `NLM_F_CREATE | NLM_F_REPLACE`.
+/// Flags that create an object or replace it: `NLM_F_CREATE | NLM_F_REPLACE`.
 const CREATE: u16 = 0x400 | 0x100;
 
-/// Reads `192.168.100.2/24`.
+/// Reads an IPv4 address with its prefix length: `192.168.100.2/24`.
 pub(crate) fn address(text: &str) -> Result<(Ipv4Addr, u8), Broken> {
     let parsed = text.split_once('/').and_then(|(address, prefix)| {
         let prefix = prefix.parse::<u8>().ok().filter(|p| *p <= 32)?;

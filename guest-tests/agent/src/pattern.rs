@@ -35,7 +35,6 @@ pub(crate) fn difference(bytes: &[u8], seed: u64, first: u64, flip: u64) -> Opti
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// Starts from `seed`.
     pub(crate) const fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -13,7 +13,6 @@ pub(crate) enum Ports {}
 
 #[cfg(not(target_arch = "x86_64"))]
 impl Ports {
-    /// There are none.
     pub(crate) fn open() -> Option<Self> {
         None
     }

@@ -12,13 +12,13 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use crate::error::Broken;
 use crate::{net, sysfs};
 
-/// `RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, RDMA_NLDEV_CMD_NEWLINK)`.
+/// Type of the message that makes a device: `RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, RDMA_NLDEV_CMD_NEWLINK)`.
 const NEW_LINK: u16 = (5 << 10) + 3;
-/// `RDMA_NLDEV_ATTR_DEV_NAME`.
+/// Attribute with the name of the RDMA device: `RDMA_NLDEV_ATTR_DEV_NAME`.
 const DEVICE_NAME: u16 = 2;
-/// `RDMA_NLDEV_ATTR_NDEV_NAME`.
+/// Attribute with the name of the network card: `RDMA_NLDEV_ATTR_NDEV_NAME`.
 const CARD_NAME: u16 = 51;
-/// `RDMA_NLDEV_ATTR_LINK_TYPE`.
+/// Attribute with the type of the device, here `rxe`: `RDMA_NLDEV_ATTR_LINK_TYPE`.
 const LINK_TYPE: u16 = 65;
 /// Name of the device.
 const NAME: &str = "rxe0";

@@ -175,7 +175,7 @@ impl Registers {
         Ok(Self { start, size })
     }
 
-    /// Size in bytes.
+    /// Size of the mapping, in bytes.
     pub(crate) fn size(&self) -> usize {
         self.size
     }
@@ -250,7 +250,7 @@ pub(crate) fn discard(disk: &File, offset: u64, size: u64) -> io::Result<()> {
     Ok(unsafe { rustix::ioctl::ioctl(disk, call) }?)
 }
 
-/// `IOCTL_VM_SOCKETS_GET_LOCAL_CID`.
+/// Linux's `IOCTL_VM_SOCKETS_GET_LOCAL_CID`: `_IO(7, 0xb9)`.
 const VSOCK_GET_LOCAL_CID: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(7, 0xb9);
 
 /// The context id of this machine, from `device`, an open `/dev/vsock`.

@@ -125,7 +125,7 @@ impl Tree {
 pub(crate) const PCI: &str = "/sys/bus/pci/devices";
 /// The folder of NUMA nodes.
 pub(crate) const NODES: &str = "/sys/devices/system/node";
-/// PCI vendor NVIDIA.
+/// NVIDIA's PCI vendor id.
 pub(crate) const NVIDIA: u64 = 0x10de;
 /// Base class of display controllers.
 const DISPLAY: u64 = 0x03;

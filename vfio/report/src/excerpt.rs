@@ -61,7 +61,7 @@ fn fitting<'c>(characters: impl Iterator<Item = &'c char>, room: usize) -> usize
     characters.take_while(fits).count()
 }
 
-/// Columns of `text`.
+/// Columns that `text` takes on a terminal.
 fn columns(text: &[char]) -> usize {
     text.iter().map(|character| width(*character)).sum()
 }

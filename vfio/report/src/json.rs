@@ -18,13 +18,13 @@ use crate::excerpt::excerpt;
 pub struct JsonError {
     /// Byte of the text that the mistake is at.
     pub offset: usize,
-    /// Line, from 1.
+    /// Line of that byte, from 1.
     pub line: usize,
     /// Column in characters, from 1.
     pub column: usize,
-    /// What is wrong.
+    /// What is wrong, in the words of JSON and without the place.
     pub reason: String,
-    /// The remedy.
+    /// The remedy, where there is a general one.
     pub help: Option<String>,
     /// A misspelt key or name, for a better remedy.
     pub unknown: Option<Unknown>,
@@ -76,7 +76,7 @@ impl JsonError {
     }
 }
 
-/// Reason and remedy.
+/// Parts of a [`JsonError`] that do not depend on the place of the mistake.
 #[derive(Debug, Default)]
 struct Words {
     reason: String,

@@ -15,7 +15,7 @@ pub use indicatif::ProgressBar;
 pub enum Counts {
     /// Bytes, with their speed and the time left.
     Bytes,
-    /// So many steps.
+    /// Steps, this many in all.
     Steps(u64),
     /// Nothing but the time.
     Time,

@@ -34,14 +34,10 @@ pub(crate) enum AcpiError {
     Checksum(u8),
     /// A memory range that is none.
     #[error("has a memory range of {size:#x} bytes at {start:#x}")]
-    Range {
-        start: u64,
-        /// Bytes.
-        size: u64,
-    },
+    Range { start: u64, size: u64 },
 }
 
-/// Bytes with bounds.
+/// Bytes of a table; an access past their end is [`AcpiError::Outside`].
 #[derive(Debug, Clone, Copy)]
 struct Bytes<'a>(&'a [u8]);
 
@@ -89,7 +85,7 @@ fn table<'a>(bytes: &'a [u8], signature: &'static str) -> Result<Bytes<'a>, Acpi
 /// Id of a processor in the SRAT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Processor {
-    /// x86: (x2)APIC id.
+    /// x86: local APIC or x2APIC id.
     Apic(u32),
     /// Arm: ACPI processor UID.
     Uid(u32),
@@ -159,16 +155,12 @@ pub(crate) fn slit(bytes: &[u8]) -> Result<Vec<Vec<u8>>, AcpiError> {
     Ok(matrix.0.chunks(count).map(<[u8]>::to_vec).collect())
 }
 
-/// Property that a figure of the HMAT describes.
+/// Property that a figure of the HMAT describes: latencies are in picoseconds, bandwidths in MB/s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Figure {
-    /// Picoseconds.
     ReadLatency,
-    /// Picoseconds.
     WriteLatency,
-    /// MB/s.
     ReadBandwidth,
-    /// MB/s.
     WriteBandwidth,
 }
 

@@ -12,7 +12,7 @@ use crate::finding::{Claim, Finding};
 use crate::pattern;
 use crate::sys::Mapping;
 
-/// Largest buffer.
+/// Largest buffer on each node, in bytes.
 const MOST: usize = 64 << 20;
 /// Measured rounds, odd so that one is the median.
 const ROUNDS: usize = 5;

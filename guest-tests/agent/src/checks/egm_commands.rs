@@ -137,7 +137,7 @@ fn words(found: &[Function]) -> Result<Vec<(usize, u64)>, Broken> {
     Ok(words)
 }
 
-/// `egm-guest WORDS`.
+/// Runs this program with the arguments `words` and without standard input.
 fn call(words: &[&str]) -> Result<Ended, Broken> {
     let output = Command::new("/proc/self/exe").args(words).stdin(Stdio::null()).output();
     let output = output.map_err(Broken::system(format!("cannot run egm-guest {}", words.join(" "))))?;

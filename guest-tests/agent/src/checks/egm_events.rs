@@ -22,7 +22,7 @@ const WANTED: usize = 2;
 const WANTED_BIT: u32 = 1 << WANTED;
 /// MSI to the processor with APIC id 0, fixed, edge (Intel SDM volume 3, 11.11).
 const TO_FIRST: u32 = 0xfee0_0000;
-/// Linux's `POSTED_INTR_VECTOR`.
+/// Linux's vector for the notification of posted interrupts, `POSTED_INTR_VECTOR`.
 const POSTED: u32 = 0xf2;
 /// In the MSI-X message control (PCI 3.0, 6.8.2.3).
 const ENABLED: u16 = 1 << 15;

@@ -166,7 +166,7 @@ impl Targets {
         }
     }
 
-    /// One access somewhere.
+    /// One access to a target that `random` picks; `count` grows if it was carried out.
     fn access(&mut self, random: &mut Random, count: &mut Count) {
         match random.below(16) {
             0..5 => count.config += u64::from(self.config(random).is_some()),

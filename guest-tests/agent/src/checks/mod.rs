@@ -52,7 +52,7 @@ pub(crate) struct Context {
 /// A check of one claim.
 #[derive(Debug)]
 pub(crate) struct Check {
-    /// Name in `egm.checks=`.
+    /// Name by which `egm.checks=` and `egm-guest run` select it.
     pub(crate) name: &'static str,
     /// The claim, in one line.
     pub(crate) claim: &'static str,

@@ -18,7 +18,7 @@ use crate::{net, pattern, sysfs};
 
 /// Payloads of datagrams: one byte, a small one, a whole Ethernet frame (1500 bytes with headers), and fragments.
 const DATAGRAMS: [usize; 4] = [1, 64, 1472, 8000];
-/// Payloads of streams.
+/// Payloads of streams, in bytes; the last one's rate is the check's value.
 const STREAMS: [usize; 2] = [100, 1 << 20];
 /// A datagram may be lost: how often it is sent.
 const TRIES: usize = 5;

@@ -17,7 +17,7 @@ use crate::answer::{answer, answer_of};
 use crate::sysfs;
 use crate::tree::Tree;
 
-/// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`.
+/// Number of `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED` in `cuda.h`.
 pub(super) const DMA_BUF: i32 = 124;
 
 /// CUDA's attributes: number, name, whether 0 is a lack, and the remedy.
@@ -92,7 +92,7 @@ pub(super) struct Live {
 }
 
 impl Live {
-    /// Of this machine.
+    /// Facts of this machine: asks the kernel, and each vendor's library in a process of its own.
     pub(super) fn look() -> Self {
         Self {
             log: log(),

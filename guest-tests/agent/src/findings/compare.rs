@@ -20,7 +20,7 @@ pub struct Comparison {
     pub only_first: Vec<String>,
     /// Validations and figures that only the second has.
     pub only_second: Vec<String>,
-    /// Figures of both.
+    /// Figures that both runs have, in the order of validation, series, size and unit.
     pub ratios: Vec<Ratio>,
 }
 
@@ -44,7 +44,7 @@ pub struct Summary {
 pub struct Extreme {
     /// Its name, as [`Ratio::what`] has it.
     pub figure: String,
-    /// Its ratio.
+    /// Its ratio, as [`Ratio::ratio`] defines it.
     pub ratio: f64,
 }
 
@@ -78,10 +78,10 @@ impl Summary {
     }
 }
 
-/// A changed outcome.
+/// A validation of both runs with different outcomes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Change {
-    /// The validation.
+    /// Name of the validation, such as `memory.pattern`.
     pub name: String,
     /// Its outcome in the first run.
     pub first: Outcome,
@@ -98,9 +98,9 @@ pub struct Ratio {
     pub name: String,
     /// The series, as the first run calls it.
     pub series: String,
-    /// Size in bytes.
+    /// Size of the buffer or message, in bytes, as [`Figure::bytes`].
     pub bytes: Option<u64>,
-    /// Unit of both.
+    /// Unit of `first` and `second`.
     pub unit: String,
     pub first: f64,
     pub second: f64,

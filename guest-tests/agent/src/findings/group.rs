@@ -26,7 +26,7 @@ pub fn group_title(validation: &str) -> &'static str {
 /// The verdicts of one group.
 #[derive(Debug)]
 pub struct Group<'a> {
-    /// Its title.
+    /// Title of the group, as [`group_title`] returns it.
     pub title: &'static str,
     /// Its verdicts, in the order in which they ran.
     pub verdicts: Vec<&'a Verdict>,

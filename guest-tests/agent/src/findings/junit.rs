@@ -12,7 +12,7 @@ use crate::findings::{Outcome, Run, Verdict, visible};
 /// Cases that belong together.
 #[derive(Debug)]
 pub struct Suite {
-    /// Its name.
+    /// The `name` attribute of the `testsuite` element.
     pub name: String,
     /// When it began, as ISO 8601 without a zone.
     pub timestamp: Option<String>,

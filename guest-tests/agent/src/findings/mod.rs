@@ -105,7 +105,7 @@ pub const SUMMARY: &str = "summary";
 /// A line of a console that is ours.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Line {
-    /// A result.
+    /// The result of one check.
     Check(Check),
     /// The end of the report, with the number of checks that the agent claims to have run.
     Summary(usize),

@@ -16,12 +16,12 @@ pub const MAX_RUN: usize = 64 << 20;
 const MAX_VERDICTS: usize = 1024;
 /// Longest text about the machine, or argument, in characters.
 const MAX_TEXT: usize = 4096;
-/// Most arguments.
+/// Most arguments of a run, of all validations together.
 const MAX_ARGS: usize = 1024;
 /// Most nodes or GPUs of a machine.
 const MAX_PARTS: usize = 4096;
 
-/// A run.
+/// A run of validations on one machine: the document of `egm-guest validate --json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
@@ -63,9 +63,9 @@ pub struct Machine {
     pub cpu: String,
     /// Processors that are online.
     pub cpus: u32,
-    /// Memory in bytes.
+    /// Memory in bytes: `MemTotal` of `/proc/meminfo`.
     pub memory: u64,
-    /// NUMA nodes.
+    /// NUMA nodes that are online.
     #[serde(default)]
     pub nodes: Vec<Node>,
     /// Display and 3D controllers.
@@ -75,13 +75,13 @@ pub struct Machine {
     pub driver: Option<String>,
 }
 
-/// A NUMA node.
+/// A NUMA node, with or without memory.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
-    /// The kernel's number.
+    /// The kernel's number: N of `/sys/devices/system/node/nodeN`.
     pub number: u32,
-    /// Its processors: `0-3`.
+    /// Its processors, as the kernel's list: `0-3`; empty if it has none.
     pub cpus: String,
     /// Its memory in bytes.
     pub memory: u64,
@@ -90,11 +90,11 @@ pub struct Node {
     pub egm: Option<bool>,
 }
 
-/// A GPU.
+/// A display or 3D controller.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
-    /// PCI address.
+    /// PCI address, as sysfs names it: `0000:01:00.0`.
     pub address: String,
     /// PCI vendor and device: `10de:2335`.
     pub id: String,
@@ -105,14 +105,12 @@ pub struct Gpu {
 
 /// Number of validations by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct Totals {
-    /// Passed.
     pub passed: usize,
-    /// Failed.
     pub failed: usize,
-    /// Skipped.
     pub skipped: usize,
-    /// Ended with an error.
+    /// Validations that ended with an error.
     pub errors: usize,
 }
 

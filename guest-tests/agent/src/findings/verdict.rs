@@ -18,7 +18,7 @@ const MAX_TEXT: usize = 4096;
 #[serde(deny_unknown_fields)]
 #[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct Verdict {
-    /// `group.what`.
+    /// Name of the validation, such as `memory.pattern`.
     pub name: String,
     pub claim: String,
     pub outcome: Outcome,
@@ -28,7 +28,7 @@ pub struct Verdict {
     /// Its most important figure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
-    /// Unit of `value`.
+    /// Unit of `value`, such as `GB/s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

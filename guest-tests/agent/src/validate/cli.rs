@@ -19,7 +19,7 @@ use crate::{calendar, machine, output};
 
 /// Largest size that is chosen without `--size`, in bytes.
 const MOST: u64 = 256 << 20;
-/// Smallest one.
+/// Smallest size that is chosen without `--size`, in bytes.
 const LEAST: u64 = 1 << 20;
 /// The smallest that can be asked for, in bytes: the largest page that a processor's kernel has.
 const LEAST_ASKED: u64 = 64 << 10;
@@ -49,7 +49,6 @@ const ARGUMENTS: [(&str, &str); 17] = [
 /// Former name of `rdma.timeout`, which is still read.
 const FORMER_TIMEOUT: &str = "rdma.patience";
 
-/// Names of [`ARGUMENTS`].
 fn argument_names() -> impl Iterator<Item = &'static str> {
     ARGUMENTS.iter().map(|(name, _)| *name)
 }

@@ -34,7 +34,7 @@ use crate::finding::Finding;
 /// A claim and what decides it.
 #[derive(Debug)]
 pub(crate) struct Validation {
-    /// `group.what`.
+    /// Name, the group first, such as `memory.pattern`.
     pub(crate) name: &'static str,
     /// The claim, in one line.
     pub(crate) claim: &'static str,
@@ -55,7 +55,7 @@ pub(crate) struct Setting {
 /// A process that a validation starts beside itself: the other end of something. `egm-guest part NAME WORD…` runs it.
 #[derive(Debug)]
 pub(crate) struct Part {
-    /// `group.what`.
+    /// Name, the group first, such as `nvshmem.pe`.
     pub(crate) name: &'static str,
     /// Its work, with the words as arguments; its standard output has any form.
     pub(crate) run: fn(&[String]) -> Result<(), Broken>,

@@ -37,9 +37,9 @@ const NONE: &str = "this machine has no PCI functions in /sys/bus/pci/devices";
 /// A function's link: what it is and what it can, in 10^9 transfers a second, and lanes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Link {
-    /// Speed now.
+    /// Present speed, in 10^9 transfers a second.
     pub(crate) speed: f64,
-    /// Lanes now.
+    /// Number of lanes in use.
     pub(crate) width: u64,
     /// Speed that it can.
     pub(crate) max_speed: f64,
@@ -113,7 +113,7 @@ fn links(tree: &Tree) -> Finding {
 pub(crate) struct Bar {
     pub(crate) index: usize,
     pub(crate) start: u64,
-    /// Bytes.
+    /// Bytes from `start` on.
     pub(crate) size: u64,
     pub(crate) flags: u64,
 }

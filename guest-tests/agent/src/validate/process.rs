@@ -18,15 +18,15 @@ const DEADLINE: u64 = 600;
 /// Arguments of a validation's process.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Given {
-    /// Its name.
+    /// Name of the validation.
     pub(crate) name: String,
-    /// The run's seed.
+    /// Seed of the run, from which that of the validation is derived.
     #[arg(long)]
     pub(crate) seed: u64,
     /// The largest size in bytes.
     #[arg(long)]
     pub(crate) most: u64,
-    /// An argument.
+    /// Argument of the validation, as for "validate".
     #[arg(long = "arg", value_name = "KEY=VALUE")]
     pub(crate) args: Vec<String>,
 }

@@ -29,7 +29,7 @@ pub(super) struct Form {
     /// Print one JSON document.
     #[arg(long, group = "format")]
     json: bool,
-    /// Print JUnit XML.
+    /// Print JUnit XML for continuous integration.
     #[arg(long, group = "format")]
     junit: bool,
     /// Keep only the largest size of each series, with four digits and without claims, for publication.

@@ -73,7 +73,7 @@ const HEIGHT: u64 = 280;
 /// A bar, drawn beside others to one scale.
 #[derive(Debug, Clone)]
 pub struct ScaledBar {
-    /// Its caption.
+    /// Its caption, which drawing escapes.
     pub title: String,
     /// Its pieces, from the bottom up.
     pub pieces: Vec<ScaledPiece>,
@@ -84,7 +84,7 @@ pub struct ScaledBar {
 pub struct ScaledPiece {
     /// Class of the style sheet.
     pub class: &'static str,
-    /// Bytes.
+    /// Bytes that its height is proportional to.
     pub bytes: u64,
     /// Text beside the bar.
     pub label: String,
@@ -93,7 +93,7 @@ pub struct ScaledPiece {
 }
 
 impl ScaledBar {
-    /// All bytes.
+    /// Bytes of all pieces together, at most `u64::MAX`.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.bytes))

@@ -107,24 +107,24 @@ const LABELS: [(&str, Style); 7] = [
     ("tip:", Style::Cyan),
 ];
 
-/// Emphasis of text.
+/// Emphasis of text on a terminal with colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
     /// A heading, or a word to type.
     Strong,
-    /// Less important text.
+    /// Less important text, such as the heads of a table.
     Faint,
-    /// The word "error".
+    /// The label of an error: bold and red.
     Error,
-    /// A failure.
+    /// A failure, or an entry that cannot be used.
     Red,
     /// Memory that can be granted; success.
     Green,
-    /// A warning.
+    /// A warning, or a check that was skipped.
     Yellow,
     /// Ordinary memory: the bright blue, as the dark one is unreadable on black.
     Blue,
-    /// Devices' memory; help.
+    /// Memory of devices; the label of a remedy.
     Cyan,
 }
 

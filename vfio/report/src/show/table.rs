@@ -9,9 +9,9 @@ use crate::show::{Screen, Style, page, wrap};
 /// Alignment of a cell in its column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// Text.
+    /// Aligned to the left, as text is.
     Left,
-    /// Numbers.
+    /// Aligned to the right, as numbers are.
     Right,
 }
 

@@ -13,7 +13,7 @@ use crate::finding::{Claim, Finding};
 use crate::library;
 use crate::validate::Setting;
 
-/// `CUDA_ERROR_NO_DEVICE`.
+/// Number of `CUDA_ERROR_NO_DEVICE` in `cuda.h`.
 const NO_DEVICE: u32 = 100;
 
 /// The GPUs that the driver shows to this process (`CUDA_VISIBLE_DEVICES` selects them), or the finding that explains

@@ -140,7 +140,7 @@ impl Gpu {
         Ok(Memory::new(&self.context, Kind::Device, bytes)?)
     }
 
-    /// Fills such memory.
+    /// Displaces what the GPU's cache holds: fills all of `filler` ([`Self::cache_filler`]) and waits.
     pub(crate) fn empty_cache(&self, filler: &Memory) -> Result<(), Broken> {
         self.fill(filler, filler.bytes() & !7, 0)
     }

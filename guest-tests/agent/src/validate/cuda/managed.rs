@@ -24,7 +24,7 @@ pub(super) fn bounded(gpu: &Gpu, kind: Kind, most: u64) -> Result<u64, Broken> {
     Ok(most.min(MOST).min(gpu.context.free_memory()? / PART).max(4096))
 }
 
-/// `cuda.managed.bandwidth`.
+/// `cuda.managed.bandwidth`: of pages that arrive while the GPU reads, and of pages that are there already.
 pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken> {
     on_family(setting, family, false, |gpu, kind, claim| {
         let most = bounded(gpu, kind, setting.most)?;

@@ -59,7 +59,7 @@ struct Buffers<'g> {
     bytes: u64,
     sums: Memory,
     device: Memory,
-    /// HOST_NUMA and pinned.
+    /// HOST_NUMA memory first, then pinned memory.
     pair: [Memory; 2],
 }
 

@@ -8,7 +8,7 @@ use super::gpu::{Gpu, note};
 use crate::error::Broken;
 use crate::finding::Claim;
 
-/// Direction and engine.
+/// Direction of a transfer between host and GPU, and its means: the first two are copies, the others kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TransferKind {
     CopyToGpu,
@@ -41,7 +41,7 @@ pub(super) struct Transfer<'m> {
     pub(super) gpu: &'m Gpu,
     pub(super) host: &'m Memory,
     pub(super) device: &'m Memory,
-    /// Room for [`egm_vendor::cuda::Kernels::read`].
+    /// Memory for the sums that [`egm_vendor::cuda::Kernels::read`] writes.
     pub(super) sums: &'m Memory,
     /// Bytes of one transfer.
     pub(super) bytes: u64,
@@ -55,7 +55,7 @@ impl Transfer<'_> {
         self.gpu.fill(self.device, self.bytes, device)
     }
 
-    /// Launches one transfer.
+    /// Launches one transfer on the GPU's stream, without waiting for its end.
     pub(super) fn launch(&self, way: TransferKind, seed: u64) -> Result<(), Broken> {
         let (stream, kernels, shape) = (&self.gpu.stream, &self.gpu.kernels, Shape::whole(&self.gpu.context));
         let (host, device) = (self.host.part(0, self.bytes)?, self.device.part(0, self.bytes)?);

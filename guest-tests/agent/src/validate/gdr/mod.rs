@@ -71,7 +71,7 @@ fn with(
     way.with(&memory, |window| what(&memory, window))
 }
 
-/// `gdr.dmabuf` and `gdr.gdrapi`.
+/// `gdr.dmabuf` and `gdr.gdrapi`: whole writes, whole reads and unaligned pieces, on each GPU.
 fn bytes(setting: &Setting, way: AccessMethod) -> Result<Finding, Broken> {
     on_each_gpu(|gpu| {
         with(gpu, setting, way, MOST, |memory, window| {
@@ -176,7 +176,7 @@ fn head(seed: u64, bytes: usize) -> Vec<u8> {
     head
 }
 
-/// `gdr.bandwidth`.
+/// `gdr.bandwidth`: writes and reads of 4 KiB and more, in GB/s.
 fn bandwidth(setting: &Setting) -> Result<Finding, Broken> {
     by_any_way(setting, |timed, figures, claim| {
         let most = usize::try_from(setting.most).unwrap_or(usize::MAX).min(timed.window.bytes());
@@ -195,7 +195,7 @@ fn bandwidth(setting: &Setting) -> Result<Finding, Broken> {
     })
 }
 
-/// `gdr.latency`.
+/// `gdr.latency`: writes and reads of the sizes [`SMALL`], in ns each.
 fn latency(setting: &Setting) -> Result<Finding, Broken> {
     by_any_way(setting, |timed, figures, claim| {
         for bytes in SMALL.into_iter().filter(|bytes| *bytes <= timed.window.bytes()) {
@@ -224,7 +224,7 @@ struct Round<'r> {
     is_write: bool,
     /// Bytes of an access.
     bytes: usize,
-    /// Number of accesses.
+    /// Number of accesses, one after the other.
     times: usize,
     /// Unit of the value.
     unit: &'static str,

@@ -42,7 +42,7 @@ fn ran(program: &str) -> Result<Result<Ended, Finding>, Broken> {
     Ok(Ok(Ended { code: status.code(), output: String::from_utf8_lossy(&output).into_owned(), words }))
 }
 
-/// `gdr.sanity`.
+/// `gdr.sanity`: judges the totals and the exit code of `gdrcopy_sanity`.
 pub(super) fn sanity(_: &Setting) -> Result<Finding, Broken> {
     Ok(match ran("gdrcopy_sanity")? {
         Ok(ended) => judge_sanity(ended.code, &ended.output, &ended.words),
@@ -71,12 +71,12 @@ fn judge_sanity(code: Option<i32>, output: &str, words: &[u8]) -> Finding {
     claim.finish()
 }
 
-/// `gdr.copybw`.
+/// `gdr.copybw`: the bandwidths that `gdrcopy_copybw` measures, in GB/s.
 pub(super) fn copybw(_: &Setting) -> Result<Finding, Broken> {
     measured("gdrcopy_copybw", "GB/s", gdrcopy::bandwidths)
 }
 
-/// `gdr.copylat`.
+/// `gdr.copylat`: the latencies that `gdrcopy_copylat` measures, in ns.
 pub(super) fn copylat(_: &Setting) -> Result<Finding, Broken> {
     measured("gdrcopy_copylat", "ns", gdrcopy::latencies)
 }

@@ -33,7 +33,7 @@ impl NodeMemory {
         self.node.map_or_else(|| "all memory".to_owned(), |node| format!("node {node}"))
     }
 
-    /// Memory of it.
+    /// Maps `size` bytes of memory on the node; anywhere where the kernel has no nodes.
     pub(super) fn memory(&self, size: usize) -> Result<Mapping, Broken> {
         let mapping = match self.node {
             Some(node) => Mapping::on_node(size, node),

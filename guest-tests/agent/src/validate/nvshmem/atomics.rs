@@ -10,7 +10,7 @@ use crate::error::Broken;
 const SIGNALS: u64 = 200;
 /// Additions of each thread of a kernel.
 const TIMES: u64 = 64;
-/// Rounds of barriers.
+/// Rounds of [`barrier`]: every other barrier is on the stream, the rest of the host.
 const ROUNDS: u16 = 32;
 /// Bytes that the late PE of a round fills first.
 const LATE: usize = 8 << 20;

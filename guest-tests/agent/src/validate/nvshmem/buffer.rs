@@ -11,7 +11,7 @@ use super::job::buffer_bytes;
 use super::speed;
 use crate::error::Broken;
 
-/// `nvshmem.buffer`.
+/// `nvshmem.buffer`: each PE registers HOST_NUMA memory; the PE before it puts to it and gets from it.
 pub(super) fn buffer(element: &mut Element<'_>) -> Result<(), Broken> {
     let attributes = element.context.attributes();
     let node = attributes.get(Attribute::HOST_NUMA_ID).filter(|node| *node >= 0);

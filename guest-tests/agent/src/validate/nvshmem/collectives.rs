@@ -9,7 +9,7 @@ use crate::error::Broken;
 /// Bytes of one PE's block: one that fits into a message of the library, one that needs many.
 const BLOCKS: [usize; 2] = [256, 96 << 10];
 
-/// `nvshmem.collectives`.
+/// `nvshmem.collectives`: broadcast, fcollect, alltoall and reductions, with each size of [`BLOCKS`].
 pub(super) fn collectives(element: &mut Element<'_>) -> Result<(), Broken> {
     for (round, block) in (0..).zip(BLOCKS) {
         let memory = Buffers::new(element, block)?;

@@ -159,13 +159,13 @@ fn try_whole(element: &mut Element<'_>, what: &str, is_put: bool) -> Result<(), 
     Ok(())
 }
 
-/// `nvshmem.put`.
+/// `nvshmem.put`: lengths and alignments one by one, then as much as the run allows at once.
 pub(super) fn put(element: &mut Element<'_>) -> Result<(), Broken> {
     try_moves(element, "put", true)?;
     try_whole(element, "put", true)
 }
 
-/// `nvshmem.get`.
+/// `nvshmem.get`: as [`put`], in the other direction.
 pub(super) fn get(element: &mut Element<'_>) -> Result<(), Broken> {
     try_moves(element, "get", false)?;
     try_whole(element, "get", false)

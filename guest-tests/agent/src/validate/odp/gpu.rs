@@ -28,7 +28,7 @@ const ELSEWHERE: u64 = 1 << 62;
 /// The kernel's report about this process: how much of it is swapped out, for one.
 const STATUS: &str = "/proc/self/status";
 
-/// `odp.gpu_moving`.
+/// `odp.gpu_moving`: transfers with pages that the GPU has written and so moved into itself.
 pub(super) fn moving(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
     if let Some(skipped) = super::lacking(site) {
         return Ok(skipped);

@@ -26,7 +26,7 @@ const LARGE: usize = 2 << 20;
 /// Way in which pages are made to move.
 #[derive(Debug, Clone, Copy)]
 enum MoveMethod {
-    /// Between these nodes.
+    /// To and fro between these two nodes.
     Nodes(u32, u32),
     /// Into large pages and out of them: the one way on a machine with one node.
     Sizes,

@@ -20,7 +20,7 @@ use crate::{library, sysfs};
 /// Modules by which the kernel resolves addresses of GPU memory.
 const PEERMEM: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 
-/// `rdma.gpu_dmabuf`.
+/// `rdma.gpu_dmabuf`: GPU memory that is registered as a dma-buf.
 pub(super) fn dmabuf(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
     if let Some(finding) = takes_none(site)? {
         return Ok(finding);
@@ -44,7 +44,7 @@ pub(super) fn dmabuf(site: &Site<'_>, setting: &Setting) -> Result<Finding, Brok
     })
 }
 
-/// `rdma.gpu_peermem`.
+/// `rdma.gpu_peermem`: GPU memory that is registered by its address.
 pub(super) fn peermem(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
     let loaded = PEERMEM.into_iter().find(|name| Path::new("/sys/module").join(name).exists());
     on_device_memory(setting, |gpu, memory| {
@@ -95,7 +95,7 @@ pub(super) fn host_numa(site: &Site<'_>, setting: &Setting) -> Result<Finding, B
     })
 }
 
-/// `rdma.data_direct`.
+/// `rdma.data_direct`: GPU memory that the card reaches past the processor.
 pub(super) fn data_direct(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
     let mlx5 = match library::open(&[Mlx5::NAME]) {
         Ok(library) => library,

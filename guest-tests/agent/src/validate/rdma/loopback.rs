@@ -15,7 +15,7 @@ pub(in crate::validate) const DEPTH: u32 = 32;
 pub(in crate::validate) struct Loopback<'l> {
     /// The device and where on it the connection is.
     pub(in crate::validate) site: &'l Site<'l>,
-    /// For memory.
+    /// Protection domain in which memory is registered.
     pub(in crate::validate) domain: &'l Domain<'l>,
     /// For completions of both ends.
     pub(in crate::validate) completions: &'l CompletionQueue<'l>,

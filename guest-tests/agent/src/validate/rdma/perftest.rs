@@ -57,7 +57,7 @@ pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken>
 struct Opinion {
     /// Bytes of a request.
     size: u64,
-    /// Gb/s.
+    /// Average bandwidth in Gb/s, as `--report_gbits` has it.
     average: f64,
 }
 
