@@ -60,13 +60,13 @@ struct Arguments {
 enum Verb {
     /// Print what this host can run; exit code 3 if it cannot run any guest.
     Check {
-        /// Print JSON.
+        /// Print JSON instead of lines.
         #[arg(long)]
         json: bool,
     },
     /// Fetch or build a kernel into the cache and print its path.
     Kernel {
-        /// Kernel to get.
+        /// Kernel to fetch or build.
         which: Which,
         /// Look for a newer one even if the cached one is younger than 30 days.
         #[arg(long)]
@@ -97,12 +97,12 @@ enum Verb {
     /// Own the slice of "egm-device carve grant": see `slices/owners.rs`.
     #[command(hide = true)]
     SliceOwner {
-        /// Word to write.
+        /// Word to write at both ends of the slice.
         mark: u64,
     },
     /// Run Debian's newest QEMU for x86_64, from the cache.
     Qemu {
-        /// Arguments for QEMU.
+        /// Arguments that QEMU receives unchanged.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
@@ -113,10 +113,10 @@ enum Verb {
         /// Output of "egm-vmm plan --json".
         #[arg(long)]
         plan: Option<PathBuf>,
-        /// Program egm-guest.
+        /// Path of the program egm-guest.
         #[arg(long)]
         agent: PathBuf,
-        /// File to write.
+        /// Path of the file to write.
         #[arg(long)]
         out: PathBuf,
     },

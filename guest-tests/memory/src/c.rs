@@ -14,7 +14,7 @@ use crate::MemoryError;
 use crate::function::{Found, Function, find};
 use crate::mapping::Memory;
 
-/// `struct egm_memory`.
+/// `struct egm_memory` of `include/egm_memory.h`: a function whose memory is mapped.
 #[repr(C)]
 #[derive(Debug)]
 pub struct CMemory {
@@ -26,7 +26,7 @@ pub struct CMemory {
     handle: *mut c_void,
 }
 
-/// `struct egm_span`.
+/// `struct egm_span` of `include/egm_memory.h`: retired bytes.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CSpan {

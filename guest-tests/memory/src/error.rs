@@ -11,7 +11,7 @@ use egm_address::PciAddress;
 pub enum MemoryError {
     #[error("cannot {action} {}", path.display())]
     File {
-        /// `read`, `open`, `map`.
+        /// Verb of the message: `read`, `open`, `map` or `write to`.
         action: &'static str,
         path: PathBuf,
         #[source]
@@ -25,7 +25,7 @@ pub enum MemoryError {
     Short {
         address: PciAddress,
         bar: u8,
-        /// Its bytes.
+        /// Size of the BAR in bytes.
         has: u64,
         /// Bytes that should be there.
         wanted: u64,

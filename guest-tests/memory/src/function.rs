@@ -21,7 +21,7 @@ const SHORT_CONFIG: usize = 64;
 /// A PCI function with EGM memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
-    /// Its PCI address.
+    /// Segment, bus, device and function number.
     pub address: PciAddress,
     /// Facts about its memory, from its capability or its registers.
     pub facts: Facts,

@@ -98,7 +98,7 @@ impl Memory {
         Ok(Self { mapping: Mapping::new(&file, size, start)?, file })
     }
 
-    /// The first byte.
+    /// Address of the first byte, valid until this is dropped.
     #[must_use]
     pub fn address(&self) -> NonNull<u8> {
         self.mapping.start

@@ -22,7 +22,7 @@ pub(crate) const UID: u32 = 1000;
 
 /// Printed by the agent's check `hotplug` when it waits for its drive to go.
 const UNPLUG: &str = "egm-hotplug unplug ";
-/// Printed by init.
+/// Begins the line that the agent prints when it runs as init.
 const STARTED: &str = "egm-guest runs";
 
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {

@@ -17,7 +17,7 @@ use crate::runner::steps::{Fault, Step, Steps};
 
 /// Rounds before the host's first measurement: they fill its caches.
 const FIRST: u32 = 10;
-/// Rounds after those.
+/// Rounds between the two measurements of the host.
 const ROUNDS: u32 = 100;
 /// Bytes of free memory that the host may lose: far less than a machine's memory, and than the mapping of its function.
 const SLACK: u64 = 24 << 20;
@@ -109,9 +109,9 @@ impl<'a> Machines<'a> {
 /// Host resources that could leak.
 #[derive(Debug)]
 struct Host {
-    /// Bytes available.
+    /// `MemAvailable` of `/proc/meminfo`, in bytes.
     memory: u64,
-    /// Open files.
+    /// Allocated file handles of the whole host, from `/proc/sys/fs/file-nr`.
     files: u64,
 }
 

@@ -17,7 +17,7 @@ use crate::engine::progress::Stage;
 use crate::images::kernel;
 use crate::images::tools::Tools;
 
-/// Guest memory.
+/// Memory of each guest, in MiB.
 const MIB: u64 = 1024;
 const ROUNDS: usize = 5;
 /// The payload among the tools.
@@ -27,7 +27,7 @@ const PAYLOAD: &str = "hello.elf";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Vmm {
     Egm,
-    /// QEMU's usual machine.
+    /// QEMU's q35 with its default firmware.
     Q35,
     /// QEMU's smallest that has PCI.
     Microvm,

@@ -40,11 +40,11 @@ struct Subject {
     ours: serde_json::Value,
     /// QEMU's option, without its place.
     qemu: String,
-    /// Vendor and device.
+    /// Vendor id in bits 15..0, device id in bits 31..16.
     ids: u32,
     /// Its MSI-X table in our machine.
     table: Table,
-    /// And in QEMU's.
+    /// Its MSI-X table in QEMU's machine.
     qemu_table: Table,
     /// Offset of a register of the device itself that must be trapped too, because the table is in the same page.
     neighbour: Option<u32>,

@@ -159,7 +159,7 @@ impl Report {
         }
     }
 
-    /// For a person.
+    /// The host and the rows as text, in aligned columns.
     pub(crate) fn table(&self) -> String {
         let head = ["figure", "egm-vmm", "range", "beside", "its median", "ratio", "target"];
         let mut lines = vec![head.map(str::to_owned)];

@@ -62,7 +62,7 @@ pub(crate) struct BenchArguments {
     /// In the emulated host: the directory with the programs.
     #[arg(long, hide = true)]
     within: Option<PathBuf>,
-    /// There: QEMU's turn.
+    /// In the emulated host: measure QEMU instead of egm-vmm.
     #[arg(long, hide = true)]
     qemu: bool,
     /// Monitor that you provide, for the sections start, memory and prefault: cloud-hypervisor=PATH, firecracker=PATH, or

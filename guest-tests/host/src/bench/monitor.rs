@@ -18,7 +18,7 @@ pub(super) enum Monitor {
     Egm(PathBuf),
     /// Another build of it, which the user provides.
     OtherEgm(PathBuf),
-    /// QEMU's usual machine.
+    /// QEMU's q35 with its default firmware.
     Q35,
     /// QEMU's smallest, with its smallest firmware.
     Microvm,

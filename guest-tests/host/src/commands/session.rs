@@ -84,7 +84,7 @@ pub(crate) struct RunArguments {
 }
 
 impl RunArguments {
-    /// No choice made.
+    /// Every option at its default, but for the folder of the report.
     fn plain(report: &Path) -> Self {
         Self {
             scenarios: Vec::new(),

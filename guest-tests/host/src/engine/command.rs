@@ -25,7 +25,6 @@ impl Tool {
         Self { command, package }
     }
 
-    /// Adds arguments.
     pub(crate) fn args<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(mut self, args: I) -> Self {
         self.command.args(args);
         self

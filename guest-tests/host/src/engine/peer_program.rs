@@ -8,9 +8,9 @@ use clap::ValueEnum;
 /// A monitor that the lab can start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PeerName {
-    /// <https://github.com/cloud-hypervisor/cloud-hypervisor>
+    /// Program of <https://github.com/cloud-hypervisor/cloud-hypervisor>, which the user provides.
     CloudHypervisor,
-    /// <https://github.com/firecracker-microvm/firecracker>
+    /// Program of <https://github.com/firecracker-microvm/firecracker>, which the user provides.
     Firecracker,
     /// Another build of this project's monitor, for comparison.
     EgmVmm,

@@ -39,7 +39,7 @@ impl Stage {
         Self { what: what.to_owned(), begun: Instant::now(), bar }
     }
 
-    /// One step done.
+    /// Counts one step of the total as done.
     pub(crate) fn tick(&self) {
         // The total is an estimate: the bar waits just below its end.
         if self.bar.length().is_none_or(|length| self.bar.position() + 1 < length) {

@@ -70,7 +70,6 @@ pub(crate) fn eventually(limit: Duration, mut step: impl FnMut() -> Step) -> Ste
     }
 }
 
-/// Milliseconds since `begun`.
 pub(crate) fn millis(begun: Instant) -> u64 {
     u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX)
 }

@@ -8,7 +8,6 @@ use crate::engine::progress::Stage;
 use crate::faults::table::{Finder, Row};
 use crate::images::cargo::{self, Built};
 
-/// Test programs.
 #[derive(Debug)]
 pub(super) struct Binaries(Vec<Built>);
 

@@ -13,17 +13,17 @@ use crate::images::emulator;
 /// Memory that the emulated host is given, in MiB.
 pub(crate) const L1_MEMORY_MIB: u64 = 9472;
 
-/// Where scenarios run.
+/// Host that scenarios run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Where {
-    /// This machine's /dev/kvm.
+    /// This machine, by its own /dev/kvm.
     Kvm,
     /// Emulated host with a /dev/kvm of its own.
     Lab,
 }
 
-/// One probed capability.
+/// A capability that was probed, and the result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     /// Name of the capability.
@@ -37,7 +37,7 @@ pub(crate) struct Finding {
 /// All probed capabilities, and the conclusion.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Host {
-    /// One line each.
+    /// Capabilities in the order of the printed lines.
     pub(crate) findings: Vec<Finding>,
     /// Default place to run scenarios; `None` when they cannot run.
     #[serde(rename = "where")]

@@ -6,7 +6,6 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Extent {
     pub(crate) start: u64,
-    /// Bytes.
     pub(crate) size: u64,
 }
 

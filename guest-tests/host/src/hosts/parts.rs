@@ -32,11 +32,8 @@ const DISK: u64 = 64 << 20;
 pub(crate) struct Plan {
     /// One entry for each vCPU.
     pub(crate) vcpus: Vec<serde::de::IgnoredAny>,
-    /// NUMA nodes.
     pub(crate) nodes: Vec<Node>,
-    /// PCI functions.
     pub(crate) pci: Vec<Function>,
-    /// Guest RAM.
     #[serde(default)]
     memory: Vec<Piece>,
     /// Host memory behind it.

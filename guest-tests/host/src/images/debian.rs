@@ -66,9 +66,7 @@ pub(crate) struct Archive {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Version {
     pub(crate) package: String,
-    /// Debian version.
     pub(crate) version: String,
-    /// Suite and component.
     pub(crate) suite: String,
 }
 

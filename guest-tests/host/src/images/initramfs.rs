@@ -18,7 +18,7 @@ use crate::images::rdma_kit::Kit;
 const L1_INIT: &str = include_str!("l1-init.sh");
 /// Init of a guest with its root on a disk.
 const ROOT_INIT: &str = include_str!("root-init.sh");
-/// Debian's static busybox.
+/// Program of Debian's package busybox-static on this machine.
 const BUSYBOX: &str = "/bin/busybox";
 
 /// A guest's initial root, as guest-tests/DESIGN.md lays it out.

@@ -153,7 +153,7 @@ struct Stock {
     meta: &'static str,
     /// The preferred suite; without the package there, the newest of all suites.
     suite: &'static str,
-    /// Required modules.
+    /// Names of the modules to gather, with their dependencies.
     modules: &'static [&'static str],
 }
 

@@ -32,7 +32,7 @@ pub(crate) enum Sandbox {
     Strict,
     /// The kernel logs them.
     Log,
-    /// No sandbox.
+    /// The machines run without a sandbox.
     Off,
 }
 

@@ -10,7 +10,7 @@ use crate::engine::error::LabError;
 /// Viable mutants of a core that its tests must catch, in percent.
 const REQUIRED: usize = 95;
 
-/// `guest-tests/mutants.json`.
+/// Content of `guest-tests/mutants.json`: cores, and mutants that may survive.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Table {
@@ -22,7 +22,7 @@ pub(crate) struct Table {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Core {
-    /// Name for `--core`.
+    /// Value of `--core` that selects it.
     pub(crate) name: String,
     /// Globs of its files, from the root of the checkout.
     pub(crate) files: Vec<String>,

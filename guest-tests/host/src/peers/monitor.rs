@@ -23,7 +23,6 @@ pub(crate) trait Monitor {
     /// The command that starts the machine with the slice, with the kernel words `words`.
     fn command(&self, words: &str) -> Result<Command, LabError>;
 
-    /// Resets the guest.
     fn reset(&self) -> io::Result<()>;
 
     /// Plugs the spare slice in.
@@ -36,7 +35,7 @@ pub(crate) trait Monitor {
     fn plug_another(&self) -> io::Result<()>;
 }
 
-/// QEMU, emulating.
+/// QEMU with an emulated processor; commands go by QMP.
 #[derive(Debug)]
 pub(crate) struct Qemu<'a> {
     pub(crate) parts: &'a Parts<'a>,
@@ -75,7 +74,7 @@ impl Monitor for Qemu<'_> {
     }
 }
 
-/// cloud-hypervisor on `/dev/kvm`.
+/// cloud-hypervisor on `/dev/kvm`; commands go by its HTTP API.
 #[derive(Debug)]
 pub(crate) struct CloudHypervisor<'a> {
     pub(crate) parts: &'a Parts<'a>,

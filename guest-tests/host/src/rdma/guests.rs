@@ -27,12 +27,12 @@ pub(crate) use pair;
 /// Words of one that waits and of one that connects, by their cards.
 pub(crate) type Words = [&'static str; 2];
 
-/// At the hub.
+/// Words for assigned cards, which are at one hub.
 const AT_HUB: Words = [
     pair!("egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.rdma.listen=192.168.101.12:7471 lapic=notscdeadline"),
     pair!("egm.arg.rdma.rxe=192.168.101.13/24 egm.arg.rdma.peer=192.168.101.12:7471 lapic=notscdeadline"),
 ];
-/// At taps.
+/// Words for cards at taps, between which the host forwards packets.
 const AT_TAPS: Words = [
     pair!("egm.arg.rdma.rxe=192.168.100.2/24 egm.arg.rdma.listen=192.168.100.2:7471 lapic=notscdeadline"),
     pair!("egm.arg.rdma.rxe=192.168.100.3/24 egm.arg.rdma.peer=192.168.100.2:7471 lapic=notscdeadline"),

@@ -38,7 +38,7 @@ pub(crate) struct Flow {
     pub(crate) answered: u64,
     /// Bytes of data in sends.
     pub(crate) sent: u64,
-    /// Additions, and comparisons.
+    /// Number of requests to compare and swap, or to fetch and add.
     pub(crate) atomics: u64,
     /// The last packets that drivers do not copy, from the first byte of Ethernet's header on.
     pub(crate) packets: Vec<Vec<u8>>,

@@ -36,7 +36,7 @@ pub(crate) const INIT: &str = " as init process";
 /// The monitor that runs the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Vmm {
-    /// egm-vmm.
+    /// egm-vmm, which needs /dev/kvm.
     Egm,
     /// QEMU without acceleration, with its own exit codes.
     Qemu,

@@ -47,7 +47,7 @@ pub(super) enum Condition {
     },
     /// A file or folder does not exist.
     Absent(PathBuf),
-    /// It exists.
+    /// A file or folder exists.
     Present(PathBuf),
     /// It belongs to this user.
     Ours(PathBuf),
@@ -59,7 +59,7 @@ pub(super) enum Condition {
     NoProgram(String),
     /// The program reports an older version in the first number of its output.
     ProgramBelow {
-        /// Program and arguments.
+        /// The program, then its arguments.
         command: Vec<String>,
         /// First version that is new enough.
         version: u32,

@@ -38,7 +38,7 @@ const LOCAL: &str = "local";
 
 /// Expected messages about a bad page of one kind of memory.
 struct Said {
-    /// From the VMM.
+    /// Parts of the line that the VMM logs.
     machine: &'static [&'static str],
     /// From a guest that still uses the page; empty where that is allowed.
     guest: &'static [&'static str],

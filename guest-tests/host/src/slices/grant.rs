@@ -44,7 +44,6 @@ pub(crate) struct Inherited {
     pub(crate) file: File,
     /// Its first byte in the file.
     pub(crate) offset: u64,
-    /// Its bytes.
     pub(crate) size: u64,
 }
 

@@ -24,7 +24,7 @@ pub(crate) fn physical(extent: Extent) -> std::io::Result<Physical> {
 
 /// Memory of the host at a physical address.
 pub(crate) enum HostWords {
-    /// Through `/dev/mem`.
+    /// A page mapped through `/dev/mem`, outside the kernel's own RAM.
     Mapped(Physical),
     /// Through `/proc/kcore`, for the kernel's own RAM, which `/dev/mem` refuses.
     OfKernel(Ram, u64),

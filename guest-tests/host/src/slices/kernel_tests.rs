@@ -9,7 +9,7 @@ use crate::engine::error::LabError;
 use crate::hosts::pool::Pool;
 use crate::runner::steps::{Fault, Step, Steps};
 
-/// Test programs.
+/// Test programs of `egm-device`, each a step of the scenario.
 const PROGRAMS: [Program; 4] = [
     Program { name: UNIT_TESTS, tests: &["free::"] },
     Program { name: "broker_attacks", tests: &[] },

@@ -10,7 +10,7 @@ use crate::cuda::Kind;
 /// A number of `CUdevice_attribute` and its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attribute {
-    /// As in `cuda.h`.
+    /// Value of its enumerator in `cuda.h`, which `cuDeviceGetAttribute` takes.
     pub number: i32,
     name: &'static str,
 }

@@ -44,7 +44,7 @@ impl Context {
         Ok(Self(Rc::new(Primary { device, raw, attributes: device.attributes() })))
     }
 
-    /// The GPU.
+    /// The GPU that this is the primary context of.
     #[must_use]
     pub fn device(&self) -> Device {
         self.0.device
@@ -90,7 +90,7 @@ impl Context {
     }
 }
 
-/// Work in order.
+/// A queue of work for a GPU (`CUstream`), done in order. Dropping it waits for that work.
 pub struct Stream {
     context: Context,
     raw: sys::CUstream,
@@ -108,7 +108,7 @@ impl Stream {
         Ok(Self { context: context.clone(), raw })
     }
 
-    /// Its GPU's context.
+    /// The context that it was made in, and that its work runs in.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context

@@ -89,7 +89,7 @@ impl Driver {
     }
 }
 
-/// A GPU.
+/// A GPU that the driver listed (`CUdevice`).
 #[derive(Clone, Copy)]
 pub struct Device {
     pub(crate) driver: Driver,

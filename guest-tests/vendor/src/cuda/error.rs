@@ -37,7 +37,6 @@ pub enum CudaError {
     Part {
         /// Offset of the first byte.
         offset: u64,
-        /// Length in bytes.
         bytes: u64,
         /// Length of the memory in bytes.
         size: u64,
@@ -65,7 +64,6 @@ pub enum CudaError {
     /// Linux refuses to map memory.
     #[error("cannot map {bytes:#x} bytes: {source}")]
     Map {
-        /// Length in bytes.
         bytes: u64,
         #[source]
         source: io::Error,

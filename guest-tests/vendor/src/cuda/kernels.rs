@@ -52,14 +52,14 @@ enum Entry {
 /// Number of threads of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Blocks.
+    /// Blocks of the grid, which has one dimension.
     pub blocks: u32,
     /// Threads of a block, 1024 at most.
     pub threads: u32,
 }
 
 impl Shape {
-    /// One thread.
+    /// One block of one thread.
     pub const ONE: Self = Self { blocks: 1, threads: 1 };
 
     /// The shape that keeps the whole GPU busy with memory. An H200 writes 64 MiB of its own memory 3 % faster with it
@@ -83,7 +83,7 @@ impl Shape {
         self.count() / threads.unwrap_or(1).clamp(1, 256)
     }
 
-    /// Its threads.
+    /// Number of threads in all blocks.
     #[must_use]
     pub fn count(self) -> u64 {
         u64::from(self.blocks) * u64::from(self.threads)
@@ -116,7 +116,7 @@ impl Messages<'_> {
 pub struct Reports<'r> {
     /// Differences, as in [`Kernels::check`]; the fourth word counts messages that did not come.
     pub wrong: Part<'r>,
-    /// As in [`Kernels::add`].
+    /// Its first word becomes 1 when the kernel starts, as in [`Kernels::add`].
     pub started: Part<'r>,
 }
 

@@ -13,7 +13,7 @@ use crate::cuda::pattern;
 /// Words that differ from the pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wrong {
-    /// Number of words.
+    /// Number of words that differ.
     pub count: u64,
     /// Index of one of them.
     pub index: u64,
@@ -40,7 +40,7 @@ impl<'m> Words<'m> {
         Self { start: start.cast(), count, memory: PhantomData }
     }
 
-    /// Number of words.
+    /// Number of words, each of 64 bits.
     #[must_use]
     pub fn count(self) -> u64 {
         self.count

@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// The library's name.
+/// File name of GDRCopy's library, for the loader.
 pub const LIBRARY: &str = "libgdrapi.so.2";
 
 /// Error of a mapping or an access.
@@ -26,7 +26,7 @@ pub enum GdrError {
     /// The library pinned another range than the requested one.
     #[error("{asked:#x} bytes at {address:#x} were asked for, {is:#x} at {at:#x} are pinned")]
     Pinned {
-        /// Requested bytes.
+        /// Length of the requested range in bytes.
         asked: usize,
         /// Start address of these bytes.
         address: u64,

@@ -6,12 +6,12 @@ const MOST: usize = 512;
 /// Longest name that is taken, in bytes.
 const NAME: usize = 80;
 
-/// Result of `gdrcopy_sanity`.
+/// Totals and test names that `gdrcopy_sanity` prints.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sanity {
-    /// Tests that passed.
+    /// Number of tests that passed.
     pub passed: u32,
-    /// Tests that failed.
+    /// Number of tests that failed.
     pub failed: u32,
     /// Tests that could not be run.
     pub waived: u32,
@@ -84,7 +84,7 @@ pub enum CopyDirection {
 /// A figure of `gdrcopy_copybw` or `gdrcopy_copylat`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Figure {
-    /// Its direction.
+    /// Direction of the copies that were measured.
     pub way: CopyDirection,
     /// Bytes of one copy.
     pub bytes: u64,

@@ -12,7 +12,7 @@ use std::ptr::{self, NonNull};
 
 use crate::gdr::{GdrError, Window, inside};
 
-/// `gdr_t`.
+/// `gdr_t`: the library's handle from `gdr_open`.
 type Raw = *mut c_void;
 
 /// `gdr_mh_t`: a pinned buffer.
@@ -22,7 +22,7 @@ struct Handle {
     number: c_ulong,
 }
 
-/// `gdr_info_v2_t`.
+/// `gdr_info_v2_t`, which `gdr_get_info_v2` fills in.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 struct Info {
@@ -78,7 +78,7 @@ fn checked(call: &'static str, status: c_int) -> Result<(), GdrError> {
     }
 }
 
-/// GDRCopy, open.
+/// An open handle of GDRCopy (`gdr_t`), closed on drop.
 #[derive(Debug)]
 pub struct Gdr {
     functions: Functions,

@@ -74,7 +74,7 @@ impl FromStr for UniqueId {
     }
 }
 
-/// `nvshmemx_uniqueid_args_v1`.
+/// `nvshmemx_uniqueid_args_v1`: the job's id, this PE's number and the number of PEs.
 #[derive(Debug)]
 #[repr(C)]
 pub struct UniqueIdArgs {
@@ -84,7 +84,7 @@ pub struct UniqueIdArgs {
     ranks: c_int,
 }
 
-/// `nvshmemx_init_args_v1`.
+/// `nvshmemx_init_args_v1`: the arguments of a start by an id, and padding up to 128 bytes.
 #[derive(Debug)]
 #[repr(C)]
 pub struct InitArgs {
@@ -108,7 +108,7 @@ const _: () = assert!(size_of::<InitArgs>() == 128);
 const _: () = assert!(size_of::<InitAttributes>() == 144);
 
 impl Default for InitAttributes {
-    /// `NVSHMEMX_INIT_ATTR_INITIALIZER`.
+    /// The values of `NVSHMEMX_INIT_ATTR_INITIALIZER`: versions, and no id yet.
     fn default() -> Self {
         let unique_id =
             UniqueIdArgs { version: version_of::<UniqueIdArgs>(), id: std::ptr::null(), rank: -1, ranks: -1 };
@@ -124,7 +124,7 @@ impl Default for InitAttributes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum SignalOp {
-    /// Stores the value.
+    /// Stores the value (`NVSHMEM_SIGNAL_SET`).
     Set = 9,
     /// Adds the value atomically.
     Add = 10,
@@ -134,7 +134,7 @@ pub enum SignalOp {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Compare {
-    /// Equal.
+    /// The word equals the value (`NVSHMEM_CMP_EQ`).
     Equal = 0,
     /// Greater than or equal.
     AtLeast = 5,

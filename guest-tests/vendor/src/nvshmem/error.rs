@@ -22,7 +22,7 @@ pub enum ShmemError {
     Status {
         /// Name of the call.
         call: &'static str,
-        /// `nvshmemx_status`.
+        /// Value of `nvshmemx_status`, never 0.
         status: i32,
     },
     /// A call returned no address.

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-/// The library's name.
+/// File name of NVSHMEM's host library, for the loader.
 pub const NAME: &str = "libnvshmem_host.so.3";
 
 /// Most entries of a folder that are looked at.

@@ -12,15 +12,15 @@ pub const NAME_MAX: usize = 64;
 /// Bytes of a path in sysfs (`IBV_SYSFS_PATH_MAX`).
 pub const PATH_MAX: usize = 256;
 
-/// `struct ibv_device`.
+/// `struct ibv_device`, which `ibv_get_device_list` lists.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Device {
-    /// Two unused functions.
+    /// `struct _ibv_device_ops`: two functions that the header calls obsolete; unused.
     pub ops: [*mut c_void; 2],
-    /// `enum ibv_node_type`.
+    /// `enum ibv_node_type`; -1 if unknown.
     pub node_type: c_int,
-    /// `enum ibv_transport_type`.
+    /// `enum ibv_transport_type`; -1 if unknown.
     pub transport_type: c_int,
     /// Of the kernel's device, `mlx5_0`.
     pub name: [c_char; NAME_MAX],
@@ -79,17 +79,17 @@ pub struct DeviceAttr {
     pub phys_port_cnt: u8,
 }
 
-/// `struct ibv_odp_caps`.
+/// `struct ibv_odp_caps`: on-demand paging that the device supports.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct OdpCaps {
-    /// `enum ibv_odp_general_caps`.
+    /// Bits of `enum ibv_odp_general_caps`.
     pub general: u64,
     /// `enum ibv_odp_transport_cap_bits` of reliable connections.
     pub rc: u32,
-    /// Of unreliable connections.
+    /// `enum ibv_odp_transport_cap_bits` of unreliable connections.
     pub uc: u32,
-    /// Of datagrams.
+    /// `enum ibv_odp_transport_cap_bits` of unreliable datagrams.
     pub ud: u32,
 }
 
@@ -97,13 +97,13 @@ pub struct OdpCaps {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceAttrEx {
-    /// As without `_ex`.
+    /// `orig_attr`: the attributes that `ibv_query_device` returns too.
     pub orig: DeviceAttr,
     /// Which later members are present; unused.
     pub comp_mask: u32,
-    /// Of on-demand paging.
+    /// `odp_caps`: capabilities of on-demand paging.
     pub odp: OdpCaps,
-    /// All other members.
+    /// Room for `completion_timestamp_mask` and later members; unused.
     pub rest: [u64; 17],
 }
 
@@ -136,7 +136,7 @@ pub struct PortAttr {
     pub port_cap_flags2: u16,
 }
 
-/// `struct ibv_gid_entry`.
+/// `struct ibv_gid_entry`: an entry of a port's table, by `ibv_query_gid_table`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct GidEntry {
@@ -146,7 +146,7 @@ pub struct GidEntry {
     pub gid_index: u32,
     /// The port, from 1.
     pub port_num: u32,
-    /// `enum ibv_gid_type`.
+    /// Value of `enum ibv_gid_type`.
     pub gid_type: u32,
     /// The network interface that it came from, 0 without one.
     pub ndev_ifindex: u32,
@@ -217,13 +217,13 @@ pub struct QpAttr {
     pub rate_limit: u32,
 }
 
-/// `struct ibv_sge`.
+/// `struct ibv_sge`: a piece of registered local memory.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Sge {
     /// Address of the first byte.
     pub addr: u64,
-    /// Bytes.
+    /// Length of the piece in bytes.
     pub length: u32,
     /// Key of the memory region.
     pub lkey: u32,
@@ -259,11 +259,11 @@ pub struct Atomic {
 pub union Target {
     /// Of writes and reads.
     pub rdma: Rdma,
-    /// Of atomics.
+    /// Of `IBV_WR_ATOMIC_CMP_AND_SWP` and `IBV_WR_ATOMIC_FETCH_AND_ADD`.
     pub atomic: Atomic,
 }
 
-/// `struct ibv_send_wr`.
+/// `struct ibv_send_wr`: a request for `ibv_post_send`.
 #[repr(C)]
 pub struct SendWr {
     /// Comes back in the completion.
@@ -272,11 +272,11 @@ pub struct SendWr {
     pub next: *mut SendWr,
     /// The piece of local memory.
     pub sg_list: *mut Sge,
-    /// Number of pieces.
+    /// Number of entries in `sg_list`.
     pub num_sge: c_int,
-    /// `enum ibv_wr_opcode`.
+    /// Operation, a value of `enum ibv_wr_opcode`.
     pub opcode: u32,
-    /// `enum ibv_send_flags`.
+    /// Bits of `enum ibv_send_flags`.
     pub send_flags: u32,
     /// Immediate data; never sent.
     pub imm_data: u32,
@@ -284,11 +284,11 @@ pub struct SendWr {
     pub wr: Target,
     /// Of connections that share receivers.
     pub remote_srqn: u32,
-    /// Memory windows, segmentation.
+    /// `bind_mw` or `tso`: memory windows and segmentation; unused.
     pub rest: [u64; 6],
 }
 
-/// `struct ibv_recv_wr`.
+/// `struct ibv_recv_wr`: a request for `ibv_post_recv`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct RecvWr {
@@ -298,7 +298,7 @@ pub struct RecvWr {
     pub next: *mut RecvWr,
     /// The piece of local memory.
     pub sg_list: *mut Sge,
-    /// Number of pieces.
+    /// Number of entries in `sg_list`.
     pub num_sge: c_int,
 }
 

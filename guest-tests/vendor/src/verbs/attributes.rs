@@ -9,7 +9,7 @@ use crate::verbs::abi::{DeviceAttrEx, PortAttr};
 pub struct Abilities {
     /// Firmware, as the driver prints it.
     pub firmware: String,
-    /// PCI vendor.
+    /// The vendor's number, per IEEE (`vendor_id` of ibv_query_device(3)).
     pub vendor: u32,
     /// PCI device, or the driver's own number.
     pub part: u32,
@@ -25,20 +25,20 @@ pub struct Abilities {
     pub max_dest_rd_atomic: u8,
     /// Reads and atomics that a queue pair has under way at once, at least 1.
     pub max_rd_atomic: u8,
-    /// Scope of atomics.
+    /// Scope within which its atomics are atomic.
     pub atomics: Atomics,
-    /// On-demand paging.
+    /// On-demand paging on reliable connections.
     pub odp: Odp,
 }
 
 /// Scope of atomics (`enum ibv_atomic_cap`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Atomics {
-    /// There are none.
+    /// No atomics (`IBV_ATOMIC_NONE`), or a value that is not known.
     None,
     /// Among queue pairs of the device.
     Device,
-    /// Also against processors.
+    /// Also against processors (`IBV_ATOMIC_GLOB`).
     Global,
 }
 
@@ -49,15 +49,15 @@ pub struct Odp {
     pub explicit: bool,
     /// One region for all of the address space.
     pub implicit: bool,
-    /// Sends.
+    /// Send operations on such memory (`IBV_ODP_SUPPORT_SEND`).
     pub send: bool,
-    /// Receives.
+    /// Receive operations on such memory (`IBV_ODP_SUPPORT_RECV`).
     pub receive: bool,
-    /// Writes.
+    /// RDMA writes of such memory (`IBV_ODP_SUPPORT_WRITE`).
     pub write: bool,
-    /// Reads.
+    /// RDMA reads of such memory (`IBV_ODP_SUPPORT_READ`).
     pub read: bool,
-    /// Atomics.
+    /// Atomic operations on such memory (`IBV_ODP_SUPPORT_ATOMIC`).
     pub atomic: bool,
 }
 
@@ -114,7 +114,7 @@ impl Abilities {
 /// Attributes of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Port {
-    /// From 1.
+    /// Number of the port, from 1.
     pub number: u8,
     /// Whether it is up (`IBV_PORT_ACTIVE`).
     pub active: bool,
@@ -144,15 +144,15 @@ impl Port {
 /// Bytes of a packet (`enum ibv_mtu`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mtu {
-    /// 256.
+    /// At most 256 bytes (`IBV_MTU_256`); stands for unknown numbers, too.
     B256 = 1,
-    /// 512.
+    /// At most 512 bytes (`IBV_MTU_512`).
     B512 = 2,
-    /// 1024.
+    /// At most 1024 bytes (`IBV_MTU_1024`).
     B1024 = 3,
-    /// 2048.
+    /// At most 2048 bytes (`IBV_MTU_2048`).
     B2048 = 4,
-    /// 4096.
+    /// At most 4096 bytes (`IBV_MTU_4096`).
     B4096 = 5,
 }
 
@@ -169,13 +169,13 @@ impl Mtu {
         }
     }
 
-    /// In bytes.
+    /// Largest payload of a packet, in bytes.
     #[must_use]
     pub const fn bytes(self) -> u32 {
         128 << self.number()
     }
 
-    /// C's number.
+    /// Its number in `enum ibv_mtu`.
     #[must_use]
     pub const fn number(self) -> u32 {
         self as u32
@@ -185,7 +185,7 @@ impl Mtu {
 /// An address of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gid {
-    /// In network order.
+    /// The address, in network byte order.
     pub bytes: [u8; 16],
     /// Its place in the port's table.
     pub index: u8,
@@ -212,9 +212,9 @@ pub enum GidKind {
     InfiniBand,
     /// RDMA over Ethernet without IP.
     RoceV1,
-    /// RDMA over UDP.
+    /// RDMA over UDP and IP (`IBV_GID_TYPE_ROCE_V2`).
     RoceV2,
-    /// A later one.
+    /// A number that is none of these.
     Other,
 }
 

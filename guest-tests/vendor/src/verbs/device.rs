@@ -52,7 +52,7 @@ pub struct Devices<'v> {
 }
 
 impl<'v> Devices<'v> {
-    /// Each device.
+    /// Each device, in the order of the library's list.
     pub fn iter(&self) -> impl Iterator<Item = Device<'_, 'v>> {
         (0..self.count).filter_map(|index| {
             // SAFETY: the library's list has `count` pointers.

@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// Errors of RDMA.
+/// Reason why a call of a verbs library, or a request to a device, failed.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum VerbsError {
@@ -26,7 +26,7 @@ pub enum VerbsError {
     /// There is no GID, hence no address, at a port.
     #[error("port {port} has no usable GID: give its interface an address")]
     NoGid {
-        /// From 1.
+        /// Number of the port, from 1.
         port: u8,
     },
     /// A request was not carried out.
@@ -34,7 +34,7 @@ pub enum VerbsError {
     Work {
         /// Id of the request.
         id: u64,
-        /// `enum ibv_wc_status`.
+        /// Value of `enum ibv_wc_status`, never 0 (success).
         status: u32,
         name: &'static str,
         /// The driver's own number.
@@ -43,7 +43,7 @@ pub enum VerbsError {
     },
     #[error("no completion within {seconds} s")]
     Silent {
-        /// Seconds of waiting.
+        /// Time limit that passed, in whole seconds.
         seconds: u64,
     },
 }

@@ -22,7 +22,7 @@ use crate::verbs::{VerbsError, abi};
 
 /// Longest path that the library returns, in bytes.
 const MOST_PATH: usize = 4096;
-/// `MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT`.
+/// Flag of `mlx5dv_reg_dmabuf_mr`: `MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT`.
 const DATA_DIRECT: c_int = 1;
 
 impl Domain<'_> {
@@ -95,7 +95,7 @@ pub struct Mlx5 {
 }
 
 impl Mlx5 {
-    /// Its file.
+    /// File name of the library, for the loader.
     pub const NAME: &str = "libmlx5.so.1";
 
     /// Takes `library`, which is [`Mlx5::NAME`] or keeps its interface.

@@ -21,7 +21,7 @@ macro_rules! functions {
         #[derive(Debug, Clone, Copy)]
         pub(crate) struct Functions {
             $($(#[$note])* pub(crate) $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-            /// Since rdma-core 34.
+            /// `None` in rdma-core before 34, which added it.
             pub(crate) reg_dmabuf_mr: Option<RegDmabufMr>,
         }
 
@@ -60,7 +60,7 @@ functions! {
     modify_qp: "ibv_modify_qp" = fn(*mut Qp, *mut QpAttr, c_int) -> c_int;
 }
 
-/// The library, loaded.
+/// libibverbs, loaded until this is dropped.
 #[derive(Debug)]
 pub struct Verbs {
     pub(crate) functions: Functions,

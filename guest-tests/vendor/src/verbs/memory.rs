@@ -22,7 +22,7 @@ use crate::verbs::{VerbsError, abi};
 /// From [`Memory::start`] on, [`Memory::size`] bytes can be read and written for as long as the value lives, also when
 /// the value is moved, and only the value's owner has access to them.
 pub unsafe trait Memory {
-    /// Its first byte.
+    /// Address of its first byte.
     fn start(&self) -> NonNull<u8>;
     /// Bytes, at least 1.
     fn size(&self) -> usize;
@@ -33,7 +33,7 @@ pub unsafe trait Memory {
 pub struct Access(u32);
 
 impl Access {
-    /// Local reads only.
+    /// Reads for requests of this side only.
     pub const NONE: Self = Self(0);
     /// The device writes what arrives for this process.
     pub const LOCAL_WRITE: Self = Self(1);
@@ -49,12 +49,12 @@ impl Access {
     pub const RELAXED_ORDERING: Self = Self(1 << 20);
     /// Reads and writes of both sides.
     pub const DATA: Self = Self(0b111);
-    /// And atomics.
+    /// [`Access::DATA`], and atomics of the other side.
     pub const ALL: Self = Self(0b1111);
     /// Flags that an old kernel may ignore (`IBV_ACCESS_OPTIONAL_RANGE`).
     const OPTIONAL: u32 = (1 << 30) - (1 << 20);
 
-    /// C's number.
+    /// Bits of `enum ibv_access_flags`.
     #[must_use]
     pub const fn number(self) -> u32 {
         self.0
@@ -218,7 +218,7 @@ impl<'d, M> Registered<'d, M> {
         self.memory.as_ref()
     }
 
-    /// Bytes.
+    /// Size of the memory in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
@@ -360,14 +360,14 @@ impl Sge<'_> {
 /// Memory of the other side, as that side described it: only its device decides what may be done with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Remote {
-    /// First byte.
+    /// Address of the first byte, in the other side's registration.
     pub address: u64,
     /// Key of its registration, for remote access.
     pub rkey: u32,
 }
 
 impl Remote {
-    /// `bytes` further on.
+    /// The address `bytes` further on, modulo 2⁶⁴, under the same key.
     #[must_use]
     pub const fn plus(self, bytes: u64) -> Self {
         Self { address: self.address.wrapping_add(bytes), ..self }

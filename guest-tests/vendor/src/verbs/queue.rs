@@ -19,9 +19,9 @@ use crate::verbs::steps::{Endpoint, LocalPort, MASK_24, init, ready_to_receive, 
 
 /// Completions that are taken at once.
 const AT_ONCE: usize = 32;
-/// `IBV_QPT_RC`.
+/// `IBV_QPT_RC`: the type of a reliable connection.
 const RELIABLE: u32 = 2;
-/// `IBV_SEND_SIGNALED`.
+/// `IBV_SEND_SIGNALED`: a request that succeeds gives a completion too.
 const SIGNALED: u32 = 1 << 1;
 
 /// Queue in which completions arrive.

@@ -22,7 +22,7 @@ pub struct Endpoint {
     pub psn: u32,
     /// Its port's; 0 on Ethernet.
     pub lid: u16,
-    /// Its port's.
+    /// GID of its port, in network byte order.
     pub gid: [u8; 16],
     /// Largest packet that its port takes.
     pub mtu: Mtu,

@@ -17,12 +17,12 @@ use crate::cuda::{Context, CudaError, Part, Stream};
 const PORTABLE: u32 = 1;
 /// `CU_MEMHOSTALLOC_DEVICEMAP` and `CU_MEMHOSTREGISTER_DEVICEMAP`: mapped for the GPU.
 const DEVICE_MAP: u32 = 2;
-/// `CU_MEMHOSTREGISTER_IOMEMORY`: a BAR.
+/// `CU_MEMHOSTREGISTER_IOMEMORY`: the range is a BAR.
 const IO_MEMORY: u32 = 4;
 /// `CU_MEM_ATTACH_GLOBAL`: for all GPUs and processors.
 const ATTACH_GLOBAL: u32 = 1;
 
-/// Ordinary memory.
+/// Anonymous private memory of this process, unmapped on drop.
 pub(super) struct Mapping {
     start: NonNull<u8>,
     length: usize,

@@ -204,7 +204,7 @@ impl Memory {
         vmm::Created::new(context, kind, bytes, vmm::FABRIC)?.fabric_handle()
     }
 
-    /// Its kind.
+    /// Kind that it was made as; [`Kind::Device`] for another library's memory.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
@@ -278,7 +278,7 @@ impl Part<'_> {
         self.memory.address + self.offset
     }
 
-    /// Size in bytes.
+    /// Size in bytes, at most that of the memory.
     #[must_use]
     pub fn bytes(self) -> u64 {
         self.bytes

@@ -20,7 +20,7 @@ pub(super) const POSIX_FD: Shared = Shared::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRI
 /// Handles that other machines of a fabric get.
 pub(super) const FABRIC: Shared = Shared::CU_MEM_HANDLE_TYPE_FABRIC;
 
-/// `CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE`.
+/// Flag of `cuMemGetHandleForAddressRange`: `CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE`.
 pub(super) const OVER_PCIE: u64 = 1;
 
 /// For `usize` arguments: no memory is larger than an address space anyway.
@@ -125,7 +125,7 @@ impl Drop for Created {
     }
 }
 
-/// Addresses without memory.
+/// Addresses from `cuMemAddressReserve`, freed on drop. Memory is mapped there later.
 struct Reserved {
     functions: &'static Functions,
     address: u64,

@@ -79,7 +79,7 @@ fn symbol<F: Copy>(library: &libloading::Library, path: &Path, name: &'static st
     })
 }
 
-/// NVSHMEM's host library.
+/// Functions of NVSHMEM's host library, which stays loaded until the process ends.
 #[derive(Debug)]
 pub struct Library {
     functions: Functions,

@@ -24,7 +24,7 @@ pub(in crate::nvshmem::library) fn checked(call: &'static str, status: c_int) ->
 /// A signal with data: a word of symmetric memory, and the value that it gets.
 #[derive(Clone, Copy)]
 pub struct Signal<'m> {
-    /// One aligned word.
+    /// One word of 8 bytes, aligned to 8, of the PE that receives the data.
     pub word: Range<'m>,
     /// Its value after the data has arrived.
     pub value: u64,
@@ -92,7 +92,7 @@ impl Pe {
         self.pes
     }
 
-    /// The library.
+    /// The library that this PE was started with.
     pub const fn library(&self) -> &Library {
         &self.library
     }

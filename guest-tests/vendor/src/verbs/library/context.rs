@@ -4,15 +4,15 @@ use std::ffi::{c_int, c_void};
 
 use crate::verbs::abi::{Device, DeviceAttrEx, PortAttr, QpCap, RecvWr, SendWr, Wc};
 
-/// `poll_cq` of `ibv_context_ops`.
+/// Type of `poll_cq` in `struct ibv_context_ops`.
 pub(crate) type PollCq = unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int;
-/// `post_send` of `ibv_context_ops`.
+/// Type of `post_send` in `struct ibv_context_ops`.
 pub(crate) type PostSend = unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int;
-/// `post_recv` of `ibv_context_ops`.
+/// Type of `post_recv` in `struct ibv_context_ops`.
 pub(crate) type PostRecv = unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int;
-/// `query_port` of `verbs_context`.
+/// Type of `query_port` in `struct verbs_context`.
 pub(crate) type QueryPort = unsafe extern "C" fn(*mut Context, u8, *mut PortAttr, usize) -> c_int;
-/// `query_device_ex` of `verbs_context`.
+/// Type of `query_device_ex` in `struct verbs_context`.
 pub(crate) type QueryDeviceEx =
     unsafe extern "C" fn(*mut Context, *const c_void, *mut DeviceAttrEx, usize) -> c_int;
 
@@ -23,21 +23,21 @@ pub const EXTENDED: usize = usize::MAX;
 #[repr(C)]
 #[derive(Debug)]
 pub struct ContextOps {
-    /// `_compat_query_device` to `_compat_create_cq`.
+    /// Members `_compat_query_device` to `_compat_create_cq`, unused.
     pub before_poll: [*mut c_void; 11],
-    /// `ibv_poll_cq`.
+    /// Function behind C's inline `ibv_poll_cq`.
     pub poll_cq: Option<PollCq>,
-    /// `req_notify_cq` to `_compat_destroy_qp`.
+    /// Members `req_notify_cq` to `_compat_destroy_qp`, unused.
     pub before_send: [*mut c_void; 13],
-    /// `ibv_post_send`.
+    /// Function behind C's inline `ibv_post_send`.
     pub post_send: Option<PostSend>,
-    /// `ibv_post_recv`.
+    /// Function behind C's inline `ibv_post_recv`.
     pub post_recv: Option<PostRecv>,
-    /// `_compat_create_ah` to `_compat_async_event`.
+    /// Members `_compat_create_ah` to `_compat_async_event`, unused.
     pub rest: [*mut c_void; 5],
 }
 
-/// `struct ibv_context`.
+/// `struct ibv_context`: a device that `ibv_open_device` opened.
 #[repr(C)]
 #[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct Context {
@@ -60,13 +60,13 @@ pub struct Context {
 pub struct VerbsContext {
     /// Newest member that is used here.
     pub query_port: Option<QueryPort>,
-    /// `advise_mr` to `create_cq_ex`.
+    /// Members `advise_mr` to `create_cq_ex`, unused.
     pub before_private: [*mut c_void; 25],
-    /// `priv`.
+    /// `priv`: the library's own data, unused.
     pub private: *mut c_void,
-    /// `ibv_query_device_ex`.
+    /// Function behind C's inline `ibv_query_device_ex`.
     pub query_device_ex: Option<QueryDeviceEx>,
-    /// `ibv_destroy_flow` to `_ABI_placeholder3`.
+    /// Members `ibv_destroy_flow` to `_ABI_placeholder3`, unused.
     pub before_size: [*mut c_void; 11],
     /// Bytes of the library's structure, this one's end being its end.
     pub sz: usize,
@@ -74,7 +74,7 @@ pub struct VerbsContext {
     pub context: Context,
 }
 
-/// `struct ibv_mr`.
+/// `struct ibv_mr`: a memory region that a device may use.
 #[repr(C)]
 #[derive(Debug)]
 #[expect(missing_docs, reason = "ibv_reg_mr(3) has a line for each")]
