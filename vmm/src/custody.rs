@@ -216,7 +216,7 @@ fn receive(machine: u32, stream: &UnixStream) -> io::Result<Vec<LockedSlice>> {
 
 /// Forwards a signal that was sent to this process; a terminal's signals have reached the machine already.
 fn forward(child: &Child, signal: u32, code: i32) {
-    /// `SI_KERNEL`, `asm-generic/siginfo.h`.
+    /// `si_code` of signals that the kernel sends, as for a terminal (`asm-generic/siginfo.h`).
     const SI_KERNEL: i32 = 0x80;
     let number = i32::try_from(signal).ok().filter(|number| *number != libc::SIGCHLD && code != SI_KERNEL);
     let signal = number.and_then(rustix::process::Signal::from_named_raw);

@@ -39,7 +39,7 @@ struct Mapping<'a> {
     range: Range<usize>,
     is_executable: bool,
     offset: &'a str,
-    /// Device and inode.
+    /// Device as `major:minor`, and inode.
     file: [&'a str; 2],
 }
 

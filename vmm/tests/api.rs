@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_egm-vmm");
-/// Exit codes (vmm/src/error.rs).
+/// Exit codes, as `Blame` has them (vfio/report/src/report.rs).
 const CONFIGURATION: i32 = 2;
 const HOST: i32 = 3;
 /// A user that this host has no other process of.

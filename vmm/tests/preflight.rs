@@ -12,7 +12,7 @@ use egm_fixtures::payload::{Entry, Ports, hello};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Exit codes (vmm/src/error.rs).
+/// Exit codes, as `Blame` has them (vfio/report/src/report.rs).
 const CONFIGURATION: i32 = 2;
 const HOST: i32 = 3;
 

@@ -124,7 +124,7 @@ impl Driver {
         data
     }
 
-    /// virtio 1.3 §4.1.4.3.2.
+    /// Resets the device and waits for the end of the reset (virtio 1.3 §4.1.4.3.2).
     fn reset(&self) {
         self.write(0x14, [0]);
         while self.read::<1>(0x14) != [0] {

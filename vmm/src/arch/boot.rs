@@ -53,7 +53,6 @@ pub enum BootError {
     /// The initramfs's file could not be read, or became shorter meanwhile.
     #[error("the initramfs could not be read to its end at {}", show::size(*size))]
     ReadInitramfs {
-        /// Its bytes.
         size: u64,
         #[source]
         source: std::io::Error,
@@ -77,13 +76,11 @@ pub enum BootError {
         show::size(*size), show::size(*short_by)
     )]
     Initramfs {
-        /// Its bytes.
         size: u64,
         /// Lowest address it may have.
         from: u64,
         /// Highest address it may end at.
         end: u64,
-        /// Bytes missing.
         short_by: u64,
     },
     /// An initramfs without content.
@@ -104,7 +101,6 @@ pub enum BootError {
     /// A tree that describes the whole machine may be too large.
     #[error("the device tree has {size:#x} bytes, more than the {room:#x} of its place")]
     Tree {
-        /// Its bytes.
         size: u64,
         /// Bytes reserved for it.
         room: u64,

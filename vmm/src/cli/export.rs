@@ -46,7 +46,7 @@ Examples: QEMU's command line for this host; a libvirt domain for a recorded hos
 
 A command line is quoted for a shell: start it with \"sh vm.sh\".";
 
-/// Output of `--json`.
+/// Output of `--json`: a command or XML, depending on the monitor, and the notes.
 #[derive(Debug, Serialize)]
 struct Record<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]

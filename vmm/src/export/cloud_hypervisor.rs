@@ -39,7 +39,7 @@ fn value(text: &str) -> Result<String, ExportError> {
     Ok(if plain { text.to_owned() } else { format!("\"{text}\"") })
 }
 
-/// `[0-3,8]`
+/// `cpus` as the value of an option: `[0-3,8]`.
 fn list(cpus: &CpuSet) -> String {
     format!("[{cpus}]")
 }

@@ -16,7 +16,7 @@ pub(super) struct Figure {
     pub(super) from: u32,
     /// Node of the memory.
     pub(super) target: u32,
-    /// Nanoseconds.
+    /// Nanoseconds for a read or a write.
     pub(super) latency: u32,
     /// MiB a second, rounded down where entries would not fit otherwise.
     pub(super) bandwidth: u64,

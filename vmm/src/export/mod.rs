@@ -95,7 +95,7 @@ pub(crate) enum ExportError {
         /// Name of the memory.
         id: String,
         path: String,
-        /// Where it begins.
+        /// First byte of the memory, counted in the file.
         offset: u64,
     },
     /// QEMU counts nodes from 0 to the last.

@@ -9,7 +9,7 @@ pub(super) fn text(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
 }
 
-/// `52:54:00:12:34:56`
+/// A MAC address in lower case: `52:54:00:12:34:56`.
 pub(super) fn mac(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }

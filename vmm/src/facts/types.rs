@@ -20,17 +20,17 @@ pub(crate) const FACTS_VERSION: u32 = RECORD_VERSION;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Facts {
-    /// `FACTS_VERSION`.
+    /// Version of this form, `FACTS_VERSION`; a reader refuses others.
     pub version: u32,
     /// The machine, and whether the facts were recorded or made by hand.
     pub description: String,
-    /// Its instruction set.
+    /// Instruction set of the host's kernel.
     pub arch: Architecture,
     /// Product name of the machine; empty when unknown.
     pub product: String,
     /// As the CPU names its maker: `GenuineIntel`, `AuthenticAMD`; empty when unknown.
     pub cpu_vendor: String,
-    /// Kernel release.
+    /// Kernel release, as `uname -r` prints it; empty when it was not read.
     pub kernel: String,
     /// The kernel's command line; empty when unknown.
     pub command_line: String,
@@ -95,7 +95,7 @@ pub struct HugeFiles {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Probe<T> {
-    /// It is there.
+    /// The host has it, and it can be used.
     Present(T),
     /// It is not, or cannot be used, for this reason.
     Absent(String),
@@ -136,7 +136,6 @@ pub struct HostMemory {
 #[serde(deny_unknown_fields)]
 #[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct HostNode {
-    /// Node number.
     pub id: u32,
     /// Its CPUs that are online.
     pub cpus: CpuSet,
@@ -146,11 +145,11 @@ pub struct HostNode {
     pub pools: Vec<Pool>,
 }
 
-/// The host's IOMMU.
+/// IOMMUs that the kernel uses, as its IOMMU groups show.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Iommu {
-    /// Number of groups.
+    /// Number of entries in `/sys/kernel/iommu_groups`.
     pub groups: u32,
     /// Whether the kernel offers `/dev/iommu`.
     #[serde(default)]
@@ -161,7 +160,7 @@ pub struct Iommu {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostRegion {
-    /// The region itself.
+    /// The carve-out by name, source, size and addresses.
     pub region: Region,
     /// Spans that have an owner.
     #[serde(default)]
@@ -178,7 +177,7 @@ pub struct HostRegion {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeldGpu {
-    /// The GPU.
+    /// Address of the GPU on the host.
     pub function: PciAddress,
     /// Its owner, in words.
     pub owner: String,
@@ -236,10 +235,10 @@ pub struct HeldSpan {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Server {
-    /// Its Unix socket.
+    /// Path of the Unix socket that it listens on.
     pub socket: PathBuf,
     /// Its base address registers.
     pub bars: Vec<HostBar>,
-    /// MSI-X vectors.
+    /// Number of MSI-X vectors; 0 when it has none.
     pub msix_vectors: u16,
 }

@@ -99,7 +99,7 @@ fn memory_map(plan: &Plan, firmware: Span<Guest>) -> Result<Vec<u8>, FirmwareErr
     Ok(map)
 }
 
-/// `EFI_MEMORY_DESCRIPTOR` (7.2.3).
+/// Appends an `EFI_MEMORY_DESCRIPTOR` (7.2.3), padded to [`DESCRIPTOR_SIZE`].
 fn descriptor(map: &mut Vec<u8>, kind: u32, span: Span<Guest>) -> Result<(), FirmwareError> {
     if !span.start().is_aligned(PAGE) || !span.size().is_multiple_of(PAGE) {
         return Err(FirmwareError::Memory(span));

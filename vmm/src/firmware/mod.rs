@@ -73,13 +73,7 @@ pub struct Table {
 pub enum FirmwareError {
     /// The tables do not fit.
     #[error("firmware tables need {need:#x} bytes, {over:#x} more than the window {window} holds")]
-    TooLarge {
-        /// Bytes needed.
-        need: u64,
-        /// Bytes missing.
-        over: u64,
-        window: Span<Guest>,
-    },
+    TooLarge { need: u64, over: u64, window: Span<Guest> },
     /// More pieces of RAM than a kernel keeps.
     #[error("guest memory is in {regions} pieces, and a kernel keeps {MOST_REGIONS} at most")]
     MemoryMap { regions: usize },

@@ -20,11 +20,11 @@ const VIRTUAL_MACHINE: u8 = 1 << 2 | 1 << 3 | 1 << 4;
 const NO_RELEASE: u8 = 0xff;
 /// Wake-up type: power switch.
 const POWER_SWITCH: u8 = 6;
-/// Chassis type: other.
+/// Type of a chassis: other.
 const OTHER: u8 = 1;
 /// State of a chassis: safe.
 const SAFE: u8 = 3;
-/// Security status: none.
+/// Security status of a chassis: none.
 const NO_LOCK: u8 = 3;
 
 /// Writes structures and entry point; the address is the entry point's.

@@ -19,11 +19,11 @@ pub struct Event {
     pub id: String,
     /// The host's name of it.
     pub function: String,
-    /// The event itself.
+    /// Kind of the event, with its slot, timeout or count.
     pub what: EventKind,
 }
 
-/// Kinds of events.
+/// Events of a function, from plugging in to removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventKind {
     /// It was plugged into the slot of this number.
@@ -47,7 +47,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// Name for programs.
+    /// Kind in one word, for programs that read events.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Plugged(_) => "plugged",

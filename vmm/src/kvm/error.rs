@@ -38,7 +38,6 @@ pub enum KvmError {
     #[error("KVM refused {size:#x} bytes of guest memory at {gpa:#x}")]
     Memory {
         gpa: Gpa,
-        /// Bytes.
         size: u64,
         #[source]
         source: kvm_ioctls::Error,

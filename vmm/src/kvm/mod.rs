@@ -34,7 +34,7 @@ const REQUIRED: [(Cap, &str); 6] = [
     (Cap::ImmediateExit, "stopping a vCPU"),
 ];
 
-/// An open `/dev/kvm`.
+/// An open `/dev/kvm` that offers what every machine here needs.
 pub struct Hypervisor {
     kvm: Kvm,
 }

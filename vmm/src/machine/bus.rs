@@ -15,7 +15,7 @@ pub trait BusDevice: Send + Sync {
 /// A bus; its devices are known before the guest starts.
 #[derive(Default)]
 pub struct Bus {
-    /// Sorted, disjoint.
+    /// Sorted by address and disjoint: [`Bus::add`] keeps them so.
     devices: Vec<Decoder>,
 }
 
@@ -35,7 +35,7 @@ struct Reached<'a> {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bus addresses {wanted:x?} and {taken:x?} overlap")]
 pub struct Overlap {
-    /// The requested range.
+    /// The range of the device that is refused.
     pub wanted: Range<u64>,
     /// The range of the device that is there already.
     pub taken: Range<u64>,

@@ -20,9 +20,8 @@ const FIELDS: [&str; 5] =
 /// Memory that was touched before the guest starts, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Present {
-    /// All of it.
     pub total: u64,
-    /// In huge pages.
+    /// In huge pages, as `/proc/self/smaps` counts them.
     pub huge: u64,
     /// In huge pages according to the plan.
     pub promised: u64,

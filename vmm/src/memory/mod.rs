@@ -60,7 +60,6 @@ pub struct SharedPiece {
 /// Where the bytes of a backing are.
 #[derive(Clone)]
 enum Source {
-    /// In a file.
     File(Arc<dyn Backing>),
     /// In private memory of this process.
     Private,
@@ -130,9 +129,9 @@ unsafe impl HostMemory for SharedPiece {
 
 /// All of a guest's RAM.
 pub struct GuestRam {
-    /// For devices.
+    /// For devices: regions that point into the mappings of `pieces`.
     pub memory: GuestMemoryMmap,
-    /// For KVM, ascending.
+    /// For KVM: ascending by guest address, a slot each.
     pub pieces: Vec<Piece>,
     /// In the plan's order; `None` for a slice that is a device, which has its own.
     backings: Vec<Option<Source>>,

@@ -34,11 +34,10 @@ const REVISION_AND_CLASS: u64 = 8;
 
 /// Connections of an assigned function.
 pub(crate) struct Connections {
-    /// Message interrupts.
     pub router: Arc<dyn MsiRouter>,
     /// The interrupt line of its pin; without one it has no pin.
     pub line: Option<Box<dyn Line>>,
-    /// Guest address space.
+    /// Puts mapped BARs into the guest's address space.
     pub slots: Arc<dyn SlotTable>,
     /// Other devices' address spaces.
     pub peers: Arc<Peers>,

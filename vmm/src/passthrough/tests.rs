@@ -96,7 +96,7 @@ impl SlotTable for FakeSlots {
     }
 }
 
-/// Connections, by route.
+/// A router that records its connections: route and message.
 #[derive(Default)]
 pub(super) struct FakeRouter {
     next: AtomicU32,
@@ -275,7 +275,7 @@ fn a_vector_is_connected_in_the_device_when_the_guest_first_opens_it() {
     assert_eq!(machine.interrupt_calls(), [Call::Disable(InterruptKind::Msix)]);
 }
 
-/// Linux before 6.5.
+/// As with Linux before 6.5 (`VFIO_IRQ_INFO_NORESIZE`).
 #[test]
 fn a_device_that_cannot_add_vectors_gets_more_by_off_and_on_and_none_of_them_is_lost() {
     let machine = Machine::new(fake().with_fixed_interrupts(InterruptKind::Msix, 8));

@@ -29,11 +29,11 @@ const FIRST_CAPABILITY: u16 = 0x40;
 /// Identity of a function in its header.
 #[derive(Debug, Clone, Copy)]
 pub struct Identity {
-    /// Vendor id.
+    /// Vendor id, assigned by the PCI-SIG.
     pub vendor: u16,
-    /// Device id.
+    /// Device id, assigned by the vendor.
     pub device: u16,
-    /// Revision id.
+    /// Revision id, chosen by the vendor.
     pub revision: u8,
     /// Class code: base class, subclass, programming interface.
     pub class: [u8; 3],

@@ -10,7 +10,7 @@ const VENDOR: u16 = 0x1b36;
 const DEVICE: u16 = 0x0008;
 const CLASS_HOST_BRIDGE: [u8; 3] = [0x06, 0x00, 0x00];
 
-/// A host bridge.
+/// A host bridge with the ids of QEMU's, and without BARs.
 pub struct HostBridge {
     config: Mutex<ConfigSpace>,
 }

@@ -20,9 +20,9 @@ pub use root::{Bus, RootComplex};
 /// A base address register of a function, and where it decodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodedBar {
-    /// Register number.
+    /// Register number, 0 to 5; the first of two for a 64-bit BAR.
     pub index: u8,
-    /// Guest addresses.
+    /// Guest addresses that the BAR answers at.
     pub span: Span<Guest>,
 }
 

@@ -135,7 +135,7 @@ impl Msix {
         }
     }
 
-    /// Number of vectors.
+    /// Number of vectors, at most `MAX_VECTORS`.
     pub fn len(&self) -> usize {
         self.triggers.len()
     }

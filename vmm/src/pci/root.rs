@@ -111,7 +111,6 @@ struct Decoded {
 
 /// The bus of a host bridge.
 pub(crate) struct RootBus {
-    /// Its number.
     pub number: u8,
     /// What is on it.
     pub bus: Bus,

@@ -61,7 +61,6 @@ pub enum PlanError {
     FirstSlice {
         /// Index of the slice.
         slice: usize,
-        /// Its bytes.
         size: u64,
         at: Gpa,
     },
@@ -106,9 +105,7 @@ pub enum PlanError {
         remedy: String,
         /// `the host`, `host node 1`.
         scope: String,
-        /// Bytes required.
         needed: u64,
-        /// Bytes available.
         has: u64,
         /// `in all` or `available`.
         state: &'static str,
@@ -120,7 +117,6 @@ pub enum PlanError {
         /// Size of a page.
         page_size: PageSize,
         needed: u64,
-        /// Pages free.
         free: u64,
         /// `the host`, `host node 1`.
         scope: String,
@@ -221,7 +217,7 @@ pub enum PlanError {
     Window {
         /// Id of the device.
         device: String,
-        /// `32-bit` or `64-bit`.
+        /// Width of its addresses: `32-bit` or `64-bit`.
         window: &'static str,
         span: Span<Guest>,
         /// How much is missing.
@@ -234,7 +230,7 @@ pub enum PlanError {
     SpareWindow {
         /// Id that it would have.
         device: String,
-        /// 32 or 64.
+        /// Width of its addresses in bits: 32 or 64.
         window: u8,
         /// How much is missing.
         source: PlaceError<()>,

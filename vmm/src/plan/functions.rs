@@ -36,7 +36,7 @@ impl BarKind {
 pub struct BarPlan {
     /// Register number, 0 to 5.
     pub index: u8,
-    /// Type and width.
+    /// Width of its addresses, and whether it is prefetchable.
     pub kind: BarKind,
     /// Guest addresses; the size is a power of two and the start a multiple of it.
     pub span: Span<Guest>,
@@ -47,7 +47,7 @@ pub struct BarPlan {
 pub struct FunctionPlan {
     /// Segment, bus, device and function number.
     pub address: PciAddress,
-    /// Kind of function.
+    /// Kind of function, with the plan of a bridge or a device.
     pub role: FunctionRole,
     /// Its base address registers.
     pub bars: Vec<BarPlan>,
@@ -63,7 +63,7 @@ pub enum FunctionRole {
     HostBridge,
     /// A PCI Express root port.
     RootPort {
-        /// Physical slot number.
+        /// Physical slot number, 13 bits (Slot Capabilities).
         slot: u16,
         /// Buses and windows behind it.
         #[serde(flatten)]
@@ -77,7 +77,7 @@ pub enum FunctionRole {
     },
     /// A downstream port of a PCI Express switch, on the bus behind its upstream port.
     SwitchDownstream {
-        /// Physical slot number.
+        /// Physical slot number, 13 bits (Slot Capabilities).
         slot: u16,
         /// Buses and windows behind it.
         #[serde(flatten)]
@@ -124,7 +124,7 @@ pub struct BridgePlan {
 /// A host bridge for devices near another node than that of bus 0: a guest gives devices the node of their host bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpanderPlan {
-    /// Guest NUMA node.
+    /// Guest NUMA node of the devices behind it.
     pub node: u32,
     /// Its buses and windows.
     #[serde(flatten)]
@@ -134,7 +134,7 @@ pub struct ExpanderPlan {
 /// Plan of one assigned host function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssignedPlan {
-    /// The host function.
+    /// Address of the function on the host.
     pub function: PciAddress,
     /// Its IOMMU group; `None` when the facts have none.
     pub group: Option<u32>,
@@ -187,14 +187,14 @@ pub struct PassthroughPlan {
 pub enum Interface {
     /// `/dev/vfio/GROUP` in a container with a type 1 IOMMU.
     Legacy,
-    /// `/dev/vfio/devices/vfioN` and `/dev/iommu`.
+    /// `/dev/vfio/devices/vfioN`, with I/O address spaces of `/dev/iommu`.
     Iommufd,
 }
 
 /// An IOMMU group that the machine needs as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupPlan {
-    /// Its number.
+    /// Number of the group in `/sys/kernel/iommu_groups`.
     pub id: u32,
     /// The host functions in it that are assigned, ascending.
     pub functions: Vec<PciAddress>,

@@ -144,9 +144,9 @@ impl Writer<'_> {
 /// What a link supports.
 #[derive(Clone, Copy)]
 struct LinkSpeed {
-    /// Megatransfers a second.
+    /// Speed of each lane, in megatransfers per second.
     speed: u32,
-    /// Lanes.
+    /// Width as a number of lanes.
     width: u8,
 }
 

@@ -31,7 +31,7 @@ pub enum AssignedRule {
     Place {
         /// Id of the device.
         device: String,
-        /// `BAR 2`.
+        /// Name of the range: `BAR 2`.
         what: String,
         span: Span<Guest>,
         /// The rule that it breaks.
@@ -93,7 +93,7 @@ pub enum AssignedRule {
          file system (EOPNOTSUPP)"
     )]
     FsdaxMemory {
-        /// `device "gpu0"`.
+        /// Subject of the message: `device "gpu0"`.
         what: String,
         backing: String,
         region: String,
@@ -141,7 +141,6 @@ pub enum PlaceRule {
         /// Source of that limit.
         bits: AddressBits,
     },
-    /// Kept free.
     #[error("the host's processor or IOMMU reserves {0}")]
     Reserved(Span<Guest>),
     #[error("device \"{0}\" has BARs there")]

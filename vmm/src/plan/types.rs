@@ -19,7 +19,7 @@ pub(crate) const POWER_BUTTON: &str = "power-button";
 /// Everything that [`crate::resources`] opens and [`crate::machine`] builds, in guest terms.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// [`PLAN_VERSION`].
+    /// Version of this form, [`PLAN_VERSION`]; a reader refuses others.
     pub version: u32,
     /// Name of the virtual machine.
     pub name: String,
@@ -33,7 +33,7 @@ pub struct Plan {
     pub console: Console,
     /// Number of guest physical address bits, as reported to the guest.
     pub address_bits: u8,
-    /// vCPUs by index.
+    /// vCPUs in the order of their indexes.
     pub vcpus: Vec<VcpuPlan>,
     /// Sources of guest memory.
     pub backings: Vec<BackingPlan>,
@@ -81,7 +81,7 @@ pub struct BackingPlan {
     /// Host physical address of its first byte, where the region's is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hpa: Option<Hpa>,
-    /// Size in bytes.
+    /// Bytes, rounded up to whole pages of `page_size`.
     pub size: u64,
     /// Host pages that the configuration or the region asks for.
     pub page_size: PageSize,
@@ -132,22 +132,22 @@ const fn is_false(flag: &bool) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemoryKind {
-    /// Ordinary memory.
+    /// Ordinary memory of a node in the configuration.
     Ram,
-    /// An EGM slice.
+    /// An EGM slice that is RAM, not a device.
     Egm,
 }
 
 /// A piece of guest RAM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPlan {
-    /// Guest addresses.
+    /// Guest addresses; both ends are multiples of the guest's largest base page.
     pub span: Span<Guest>,
-    /// Kind of memory.
+    /// Whether it is ordinary memory or a slice.
     pub kind: MemoryKind,
-    /// Its NUMA node.
+    /// Guest NUMA node that it belongs to.
     pub node: u32,
-    /// Index into [`Plan::backings`].
+    /// Index of its backing in [`Plan::backings`].
     pub backing: usize,
     /// Offset of its first byte in the backing.
     pub offset: u64,
@@ -181,28 +181,27 @@ impl fmt::Display for AddressBits {
 /// The memory behind a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WindowMemory {
-    /// The window.
     pub span: Span<Guest>,
-    /// Index into [`Plan::backings`].
+    /// Index of the memory in [`Plan::backings`].
     pub backing: usize,
     /// Offset of its first byte in the backing.
     pub offset: u64,
 }
 
-/// One vCPU.
+/// A vCPU: its ids, position in the topology, and host CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VcpuPlan {
     /// Position among the vCPUs; also the ACPI processor UID.
     pub index: u32,
     /// x86: x2APIC id. aarch64: MPIDR affinity fields.
     pub hardware_id: u32,
-    /// Socket number.
+    /// Socket number, counted from 0.
     pub socket: u32,
     /// Core number within the socket.
     pub core: u32,
     /// Thread number within the core.
     pub thread: u32,
-    /// NUMA node.
+    /// Guest NUMA node that it belongs to.
     pub node: u32,
     /// Host CPUs that it may run on; `None` leaves it to the host.
     pub host_cpus: Option<CpuSet>,
@@ -222,7 +221,7 @@ pub enum WindowKind {
     PciMemory64,
     /// PCI Express enhanced configuration space, 1 MiB a bus from bus 0, a power of two of them.
     Ecam,
-    /// Interrupt controllers.
+    /// Registers of interrupt controllers: I/O APIC and local APIC (x86), GIC (aarch64).
     Interrupts,
     /// Registers of a platform device; the label is its name (aarch64: `serial`, `clock`, `pvpanic`).
     Device,
@@ -233,11 +232,11 @@ pub enum WindowKind {
 /// A range of guest physical addresses that is not RAM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowPlan {
-    /// Purpose.
+    /// What the addresses are used for.
     pub kind: WindowKind,
     /// Name for display: `I/O APIC`, `AMD HyperTransport`.
     pub label: String,
-    /// Where.
+    /// Guest addresses of the range.
     pub span: Span<Guest>,
 }
 
@@ -246,7 +245,7 @@ pub struct WindowPlan {
 pub struct NodePlan {
     /// Node number and ACPI proximity domain.
     pub id: u32,
-    /// Its vCPUs.
+    /// Indexes of its vCPUs; a node may have none.
     pub cpus: CpuSet,
     /// Bytes of memory in [`Plan::memory`] with this node.
     pub memory: u64,
@@ -259,7 +258,7 @@ pub struct NodePlan {
     pub initiator: Option<PciAddress>,
 }
 
-/// An interrupt line.
+/// An interrupt line of the guest, and its source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinePlan {
     /// Global system interrupt number.
@@ -271,7 +270,7 @@ pub struct LinePlan {
 /// A range of I/O ports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortPlan {
-    /// First port.
+    /// Number of the first port.
     pub first: u16,
     /// Number of ports, at least 1.
     pub count: u16,

@@ -121,7 +121,7 @@ pub(crate) struct SliceRecord {
     pub(crate) region: Option<String>,
     /// First byte, counted in the region.
     pub(crate) offset: u64,
-    /// Bytes.
+    /// Size of the slice, in bytes.
     pub(crate) size: u64,
     /// Owner as the ledger has it; `None` for a slice of a broker, and for memory of the machine itself.
     pub(crate) owner: Option<Owner>,

@@ -23,7 +23,7 @@ const LAST_PAUSE: Duration = Duration::from_secs(30);
 /// The broker to use, and how to request slices from it.
 #[derive(Debug, Clone)]
 pub struct Broker {
-    /// Its socket.
+    /// Unix socket that the broker listens on.
     pub socket: PathBuf,
     /// The VM class, for its policy.
     pub class: Option<String>,
@@ -45,7 +45,7 @@ struct Requested {
 /// Source of a slice that was requested from the broker.
 #[derive(Debug)]
 enum Source {
-    /// From the broker.
+    /// From the broker, which keeps it granted while this value lives.
     Loan(Box<BrokerLease>),
     /// From this process: its list goes on with "local" or "guest-memfd", and the broker refused, for this reason.
     Local(String),

@@ -22,9 +22,9 @@ use crate::virtio::vsock::{self, HostSockets, SocketError, Vsock, VsockError};
 
 /// A device of the configuration, and what was opened for it.
 pub struct OpenedDevice {
-    /// As configured.
+    /// Id and kind, as the configuration has them.
     pub device: Device,
-    /// Its descriptors.
+    /// Descriptors that were opened for it.
     pub opened: OpenDevice,
 }
 
@@ -37,9 +37,9 @@ pub(super) struct DeviceFailure {
 
 /// Descriptors of a device.
 pub enum OpenDevice {
-    /// virtio-blk.
+    /// virtio-blk: its disk image or block device.
     Block(Disk),
-    /// virtio-net.
+    /// virtio-net: its tap and the packet path.
     Net {
         /// One descriptor a queue pair.
         taps: Vec<File>,
@@ -48,11 +48,11 @@ pub enum OpenDevice {
     },
     /// virtio-vsock, made already: only the kernel can say whether its context id is free.
     Vsock(Box<Vsock>),
-    /// virtio-rng: needs nothing.
+    /// virtio-rng, which needs no descriptor.
     Rng,
-    /// A host function.
+    /// A host function, or the device of a vfio-user server.
     Assigned(Arc<dyn egm_vfio::backend::Backend>),
-    /// A slice.
+    /// A slice that is a PCI function.
     Slice(OpenSlice),
 }
 

@@ -37,15 +37,15 @@ use crate::reserve::{Leases, Servers};
 
 /// Open resources that a machine is built from.
 pub struct Resources {
-    /// `/dev/kvm`.
+    /// `/dev/kvm`, open and checked for required capabilities.
     pub hypervisor: Hypervisor,
     /// The machine as the kernel has it, empty: host functions are opened for it.
     pub vm: Vm,
-    /// Guest memory.
+    /// Guest RAM, mapped for devices and KVM.
     pub ram: GuestRam,
-    /// Kernel and initramfs.
+    /// Kernel and initramfs, open for reading.
     pub boot: BootFiles,
-    /// The serial console.
+    /// Where the serial port's output goes, and its input comes from.
     pub console: Console,
     /// Resources of each device, in the order of the plan's endpoints.
     pub devices: Vec<OpenedDevice>,

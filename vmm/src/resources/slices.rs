@@ -25,7 +25,7 @@ use crate::reserve::{Leases, Taken};
 pub struct OpenSlice {
     /// For reports about its memory.
     pub function: Function,
-    /// For the guest.
+    /// For the guest: the function as a device of this process.
     pub backend: Arc<dyn Backend>,
 }
 

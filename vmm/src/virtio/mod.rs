@@ -59,7 +59,7 @@ pub trait Interrupt: Send + Sync {
 
 /// Resources that a device gets when the driver has set DRIVER_OK.
 pub struct Activation {
-    /// Guest memory.
+    /// Guest memory, which holds queues and buffers.
     pub memory: GuestMemoryMmap,
     /// One entry a queue of the device; `None` for a queue that the driver left disabled.
     pub queues: Vec<Option<Queue>>,
@@ -75,7 +75,7 @@ pub struct Activation {
 pub struct ActivateError {
     /// The step that failed.
     pub what: &'static str,
-    /// The reason.
+    /// The error of that step.
     #[source]
     pub source: std::io::Error,
 }

@@ -17,7 +17,7 @@ const QUEUE_SIZE: u16 = 64;
 /// Most bytes that one chain gets: the driver asks again for more, after others had their turn.
 const MAX_BYTES: u64 = 64 << 10;
 
-/// The device.
+/// A virtio entropy device with one queue.
 pub struct Rng {
     kicks: [Arc<EventFd>; 1],
     running: Option<(Ring, Arc<dyn Interrupt>)>,

@@ -61,7 +61,7 @@ struct Guest {
 struct Ended {
     /// Output of its serial port.
     console: String,
-    /// Messages of egm-vmm.
+    /// Messages of egm-vmm on standard error.
     messages: String,
     /// 137 when it did not end in time.
     code: Option<i32>,

@@ -21,7 +21,7 @@ pub(crate) struct Facts {
     pub(crate) unsafe_lines: Vec<usize>,
     /// Lines that ask for the target's architecture.
     pub(crate) target_arch_lines: Vec<usize>,
-    /// Lines with `#[ignore]`.
+    /// Lines with an attribute `#[ignore]`.
     pub(crate) ignored_lines: Vec<usize>,
     /// Lines that sleep, and whether they are in a test module.
     pub(crate) sleeps: Vec<(usize, bool)>,

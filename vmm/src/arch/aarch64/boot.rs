@@ -22,9 +22,9 @@ use crate::plan::Plan;
 /// First instruction and device tree of the first vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// First instruction.
+    /// First instruction of the kernel, for the program counter.
     pub address: Gpa,
-    /// Device tree.
+    /// Start of the device tree, for X0 (Linux arm64 booting.rst).
     pub tree: Gpa,
 }
 

@@ -75,7 +75,7 @@ pub const SHARED_INTERRUPTS: u32 = 32;
 /// Pieces of memory: Linux keeps 1024 before it can allocate (`INIT_MEMBLOCK_MEMORY_REGIONS`), some of them for itself.
 pub const MOST_REGIONS: usize = 900;
 
-/// The layout.
+/// Address space and interrupt lines of an aarch64 guest.
 pub const LAYOUT: Layout = Layout {
     name: "aarch64",
     ram: &[fixed(RAM, END)],

@@ -15,7 +15,7 @@ pub struct Check;
 pub struct Reporter;
 
 impl Reporter {
-    /// Of every kind.
+    /// A reporter of each kind, for tests.
     #[cfg(test)]
     pub const ALL: &[Self] = &[Self];
 

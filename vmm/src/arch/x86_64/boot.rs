@@ -24,16 +24,16 @@ const COMMAND_LINE_SIZE: usize = 2048;
 pub enum Entry {
     /// Long mode, paging on, the zero page in RSI (Linux boot.rst, "64-bit boot protocol").
     Linux64 {
-        /// First instruction.
+        /// First instruction of the kernel, for RIP.
         address: Gpa,
-        /// Boot parameters.
+        /// Boot parameters (`struct boot_params`), for RSI.
         zero_page: Gpa,
     },
     /// 32-bit protected mode, paging off, the start info in EBX (Xen docs/misc/pvh.pandoc).
     Pvh {
-        /// First instruction.
+        /// First instruction of the kernel, for EIP.
         address: Gpa,
-        /// `hvm_start_info`.
+        /// Start info (`hvm_start_info`), for EBX.
         start_info: Gpa,
     },
 }

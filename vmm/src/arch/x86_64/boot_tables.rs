@@ -15,7 +15,7 @@ const HEADER_MAGIC: u32 = 0x5372_6448;
 const BOOT_FLAG: u16 = 0xaa55;
 const START_MAGIC: u32 = 0x336e_c578;
 const PAGE: u64 = 0x1000;
-/// Present and writable.
+/// Entry that refers to a table: present, writable.
 const TABLE_FLAGS: u64 = 0b11;
 /// Present, writable, 2 MiB page.
 const LARGE_PAGE_FLAGS: u64 = 0b1000_0011;

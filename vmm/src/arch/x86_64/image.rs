@@ -12,7 +12,7 @@ const SMALLEST_KERNEL: u64 = 64;
 const ELF: [u8; 4] = *b"\x7fELF";
 /// `e_ident` after the magic number: 64-bit, little endian.
 const ELF_64_LITTLE: [u8; 2] = [2, 1];
-/// `e_machine`: AMD x86-64.
+/// `e_machine` of x86-64 (`EM_X86_64`).
 const ELF_X86_64: u16 = 62;
 /// The first boot protocol with `xloadflags`.
 const XLOADFLAGS: u16 = 0x20c;
@@ -20,9 +20,9 @@ const XLOADFLAGS: u16 = 0x20c;
 /// Format of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// vmlinux.
+    /// An ELF file for x86-64, such as a vmlinux.
     Elf,
-    /// bzImage.
+    /// A bzImage with a 64-bit entry point (boot.rst, `xloadflags` bit 0).
     BzImage,
 }
 

@@ -67,7 +67,7 @@ pub const KVM_TSS: u64 = KVM_PAGES + 4 * KIB;
 
 const FIRMWARE: Span<Guest> = fixed(FIRMWARE_START, MIB);
 
-/// The layout.
+/// Address space, interrupt lines and I/O ports of an x86_64 guest.
 pub const LAYOUT: Layout = Layout {
     name: "x86_64",
     ram: &[fixed(0, PCI32_START), fixed(HIGH_RAM, END)],

@@ -59,7 +59,7 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Of every kind.
+    /// A reporter of each kind, for tests.
     #[cfg(test)]
     pub const ALL: &[Self] = &[Self { amd: false }, Self { amd: true }];
 

@@ -28,19 +28,14 @@ use crate::virtio::vsock::{self, SocketError};
 /// A resource that a launch can use.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Finding {
-    /// In order.
+    /// Usable as intended; the text describes what was found.
     Ready(String),
     /// Usable, but perhaps not as intended.
-    Remark {
-        /// What was found.
-        found: String,
-        help: Option<String>,
-    },
+    Remark { found: String, help: Option<String> },
 }
 
 use Finding::{Ready, Remark};
 
-/// Reading and writing.
 fn both_ways() -> Access {
     Access::READ_OK | Access::WRITE_OK
 }

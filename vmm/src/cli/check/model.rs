@@ -42,15 +42,15 @@ pub(super) struct Checked {
     pub(super) pinned: Option<u64>,
 }
 
-/// One host function.
+/// A host function as tables and `--json` show it.
 #[derive(Debug, Serialize)]
 pub(super) struct Function {
-    /// Short name: `GPU0`.
+    /// Kind, and position among those of the kind: `GPU0`.
     pub(super) name: String,
     pub(super) address: PciAddress,
     /// Vendor's name, if it is a usual one.
     pub(super) vendor: Option<&'static str>,
-    /// `10de:2335`.
+    /// Vendor and device id in hexadecimal: `10de:2335`.
     pub(super) ids: String,
     pub(super) class: &'static str,
     pub(super) driver: Option<String>,

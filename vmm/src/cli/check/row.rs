@@ -12,7 +12,7 @@ use crate::error::{Blame, Report};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum RowState {
-    /// In order.
+    /// The machine can use it as intended.
     Ok,
     /// The machine starts, perhaps not as intended.
     Note,

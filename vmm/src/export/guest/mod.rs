@@ -38,7 +38,7 @@ pub(crate) struct Guest {
 /// A device and its place among the nodes.
 #[derive(Debug, Clone)]
 pub(crate) struct Placed {
-    /// Unique.
+    /// Name of the device, unique in the machine.
     pub id: String,
     /// Whether it sits behind a root port of its own.
     pub root_port: bool,
@@ -53,11 +53,10 @@ pub(crate) struct Placed {
 /// A piece of guest memory, all of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Memory {
-    /// `node0`, `egm0`.
+    /// Name for messages and the monitor: `node0`, `egm0`.
     pub id: String,
-    /// Its node.
     pub node: u32,
-    /// Bytes.
+    /// Size of the piece, in bytes.
     pub size: u64,
     /// Where its bytes come from.
     pub source: Source,
@@ -68,7 +67,7 @@ pub(crate) struct Memory {
 pub(crate) enum Source {
     /// Memory of the monitor's own.
     Own {
-        /// Host pages.
+        /// Host pages that the configuration asks for.
         page_size: PageSize,
         /// Host nodes that they come from.
         host_nodes: Option<CpuSet>,
@@ -86,11 +85,10 @@ pub(crate) enum Source {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NumaNode {
-    /// Its number.
     pub id: u32,
-    /// vCPUs.
+    /// Indexes of its vCPUs; a node may have none.
     pub cpus: CpuSet,
-    /// Index into [`Guest::memory`].
+    /// Index into [`Guest::memory`]; `None` for a node without memory.
     pub memory: Option<usize>,
     /// Index into [`Guest::devices`] of the GPU that has this generic initiator.
     pub initiator: Option<usize>,

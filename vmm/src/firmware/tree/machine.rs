@@ -23,7 +23,7 @@ const CLOCK_HERTZ: u32 = 24_000_000;
 
 type Written = Result<(), FirmwareError>;
 
-/// Everything but `/chosen`.
+/// Writes properties and nodes of the root, except `/chosen`, into the open node.
 pub(super) fn write(tree: &mut FdtWriter, plan: &Plan) -> Written {
     tree.property_string("compatible", "linux,dummy-virt")?;
     tree.property_u32("interrupt-parent", GIC)?;

@@ -14,17 +14,17 @@ use crate::plan::Plan;
 
 /// Bytes from one entry of [`Efi::memory_map`] to the next (UEFI 2.10, 7.2.3: 40 and room to grow).
 pub(crate) const DESCRIPTOR_SIZE: u32 = 48;
-/// `EFI_MEMORY_DESCRIPTOR_VERSION`.
+/// Version of the same entries (UEFI 2.10, 7.2.3, `EFI_MEMORY_DESCRIPTOR_VERSION`).
 const DESCRIPTOR_VERSION: u32 = 1;
-/// `enum efi_secureboot_mode`, include/linux/efi.h.
+/// Secure boot is off: `efi_secureboot_mode_disabled`, include/linux/efi.h.
 const SECURE_BOOT_DISABLED: u32 = 2;
 
 /// Data that a boot loader gives to a kernel.
 #[derive(Debug, Clone)]
 pub struct Chosen<'a> {
-    /// Kernel command line.
+    /// Kernel command line, without a NUL.
     pub command_line: &'a str,
-    /// Initial RAM disk.
+    /// Guest addresses of the initial RAM disk, if there is one.
     pub initrd: Option<Span<Guest>>,
     /// Randomness for the kernel's own address, new for each start.
     pub kaslr_seed: u64,
@@ -65,7 +65,7 @@ pub fn full(plan: &Plan, chosen: &Chosen<'_>) -> Result<Vec<u8>, FirmwareError> 
     Ok(tree.finish()?)
 }
 
-/// Target of `/chosen`.
+/// What `/chosen` leads a kernel to: EFI structures, or the rest of the tree.
 enum ChosenTarget<'a> {
     Efi(&'a Efi),
     Machine { console: Option<String> },

@@ -15,13 +15,13 @@ const ENTRY: usize = 72;
 const SECTION: usize = 80;
 /// Severity, of block and section: the guest can go on without the memory.
 const RECOVERABLE: u32 = 0;
-/// "Platform memory", A5BC1114-6F64-4EDE-B863-3E83ED7C83B1.
+/// Section type of platform memory: A5BC1114-6F64-4EDE-B863-3E83ED7C83B1.
 const MEMORY: [u8; 16] =
     [0x14, 0x11, 0xbc, 0xa5, 0x64, 0x6f, 0xde, 0x4e, 0xb8, 0x63, 0x3e, 0x83, 0xed, 0x7c, 0x83, 0xb1];
 const REVISION: u16 = 0x300;
 /// Fields of the section that hold something: address, mask, type.
 const VALID: u64 = 1 << 1 | 1 << 2 | 1 << 14;
-/// "Multi-bit ECC".
+/// Memory error type: multi-bit ECC.
 const TYPE: u8 = 3;
 
 /// A status block for `pages`, of which the first [`MOST`] count.

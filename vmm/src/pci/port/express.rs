@@ -5,7 +5,7 @@ use super::slot::{CAPABILITIES, Slot};
 use crate::pci::ConfigSpace;
 
 const CAPABILITY_EXPRESS: u8 = 0x10;
-/// Capability version 2.
+/// Capability Version (§7.5.3.2): 2 for every function of this specification.
 const VERSION: u16 = 2;
 const SLOT_IMPLEMENTED: u16 = 1 << 8;
 const DEVICE_ROLE_BASED_ERRORS: u32 = 1 << 15;

@@ -58,7 +58,7 @@ impl PortKind {
         }
     }
 
-    /// Device/port type (§7.5.3.2).
+    /// Value of the Device/Port Type field (§7.5.3.2).
     const fn express(self) -> u16 {
         match self {
             Self::Root => 4,
@@ -75,17 +75,17 @@ impl PortKind {
 /// Kind, bus numbers and windows of a port at the start.
 #[derive(Debug, Clone, Copy)]
 pub struct PortConfig {
-    /// Kind of port.
+    /// Whether it is a root port or a port of a switch.
     pub kind: PortKind,
     /// Physical slot number, 13 bits; an upstream port has none.
     pub slot: u16,
     /// Bus that it is on.
     pub primary: u8,
-    /// Bus behind it.
+    /// Bus directly behind it.
     pub secondary: u8,
     /// Highest bus behind it.
     pub subordinate: u8,
-    /// 32-bit memory window.
+    /// 32-bit memory window that it forwards, if any.
     pub window32: Option<Span<Guest>>,
     /// 64-bit prefetchable memory window.
     pub window64: Option<Span<Guest>>,

@@ -34,7 +34,7 @@ pub(in crate::plan) struct Source {
     pub(in crate::plan) hpa: Option<Hpa>,
     /// Retired bytes, counted in the region.
     pub(in crate::plan) holes: SpanSet<InRegion>,
-    /// Host pages.
+    /// Host pages that the slice or the region asks for.
     pub(in crate::plan) page_size: PageSize,
     /// Note on what the slice lacks against its first choice.
     pub(in crate::plan) lost: Option<String>,

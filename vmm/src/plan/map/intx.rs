@@ -14,14 +14,14 @@ use crate::plan::{FunctionPlan, FunctionRole, LinePlan};
 pub struct IntxLines {
     /// First global system interrupt.
     pub first: u32,
-    /// Number of lines.
+    /// Number of lines from `first` on.
     pub count: u32,
 }
 
 /// A pin of a place on the bus of a host bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RootPin {
-    /// Bus number.
+    /// Bus of the host bridge: 0, or an expander's.
     pub bus: u8,
     /// Device number on it.
     pub device: u8,

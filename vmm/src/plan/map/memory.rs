@@ -18,7 +18,7 @@ use crate::plan::{MemoryKind, MemoryPlan, PlanError};
 const LARGE_PAGE: u64 = 2 << 20;
 
 pub(super) struct Memory {
-    /// Ascending and disjoint.
+    /// Guest RAM, ascending and disjoint.
     pub(super) pieces: Vec<MemoryPlan>,
     /// Notes on good memory that slices lose beside retired pages.
     pub(super) notes: Vec<String>,

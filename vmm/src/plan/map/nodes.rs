@@ -15,7 +15,7 @@ const LARGE_SHIFT: u32 = 6;
 
 /// The NUMA nodes of a guest.
 pub(in crate::plan) struct Numa {
-    /// In SRAT order.
+    /// Nodes in the order of the SRAT.
     pub(in crate::plan) nodes: Vec<NodePlan>,
     /// `distances[i][j]`: from `nodes[i]` to `nodes[j]`.
     pub(in crate::plan) distances: Vec<Vec<u8>>,

@@ -25,7 +25,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// `2-9`
+    /// First and last number: `2-9`, or `2` alone.
     fn numbers(&self) -> String {
         range(self.node.id, self.last)
     }
@@ -78,7 +78,7 @@ fn range(first: u32, last: u32) -> String {
     if first == last { first.to_string() } else { format!("{first}-{last}") }
 }
 
-/// Heads of [`nodes`].
+/// Heads of the columns of [`nodes`].
 pub(super) const NODES: [&str; 4] = ["node", "vCPUs", "memory", "kind"];
 
 /// Number, vCPUs, memory and kind of each run of nodes.
@@ -155,7 +155,7 @@ impl Distances {
     }
 }
 
-/// Heads of [`access`].
+/// Heads of the columns of [`access`].
 pub(super) const ACCESS: [&str; 4] = ["memory of node", "from node", "latency", "bandwidth"];
 
 /// Figures of each run of nodes, for each run of processors' nodes.

@@ -47,7 +47,7 @@ impl Report for DiskError {
     }
 }
 
-/// An open disk.
+/// An open raw disk, in sectors of 512 bytes.
 #[derive(Debug)]
 pub struct Disk {
     file: Arc<File>,
@@ -154,7 +154,7 @@ impl DiskSpan {
         self.offset
     }
 
-    /// Bytes.
+    /// Bytes, a positive multiple of [`SECTOR`].
     pub(super) fn length(self) -> u64 {
         self.length
     }

@@ -54,12 +54,12 @@ struct Running {
     interrupt: Arc<dyn Interrupt>,
     /// The driver has not negotiated flush, so a completed write must be durable.
     write_through: bool,
-    /// By tag.
+    /// Requests in flight, by the tag of the job.
     waiting: Vec<Option<Waiting>>,
     free: Vec<u16>,
 }
 
-/// The device.
+/// A virtio block device with one queue.
 pub struct Block {
     disk: Disk,
     serial: [u8; SERIAL],

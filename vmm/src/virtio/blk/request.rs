@@ -20,7 +20,7 @@ pub(super) enum Status {
     Ok = 0,
     /// Failed, or outside the disk, or a write to a read-only disk.
     IoError = 1,
-    /// Unknown request type.
+    /// The device or the host's disk does not support the type, flag or operation.
     Unsupported = 2,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Data {
     pub(super) segments: Vec<Segment>,
     /// Bytes of them that come before.
     pub(super) skip: u64,
-    /// Bytes.
+    /// Bytes to transfer after those.
     pub(super) length: u64,
 }
 

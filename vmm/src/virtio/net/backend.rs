@@ -16,7 +16,7 @@ use crate::virtio::vhost::Worker;
 
 /// Implementation of the packet path.
 pub enum Backend {
-    /// This process.
+    /// This process, by readv(2) and writev(2) on the tap.
     Userspace,
     /// The kernel: one worker a queue pair.
     Vhost(Vec<Worker>),

@@ -67,7 +67,7 @@ pub(super) struct Core {
     mistakes: u64,
 }
 
-/// VIRTIO_F_VERSION_1 (§6).
+/// VIRTIO_F_VERSION_1 (§6): always offered, and required of the driver.
 pub(super) const VERSION_1: u64 = 1 << 32;
 
 impl Core {

@@ -95,9 +95,9 @@ impl Area {
 /// A 32-bit half of a 64-bit register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Half {
-    /// Bits 31:0.
+    /// Bits 31:0, at the lower offset.
     Low,
-    /// Bits 63:32.
+    /// Bits 63:32, at the higher offset.
     High,
 }
 
@@ -106,16 +106,16 @@ pub(super) enum Half {
 pub(super) enum Common {
     /// Selects the 32 feature bits that [`Common::DeviceFeature`] shows.
     DeviceFeatureSelect,
-    /// Offered feature bits.
+    /// Feature bits that the device offers, 32 at a time.
     DeviceFeature,
     /// Selects the 32 feature bits that [`Common::DriverFeature`] sets.
     DriverFeatureSelect,
-    /// Accepted feature bits.
+    /// Feature bits that the driver accepts, 32 at a time.
     DriverFeature,
     /// Vector of configuration changes.
     ConfigVector,
     QueueCount,
-    /// Device status.
+    /// Device status (§2.1); writing 0 resets the device.
     Status,
     /// Changes with the device configuration.
     ConfigGeneration,

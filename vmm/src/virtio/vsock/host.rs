@@ -106,7 +106,7 @@ pub(super) enum HandshakeState {
     Incomplete,
     /// The host program requests this port of the guest.
     Port(u32),
-    /// Not a handshake.
+    /// The line is too long, or is not `CONNECT PORT`.
     Nonsense,
 }
 

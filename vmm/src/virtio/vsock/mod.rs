@@ -65,7 +65,7 @@ const WORKER_ERROR: u32 = 0x101;
 pub enum Backend {
     /// This process, to and from Unix sockets.
     Userspace(HostSockets),
-    /// The kernel.
+    /// The kernel's vhost-vsock, to and from AF_VSOCK sockets.
     Vhost(Worker),
 }
 

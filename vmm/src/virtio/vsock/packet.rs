@@ -21,7 +21,7 @@ pub(super) const NO_SEND: u32 = 2;
 
 const STREAM: u16 = 1;
 
-/// `struct virtio_vsock_hdr`.
+/// `struct virtio_vsock_hdr` (virtio 1.3 §5.10.6), without padding.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Wire {
@@ -89,7 +89,7 @@ pub(super) struct Credit {
 pub(super) struct Packet {
     pub(super) key: Key,
     pub(super) op: Op,
-    /// Payload bytes alleged.
+    /// Payload bytes that the header alleges; 0 unless it carries data.
     pub(super) length: u32,
     pub(super) flags: u32,
     pub(super) credit: Credit,
@@ -130,7 +130,7 @@ impl Packet {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Outgoing {
     pub(super) op: Op,
-    /// Payload bytes.
+    /// Bytes of payload that follow the header.
     pub(super) length: u32,
     pub(super) flags: u32,
     pub(super) credit: Credit,

@@ -164,7 +164,7 @@ impl Guest {
         assert_eq!(self.transmit.used().len(), 1);
     }
 
-    /// Takes what arrived.
+    /// Takes the packets that reached the guest.
     fn seen(&mut self) -> Vec<Seen> {
         self.pump();
         let packet = |(head, written): (u16, u32)| {

@@ -20,9 +20,9 @@ pub(super) struct Source {
     pub(super) modules: Vec<String>,
     pub(super) defined: BTreeSet<String>,
     pub(super) imports: Vec<Import>,
-    /// Paths in code.
+    /// Paths of two segments or more, outside `use`.
     pub(super) paths: Vec<Vec<String>>,
-    /// Words in code.
+    /// Identifiers and keywords outside items of tests.
     pub(super) words: BTreeSet<String>,
 }
 

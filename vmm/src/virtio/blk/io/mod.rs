@@ -56,7 +56,7 @@ impl Transfer {
 /// Something to do with a disk.
 #[derive(Debug)]
 pub(super) enum Job {
-    /// Disk to memory.
+    /// From the disk to guest memory.
     Read(Transfer),
     /// Memory to disk; when `durable`, it is on the medium when the job is done.
     Write {
@@ -65,7 +65,7 @@ pub(super) enum Job {
         /// Whether a flush is part of it.
         durable: bool,
     },
-    /// fdatasync(2).
+    /// Makes earlier writes durable, as fdatasync(2) does.
     Flush,
     /// Gives space back; what is read there afterwards is zero. On a block device the kernel does the same by the
     /// device's own commands.
