@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// `EGM_RETIRED_PAGES_LIST`, `_IO('E', 100)`: the number has no size, the buffer does.
 const EGM_RETIRED_PAGES_LIST: libc::Ioctl = 0x4564;
-/// `KVM_CHECK_EXTENSION`, `_IO(KVMIO, 0x03)`.
+/// `KVM_CHECK_EXTENSION`, `_IO(KVMIO, 0x03)`: the value of a capability, 0 where KVM lacks it.
 const KVM_CHECK_EXTENSION: libc::Ioctl = 0xae03;
 /// `KVM_CREATE_GUEST_MEMFD`, `_IOWR(KVMIO, 0xd4, struct kvm_create_guest_memfd)`.
 const KVM_CREATE_GUEST_MEMFD: libc::Ioctl = 0xc040_aed4;
@@ -33,7 +33,7 @@ const F_SETSIG: libc::c_int = 10;
 /// `KCMP_FILES`: compares tables of descriptors.
 const KCMP_FILES: libc::c_int = 2;
 
-/// `MAX_HANDLE_SZ`.
+/// `MAX_HANDLE_SZ`: bytes of the largest handle (open_by_handle_at(2)).
 const HANDLE: usize = 128;
 
 /// `struct file_handle`, with room for every handle.
@@ -52,7 +52,7 @@ pub(crate) struct Handle {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// `struct kvm_create_guest_memfd`.
+/// `struct kvm_create_guest_memfd` of linux/kvm.h.
 #[repr(C)]
 struct CreateGuestMemfd {
     size: u64,
@@ -72,7 +72,7 @@ struct Fiemap {
     extents: [FiemapExtent; EXTENTS],
 }
 
-/// `struct fiemap_extent`.
+/// `struct fiemap_extent` of linux/fiemap.h; positions and length are in bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct FiemapExtent {
@@ -238,7 +238,7 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
 pub(crate) mod tests {
     use super::*;
 
-    /// `KVM_CREATE_VM`, `_IO(KVMIO, 0x01)`.
+    /// `KVM_CREATE_VM`, `_IO(KVMIO, 0x01)`: creates a virtual machine and returns its descriptor.
     const KVM_CREATE_VM: libc::Ioctl = 0xae01;
 
     /// A virtual machine, where the host lets us have one.

@@ -45,7 +45,7 @@ fn action(event: &str, owner: &str, size: u64) -> Value {
     json!({ "event": event, "owner": owner, "uid": 0, "region": "dax0.0", "span": { "offset": 0, "size": size }, "bytes": size })
 }
 
-/// Of one page.
+/// A line about one page of `dax0.0` at `offset`.
 fn finding(event: &str, owner: &str, offset: u64, reason: &str) -> Value {
     json!({
         "event": event, "owner": owner, "uid": 0, "region": "dax0.0",

@@ -13,14 +13,14 @@ use crate::memory::HostMemory;
 pub enum RegionIndex {
     /// Base address register 0 to 5.
     Bar(u8),
-    /// Expansion ROM.
+    /// Expansion ROM, number 6 (`VFIO_PCI_ROM_REGION_INDEX`).
     Rom,
-    /// Configuration space.
+    /// Configuration space, number 7 (`VFIO_PCI_CONFIG_REGION_INDEX`).
     Config,
 }
 
 impl RegionIndex {
-    /// VFIO's number.
+    /// Number of the region in linux/vfio.h.
     pub const fn number(self) -> u32 {
         match self {
             Self::Bar(index) => index as u32,
@@ -57,9 +57,9 @@ pub enum InterruptKind {
     /// INTx, level triggered: masked by the backend when it fires, until it is unmasked or its resample descriptor is
     /// written.
     Intx,
-    /// MSI.
+    /// MSI: up to 32 vectors, each a message that the function writes.
     Msi,
-    /// MSI-X.
+    /// MSI-X: up to 2048 vectors, each with a message of its own.
     Msix,
     /// The function reported an uncorrectable error, or is gone.
     Error,
@@ -68,7 +68,7 @@ pub enum InterruptKind {
 }
 
 impl InterruptKind {
-    /// VFIO's number.
+    /// Number of the mechanism in linux/vfio.h.
     pub const fn number(self) -> u32 {
         match self {
             Self::Intx => 0,

@@ -18,9 +18,9 @@ pub use order::{Piece, locked_bytes, order};
 /// Access of a device to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Read and write.
+    /// The device reads and writes the memory.
     ReadWrite,
-    /// Read only.
+    /// The device only reads; its writes fault.
     Read,
 }
 
@@ -43,7 +43,6 @@ pub enum DmaError {
     #[error("devices cannot reach {size:#x} bytes at I/O address {iova}: cannot {what}")]
     Refused {
         iova: egm_address::Iova,
-        /// Bytes.
         size: u64,
         what: &'static str,
         #[source]
@@ -53,7 +52,6 @@ pub enum DmaError {
     #[error("devices cannot reach {size:#x} bytes at I/O address {iova}: {rule}")]
     NoWay {
         iova: egm_address::Iova,
-        /// Bytes.
         size: u64,
         /// Reason, and what would help.
         rule: &'static str,
@@ -63,18 +61,15 @@ pub enum DmaError {
         "devices need {needed:#x} more bytes of locked memory; this process may lock {limit:#x} and has locked {locked:#x}"
     )]
     Memlock {
-        /// Bytes to lock.
         needed: u64,
         /// Bytes that may be locked (`RLIMIT_MEMLOCK`).
         limit: u64,
-        /// Bytes locked before.
         locked: u64,
     },
     /// No range of the IOMMU has the address.
     #[error("devices cannot reach {size:#x} bytes at I/O address {iova}: the IOMMU translates {ranges} only")]
     Outside {
         iova: egm_address::Iova,
-        /// Bytes.
         size: u64,
         /// Ranges that it translates.
         ranges: String,

@@ -19,21 +19,21 @@ pub use domain::{FakeDomain, kind};
 /// Request to a fake function; reads, and requests that change nothing, are not recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
-    /// [`Backend::write`].
+    /// [`Backend::write`]: region, offset, bytes.
     Write(RegionIndex, u64, Vec<u8>),
-    /// [`Backend::map`].
+    /// [`Backend::map`]: region and mapped span.
     Map(RegionIndex, Span<InBar>),
     /// [`Backend::connect`]: kind, first vector, which of the vectors have a descriptor.
     Connect(InterruptKind, u32, Vec<bool>),
-    /// [`Backend::connect_resample`].
+    /// [`Backend::connect_resample`]; its descriptor is not kept.
     Resample,
-    /// [`Backend::mask_intx`].
+    /// [`Backend::mask_intx`]: `true` masks, `false` unmasks.
     MaskIntx(bool),
-    /// [`Backend::disable`].
+    /// [`Backend::disable`] of this kind.
     Disable(InterruptKind),
-    /// [`Backend::reset`].
+    /// [`Backend::reset`] of the function alone.
     Reset,
-    /// [`Backend::reset_bus`].
+    /// [`Backend::reset_bus`], recorded for [`Resets::Bus`] only.
     ResetBus,
 }
 
@@ -45,7 +45,7 @@ pub enum Resets {
     Own,
     /// A reset of its bus, which affects these functions.
     Bus(Vec<PciAddress>),
-    /// No reset.
+    /// No reset: [`Backend::can_reset`] is false, [`Backend::reset_bus`] fails.
     Nothing,
 }
 

@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 pub enum HostBacking<'a> {
     /// A memory file (memfd, hugetlb) from `offset`: by file where the kernel can (IOMMU_IOAS_MAP_FILE, Linux 6.13).
     File {
-        /// The file.
+        /// Descriptor of the memory file.
         file: BorrowedFd<'a>,
         /// Offset of the memory's first byte in it.
         offset: u64,
@@ -18,7 +18,7 @@ pub enum HostBacking<'a> {
     /// Memory of one VM (guest_memfd) from `offset`: its pages can be pinned, so by address. `IOMMU_IOAS_MAP_FILE` takes
     /// memfd and hugetlb only; another process maps it as any file.
     GuestMemfd {
-        /// The file.
+        /// Descriptor of the guest_memfd.
         file: BorrowedFd<'a>,
         /// Offset of the memory's first byte in it.
         offset: u64,
@@ -41,9 +41,9 @@ pub enum HostBacking<'a> {
 /// They are writable too, unless the implementer documents otherwise to those it hands the value to. No code creates a
 /// Rust reference to them: guests, devices and peers change them at any time.
 pub unsafe trait HostMemory: Send + Sync {
-    /// First address.
+    /// Address of the first byte in this process.
     fn address(&self) -> NonNull<u8>;
-    /// Size in bytes.
+    /// Number of mapped bytes from [`HostMemory::address`] on.
     fn size(&self) -> u64;
     /// Backing of the memory.
     fn backing(&self) -> HostBacking<'_>;

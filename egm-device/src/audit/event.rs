@@ -30,7 +30,7 @@ pub enum Event {
     ClaimRefused(Finding),
     /// Bytes are kept from all owners because a process, device or queue may still reach them.
     Quarantine(Finding),
-    /// Bytes left quarantine.
+    /// Bytes left quarantine; the duration is the age of their grant.
     Release(Action),
     /// Bytes that a scrub wrote did not read back as zero.
     Mismatch(Finding),
@@ -45,7 +45,7 @@ pub struct Action {
     /// Bytes of the operation.
     #[serde(flatten)]
     pub at: RegionBytes,
-    /// Duration, in milliseconds.
+    /// Duration of the operation, in milliseconds.
     pub duration_ms: u64,
 }
 

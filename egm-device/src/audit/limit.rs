@@ -111,7 +111,7 @@ mod tests {
     use crate::audit::{Action, Actor, Finding, Refusal, RegionBytes};
 
     const LINE: usize = 512;
-    /// Lines at once.
+    /// Lines of [`LINE`] bytes that a full allowance permits.
     const LINES: usize = 512;
 
     fn by(uid: u32) -> Actor {

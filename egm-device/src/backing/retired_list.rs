@@ -98,7 +98,7 @@ pub(crate) fn retired_pages(
     Err(RetiredListError::Endless { region: name() })
 }
 
-/// `argsz` and `count`.
+/// Decodes `argsz`, the bytes that the whole list needs, and `count`, the number of entries.
 fn header(buffer: &[u8]) -> (usize, usize) {
     let number = |at| buffer.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |b| u32::from_ne_bytes(*b));
     let number = |at| usize::try_from(number(at)).unwrap_or(usize::MAX);

@@ -78,7 +78,7 @@ fn process(socket: BorrowedFd<'_>, pid: u32) -> io::Result<OwnedFd> {
 /// can take as long as its owner likes (a TCP socket with `SO_LINGER`), in the process that receives or drops the
 /// message. Returns whether the kernel does it; older kernels cannot.
 pub fn refuse_descriptors(socket: BorrowedFd<'_>) -> bool {
-    /// `asm-generic/socket.h`.
+    /// `SO_PASSRIGHTS` of `asm-generic/socket.h`, since Linux 6.16.
     const SO_PASSRIGHTS: libc::c_int = 83;
     let no: libc::c_int = 0;
     let length = libc::socklen_t::try_from(size_of_val(&no)).unwrap_or(0);

@@ -245,7 +245,7 @@ impl<'a> Carver<'a> {
 /// Sorted, disjoint spans, in pieces small enough that a search skips most of them and a change moves few.
 #[derive(Debug, Default)]
 struct SpanPieces {
-    /// Never empty ones.
+    /// In ascending order; none of them is empty.
     pieces: Vec<SpanPiece>,
     /// Bytes in all of them.
     size: u64,

@@ -26,7 +26,7 @@ pub(super) struct Args {
     /// Size, such as 4KiB; pages of it that are not retired stay as they are
     #[arg(value_name = "SIZE")]
     size: ByteSize,
-    /// Change the ledger
+    /// Change the ledger; without it the bytes are only checked
     #[arg(long)]
     yes: bool,
     #[command(flatten)]

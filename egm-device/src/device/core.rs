@@ -41,7 +41,7 @@ impl Facts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Effect {
-    /// No action.
+    /// Nothing to do outside [`Core`].
     Nothing,
     /// Fire the vectors of these events.
     Fire(&'static [Event]),

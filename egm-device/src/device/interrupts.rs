@@ -8,11 +8,11 @@ use rustix::io::Errno;
 
 use super::registers::{Event, VECTORS};
 
-/// `VFIO_PCI_MSIX_IRQ_INDEX`.
+/// `VFIO_PCI_MSIX_IRQ_INDEX` of linux/vfio.h: one vector for each [`Event`].
 const MSIX: u32 = 2;
-/// `VFIO_PCI_ERR_IRQ_INDEX`.
+/// `VFIO_PCI_ERR_IRQ_INDEX` of linux/vfio.h: the slice is taken from a guest that has not quiesced.
 const ERROR: u32 = 3;
-/// `VFIO_PCI_REQ_IRQ_INDEX`.
+/// `VFIO_PCI_REQ_IRQ_INDEX` of linux/vfio.h: the owner requests the slice back.
 const REQUEST: u32 = 4;
 
 /// The eventfds that a client has connected.

@@ -21,7 +21,7 @@ pub const VECTORS: u32 = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Event {
-    /// Pages were retired.
+    /// Pages were retired: [`Register::Generation`] and the retired list have changed.
     Retired = 0,
     /// The bytes that can be used are fewer than before: [`Register::Size`] less [`Register::RetiredBytes`].
     Resized = 1,
@@ -30,7 +30,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The MSI-X vector.
+    /// Number of its MSI-X vector, below [`VECTORS`].
     #[must_use]
     pub const fn vector(self) -> u32 {
         self as u32
@@ -102,9 +102,9 @@ macro_rules! registers {
 }
 
 registers! {
-    /// [`MAGIC`].
+    /// Always [`MAGIC`], "EGMD" in memory order.
     Magic = 0x00, 4;
-    /// [`VERSION`].
+    /// [`VERSION`] of this table of registers.
     Version = 0x04, 4;
     /// Bytes of the slice, retired ones included.
     Size = 0x08, 8;
@@ -112,7 +112,7 @@ registers! {
     Base = 0x10, 8;
     /// Bytes in a page.
     Page = 0x18, 8;
-    /// Guest proximity domain.
+    /// Guest proximity domain; all ones where the operator named none.
     Pxm = 0x20, 4;
     /// Generation of size and retired list.
     Generation = 0x24, 4;
@@ -120,28 +120,28 @@ registers! {
     Spans = 0x28, 4;
     /// The first of them that the window shows.
     First = 0x2c, 4;
-    /// Retired bytes.
+    /// Bytes of the slice that are retired.
     RetiredBytes = 0x30, 8;
-    /// Events so far.
+    /// Events so far, of all kinds; a reset keeps the number, which wraps at 2^32.
     Events = 0x38, 4;
     /// Events that are not confirmed.
     Pending = 0x3c, 4;
-    /// [`Doorbell`].
+    /// Write-only: the number of a [`Doorbell`] request.
     Doorbell = 0x40, 4;
-    /// [`SCRUBS`], [`QUIESCED`], [`CUT_SHORT`].
+    /// Read-only bits: [`SCRUBS`], [`QUIESCED`], [`CUT_SHORT`].
     Status = 0x44, 4;
     /// Bytes that a scrub has made zero.
     Scrubbed = 0x48, 8;
-    /// [`SCRUB_AT_RESET`].
+    /// Bit [`SCRUB_AT_RESET`]; other bits cannot be set.
     Control = 0x50, 4;
-    /// Invalid accesses.
+    /// Number of invalid accesses; a reset keeps it.
     Mistakes = 0x54, 4;
 }
 
 /// The target of an access to BAR 0, and the bit of it at which the access begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AccessTarget {
-    /// A register.
+    /// A register, and the first bit of the access in it: 0 or 32.
     Register(Register, u32),
     /// In the window: which span, and whether its number of bytes rather than its offset.
     Window {
@@ -149,7 +149,7 @@ pub(crate) enum AccessTarget {
         index: u32,
         /// Its size, not its start.
         size: bool,
-        /// First bit.
+        /// First bit of the access in that number: 0 or 32.
         bit: u32,
     },
     /// MSI-X table or pending bits: byte from [`TABLE`].

@@ -36,7 +36,7 @@ pub enum InRecordSpace {}
 pub struct Identity {
     /// `/etc/machine-id`; a host without one trusts no record of an earlier boot.
     pub machine: Option<String>,
-    /// `/proc/sys/kernel/random/boot_id`.
+    /// Text of `/proc/sys/kernel/random/boot_id`, different after each boot.
     pub boot: String,
 }
 

@@ -15,7 +15,7 @@ use crate::region::{Region, RegionKind};
 /// Bytes locked at a time while idle memory is scrubbed: a requester of them waits for one such scrub at most.
 const PIECE: u64 = 1 << 30;
 
-/// Result of [`Ledger::repair`].
+/// Changes that [`Ledger::repair`] made to the record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Repair {
     /// Why the record was not trusted: it was put aside, and a new one begun.

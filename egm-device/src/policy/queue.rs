@@ -64,7 +64,7 @@ struct Rank {
 pub struct Waiter {
     ticket: Ticket,
     size: u64,
-    /// Best first.
+    /// In the order in which the request names them; the first that fits serves it.
     candidates: Vec<Candidate>,
     passed: u32,
     seen: u32,

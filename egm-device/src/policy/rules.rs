@@ -65,7 +65,7 @@ pub struct OrphanedSlice {
     pub uid: u32,
     /// The account, together with `uid`.
     pub charge: Charge,
-    /// Size in bytes.
+    /// Size of the slice, in bytes.
     pub bytes: u64,
 }
 

@@ -46,7 +46,7 @@ use crate::retired::Retired;
 pub enum RegionKind {
     /// `/dev/egmN` of the nvgrace-egm driver: invisible, opens once on some kernels, scrubbed by the first open.
     Egm {
-        /// The character device.
+        /// The driver's character device, `/dev/egmN`.
         device: PathBuf,
     },
     /// RAM that `mem=` or `memmap=` keeps from the kernel, reached through `/dev/mem`: invisible.

@@ -34,7 +34,7 @@ pub struct OwnedPart {
 pub struct RegionPart {
     /// First byte, counted in the region.
     pub offset: u64,
-    /// Length in bytes.
+    /// Number of bytes from `offset` on.
     pub size: ByteSize,
 }
 

@@ -10,7 +10,7 @@ use egm_address::{Host, Hpa, Span};
 pub enum Effect {
     /// `mem=`: nothing from this address (x86), or no more than so many bytes (Arm).
     Limit(u64),
-    /// `memmap=nn$ss`: set aside.
+    /// `memmap=nn$ss`: marks nn bytes from ss on as reserved.
     Reserve(Span<Host>),
     /// `memmap=nn!ss`: for the persistent memory driver.
     Persistent(Span<Host>),

@@ -90,7 +90,7 @@ impl DeviceServer {
         &self.name
     }
 
-    /// The device.
+    /// The PCI function that clients get.
     #[must_use]
     pub const fn function(&self) -> &Function {
         &self.function

@@ -146,7 +146,6 @@ pub(crate) fn set(page: u64, pages: u64) -> SpanSet<InRegion> {
     SpanSet::from_iter([Span::new(Offset::new(page * PAGE), pages * PAGE).unwrap()])
 }
 
-/// The slice's bytes.
 fn read(backing: &dyn Backing) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(backing.size()).unwrap()];
     backing.file().read_exact_at(&mut bytes, backing.offset()).unwrap();

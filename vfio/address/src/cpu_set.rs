@@ -35,7 +35,7 @@ impl CpuSet {
     /// Numbers are below this; Linux's largest `CONFIG_NR_CPUS` is 8192.
     pub const LIMIT: u32 = 8192;
 
-    /// The numbers, ascending.
+    /// Iterates over the processor numbers in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().copied()
     }
@@ -45,7 +45,7 @@ impl CpuSet {
         self.0.contains(&cpu)
     }
 
-    /// How many.
+    /// Number of processors in the set.
     pub fn len(&self) -> usize {
         self.0.len()
     }

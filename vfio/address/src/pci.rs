@@ -45,11 +45,11 @@ impl PciAddress {
         Ok(Self { segment, bus, device, function })
     }
 
-    /// Segment group.
+    /// Number of the PCI segment group, which Linux calls a domain.
     pub const fn segment(self) -> u16 {
         self.segment
     }
-    /// Bus number.
+    /// Bus number, 0 to 255, within the segment group.
     pub const fn bus(self) -> u8 {
         self.bus
     }

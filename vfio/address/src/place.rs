@@ -33,15 +33,15 @@ pub struct Placement<T, S> {
     "cannot place {size:#x} bytes aligned to {align:#x}: the largest usable gap is {largest:#x} bytes, {short_by:#x} too few"
 )]
 pub struct PlaceError<T> {
-    /// The request's tag.
+    /// Tag of the failed request.
     pub tag: T,
-    /// Bytes asked for.
+    /// Requested size, in bytes.
     pub size: u64,
-    /// Alignment asked for.
+    /// Requested alignment, in bytes.
     pub align: u64,
     /// The most bytes that any gap offers at that alignment.
     pub largest: u64,
-    /// `size - largest`.
+    /// Bytes that the largest gap lacks: `size - largest`.
     pub short_by: u64,
 }
 
@@ -57,7 +57,7 @@ impl<S> Placer<S> {
         Self { free: window.minus(reserved) }
     }
 
-    /// Remaining free space.
+    /// Addresses that are still free.
     pub fn free(&self) -> &SpanSet<S> {
         &self.free
     }

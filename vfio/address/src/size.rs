@@ -51,7 +51,7 @@ pub enum SizeError {
 const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
 
 impl ByteSize {
-    /// `bytes` bytes.
+    /// A size of `bytes` bytes; every `u64` is one.
     pub const fn new(bytes: u64) -> Self {
         Self(bytes)
     }

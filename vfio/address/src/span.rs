@@ -26,11 +26,11 @@ pub enum InBar {}
 /// A byte address in the address space `S`.
 pub struct Address<S>(u64, PhantomData<fn() -> S>);
 
-/// Guest physical address.
+/// Address in a guest's physical address space.
 pub type Gpa = Address<Guest>;
-/// Host physical address.
+/// Address in the host's physical address space.
 pub type Hpa = Address<Host>;
-/// I/O virtual address.
+/// I/O virtual address: what a device's DMA uses and the IOMMU translates.
 pub type Iova = Address<Io>;
 /// Offset in a region of host memory.
 pub type Offset = Address<InRegion>;
@@ -43,7 +43,7 @@ impl<S> Address<S> {
         Self(value, PhantomData)
     }
 
-    /// The numeric value.
+    /// The numeric value, as the kernel's interfaces take it.
     pub const fn get(self) -> u64 {
         self.0
     }
@@ -194,7 +194,7 @@ impl<S> Span<S> {
         end.offset_from(start).and_then(|size| Self::new(start, size).ok())
     }
 
-    /// First address.
+    /// Address of the first byte.
     pub const fn start(self) -> Address<S> {
         self.start
     }

@@ -45,10 +45,10 @@ impl<S> FromIterator<Span<S>> for SpanSet<S> {
 }
 
 impl<S> SpanSet<S> {
-    /// No address.
+    /// The set without any address.
     pub const EMPTY: Self = Self { spans: Vec::new() };
 
-    /// The spans, sorted.
+    /// Iterates over the spans in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = Span<S>> + '_ {
         self.spans.iter().copied()
     }

@@ -13,7 +13,7 @@ use crate::memory::{HostBacking, HostMemory};
 pub struct Piece {
     /// I/O addresses of the piece.
     pub iova: Span<Io>,
-    /// The memory.
+    /// Memory that contains the piece.
     pub memory: Arc<dyn HostMemory>,
     /// Its first byte in `memory`.
     pub offset: u64,

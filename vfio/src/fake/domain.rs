@@ -43,7 +43,7 @@ impl FakeDomain {
         Self { limits, without: without.iter().copied().collect(), maps: Mutex::default() }
     }
 
-    /// Mapped spans, ascending.
+    /// Mapped spans in ascending order, each with its access.
     pub fn mapped(&self) -> Vec<(Span<Io>, Access)> {
         lock(&self.maps).values().map(|mapped| (mapped.iova, mapped.access)).collect()
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct HostBar {
     /// Register number, 0 to 5.
     pub index: u8,
-    /// Type and width.
+    /// Address space, width and prefetchability.
     pub kind: HostBarKind,
     /// Bytes, at least 1.
     pub size: u64,
@@ -36,15 +36,15 @@ pub struct DeviceMemory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HostBarKind {
-    /// I/O ports.
+    /// I/O ports: bit 0 of the register is 1.
     Ports,
-    /// 32-bit memory.
+    /// Memory with a 32-bit address.
     Memory32,
-    /// 32-bit memory, prefetchable.
+    /// Prefetchable memory with a 32-bit address.
     Memory32Prefetchable,
-    /// 64-bit memory.
+    /// Memory with a 64-bit address, in two registers.
     Memory64,
-    /// 64-bit memory, prefetchable.
+    /// Prefetchable memory with a 64-bit address, in two registers.
     Memory64Prefetchable,
 }
 

@@ -13,9 +13,9 @@ use crate::variant::data_direct::Card;
 pub struct HostFunction {
     /// Address on the host.
     pub address: PciAddress,
-    /// Vendor id.
+    /// Vendor id, which PCI-SIG assigns.
     pub vendor: u16,
-    /// Device id.
+    /// Device id, which the vendor assigns.
     pub device: u16,
     /// Class, subclass and programming interface, 24 bits.
     pub class: u32,

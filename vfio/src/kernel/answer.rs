@@ -140,7 +140,7 @@ pub(super) fn interrupts_of(flags: u32, count: u32) -> Interrupts {
     }
 }
 
-/// `VFIO_IOMMU_GET_INFO` of type1.
+/// What the kernel reports of a type1 IOMMU: `VFIO_IOMMU_GET_INFO`. `None` if the answer ends too early.
 pub(super) fn limits(answer: &Message) -> Option<Limits> {
     type Info = vfio::vfio_iommu_type1_info;
     let flags = answer.get(offset_of!(Info, flags))?;

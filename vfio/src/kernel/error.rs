@@ -69,7 +69,7 @@ pub enum OpenError {
 /// A process that has a file open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// Process id.
+    /// Process id, as in `/proc`.
     pub process: u32,
     /// Command line, cut after 200 characters.
     pub command: String,

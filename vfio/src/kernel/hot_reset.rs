@@ -18,7 +18,6 @@ use crate::backend::{Backend, BackendError};
 /// A function that a hot reset of another resets too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Affected {
-    /// The function.
     pub function: PciAddress,
     /// Whether this process holds it, or its group, in the same address space: only then can the reset be done.
     pub ours: bool,

@@ -49,9 +49,9 @@ pub type Track = Arc<dyn Fn(BorrowedFd<'_>, bool) -> io::Result<()> + Send + Syn
 /// I/O address space that translates a function's DMA.
 #[derive(Clone)]
 pub enum KernelDomain {
-    /// Legacy container.
+    /// Container of VFIO groups with a type1v2 IOMMU.
     Legacy(Arc<Container>),
-    /// iommufd.
+    /// I/O address space of iommufd, without groups.
     Iommufd(Arc<Iommufd>),
 }
 

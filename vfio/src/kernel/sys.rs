@@ -45,7 +45,7 @@ const GROUP_GET_DEVICE_FD: Request = Request(6);
 const DEVICE_RESET: Request = Request(11);
 const IOMMU_MAP_DMA: Request = Request(13);
 
-/// `IOMMU_IOAS_IOVA_RANGES`, `_IO(';', 0x84)`.
+/// `IOMMU_IOAS_IOVA_RANGES` of linux/iommufd.h, `_IO(';', 0x84)`.
 const IOAS_IOVA_RANGES: libc::Ioctl = 0x3b84;
 
 impl Request {

@@ -29,7 +29,7 @@ impl fmt::Display for CapabilityId {
 /// A capability of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capability {
-    /// List and number.
+    /// The list that it is in, and its number there.
     pub id: CapabilityId,
     /// Its first byte; a multiple of 4.
     pub offset: u16,

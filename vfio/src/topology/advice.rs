@@ -29,7 +29,7 @@ const DATA_DIRECT_OTHER: Pattern = "xx111x0";
 pub enum Advice {
     /// ACS of a port.
     Acs {
-        /// The port.
+        /// Port that needs another ACS setting.
         port: PciAddress,
         /// Current ACS; `None` if it has none or could not be read.
         now: Option<Acs>,
@@ -38,14 +38,14 @@ pub enum Advice {
     },
     /// A NIC that could have ATS and does not show it.
     Ats {
-        /// The NIC.
+        /// Address of the NIC on the host.
         function: PciAddress,
     },
     /// A Data Direct function and its GPU in different groups.
     Groups {
         /// The Data Direct function.
         nic: PciAddress,
-        /// The GPU.
+        /// The GPU that it is paired with.
         gpu: PciAddress,
     },
 }

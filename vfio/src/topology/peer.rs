@@ -57,13 +57,13 @@ pub enum Reason {
     EgressControl(PciAddress),
     /// Configuration space could not be read.
     Unknown(PciAddress),
-    /// One device.
+    /// No switch port lies between the two: they are functions of one device.
     OneDevice,
     /// No common switch, but one host bridge.
     OtherRootPort,
-    /// Two host bridges.
+    /// Two host bridges of one NUMA node.
     OtherHostBridge,
-    /// Two NUMA nodes.
+    /// Host bridges of two NUMA nodes.
     OtherNode,
 }
 

@@ -63,7 +63,7 @@ pub struct Express {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Port {
-    /// A device.
+    /// An endpoint, native or legacy (types 0 and 1).
     Endpoint,
     /// A port of the root complex.
     Root,
@@ -81,9 +81,9 @@ pub enum Port {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Acs {
-    /// Supported services.
+    /// Low byte of the ACS Capability register: the supported services.
     pub capability: u8,
-    /// Enabled services.
+    /// Low byte of the ACS Control register: the enabled services.
     pub control: u8,
 }
 

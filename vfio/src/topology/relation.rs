@@ -9,7 +9,7 @@ use crate::host::HostFunction;
 /// Path between two functions, the nearest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Relation {
-    /// The same function.
+    /// Both are the same function.
     Same,
     /// One switch, or one device that has both functions.
     Pix,

@@ -22,7 +22,7 @@ impl Clique {
         (number < CLIQUES).then_some(Self(number))
     }
 
-    /// Its number.
+    /// Number of the clique, 0 to 15.
     pub fn number(self) -> u8 {
         self.0
     }
@@ -82,21 +82,21 @@ pub struct Cliques {
 pub enum CliqueWarning {
     /// Two GPUs are announced as reaching each other and are not known to.
     Lie {
-        /// Clique of both.
+        /// Clique that both GPUs are in.
         clique: Clique,
-        /// One.
+        /// The earlier GPU in the order given.
         first: PciAddress,
-        /// The other.
+        /// The later GPU in the order given.
         second: PciAddress,
-        /// Path between them.
+        /// Path in a direction that is not known to work: [`Path::Root`] or [`Path::None`].
         path: Path,
     },
     /// Two GPUs reach each other, but their cliques differ: a GPU is in one clique, and other members of it do not
     /// reach both.
     Apart {
-        /// One.
+        /// The earlier GPU in the order given.
         first: PciAddress,
-        /// The other.
+        /// The later GPU in the order given.
         second: PciAddress,
     },
     /// There are more groups than numbers.

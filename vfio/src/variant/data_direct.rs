@@ -18,7 +18,7 @@ pub enum VpdError {
     Resource {
         /// Offset of its tag.
         at: usize,
-        /// Bytes of data.
+        /// Bytes of vital product data that were read.
         length: usize,
     },
     /// A keyword that ends behind its resource.
@@ -173,7 +173,7 @@ fn network(partner: &Candidate<'_>, functions: &[Candidate<'_>]) -> Result<Vec<P
 /// Required address of a GPU's BAR in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlacementWish {
-    /// Register number.
+    /// Number of the base address register, 0 to 5.
     pub bar: u8,
     /// The guest physical address that it must have: the host's.
     pub address: Gpa,

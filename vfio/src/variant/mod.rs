@@ -79,7 +79,7 @@ pub struct RegionPolicy {
 }
 
 impl RegionPolicy {
-    /// An ordinary BAR.
+    /// Policy of an ordinary BAR, with registers of a device.
     pub const REGISTERS: Self = Self { caching: Caching::Device, kvm_capability: None, dma: DmaSource::Peer };
 }
 
@@ -90,7 +90,7 @@ pub enum Caching {
     Device,
     /// As memory without caches.
     Uncached,
-    /// As memory.
+    /// As memory that CPUs cache.
     Cacheable,
 }
 

@@ -11,7 +11,6 @@ pub(crate) fn endpoint(length: usize) -> Vec<u8> {
     space
 }
 
-/// Puts bytes somewhere.
 pub(crate) fn put(space: &mut [u8], at: usize, bytes: &[u8]) {
     space[at..at + bytes.len()].copy_from_slice(bytes);
 }

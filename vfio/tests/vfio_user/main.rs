@@ -64,7 +64,7 @@ fn fired(event: &OwnedFd) -> bool {
     rustix::io::read(event, &mut [0; 8]).is_ok()
 }
 
-/// Waits for `event`.
+/// Whether `event` fires within [`LIMIT`].
 fn fires(event: &OwnedFd) -> bool {
     let limit = Timespec::try_from(LIMIT).unwrap();
     poll(&mut [PollFd::new(event, PollFlags::IN)], Some(&limit)) == Ok(1)

@@ -53,7 +53,6 @@ impl<'a> Reader<'a> {
         if value == 0 { Ok(()) } else { Err(Wrong::Value { what: "number of surplus bytes", value, rule }) }
     }
 
-    /// The unread bytes.
     pub(crate) fn rest(self) -> &'a [u8] {
         self.rest
     }

@@ -48,7 +48,7 @@ pub enum Malformed {
 /// Kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A request.
+    /// A request, message type 0.
     Command {
         /// Whether the sender waits for no reply.
         no_reply: bool,
@@ -67,14 +67,14 @@ pub struct Header {
     pub id: u16,
     /// Command number, known or not.
     pub command: u16,
-    /// Command or reply.
+    /// Type of the message, from its flags.
     pub kind: Kind,
 }
 
-/// A whole message.
+/// A whole message: its header and its body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// Its header.
+    /// The first [`HEADER`] bytes, decoded.
     pub header: Header,
     /// Bytes after the header: at most the agreed size less [`HEADER`].
     pub body: &'a [u8],

@@ -143,7 +143,7 @@ impl Connection {
         self.limit
     }
 
-    /// Last received message.
+    /// Last received message, until the next [`Connection::receive`].
     #[must_use]
     pub fn frame(&self) -> Frame<'_> {
         Frame { header: self.header, body: &self.body }

@@ -18,7 +18,7 @@ pub struct ConfigError {
     pub place: Option<FilePosition>,
     /// The key as a JSON path: `memory.nodes[1].size`; empty for the file as a whole.
     pub key: String,
-    /// The broken rule.
+    /// The rule that the key breaks.
     pub rule: Box<Rule>,
     /// The line at `place`, with a mark under it.
     pub excerpt: Option<Box<str>>,
@@ -29,9 +29,9 @@ pub struct ConfigError {
 /// `Display` is the first of them; [`Report::others`] are the rest.
 #[derive(Debug)]
 pub struct ConfigErrors {
-    /// The first one.
+    /// The first error in that order.
     pub first: ConfigError,
-    /// Those after it.
+    /// The errors after it, in that order.
     pub others: Vec<ConfigError>,
 }
 
@@ -40,7 +40,7 @@ pub struct ConfigErrors {
 pub struct FilePosition {
     /// The file, as it was named.
     pub file: PathBuf,
-    /// Line, from 1.
+    /// Line number, counted from 1.
     pub line: usize,
     /// Column in characters, from 1.
     pub column: usize,

@@ -43,12 +43,12 @@ pub struct File {
     pub cpus: Option<CpusFile>,
     /// Ordinary memory and its NUMA nodes. A machine has some, here or in a file that this one extends.
     pub memory: Option<MemoryFile>,
-    /// What is booted.
+    /// Kernel, initial RAM disk and command line.
     pub boot: Option<BootFile>,
     /// Slices of Extended GPU Memory that the machine owns.
     #[schemars(with = "Option<Vec<EgmFile>>", length(max = 255))]
     pub egm: Option<Vec<Slot<EgmFile>>>,
-    /// PCI devices.
+    /// PCI devices of the machine, 255 at most.
     #[schemars(with = "Option<Vec<DeviceFile>>", length(max = 255))]
     pub devices: Option<Vec<Slot<DeviceFile>>>,
     /// Where the serial console goes. Default: "stdio".
@@ -57,7 +57,7 @@ pub struct File {
     pub pcie: Option<PcieFile>,
 }
 
-/// Virtual processors.
+/// Virtual processors and the host CPUs that they run on.
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CpusFile {
@@ -74,7 +74,7 @@ pub struct CpusFile {
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TopologyFile {
-    /// Sockets. Default: 1.
+    /// Sockets in the machine. Default: 1.
     #[schemars(range(min = 1, max = MAX_VCPUS))]
     pub sockets: Option<u32>,
     /// Cores in a socket. Default: what the count leaves.
@@ -94,7 +94,7 @@ pub enum AffinityFile {
     Each(#[schemars(with = "Vec<CpuListText>")] Vec<CpuSet>),
 }
 
-/// Ordinary memory.
+/// Ordinary memory and its NUMA nodes.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryFile {
@@ -156,7 +156,7 @@ pub struct BootFile {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a name, or a list of names")]
 pub enum OneOrMore {
-    /// One.
+    /// A word, written without a list.
     One(String),
     /// Several, the most wanted first.
     More(Vec<String>),
@@ -200,7 +200,7 @@ pub struct EgmFile {
 #[schemars(tag = "type")]
 #[expect(missing_docs, reason = "keys of all devices are described above, once")]
 pub enum DeviceFile {
-    /// virtio block device.
+    /// virtio block device over a raw file or block device.
     VirtioBlk {
         #[schemars(with = "Option<NameText>")]
         id: Option<String>,
@@ -211,7 +211,7 @@ pub enum DeviceFile {
         /// Refuse writes. Default: false.
         read_only: Option<bool>,
     },
-    /// virtio network device.
+    /// virtio network device over a tap interface.
     VirtioNet {
         #[schemars(with = "Option<NameText>")]
         id: Option<String>,
@@ -228,7 +228,7 @@ pub enum DeviceFile {
         /// Let the kernel's vhost-net move the packets. Default: when the host has it.
         vhost: Option<bool>,
     },
-    /// virtio socket device.
+    /// virtio socket device, AF_VSOCK in the guest.
     VirtioVsock {
         #[schemars(with = "Option<NameText>")]
         id: Option<String>,
@@ -240,7 +240,7 @@ pub enum DeviceFile {
         #[schemars(with = "Option<SocketText>")]
         socket: Option<PathBuf>,
     },
-    /// virtio entropy device.
+    /// virtio entropy device, with random bytes of the host.
     VirtioRng {
         #[schemars(with = "Option<NameText>")]
         id: Option<String>,
@@ -251,7 +251,7 @@ pub enum DeviceFile {
         #[schemars(with = "Option<NameText>")]
         id: Option<String>,
         root_port: Option<bool>,
-        /// Which: "0009:01:00.0".
+        /// Address on the host, for instance "0009:01:00.0".
         #[schemars(with = "PciText")]
         function: PciAddress,
         /// Interface of the kernel: "legacy" (a container with type 1) or "iommufd". Default: "auto", by the
@@ -282,9 +282,9 @@ pub enum DeviceFile {
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum CliqueFile {
-    /// "auto" or "off".
+    /// "auto": one number for GPUs behind one switch of the host. "off": none.
     Name(#[schemars(with = "CliqueText")] String),
-    /// 0 to 15.
+    /// A number from 0 to 15 that GPUs share.
     Number(#[schemars(range(max = 15))] u64),
 }
 
@@ -292,7 +292,7 @@ pub enum CliqueFile {
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum BarsFile {
-    /// "guest" or "host".
+    /// "guest": where the plan puts them. "host": at their host physical addresses.
     All(#[schemars(with = "BarsText")] String),
     /// "host" or an address, by register number.
     Each(#[schemars(with = "BarPlacesText")] BTreeMap<String, String>),
@@ -319,7 +319,7 @@ pub enum ConsoleFile {
         #[schemars(with = "SocketText")]
         path: PathBuf,
     },
-    /// Discarded.
+    /// Output is discarded; no input.
     Null,
 }
 

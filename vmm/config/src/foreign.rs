@@ -27,7 +27,7 @@ pub struct Refusal {
     pub key: String,
     /// "cannot VERB OBJECT: REASON".
     pub reason: String,
-    /// The remedy.
+    /// Change to the document that avoids the refusal.
     pub help: String,
 }
 

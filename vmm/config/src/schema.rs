@@ -82,9 +82,7 @@ schemas! {
         "pattern": "^[0-9a-fA-F][02468aceACE](:[0-9a-fA-F]{2}){5}$",
         "examples": ["52:54:00:12:34:56"],
     }
-    /// `auto` or `off`.
     CliqueText: { "type": "string", "enum": ["auto", "off"] }
-    /// `guest` or `host`.
     BarsText: { "type": "string", "enum": ["guest", "host"] }
     /// `host` or an address, `0x200000000000`, by register number.
     BarPlacesText: {

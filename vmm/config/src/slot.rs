@@ -11,12 +11,11 @@ use serde::{Deserialize, Serialize};
 pub struct Slot<T>(pub(super) Option<T>);
 
 impl<T> Slot<T> {
-    /// The entry `entry`.
+    /// A slot with `entry` in it.
     pub const fn new(entry: T) -> Self {
         Self(Some(entry))
     }
 
-    /// The entry.
     pub(super) const fn get(&self) -> Option<&T> {
         self.0.as_ref()
     }

@@ -21,10 +21,10 @@ pub const MAX_NODES: u32 = 256;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Architecture {
-    /// 64-bit x86.
+    /// 64-bit x86 (Intel 64, AMD64).
     #[serde(rename = "x86_64")]
     X86_64,
-    /// 64-bit Arm.
+    /// 64-bit Arm (AArch64), which Grace has.
     Aarch64,
 }
 
@@ -37,7 +37,7 @@ pub struct Spec {
     pub description: String,
     /// The guest's instruction set.
     pub arch: Architecture,
-    /// Virtual processors.
+    /// Virtual processors, their topology and their affinity.
     pub cpus: Cpus,
     /// Ordinary memory and its NUMA nodes.
     pub memory: Memory,
@@ -49,7 +49,7 @@ pub struct Spec {
     pub devices: Vec<Device>,
     /// Where the guest's serial console goes.
     pub console: Console,
-    /// PCIe address windows.
+    /// PCIe address windows and tree.
     pub pcie: Pcie,
     /// Trust domain, if it has a named one: its owners share regions that GPUs reach.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,7 +73,7 @@ impl Spec {
 /// Virtual processors: `count == sockets * cores * threads`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Cpus {
-    /// 1 to [`MAX_VCPUS`].
+    /// Number of vCPUs, 1 to [`MAX_VCPUS`].
     pub count: u32,
     /// Sockets, at least 1.
     pub sockets: u32,
@@ -151,7 +151,7 @@ pub struct EgmSlice {
     /// Guest NUMA node that it becomes, one of `memory.nodes` without memory or none of them, and no other slice's; or that the
     /// device is near to.
     pub node: u32,
-    /// Memory or device.
+    /// How the guest sees it: as memory or as a device.
     pub form: EgmForm,
     /// Host pages behind it, for `local`.
     pub page_size: PageSize,
@@ -159,7 +159,7 @@ pub struct EgmSlice {
     pub host_nodes: Option<CpuSet>,
     /// ACPI SLIT distance to other nodes.
     pub distances: BTreeMap<u32, u8>,
-    /// ACPI HMAT figures.
+    /// ACPI HMAT figures of the slice, as seen from processors elsewhere.
     pub access: Vec<Access>,
 }
 
@@ -168,7 +168,7 @@ pub struct EgmSlice {
 pub struct Boot {
     /// x86_64: bzImage, or an ELF vmlinux with a 64-bit or PVH entry. aarch64: Image.
     pub kernel: PathBuf,
-    /// Initial RAM disk.
+    /// Initial RAM disk; `None` boots without one.
     pub initramfs: Option<PathBuf>,
     /// Kernel command line, at most 2047 bytes, without NUL or newline.
     pub cmdline: String,
@@ -194,7 +194,7 @@ pub struct Device {
 pub enum DeviceKind {
     /// virtio block device over a raw file or block device.
     VirtioBlk {
-        /// The disk.
+        /// Raw file or block device with the disk's content.
         path: PathBuf,
         /// Whether writes are refused.
         read_only: bool,
@@ -210,14 +210,14 @@ pub enum DeviceKind {
         /// Whether the kernel's vhost-net moves the packets: `None` means when the host has it.
         vhost: Option<bool>,
     },
-    /// virtio socket device.
+    /// virtio socket device, AF_VSOCK in the guest.
     VirtioVsock {
         /// Guest's context id, 3 to 0xfffffffe.
         cid: u32,
         /// Unix socket path for the userspace form; `None` means the kernel's vhost-vsock.
         socket: Option<PathBuf>,
     },
-    /// virtio entropy device.
+    /// virtio entropy device, with random bytes of the host.
     VirtioRng,
     /// A host PCI function.
     Vfio {
@@ -237,7 +237,7 @@ pub enum DeviceKind {
     },
     /// A device served by another process.
     VfioUser {
-        /// Its Unix socket.
+        /// Unix socket of the server.
         socket: PathBuf,
     },
     /// An EGM slice as a PCI function of this process.
@@ -265,7 +265,7 @@ pub enum VfioBackend {
     Auto,
     /// `/dev/vfio/GROUP` in a container with a type 1 IOMMU.
     Legacy,
-    /// `/dev/vfio/devices/vfioN` and `/dev/iommu`.
+    /// `/dev/vfio/devices/vfioN` with an I/O address space of `/dev/iommu`.
     Iommufd,
 }
 
@@ -277,7 +277,7 @@ pub enum Clique {
     /// GPUs behind one switch of the host get one number.
     #[default]
     Auto,
-    /// No capability.
+    /// No number: the guest finds no such capability.
     Off,
     /// This one, 0 to 15.
     Number(u8),
@@ -301,7 +301,7 @@ pub enum BarPlaces {
 pub struct FixedBar {
     /// Register number, 0 to 5.
     pub index: u8,
-    /// Its place.
+    /// Its guest physical address: the host's, or as given.
     pub place: BarPlace,
 }
 
@@ -311,7 +311,7 @@ pub struct FixedBar {
 pub enum BarPlace {
     /// At its host physical address.
     Host,
-    /// Here.
+    /// At this guest physical address.
     At(Gpa),
 }
 
@@ -344,7 +344,7 @@ pub enum Console {
         /// The socket, made at start and removed at the end.
         path: PathBuf,
     },
-    /// Discarded.
+    /// Output is discarded; no input.
     Null,
 }
 
@@ -374,7 +374,7 @@ pub struct SparePorts {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BootTables {
-    /// ACPI's tables.
+    /// ACPI tables, on either architecture.
     #[default]
     Acpi,
     /// A device tree: aarch64 only.

@@ -134,7 +134,7 @@ pub struct NodeSplit {
 pub struct HiddenPiece {
     /// Method that hides the memory.
     pub how: SplitMethod,
-    /// Its addresses.
+    /// Host physical addresses of the hidden memory.
     pub span: Span<Host>,
 }
 

@@ -81,7 +81,7 @@ pub struct MsixControl {
 /// Power state (§5.3.1). D1 and D2 are not offered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PowerState {
-    /// On.
+    /// On: answers in every space that is enabled.
     #[default]
     D0,
     /// Asleep: answers in configuration space only.
@@ -109,7 +109,7 @@ impl MsixLayout {
 /// A span of a BAR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BarPlace {
-    /// Register number.
+    /// Number of the base address register, 0 to 5.
     pub bar: u8,
     /// Offsets in the BAR.
     pub span: Span<InBar>,

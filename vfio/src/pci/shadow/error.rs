@@ -50,7 +50,6 @@ pub enum ConfigError {
         bar: u8,
         /// Offset in the BAR.
         offset: u32,
-        /// Bytes.
         size: u32,
     },
     #[error(

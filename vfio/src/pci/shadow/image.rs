@@ -73,7 +73,7 @@ impl Image {
         }
     }
 
-    /// Makes bytes constants.
+    /// Makes the bytes from `offset` on constants of these values: no write changes them.
     pub(super) fn fix(&mut self, offset: u16, values: &[u8]) {
         for (byte, value) in self.bytes(offset, values.len()).zip(values) {
             *byte = Byte { value: *value, initial: *value, ..Byte::default() };

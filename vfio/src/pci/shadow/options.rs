@@ -26,7 +26,7 @@ pub struct Options {
 pub struct Bar {
     /// Register number, 0 to 5; a 64-bit one takes the next as well.
     pub index: u8,
-    /// Type and width.
+    /// Width and prefetchability of the register.
     pub kind: BarKind,
     /// Initial range: a power of two of bytes, 16 at least, at a multiple of it.
     pub span: Span<Guest>,
@@ -35,13 +35,13 @@ pub struct Bar {
 /// Type and width of a base address register (PCI Express Base 6.0 §7.5.1.2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BarKind {
-    /// 32-bit memory.
+    /// Memory with a 32-bit address.
     Memory32,
-    /// 32-bit memory, prefetchable.
+    /// Prefetchable memory with a 32-bit address.
     Memory32Prefetchable,
-    /// 64-bit memory.
+    /// Memory with a 64-bit address, in two registers.
     Memory64,
-    /// 64-bit memory, prefetchable.
+    /// Prefetchable memory with a 64-bit address, in two registers.
     Memory64Prefetchable,
 }
 
@@ -68,7 +68,7 @@ pub enum Resizable {
     /// The capability, with the present size as the only one.
     #[default]
     Fixed,
-    /// No capability.
+    /// Hides the capability from the guest.
     Hidden,
 }
 
@@ -79,7 +79,7 @@ pub struct AddedCapability {
     pub name: &'static str,
     /// Offsets to try first, in this order; then any free space after the last capability.
     pub preferred: &'static [u16],
-    /// Id.
+    /// Capability id, its first byte.
     pub id: u8,
     /// Bytes after the id and the link.
     pub body: Vec<u8>,

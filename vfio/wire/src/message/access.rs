@@ -8,9 +8,9 @@ use crate::bytes::{Reader, put_u32, put_u64};
 pub struct Access {
     /// First byte, in the region.
     pub offset: u64,
-    /// Region index.
+    /// Region index, as in [`RegionInfo::index`](super::RegionInfo::index).
     pub region: u32,
-    /// Length in bytes.
+    /// Length in bytes; a session refuses more than the agreed `max_data_xfer_size`.
     pub count: u32,
 }
 
@@ -107,7 +107,7 @@ impl<'a> Writes<'a> {
         self.0.chunks(Self::SIZE).filter_map(|one| Write::split(one).ok().map(|(write, _)| write))
     }
 
-    /// Number of writes.
+    /// Number of writes, 24 bytes of the body each.
     #[must_use]
     pub fn count(&self) -> u64 {
         (self.0.len() / Self::SIZE) as u64
@@ -146,9 +146,9 @@ impl<'a> Writes<'a> {
 /// Bytes of the client's memory, by their DMA address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaAccess {
-    /// First byte.
+    /// DMA address of the first byte.
     pub address: u64,
-    /// Length in bytes.
+    /// Length in bytes; the end stays below 2^64.
     pub count: u64,
 }
 

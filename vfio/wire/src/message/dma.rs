@@ -25,7 +25,7 @@ pub struct DmaMap {
     pub write: bool,
     /// First byte, in the file that comes with the message.
     pub offset: u64,
-    /// First DMA address.
+    /// First DMA address of the window.
     pub address: u64,
     /// Bytes: at least one, and its end fits in 64 bits.
     pub size: u64,
@@ -85,12 +85,12 @@ impl DmaMap {
 pub enum DmaUnmap {
     /// The windows of a range, which must contain each of them wholly.
     Window {
-        /// First DMA address.
+        /// First DMA address of the range.
         address: u64,
-        /// Bytes.
+        /// Bytes of the range: at least one, and its end fits in 64 bits.
         size: u64,
     },
-    /// Every window.
+    /// Every window of the client.
     All,
 }
 

@@ -15,9 +15,9 @@ pub struct Feature<'a> {
     pub room: u32,
     /// Number of the feature.
     pub index: u16,
-    /// Reads the feature.
+    /// Whether the feature is read; excludes `set` unless `probe` is set.
     pub get: bool,
-    /// Sets the feature.
+    /// Whether the feature is set to `data`.
     pub set: bool,
     /// Only checks whether it could be read or set.
     pub probe: bool,

@@ -16,7 +16,7 @@ const NORESIZE: u32 = 1 << 3;
 pub struct IrqInfo {
     /// Kind: 0 INTx, 1 MSI, 2 MSI-X, 3 error, 4 request.
     pub index: u32,
-    /// Number of vectors.
+    /// Number of vectors; 0 where the device has none of this kind.
     pub count: u32,
     /// Can signal an eventfd.
     pub eventfd: bool,
@@ -61,12 +61,12 @@ impl IrqInfo {
     }
 }
 
-/// Action on vectors.
+/// Action of `DEVICE_SET_IRQS` on vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IrqAction {
-    /// Mask the vectors.
+    /// Mask the vectors (`VFIO_IRQ_SET_ACTION_MASK`).
     Mask,
-    /// Unmask the vectors.
+    /// Unmask the vectors (`VFIO_IRQ_SET_ACTION_UNMASK`).
     Unmask,
     /// Fire the vectors, or set their eventfds.
     Trigger,
@@ -83,12 +83,12 @@ pub enum IrqData<'a> {
     Eventfd,
 }
 
-/// `DEVICE_SET_IRQS`.
+/// Body of a `DEVICE_SET_IRQS` request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SetIrqs<'a> {
     /// Kind, as in [`IrqInfo::index`].
     pub index: u32,
-    /// First vector.
+    /// First vector of the range.
     pub start: u32,
     /// Number of vectors; 0 with `Trigger` and `None` switches the whole kind off.
     pub count: u32,

@@ -25,7 +25,7 @@ pub use wrong::Wrong;
 
 macro_rules! commands {
     ($($(#[$doc:meta])* $name:ident = $number:literal,)*) => {
-        /// Numbers of commands.
+        /// Command numbers of the vfio-user protocol.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(u16)]
         pub enum Command { $($(#[$doc])* $name = $number,)* }
@@ -55,7 +55,7 @@ commands! {
     DmaUnmap = 3,
     /// Number of regions and interrupts.
     DeviceInfo = 4,
-    /// One region.
+    /// Size, flags and mappable areas of a region.
     RegionInfo = 5,
     /// Eventfds for writes to a region.
     RegionIoFds = 6,
@@ -71,11 +71,11 @@ commands! {
     DmaRead = 11,
     /// The server writes the client's memory.
     DmaWrite = 12,
-    /// Resets the device.
+    /// Resets the device; the request has no body.
     Reset = 13,
     /// Dirty page logging as it was before version 0.9 of the text; only its number is known here.
     DirtyPages = 14,
-    /// Several short writes.
+    /// Several writes to regions, 8 bytes at most each.
     WriteMulti = 15,
     /// Features of the device, among them migration.
     Feature = 16,
@@ -86,7 +86,7 @@ commands! {
 }
 
 impl Command {
-    /// The number.
+    /// The number in a message's header.
     #[must_use]
     pub fn number(self) -> u16 {
         self as u16
@@ -96,7 +96,7 @@ impl Command {
 /// Request of a client to a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// The handshake.
+    /// The handshake, the first request of a connection.
     Version(Version),
     /// Memory that the server may reach, with one file descriptor or none.
     DmaMap(DmaMap),
@@ -104,7 +104,7 @@ pub enum Request<'a> {
     DmaUnmap(DmaUnmap),
     /// About the device; the most bytes of the reply's body.
     DeviceInfo(u32),
-    /// About a region.
+    /// Query for the size and the mappable areas of a region.
     RegionInfo(Query),
     /// Eventfds of a region.
     RegionIoFds(Query),
@@ -112,17 +112,17 @@ pub enum Request<'a> {
     IrqInfo(Query),
     /// Interrupts, with as many descriptors as its vectors, or none.
     SetIrqs(SetIrqs<'a>),
-    /// Reads a region.
+    /// Reads bytes of a region; the reply has them.
     RegionRead(Access),
     /// Writes to a region.
     RegionWrite(Write<'a>),
-    /// Resets the device.
+    /// Reset of the device, without a body.
     Reset,
     /// An old way to log dirty pages.
     DirtyPages,
     /// Several writes of 8 bytes at most.
     WriteMulti(Writes<'a>),
-    /// A feature.
+    /// Reads, sets or probes a feature.
     Feature(Feature<'a>),
     /// State of the device to be read.
     MigrationRead(Migration<'a>),

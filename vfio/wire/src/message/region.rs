@@ -89,9 +89,9 @@ pub struct RegionInfo {
     pub size: u64,
     /// Offset of the region in the file that comes with the message.
     pub offset: u64,
-    /// Can be read.
+    /// Whether it can be read (`VFIO_REGION_INFO_FLAG_READ`).
     pub read: bool,
-    /// Can be written.
+    /// Whether it can be written (`VFIO_REGION_INFO_FLAG_WRITE`).
     pub write: bool,
     /// Can be mapped: all of it when there are no `areas`.
     pub mmap: bool,
@@ -102,7 +102,7 @@ pub struct RegionInfo {
 /// Content of a reply to `DEVICE_GET_REGION_INFO`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RegionReply {
-    /// The whole description.
+    /// The whole description, with all areas.
     Whole(RegionInfo),
     /// The query must be repeated with room for this many bytes.
     NeedsRoom(u32),

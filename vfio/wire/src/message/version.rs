@@ -69,7 +69,7 @@ pub struct MigrationPages {
     pub pgsize: Option<u64>,
 }
 
-/// The second socket.
+/// Capability: a second socket for the server's requests.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TwinSocket {

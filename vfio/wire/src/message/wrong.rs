@@ -12,7 +12,6 @@ pub enum Wrong {
     #[error("{what} of {have:#x} bytes needs {need:#x}")]
     Short {
         what: &'static str,
-        /// Bytes of it.
         have: usize,
         /// Bytes needed at least.
         need: usize,

@@ -13,7 +13,7 @@ use rustix::fs::{
 pub enum FileKind {
     /// Nothing that this process would use: none is passed on.
     Nothing = 0,
-    /// An eventfd.
+    /// An eventfd, recognised by its name in `/proc/self/fd`.
     Event = 1,
     /// A memfd, a guest_memfd, a dma-buf, or a file of tmpfs or hugetlbfs.
     Memory = 2,

@@ -64,7 +64,7 @@ impl Vectors {
         connected.for_each(|eventfd| signals.write(eventfd));
     }
 
-    /// Disconnects all.
+    /// Disconnects all vectors and drops their eventfds.
     pub fn clear(&mut self) {
         self.eventfds.fill_with(|| None);
     }

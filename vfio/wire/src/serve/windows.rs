@@ -91,7 +91,7 @@ impl Windows {
         }
     }
 
-    /// Number of windows.
+    /// Number of windows, 65,535 at most.
     #[must_use]
     pub fn count(&self) -> usize {
         self.by_address.len()

@@ -90,7 +90,7 @@ impl Client {
         self.waiting.clear();
     }
 
-    /// The first message.
+    /// The first message to send: a version and our capabilities.
     pub fn negotiate(&mut self) -> (Header, Vec<u8>) {
         let version = Version { major: MAJOR, minor: MINOR, capabilities: self.ours.clone() };
         let mut body = Vec::new();

@@ -7,7 +7,7 @@ use crate::message::{Call, Capabilities, Command, Limits, Request, Version, Wron
 /// Action of a server on a message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step<'a> {
-    /// Send this.
+    /// Send this reply: header and body.
     Reply(Header, Vec<u8>),
     /// Carry it out and answer by the ticket.
     Serve(Ticket, Request<'a>),

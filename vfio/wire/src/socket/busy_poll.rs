@@ -21,7 +21,7 @@ pub struct BusyPoll {
 const LONGEST_REST: u32 = 1024;
 
 impl BusyPoll {
-    /// Sleeps at once.
+    /// Never polls: sleeps until a message comes.
     pub const NONE: Self = Self::of(Duration::ZERO);
 
     /// Polls for `most` at longest: 50 µs is several times as long as a peer takes that is awake.

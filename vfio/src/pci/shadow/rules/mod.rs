@@ -90,7 +90,7 @@ impl Register {
         Self { offset, width, name, masks, value: same, fill: same, reason }
     }
 
-    /// Constant zero.
+    /// Constant: zero, whatever the device has there.
     const fn zero(offset: u16, width: u8, name: &'static str, reason: &'static str) -> Self {
         Self { value: zero, ..Self::constant(offset, width, name, reason) }
     }
