@@ -7,7 +7,7 @@ const README: (usize, usize) = (12 << 10, 200);
 /// Columns of a line of a page, outside tables and blocks of code.
 const COLUMNS: usize = 120;
 /// Doc comments that are short.
-const SHORT_COMMENTS: usize = 790;
+const SHORT_COMMENTS: usize = 50;
 /// Words of a short comment: it repeats a name, or names no more than a unit.
 const SHORT: usize = 3;
 
