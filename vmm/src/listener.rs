@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use egm_device::unix_socket::bind_private;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// A listening socket. Its file is removed when this is dropped, unless another is at its path by then.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ impl Drop for Listener {
 }
 
 fn spare() -> Option<EventFd> {
-    EventFd::new(EFD_NONBLOCK).ok()
+    EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).ok()
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {

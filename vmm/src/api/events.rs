@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::SystemTime;
 
 use serde::Serialize;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::lock::lock;
 
@@ -113,7 +113,7 @@ impl Journal {
     /// # Errors
     /// When descriptors run out.
     pub(super) fn open(&self) -> io::Result<Arc<EventFd>> {
-        let made = Arc::new(EventFd::new(EFD_NONBLOCK)?);
+        let made = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         Ok(Arc::clone(self.wake.get_or_init(|| made)))
     }
 
