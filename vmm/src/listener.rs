@@ -43,6 +43,17 @@ impl Listener {
         Ok(Self { socket, path: path.to_owned(), made, spare: spare() })
     }
 
+    /// The listener `socket` that was made at `path` before, as `made` by [`made`](Self::made).
+    pub(crate) fn adopted(socket: OwnedFd, path: &Path, made: [u64; 2]) -> Self {
+        let [device, number] = made;
+        Self { socket: socket.into(), path: path.to_owned(), made: (device, number), spare: spare() }
+    }
+
+    /// Device and number of its file.
+    pub(crate) const fn made(&self) -> [u64; 2] {
+        [self.made.0, self.made.1]
+    }
+
     /// Path of the socket.
     pub(crate) fn path(&self) -> &Path {
         &self.path
