@@ -73,10 +73,10 @@ Example: a machine that is created, started, started again and removed
   egm-vmm ctl --api vm.sock delete
   egm-vmm ctl --api vm.sock put /api/v1/vmm.shutdown
 
-A machine that ends stays created, and a guest that resets starts again. Paths in a configuration are relative to the
+A machine that ends stays created, and a guest that resets starts again. Paths in a configuration are relative to the \
 working directory of this program.
 
-SIGTERM, SIGINT and SIGHUP end the machine after its disks are flushed, and then the program; while a machine starts,
+SIGTERM, SIGINT and SIGHUP end the machine after its disks are flushed, and then the program; while a machine starts, \
 they end the program at once. SIGPWR presses the guest's power button.
 
 Exit codes:
@@ -184,13 +184,17 @@ pub(super) fn run(args: &Args) -> Outcome {
     machine.announce();
     let created = loop {
         match machine.order() {
-            Order::Boot(created) => break created,
             Order::End => return Ok(ExitCode::SUCCESS),
             Order::Wait if signals.is_end_requested() => return Ok(ExitCode::SUCCESS),
             Order::Wait => signals.wait_with(machine.orders()).map_err(failed("wait for requests"))?,
+            Order::Boot(created) => break created,
         }
     };
     signals.set_starting(true);
+    // A signal before that is there now, and a later one ends the process.
+    if signals.is_end_requested() {
+        return Ok(ExitCode::SUCCESS);
+    }
     let outcome = args.run_machine(&created, &machine, &signals);
     signals.set_starting(false);
     let outcome = outcome.inspect_err(|error| machine.failed(error.as_ref()));
@@ -236,7 +240,7 @@ mod tests {
 
     #[test]
     fn the_descriptors_of_the_execution_before_are_two_numbers() {
-        assert_eq!(args("serve --api s").resume, []);
+        assert!(args("serve --api s").resume.is_empty());
         assert_eq!(args("serve --api s --resume=3,14").resume, [3, 14]);
     }
 }
