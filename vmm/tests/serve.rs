@@ -97,7 +97,7 @@ impl Serve {
         serve
     }
 
-    /// One whose machine of `kernel` is created.
+    /// One with a created machine of `kernel`.
     #[track_caller]
     fn created(kernel: &str) -> Self {
         let serve = Self::start();

@@ -8,7 +8,7 @@
 //!   └──── events ───► Streaming ── end of the client ──► Over
 //! ```
 //! It reads nothing while it has something to send, so both buffers are bounded. A stream has no deadline, and neither has
-//! a client whose answer comes later: it is `Waiting`, and reads nothing either.
+//! a client that waits for an answer: it is `Waiting`, and reads nothing either.
 
 use std::time::{Duration, Instant};
 
@@ -53,7 +53,7 @@ pub(super) struct Stream {
 #[derive(Debug, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// Has a request whose answer comes later.
+    /// Has a request that is answered later.
     Waiting,
     /// The output is the last.
     Last,

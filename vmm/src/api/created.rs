@@ -80,7 +80,7 @@ fn shown(spec: &Spec) -> Value {
     })
 }
 
-/// The name of a machine whose API listens at `path`: the file's, or for `api.sock` the folder's.
+/// The name of a machine with an API at `path`: the file's, or for `api.sock` the folder's.
 pub(super) fn default_name(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default();
     let folder = path.parent().and_then(Path::file_name).filter(|_| stem == API);

@@ -46,7 +46,7 @@ pub(super) struct Stage {
 pub(crate) struct Published {
     /// Its configuration file; `None` where configurations come by the API.
     pub(super) config: Option<PathBuf>,
-    /// Name of a machine whose configuration has none.
+    /// Name of a machine without one in its configuration.
     pub(super) default_name: String,
     pub(super) begun: Instant,
     journal: Arc<Journal>,

@@ -314,7 +314,7 @@ impl Serving {
         client.update(&self.epoll, key);
     }
 
-    /// Answers clients whose requests are carried out. `is_last`: the machine has ended, and this API does.
+    /// Answers clients that wait for what has happened now. `is_last`: the machine has ended, and this API does.
     fn settle(&mut self, is_last: bool, now: Instant) {
         let waiting = self.clients.iter_mut().filter(|(_, client)| client.connection.is_waiting());
         let mut waiting = waiting.peekable();
