@@ -67,8 +67,12 @@ pub(crate) fn adopt(number: RawFd) -> io::Result<OwnedFd> {
 /// Executes this program with its own command line and `option`, which gets the numbers of `first` and `second`: these
 /// stay open. Returns only when that fails; then they stay open as well.
 pub(crate) fn execute(option: &str, first: &impl AsFd, second: &impl AsFd) -> io::Error {
-    let numbers = [first.as_fd(), second.as_fd()].map(|kept| (fcntl_setfd(kept, FdFlags::empty()), kept));
-    let [(Ok(()), first), (Ok(()), second)] = numbers else { return io::Error::last_os_error() };
+    let (first, second) = (first.as_fd(), second.as_fd());
+    for kept in [first, second] {
+        if let Err(errno) = fcntl_setfd(kept, FdFlags::empty()) {
+            return errno.into();
+        }
+    }
     let _ = io::stdout().flush();
     let mut words = std::env::args_os();
     let mut command = Command::new("/proc/self/exe");

@@ -3,6 +3,7 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -175,6 +176,21 @@ impl Serve {
 
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Numbers of the descriptors that an execution of another program would not close; `None` where this user may not
+    /// look at them.
+    fn inheritable(&self) -> Option<BTreeSet<String>> {
+        const CLOSED_AT_EXECUTION: u32 = 0o2_000_000; // O_CLOEXEC in asm-generic/fcntl.h
+        let is_kept = |info: &str| {
+            let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap();
+            u32::from_str_radix(flags.trim(), 8).unwrap() & CLOSED_AT_EXECUTION == 0
+        };
+        let infos = fs::read_dir(format!("/proc/{}/fdinfo", self.child.id())).ok()?.map(Result::unwrap);
+        // One that is closed meanwhile has no text.
+        let texts = infos.filter_map(|info| Some((info.file_name(), fs::read_to_string(info.path()).ok()?)));
+        let kept = texts.filter(|(_, text)| is_kept(text));
+        Some(kept.map(|(number, _)| number.into_string().unwrap()).collect())
     }
 
     /// Its open descriptors; `None` where this user may not look at them.
@@ -390,6 +406,33 @@ fn the_client_creates_starts_and_ends_machines() {
     assert_eq!(serve.state(), "created");
     serve.ctl_done("delete");
     assert_eq!(serve.state(), "empty");
+}
+
+#[test]
+fn an_execution_of_the_program_closes_every_descriptor_of_a_machine() {
+    if !kvm() {
+        return;
+    }
+    let serve = Serve::start();
+    // Standard input, output and error, and what the caller of the test left open.
+    let Some(of_caller) = serve.inheritable() else {
+        return println!("skipped: this user may not look at the descriptors of the program");
+    };
+    let disk = json!({ "id": "disk", "type": "virtio-blk", "path": "disk.raw", "root_port": false });
+    let socket =
+        json!({ "id": "vsock", "type": "virtio-vsock", "cid": 3, "socket": "vsock", "root_port": false });
+    let mut config: Value = serde_json::from_str(&ours("halt.elf")).unwrap();
+    config["devices"].as_array_mut().unwrap().extend([disk, socket]);
+    config["console"] = json!({ "type": "socket", "path": "console" });
+    fs::write(serve.folder.path().join("disk.raw"), vec![0; 1 << 20]).unwrap();
+    serve.done("/egm/v1/machine", &config.to_string());
+    serve.done("/api/v1/vm.boot", "");
+    assert_eq!(serve.inheritable().unwrap(), of_caller);
+    serve.done("/api/v1/vm.reboot", "");
+    while serve.state() != "running" {
+        std::thread::yield_now();
+    }
+    assert_eq!(serve.inheritable().unwrap(), of_caller);
 }
 
 #[test]

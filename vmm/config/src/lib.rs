@@ -66,8 +66,8 @@ pub fn load_with(path: &Path, overrides: &Overrides) -> Result<Spec, ConfigError
     resolve::resolve(source::Document::load(path)?, overrides)
 }
 
-/// [`load_with`] of `text`, which did not come from a file: `path` is its name in messages. Paths in it, and the files that
-/// it extends, are relative to the folder of `path`.
+/// [`load_with`] of `text`, which did not come from a file: `path` is its name in messages. Paths in it, and the files
+/// that it extends, are relative to the folder of `path`.
 ///
 /// # Errors
 /// As [`load`].

@@ -69,8 +69,8 @@ pub(super) fn end(next: Next, machine: &Published) -> Reply {
     }
 }
 
-/// The answer to a client that waits, if it can be given. `is_last`: the machine has ended, and the API of this execution
-/// ends.
+/// The answer to a client that waits, if it can be given. `is_last`: the machine has ended, and the API of this
+/// execution ends.
 pub(super) fn outcome(awaited: Awaited, state: &KnownState, is_last: bool) -> Option<Answer> {
     match awaited {
         Awaited::Start if state.live.is_some() => Some(Answer::done()),

@@ -191,8 +191,8 @@ fn run_machine(args: &Args, confined: Confined, machine: &Published) -> Outcome 
     outcome
 }
 
-/// Starts the machine of `spec` and runs it to its end; publishes each step, and calls `started` when the vCPUs run. Its
-/// plan is kept where there is an API. The machine's reservation ends when the second value is dropped.
+/// Starts the machine of `spec` and runs it to its end; publishes each step, and calls `started` when the vCPUs run.
+/// Its plan is kept where there is an API. The machine's reservation ends when the second value is dropped.
 pub(super) fn launch(
     spec: &Spec,
     broker: Option<&Broker>,

@@ -103,7 +103,8 @@ impl Report for ServeError {
     fn remedy(&self) -> Remedy {
         match self {
             Self::User { .. } => Blame::Configuration.help(
-                "start egm-vmm serve as that user, with --broker SOCKET for its slices, or use egm-vmm run FILE --user NAME",
+                "start egm-vmm serve as that user, with --broker SOCKET for its slices,\n\
+                 or use egm-vmm run FILE --user NAME",
             ),
             Self::Sandbox => {
                 Blame::Configuration.help("leave --sandbox out, or use egm-vmm run FILE --sandbox strict")
