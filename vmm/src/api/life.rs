@@ -16,8 +16,13 @@ pub(super) enum Awaited {
     End,
 }
 
-/// An answer, or what is to happen before it.
-pub(super) type Reply = Result<Awaited, Answer>;
+/// The reply to a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Reply {
+    Now(Answer),
+    /// An answer when this has happened.
+    Later(Awaited),
+}
 
 /// Creates the machine of `body`.
 pub(super) fn create(language: Language, body: &[u8], machine: &Published) -> Answer {
@@ -43,28 +48,29 @@ pub(super) fn create(language: Language, body: &[u8], machine: &Published) -> An
 /// Starts the machine.
 pub(super) fn boot(machine: &Published) -> Reply {
     match machine.change(Cycle::boot) {
-        None => Err(alone()),
-        Some(Err(error)) => Err(wrong(error)),
-        Some(Ok(())) => Ok(Awaited::Start),
+        None => Reply::Now(alone()),
+        Some(Err(error)) => Reply::Now(wrong(error)),
+        Some(Ok(())) => Reply::Later(Awaited::Start),
     }
 }
 
 /// Ends the machine, if there is one, and then does what `next` has.
 pub(super) fn end(next: Next, machine: &Published) -> Reply {
     let state = machine.state();
-    let Some(cycle) = &state.cycle else { return Err(alone()) };
+    let Some(cycle) = &state.cycle else { return Reply::Now(alone()) };
     if cycle.is_booted() && state.live.is_none() && state.ended.is_none() {
-        return Err(starting());
+        return Reply::Now(starting());
     }
     match machine.change(|cycle| cycle.request(next)) {
-        None => Err(alone()),
-        Some(Err(error)) => Err(wrong(error)),
-        Some(Ok(Effect::Done)) => Err(Answer::done()),
+        None => Reply::Now(alone()),
+        Some(Err(error)) => Reply::Now(wrong(error)),
+        Some(Ok(Effect::Done)) => Reply::Now(Answer::done()),
         Some(Ok(Effect::Stop)) => {
             if let Some(live) = &state.live {
                 live.stop();
             }
-            if next == Next::End { Err(Answer::done()) } else { Ok(Awaited::End) }
+            // The program that ends cannot be asked for anything else.
+            if next == Next::End { Reply::Now(Answer::done()) } else { Reply::Later(Awaited::End) }
         }
     }
 }

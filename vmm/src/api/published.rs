@@ -10,7 +10,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::answer::texts;
 use super::created::default_name;
-use super::cycle::{Cycle, CycleError, Kept, Order};
+use super::cycle::{Cycle, CycleError, Kept, Next, Order};
 use super::events::{Journal, MachineEvent};
 use crate::error::{Chain, Report};
 use crate::lock::lock;
@@ -149,6 +149,11 @@ impl Published {
             let _ = orders.write(1); // a full counter has woken it already
         }
         changed
+    }
+
+    /// No client can request anything any more: the program ends after its machine.
+    pub(super) fn abandon(&self) {
+        let _ = self.change(|cycle| cycle.request(Next::End));
     }
 
     /// The start begins: its first stage lasts from now on.

@@ -193,7 +193,10 @@ impl From<Answer> for Response {
 
 impl From<life::Reply> for Response {
     fn from(reply: life::Reply) -> Self {
-        reply.map_or_else(Self::Answer, Self::Later)
+        match reply {
+            life::Reply::Now(answer) => Self::Answer(answer),
+            life::Reply::Later(awaited) => Self::Later(awaited),
+        }
     }
 }
 

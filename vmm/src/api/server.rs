@@ -77,7 +77,7 @@ impl Report for ServerError {
 pub(crate) struct Server {
     is_over: Arc<AtomicBool>,
     wake: Arc<EventFd>,
-    thread: Option<JoinHandle<Listener>>,
+    thread: Option<JoinHandle<Option<Listener>>>,
 }
 
 impl Server {
@@ -126,7 +126,7 @@ impl Server {
         Ok(Self { is_over, wake, thread: Some(thread) })
     }
 
-    /// Ends as a drop does, but keeps the socket: clients that come from now on wait in it.
+    /// Ends as a drop does, but keeps the socket: clients that come from now on wait in it. `None` when the API has ended.
     pub(crate) fn leave(mut self) -> Option<Listener> {
         self.end()
     }
@@ -134,7 +134,7 @@ impl Server {
     fn end(&mut self) -> Option<Listener> {
         self.is_over.store(true, Ordering::Release);
         let _ = self.wake.write(1);
-        self.thread.take().and_then(|thread| thread.join().ok())
+        self.thread.take().and_then(|thread| thread.join().ok()).flatten()
     }
 }
 
@@ -174,17 +174,19 @@ impl Serving {
         Ok(serving)
     }
 
-    fn run(mut self, is_over: &AtomicBool) -> Listener {
+    /// Serves until `is_over`, and returns the socket.
+    fn run(mut self, is_over: &AtomicBool) -> Option<Listener> {
         while !is_over.load(Ordering::Acquire) {
             if let Err(error) = self.turn() {
                 tracing::warn!("the API ends, and the machine goes on: cannot wait for clients: {error}");
-                return self.listener;
+                self.machine.abandon();
+                return None;
             }
         }
         let now = Instant::now();
         self.settle(true, now);
         self.serve_streams(now); // the last events, as far as clients take them at once
-        self.listener
+        Some(self.listener)
     }
 
     fn turn(&mut self) -> io::Result<()> {
