@@ -129,7 +129,7 @@ fn handled_signals() -> SigSet {
 }
 
 /// A duplicate of descriptor `number` of `process`.
-fn fetch(process: u32, number: i32) -> io::Result<std::os::fd::OwnedFd> {
+pub(crate) fn fetch(process: u32, number: i32) -> io::Result<std::os::fd::OwnedFd> {
     let pid = i32::try_from(process).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
     let process = pidfd_open(pid, PidfdFlags::empty())?;
     Ok(pidfd_getfd(process, number, PidfdGetfdFlags::empty())?)

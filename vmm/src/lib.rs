@@ -23,6 +23,7 @@
 
 #![deny(clippy::print_stderr)] // notes and warnings are events of `tracing`
 
+mod again;
 pub mod api;
 pub mod arch;
 #[expect(clippy::print_stderr, reason = "a program prints its result")]

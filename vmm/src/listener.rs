@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use egm_device::unix_socket::bind_private;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// A listening socket. Its file is removed when this is dropped, unless another is at its path by then.
 #[derive(Debug)]
@@ -41,6 +41,17 @@ impl Listener {
         egm_device::broker::refuse_descriptors(socket.as_fd());
         let made = identity(path)?;
         Ok(Self { socket, path: path.to_owned(), made, spare: spare() })
+    }
+
+    /// The listener `socket` that was made at `path` before, as `made` by [`made`](Self::made).
+    pub(crate) fn adopted(socket: OwnedFd, path: &Path, made: [u64; 2]) -> Self {
+        let [device, number] = made;
+        Self { socket: socket.into(), path: path.to_owned(), made: (device, number), spare: spare() }
+    }
+
+    /// Device and number of its file.
+    pub(crate) const fn made(&self) -> [u64; 2] {
+        [self.made.0, self.made.1]
     }
 
     /// Path of the socket.
@@ -92,7 +103,7 @@ impl Drop for Listener {
 }
 
 fn spare() -> Option<EventFd> {
-    EventFd::new(EFD_NONBLOCK).ok()
+    EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).ok()
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {

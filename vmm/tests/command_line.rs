@@ -34,7 +34,7 @@ fn tab_completes_commands_options_values_and_files_in_bash() {
     fs::write(files.join("vm one.json"), "").unwrap();
     let script = Command::new(PROGRAM).args(["completions", "bash"]).output().unwrap().stdout;
     let expected = [
-        ("egm-vmm ", "egm-vmm|run|ctl|list|check|bind|facts|plan|export|schema|completions|man|help"),
+        ("egm-vmm ", "egm-vmm|run|serve|ctl|list|check|bind|facts|plan|export|schema|completions|man|help"),
         ("egm-vmm pl", "egm-vmm|plan"),
         ("egm-vmm run ", "egm-vmm|run|vm one.json"),
         ("egm-vmm run v", "egm-vmm|run|vm one.json"),

@@ -56,6 +56,23 @@ where
     resolve(Document::load_alone(path)?, overrides, translate)
 }
 
+/// [`load_foreign`] of `text`, which did not come from a file: `path` is its name in messages.
+///
+/// # Errors
+/// As [`load_foreign`].
+pub fn parse_foreign<T, N>(
+    path: &Path,
+    text: Vec<u8>,
+    overrides: &Overrides,
+    translate: impl FnOnce(T) -> Result<(File, N), Vec<Refusal>>,
+) -> Result<Spec, ConfigErrors>
+where
+    T: DeserializeOwned,
+    N: Fn(&str) -> String,
+{
+    resolve(Document::alone(path, text)?, overrides, translate)
+}
+
 /// [`load_foreign`] of a document that was read.
 pub(super) fn resolve<T, N>(
     document: Document,

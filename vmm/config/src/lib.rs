@@ -42,7 +42,7 @@ pub use boot::Overrides;
 pub use error::{ConfigError, ConfigErrors, FilePosition, Rule, nearest};
 pub use faults::MOST as MOST_FAULTS;
 pub use file::*;
-pub use foreign::{Refusal, load_foreign};
+pub use foreign::{Refusal, load_foreign, parse_foreign};
 pub use memory::{GUEST_MEMFD, LOCAL};
 pub use pages::PageSize;
 pub use rules::{BootRule, CpuRule, DeviceRule, MemoryRule, NumaRule};
@@ -64,6 +64,15 @@ pub fn load(path: &Path) -> Result<Spec, ConfigErrors> {
 /// As [`load`].
 pub fn load_with(path: &Path, overrides: &Overrides) -> Result<Spec, ConfigErrors> {
     resolve::resolve(source::Document::load(path)?, overrides)
+}
+
+/// [`load_with`] of `text`, which did not come from a file: `path` is its name in messages. Paths in it, and the files
+/// that it extends, are relative to the folder of `path`.
+///
+/// # Errors
+/// As [`load`].
+pub fn parse_with(path: &Path, text: Vec<u8>, overrides: &Overrides) -> Result<Spec, ConfigErrors> {
+    resolve::resolve(source::Document::from_bytes(path, text)?, overrides)
 }
 
 /// The JSON Schema of a configuration file, as text that ends in a newline.

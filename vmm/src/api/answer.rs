@@ -1,6 +1,10 @@
 //! Answers of the API as bytes of HTTP/1.1. Pure.
 
+use std::error::Error;
+
 use serde::Serialize;
+
+use crate::error::{Blame, Report};
 
 /// Status of an answer; the discriminant is its number (RFC 9110, clause 15).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +20,7 @@ pub(super) enum Status {
     LengthRequired = 411,
     ContentTooLarge = 413,
     HeadTooLarge = 431,
+    InternalServerError = 500,
     NotImplemented = 501,
     ServiceUnavailable = 503,
     VersionNotSupported = 505,
@@ -34,6 +39,7 @@ impl Status {
             Self::LengthRequired => "Length Required",
             Self::ContentTooLarge => "Content Too Large",
             Self::HeadTooLarge => "Request Header Fields Too Large",
+            Self::InternalServerError => "Internal Server Error",
             Self::NotImplemented => "Not Implemented",
             Self::ServiceUnavailable => "Service Unavailable",
             Self::VersionNotSupported => "HTTP Version Not Supported",
@@ -79,6 +85,11 @@ impl Answer {
         Self { status, ..Self::json(&[what, remedy]) }
     }
 
+    /// The same for a failure with several texts, of which the last is the remedy.
+    pub(super) fn failures(status: Status, texts: &[String]) -> Self {
+        Self { status, ..Self::json(&texts) }
+    }
+
     /// Names the methods that the path has.
     pub(super) fn allowing(self, methods: String) -> Self {
         Self { allow: Some(methods), ..self }
@@ -106,6 +117,35 @@ impl Answer {
         bytes.extend(&self.body);
         bytes
     }
+}
+
+/// `error` as texts of an answer: each failure with its causes and its remedy, and at last the remedy.
+pub(super) fn texts(error: &dyn Report) -> Vec<String> {
+    let general = || match error.blame() {
+        Blame::Configuration => "change the configuration, and send it again",
+        _ => "look at the messages of egm-vmm",
+    };
+    let others = error.others();
+    if others.is_empty() {
+        return vec![with_causes(error), error.help().unwrap_or_else(|| general().to_owned())];
+    }
+    let line = |error: &dyn Report| match error.help() {
+        Some(help) => format!("{}; {help}", with_causes(error)),
+        None => with_causes(error),
+    };
+    let lines = [error].into_iter().chain(others).map(line);
+    lines.chain([general().to_owned()]).collect()
+}
+
+fn with_causes(error: &dyn Report) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        text.push_str(": ");
+        text.push_str(&source.to_string());
+        cause = Error::source(source);
+    }
+    text
 }
 
 /// Status line and the fields of every answer.

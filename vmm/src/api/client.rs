@@ -86,6 +86,11 @@ impl<'p> Client<'p> {
         Self { path, timeout: TIMEOUT, limit: MAX_BODY }
     }
 
+    /// With another time for each answer.
+    pub(crate) const fn patient(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
+    }
+
     /// With another time for each answer, and another longest body in bytes.
     pub(crate) const fn within(self, timeout: Duration, limit: u64) -> Self {
         Self { timeout, limit, ..self }
@@ -96,7 +101,15 @@ impl<'p> Client<'p> {
     /// # Errors
     /// [`ClientError`].
     pub(crate) fn ask(&self, method: &str, target: &str) -> Result<String, ClientError> {
-        let AnswerHead { status, length, rest } = self.send(method, target)?;
+        self.ask_with(method, target, &[])
+    }
+
+    /// The same with `body`.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub(crate) fn ask_with(&self, method: &str, target: &str, body: &[u8]) -> Result<String, ClientError> {
+        let AnswerHead { status, length, rest } = self.send(method, target, body)?;
         let mut body = String::new();
         let read = rest.take(length.unwrap_or(self.limit).min(self.limit)).read_to_string(&mut body);
         read.map_err(|source| self.unreadable(source))?;
@@ -115,7 +128,7 @@ impl<'p> Client<'p> {
     /// [`ClientError`].
     pub(crate) fn follow(&self) -> Result<Events, ClientError> {
         let (method, target) = ("GET", "/egm/v1/events");
-        let AnswerHead { status, rest, .. } = self.send(method, target)?;
+        let AnswerHead { status, rest, .. } = self.send(method, target, &[])?;
         if status == 200 {
             return Ok(Events { stream: rest });
         }
@@ -124,14 +137,17 @@ impl<'p> Client<'p> {
         Err(refused(format!("{method} {target}"), status, &body))
     }
 
-    fn send(&self, method: &str, target: &str) -> Result<AnswerHead, ClientError> {
+    fn send(&self, method: &str, target: &str, body: &[u8]) -> Result<AnswerHead, ClientError> {
         let unreachable = |source| ClientError::Unreachable { path: self.path.to_owned(), source };
         let stream = self.connect().map_err(unreachable)?; // fails where a server has too many clients to accept
         stream.set_nonblocking(false).map_err(unreachable)?;
         stream.set_write_timeout(Some(self.timeout)).map_err(unreachable)?;
-        let request = format!("{method} {target} HTTP/1.1\r\nHost: egm-vmm\r\nConnection: close\r\n\r\n");
+        let length =
+            if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+        let request =
+            format!("{method} {target} HTTP/1.1\r\nHost: egm-vmm\r\n{length}Connection: close\r\n\r\n");
         // A server that refuses this client answers and closes before it reads.
-        let written = (&stream).write_all(request.as_bytes());
+        let written = (&stream).write_all(&[request.as_bytes(), body].concat());
         let stream = Timed { stream, end: Instant::now().checked_add(self.timeout) };
         head(stream).map_err(|source| self.unreadable(written.err().unwrap_or(source)))
     }

@@ -7,7 +7,8 @@
 //!   │ └── refusal ──────────┴──────────────────────────► Draining ── deadline, end ─► Over
 //!   └──── events ───► Streaming ── end of the client ──► Over
 //! ```
-//! It reads nothing while it has something to send, so both buffers are bounded. Only a stream has no deadline.
+//! It reads nothing while it has something to send, so both buffers are bounded. A stream has no deadline, and neither has
+//! a client that waits for an answer: it is `Waiting`, and reads nothing either.
 
 use std::time::{Duration, Instant};
 
@@ -52,6 +53,8 @@ pub(super) struct Stream {
 #[derive(Debug, PartialEq, Eq)]
 enum Phase {
     Open,
+    /// Has a request that is answered later.
+    Waiting,
     /// The output is the last.
     Last,
     /// Gets events until its client leaves.
@@ -144,12 +147,21 @@ impl Connection {
         }
     }
 
+    /// The answer to its request comes later.
+    pub(super) fn wait(&mut self) {
+        self.phase = Phase::Waiting;
+        self.deadline = None;
+    }
+
+    /// Whether an answer is to come later.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.phase == Phase::Waiting
+    }
+
     /// Sends `answer`; the connection ends after it unless it `keeps_alive`.
     pub(super) fn answer(&mut self, answer: &Answer, keeps_alive: bool, now: Instant) {
         self.output.extend(answer.bytes(keeps_alive));
-        if !keeps_alive {
-            self.phase = Phase::Last;
-        }
+        self.phase = if keeps_alive { Phase::Open } else { Phase::Last };
         self.rearm(now);
     }
 
@@ -227,7 +239,7 @@ impl Connection {
 
     fn rearm(&mut self, now: Instant) {
         let limit = match self.phase {
-            Phase::Streaming(_) | Phase::Over => None,
+            Phase::Streaming(_) | Phase::Waiting | Phase::Over => None,
             Phase::Draining => Some(self.limits.drain),
             Phase::Open | Phase::Last if !self.output.is_empty() => Some(self.limits.answer),
             Phase::Open if self.has_asked && self.input.is_empty() => Some(self.limits.idle),
@@ -376,6 +388,23 @@ mod tests {
         assert_eq!((connection.next_request(now), connection.output()), (None, b"".as_slice()));
         connection.receive(b"b", now);
         assert_eq!(connection.next_request(now).unwrap().body, b"ab");
+    }
+
+    #[test]
+    fn a_request_that_is_answered_later_has_no_deadline_and_those_behind_it_wait() {
+        let now = Instant::now();
+        let mut connection = Connection::new(LIMITS, now);
+        connection.receive(b"PUT /1 HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\n", now);
+        assert_eq!(connection.next_request(now).unwrap().path, "/1");
+        connection.wait();
+        assert_eq!((connection.room(), connection.next_request(now), connection.deadline()), (0, None, None));
+        assert!(connection.is_waiting());
+        connection.answer(&Answer::done(), true, now);
+        assert!(sent(&mut connection, now).starts_with("HTTP/1.1 204 "));
+        assert_eq!(connection.next_request(now).unwrap().path, "/2");
+        connection.wait();
+        connection.answer(&Answer::done(), false, now);
+        assert!(connection.sent(connection.output().len(), now), "its side is closed");
     }
 
     #[test]

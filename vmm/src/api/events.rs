@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::SystemTime;
 
 use serde::Serialize;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::lock::lock;
 
@@ -55,6 +55,15 @@ pub enum MachineEvent {
         /// The reason in words.
         text: String,
     },
+    /// The program serves, without a machine that runs. Earlier events are lost.
+    Ready {
+        /// Name of the reason of the last machine's end, if there was one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+        /// That reason in words.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        text: Option<String>,
+    },
 }
 
 /// An event as readers get it.
@@ -92,6 +101,17 @@ pub(super) struct Batch {
 }
 
 impl Journal {
+    /// A journal that goes on after `published` events of another one.
+    pub(super) fn after(published: u64) -> Self {
+        let lines = KeptLines { kept: VecDeque::new(), published };
+        Self { lines: Mutex::new(lines), wake: OnceLock::new() }
+    }
+
+    /// Whether events are kept, because there may be readers.
+    pub(crate) fn is_open(&self) -> bool {
+        self.wake.get().is_some()
+    }
+
     /// Adds `event`. Does nothing in a machine without an API.
     pub fn publish(&self, event: &MachineEvent) {
         let Some(wake) = self.wake.get() else { return };
@@ -113,7 +133,7 @@ impl Journal {
     /// # Errors
     /// When descriptors run out.
     pub(super) fn open(&self) -> io::Result<Arc<EventFd>> {
-        let made = Arc::new(EventFd::new(EFD_NONBLOCK)?);
+        let made = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         Ok(Arc::clone(self.wake.get_or_init(|| made)))
     }
 
@@ -239,6 +259,16 @@ mod tests {
         assert_eq!(lines[0], serde_json::json!({ "event": "lost", "events": 3 }));
         assert_eq!((lines[1]["sequence"].as_u64(), lines[1]["event"].as_str()), (Some(5), Some("started")));
         assert!(lines[1]["time_ms"].as_u64().unwrap() > 1_600_000_000_000);
+    }
+
+    #[test]
+    fn a_journal_that_goes_on_counts_the_events_before_it_as_lost() {
+        let journal = Journal::after(5);
+        journal.open().unwrap();
+        journal.publish(&MachineEvent::Ready { reason: None, text: None });
+        let batch = journal.read(&mut 0, 8);
+        assert_eq!((batch.lost, batch.lines[0].0, journal.published()), (5, 5, 6));
+        assert!(batch.lines[0].1.ends_with("\"event\":\"ready\"}"), "{batch:?}");
     }
 
     #[test]

@@ -1,11 +1,13 @@
-//! The control API of a machine: HTTP/1.1 on a Unix socket, by a thread of its own (`egm-vmm run FILE --api PATH`).
+//! The control API of a machine: HTTP/1.1 on a Unix socket, by a thread of its own (`egm-vmm run FILE --api PATH`, and
+//! `egm-vmm serve`, where machines come and go).
 //!
 //! ```text
 //!  client ─► listener ─► server.rs ──► connection.rs ──► http.rs        bytes, limits, deadlines: pure
 //!                        one thread,      ▲
 //!                        epoll            └── answer.rs ◄── routes.rs   one table: dispatch, refusals, document
 //!                                                              │
-//!  machine ─► events.rs ─► published.rs ◄──────────────────────┘        what is known of the machine, and its controls
+//!  machine ─► events.rs ─► published.rs ◄──────────────────────┤        what is known of the machine, and its controls
+//!  main thread ◄─ orders ── cycle.rs ◄── created.rs ◄──────────┘        egm-vmm serve: create, boot, end, again
 //! ```
 //! Two surfaces: `/api/v1/` is that of cloud-hypervisor, `/egm/v1/` is ours. The thread never waits for a client, and the
 //! machine never waits for the thread. Without `--api` there is neither thread nor descriptor. `cloud` has the documents of
@@ -15,8 +17,11 @@ mod answer;
 mod client;
 pub(crate) mod cloud;
 mod connection;
+mod created;
+mod cycle;
 mod events;
 mod http;
+mod life;
 mod metrics;
 mod published;
 mod routes;
@@ -24,6 +29,7 @@ mod server;
 mod views;
 
 pub(crate) use client::{Client, ClientError, Events};
+pub(crate) use cycle::{Created, Kept, Order};
 pub use events::{Journal, MachineEvent};
 pub(crate) use published::Published;
 pub(crate) use server::Server;

@@ -1,11 +1,16 @@
 //! The machine of this process as its API reports and controls it, from the program's start to its end.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use super::answer::texts;
+use super::created::default_name;
+use super::cycle::{Cycle, CycleError, Kept, Next, Order};
 use super::events::{Journal, MachineEvent};
 use crate::error::{Chain, Report};
 use crate::lock::lock;
@@ -17,6 +22,10 @@ use crate::reserve::SliceRecord;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Phase {
+    /// No machine is created (`egm-vmm serve`).
+    Empty,
+    /// Its configuration is there (`egm-vmm serve`).
+    Created,
     /// Its memory, devices and tables are prepared.
     Starting,
     Running,
@@ -35,10 +44,15 @@ pub(super) struct Stage {
 
 /// A machine, for the thread that runs it and the thread of the API. Neither waits long for the other.
 pub(crate) struct Published {
-    pub(super) config: PathBuf,
+    /// Its configuration file; `None` where configurations come by the API.
+    pub(super) config: Option<PathBuf>,
+    /// Name of a machine without one in its configuration.
+    pub(super) default_name: String,
     pub(super) begun: Instant,
     journal: Arc<Journal>,
     state: Mutex<KnownState>,
+    /// Signalled when the main thread has an order; `None` where it takes none.
+    orders: Option<EventFd>,
 }
 
 /// What is known so far.
@@ -51,15 +65,21 @@ pub(super) struct KnownState {
     pub(super) slices: Arc<[SliceRecord]>,
     pub(super) live: Option<Live>,
     pub(super) ended: Option<&'static str>,
+    /// `None` in a program with one machine.
+    pub(super) cycle: Option<Cycle>,
+    /// Why the machine did not start, as texts of an answer.
+    pub(super) failure: Option<Arc<[String]>>,
 }
 
 impl KnownState {
     pub(super) fn phase(&self) -> Phase {
-        match &self.live {
+        match (&self.live, &self.cycle) {
             _ if self.ended.is_some() => Phase::Ended,
-            None => Phase::Starting,
-            Some(live) if live.is_ending() => Phase::Ending,
-            Some(_) => Phase::Running,
+            (None, Some(cycle)) if cycle.created().is_none() => Phase::Empty,
+            (None, Some(cycle)) if !cycle.is_booted() => Phase::Created,
+            (None, _) => Phase::Starting,
+            (Some(live), _) if live.is_ending() => Phase::Ending,
+            (Some(_), _) => Phase::Running,
         }
     }
 }
@@ -67,13 +87,84 @@ impl KnownState {
 impl Published {
     /// The machine of the configuration file `config`, which starts now.
     pub(crate) fn new(config: PathBuf) -> Self {
-        let (journal, state) = (Arc::default(), Mutex::default());
-        Self { config, begun: Instant::now(), journal, state }
+        Self {
+            config: Some(config),
+            default_name: String::new(),
+            begun: Instant::now(),
+            journal: Arc::default(),
+            state: Mutex::default(),
+            orders: None,
+        }
+    }
+
+    /// Machines that come and go by the API at `path`, after the end of the execution that left `kept`.
+    ///
+    /// # Errors
+    /// When descriptors run out.
+    pub(crate) fn serving(path: &Path, kept: Kept) -> io::Result<Self> {
+        let journal = Arc::new(Journal::after(kept.events));
+        let state = KnownState { cycle: Some(Cycle::resumed(kept)), ..KnownState::default() };
+        Ok(Self {
+            config: None,
+            default_name: default_name(path),
+            begun: Instant::now(),
+            journal,
+            state: Mutex::new(state),
+            orders: Some(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?),
+        })
     }
 
     /// Events of the machine.
     pub(crate) const fn journal(&self) -> &Arc<Journal> {
         &self.journal
+    }
+
+    /// Publishes that the program serves, and how the last machine ended.
+    pub(crate) fn announce(&self) {
+        let last = lock(&self.state).cycle.as_ref().and_then(|cycle| cycle.last().cloned());
+        let (reason, text) = last.map(|last| (last.reason, last.text)).unzip();
+        self.journal.publish(&MachineEvent::Ready { reason, text });
+    }
+
+    /// Readable when [`order`](Self::order) is to be called; `None` where the main thread takes no orders.
+    pub(crate) const fn orders(&self) -> Option<&EventFd> {
+        self.orders.as_ref()
+    }
+
+    /// What the main thread does now.
+    pub(crate) fn order(&self) -> Order {
+        if let Some(orders) = &self.orders {
+            let _ = orders.read();
+        }
+        lock(&self.state).cycle.as_ref().map_or(Order::End, Cycle::order)
+    }
+
+    /// Changes the life cycle by `change`, and wakes the main thread; `None` where there is none.
+    pub(super) fn change<T>(
+        &self,
+        change: impl FnOnce(&mut Cycle) -> Result<T, CycleError>,
+    ) -> Option<Result<T, CycleError>> {
+        let changed = lock(&self.state).cycle.as_mut().map(change);
+        if let Some(orders) = &self.orders {
+            let _ = orders.write(1); // a full counter has woken it already
+        }
+        changed
+    }
+
+    /// No client can request anything any more: the program ends after its machine.
+    pub(super) fn abandon(&self) {
+        let _ = self.change(|cycle| cycle.request(Next::End));
+    }
+
+    /// The start begins: its first stage lasts from now on.
+    pub(crate) fn begin_start(&self) {
+        lock(&self.state).marked = self.begun.elapsed();
+    }
+
+    /// What the next execution starts with; `None` where the program ends.
+    pub(crate) fn kept(&self) -> Option<Kept> {
+        let events = self.journal.published();
+        lock(&self.state).cycle.as_ref().and_then(|cycle| cycle.kept(events))
     }
 
     /// `stage` of the start is over.
@@ -101,17 +192,27 @@ impl Published {
 
     /// The machine has ended.
     pub(crate) fn ended(&self, reason: &ExitReason) {
-        lock(&self.state).ended = Some(reason.name());
+        let mut state = lock(&self.state);
+        state.ended = Some(reason.name());
+        if let Some(cycle) = state.cycle.as_mut() {
+            cycle.ended(reason);
+        }
+        drop(state);
         self.journal.publish(&MachineEvent::Stopped { reason: reason.name(), text: reason.to_string() });
     }
 
     /// The program ends with `error`. Reported unless the machine's own end was.
     pub(crate) fn failed(&self, error: &dyn Report) {
+        let text = Chain(error).one_line();
         let mut state = lock(&self.state);
+        if let Some(cycle) = state.cycle.as_mut() {
+            cycle.failed(text.clone());
+        }
         if state.ended.is_none() {
             state.ended = Some("failed");
+            state.failure = Some(texts(error).into());
             drop(state);
-            self.journal.publish(&MachineEvent::Failed { text: Chain(error).one_line() });
+            self.journal.publish(&MachineEvent::Failed { text });
         }
     }
 

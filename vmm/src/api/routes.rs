@@ -3,8 +3,10 @@
 use serde_json::{Value, json};
 
 use super::answer::{Answer, JSON, LINES, METRICS, SERVER_SENT, Status};
+use super::cycle::{Cycle, Language, Next};
 use super::events::EventFormat;
 use super::http::{Method, Request};
+use super::life::{self, Awaited};
 use super::published::{KnownState, Published};
 use super::{metrics, views};
 use crate::machine::{ControlError, Live};
@@ -26,7 +28,11 @@ enum Operation {
     Info,
     Counters,
     PowerButton,
-    Stop,
+    /// A machine in this language.
+    Create(Language),
+    Boot,
+    /// What follows the end of the machine.
+    End(Next),
     Machine,
     Plan,
     Slices,
@@ -42,8 +48,6 @@ enum Operation {
 use Method::{Get, Put};
 use Operation::Missing;
 
-const START: &str = "start the machine with egm-vmm run FILE --api PATH";
-const STOP: &str = "use vm.shutdown, and start the machine again with egm-vmm run";
 const FIXED: &str = "change the configuration, and start the machine again";
 const NO_STATE: &str = "shut the guest down; its state cannot be kept yet";
 
@@ -54,7 +58,19 @@ const fn route(method: Method, path: &'static str, operation: Operation, line: &
 /// Every request, in the order of the document.
 pub(super) const ROUTES: &[Route] = &[
     route(Get, "/api/v1/vmm.ping", Operation::Ping, "version and process"),
-    route(Put, "/api/v1/vmm.shutdown", Operation::Stop, "end the machine and the program; disks are flushed"),
+    route(
+        Put,
+        "/api/v1/vmm.shutdown",
+        Operation::End(Next::End),
+        "end the machine and the program; disks are flushed",
+    ),
+    route(
+        Put,
+        "/api/v1/vm.create",
+        Operation::Create(Language::CloudHypervisor),
+        "`serve`: create the machine of the body, a `VmConfig`",
+    ),
+    route(Put, "/api/v1/vm.boot", Operation::Boot, "`serve`: start the machine; answered when its vCPUs run"),
     route(Get, "/api/v1/vm.info", Operation::Info, "processors, memory, payload, state, PCI addresses"),
     route(
         Get,
@@ -66,10 +82,28 @@ pub(super) const ROUTES: &[Route] = &[
     route(
         Put,
         "/api/v1/vm.shutdown",
-        Operation::Stop,
-        "the same as `vmm.shutdown`: the program ends with its machine",
+        Operation::End(Next::Stay),
+        "end the machine; `serve`: it stays created, `run`: the program ends with it",
+    ),
+    route(
+        Put,
+        "/api/v1/vm.reboot",
+        Operation::End(Next::Boot),
+        "`serve`: end the machine and start it again; answered when it has ended",
+    ),
+    route(
+        Put,
+        "/api/v1/vm.delete",
+        Operation::End(Next::Delete),
+        "`serve`: end the machine, if it runs, and remove its configuration",
     ),
     route(Get, "/egm/v1/machine", Operation::Machine, "name, state, process, version, configuration"),
+    route(
+        Put,
+        "/egm/v1/machine",
+        Operation::Create(Language::Own),
+        "`serve`: create the machine of the body, a configuration of ours",
+    ),
     route(
         Get,
         "/egm/v1/plan",
@@ -92,10 +126,6 @@ pub(super) const ROUTES: &[Route] = &[
         Operation::Requests,
         "this table as JSON, with the requests that are not built",
     ),
-    missing("/api/v1/vm.create", START),
-    missing("/api/v1/vm.boot", START),
-    missing("/api/v1/vm.delete", STOP),
-    missing("/api/v1/vm.reboot", STOP),
     missing("/api/v1/vm.pause", NO_STATE),
     missing("/api/v1/vm.resume", NO_STATE),
     missing("/api/v1/vm.snapshot", NO_STATE),
@@ -119,10 +149,22 @@ pub(super) const ROUTES: &[Route] = &[
     missing("/api/v1/vm.nmi", "use the guest's console (SysRq)"),
 ];
 
-/// The table as JSON.
-fn requests() -> Vec<Value> {
+impl Operation {
+    /// Whether it needs a life cycle, which a program with one machine lacks.
+    const fn is_of_serve(self) -> bool {
+        matches!(self, Self::Create(_) | Self::Boot | Self::End(Next::Boot | Next::Delete))
+    }
+
+    /// Whether it has a body, in a program that `serves` or in another.
+    const fn takes_body(self, serves: bool) -> bool {
+        matches!(self, Self::Create(_) | Missing(_)) || (self.is_of_serve() && !serves)
+    }
+}
+
+/// The table as JSON, for a program that `serves` machines or has one.
+fn requests(serves: bool) -> Vec<Value> {
     let shown = |Route { method, path, operation, line }: &Route| {
-        let built = !matches!(operation, Missing(_));
+        let built = !matches!(operation, Missing(_)) && (serves || !operation.is_of_serve());
         json!({ "method": method.name(), "path": path, "built": built, "text": line })
     };
     ROUTES.iter().map(shown).collect()
@@ -137,6 +179,8 @@ const fn missing(path: &'static str, remedy: &'static str) -> Route {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Response {
     Answer(Answer),
+    /// An answer when this has happened.
+    Later(Awaited),
     /// Events until the client leaves, in this form and of this media type.
     Events(EventFormat, &'static str),
 }
@@ -147,6 +191,15 @@ impl From<Answer> for Response {
     }
 }
 
+impl From<life::Reply> for Response {
+    fn from(reply: life::Reply) -> Self {
+        match reply {
+            life::Reply::Now(answer) => Self::Answer(answer),
+            life::Reply::Later(awaited) => Self::Later(awaited),
+        }
+    }
+}
+
 /// Carries out `request` on `machine`.
 pub(super) fn respond(request: &Request, machine: &Published) -> Response {
     let here = || ROUTES.iter().filter(|route| route.path == request.path);
@@ -154,7 +207,8 @@ pub(super) fn respond(request: &Request, machine: &Published) -> Response {
         let methods: Vec<_> = here().map(|route| route.method.name()).collect();
         return unknown(&methods).into();
     };
-    if !request.body.is_empty() && !matches!(route.operation, Missing(_)) {
+    let serves = machine.orders().is_some();
+    if !request.body.is_empty() && !route.operation.takes_body(serves) {
         let what = "cannot read the request: it takes no body";
         return Answer::failure(Status::BadRequest, what, "send it without a body").into();
     }
@@ -176,9 +230,14 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
     let state = &machine.state();
     let answer = match operation {
         Operation::Events => return events(request, machine),
+        Operation::Boot => return life::boot(machine).into(),
+        Operation::End(next) if state.cycle.is_some() || operation.is_of_serve() => {
+            return life::end(next, machine).into();
+        }
+        Operation::Create(language) => life::create(language, &request.body, machine),
         Missing(remedy) => Answer::failure(Status::NotImplemented, "this request is not implemented", remedy),
         Operation::Ping => Answer::json(&views::ping()),
-        Operation::Info => of_plan(state, |plan| Answer::json(&views::info(plan, state.phase()))),
+        Operation::Info => info(state),
         Operation::Counters => match running(state).map(Live::counters) {
             Ok(Some(counters)) => Answer::json(&views::counters(&counters)),
             Ok(None) => unable(ControlError::Ending),
@@ -189,7 +248,7 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
             Ok(Err(error)) => unable(error),
             Err(answer) => answer,
         },
-        Operation::Stop => match running(state) {
+        Operation::End(_) => match running(state) {
             Ok(live) => {
                 live.stop();
                 Answer::done()
@@ -202,7 +261,7 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
         Operation::Interrupts => {
             of_plan(state, |plan| Answer::json(&views::interrupts(plan, state.live.as_ref())))
         }
-        Operation::Requests => Answer::json(&requests()),
+        Operation::Requests => Answer::json(&requests(state.cycle.is_some())),
         Operation::Timings => Answer::json(&views::timings(state)),
         Operation::Metrics => Answer::text(METRICS, metrics::text(machine, state)),
     };
@@ -214,14 +273,16 @@ fn running(state: &KnownState) -> Result<&Live, Answer> {
     match (&state.live, state.ended) {
         (_, Some(_)) => Err(unable(ControlError::Ending)),
         (Some(live), None) => Ok(live),
-        (None, None) => {
-            let what = "the machine does not run yet";
-            Err(Answer::failure(
-                Status::Conflict,
-                what,
-                "wait for the event \"started\", or end the program: kill PID",
-            ))
-        }
+        (None, None) => Err(life::unbooted(state).unwrap_or_else(life::starting)),
+    }
+}
+
+/// The machine's `VmInfo`: by its plan, or before there is one by its configuration.
+fn info(state: &KnownState) -> Answer {
+    let cycle = state.cycle.as_ref().filter(|_| state.plan.is_none());
+    match cycle.and_then(Cycle::created) {
+        Some(created) => Answer::json(&views::info_of_created(created, cycle.and_then(Cycle::last))),
+        None => of_plan(state, |plan| Answer::json(&views::info(plan, state.phase()))),
     }
 }
 
@@ -229,10 +290,10 @@ fn running(state: &KnownState) -> Result<&Live, Answer> {
 fn of_plan(state: &KnownState, make: impl FnOnce(&Plan) -> Answer) -> Answer {
     match &state.plan {
         Some(plan) => make(plan),
-        None => {
+        None => life::unbooted(state).unwrap_or_else(|| {
             let what = "the machine has no plan yet";
             Answer::failure(Status::Conflict, what, "ask again: its memory is being reserved")
-        }
+        }),
     }
 }
 
@@ -268,7 +329,7 @@ fn events(request: &Request, machine: &Published) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::MachineEvent;
+    use crate::api::{Kept, MachineEvent, Order};
     use crate::machine::{DeviceCounters, ExitLatch, ExitReason, LiveParts};
     use crate::reserve::SliceRecord;
 
@@ -281,7 +342,7 @@ mod tests {
     fn answer_to(request: &Request, machine: &Published) -> Answer {
         match respond(request, machine) {
             Response::Answer(answer) => answer,
-            Response::Events(..) => panic!("{request:?} is answered by events"),
+            other => panic!("{request:?} is answered by {other:?}"),
         }
     }
 
@@ -297,6 +358,33 @@ mod tests {
 
     fn starting() -> Published {
         Published::new("vm.json".into())
+    }
+
+    /// A program that serves, without a machine.
+    fn serving() -> Published {
+        let machine = Published::serving(std::path::Path::new("vm1.sock"), Kept::default()).unwrap();
+        machine.journal().open().unwrap();
+        machine
+    }
+
+    /// The list of texts in a failure.
+    fn texts_of(answer: &Answer) -> Vec<String> {
+        let text = String::from_utf8(answer.bytes(true)).unwrap();
+        serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
+    }
+
+    const OURS: &str = r#"{"memory":{"size":"16MiB"},"boot":{"kernel":"k"}}"#;
+
+    fn with_body(path: &str, body: &str) -> Request {
+        Request { body: body.as_bytes().to_vec(), ..request(Put, path) }
+    }
+
+    /// A program that serves, with a created machine.
+    fn created() -> Published {
+        let machine = serving();
+        let answer = answer_to(&with_body("/egm/v1/machine", OURS), &machine);
+        assert_eq!(answer.status, Status::NoContent, "{answer:?}");
+        machine
     }
 
     /// A machine that runs, without KVM.
@@ -373,10 +461,12 @@ mod tests {
         machine.journal().open().unwrap();
         for Route { method, path, operation, .. } in ROUTES {
             let other = if *method == Get { Put } else { Get };
-            assert_eq!(status(other, path, &machine), Status::MethodNotAllowed, "{path}");
+            if !ROUTES.iter().any(|route| route.path == *path && route.method == other) {
+                assert_eq!(status(other, path, &machine), Status::MethodNotAllowed, "{path}");
+            }
             assert_eq!(status(Method::Other, path, &machine), Status::MethodNotAllowed, "{path}");
             let with_body = Request { body: b"{}".to_vec(), ..request(*method, path) };
-            let is_missing = matches!(operation, Missing(_));
+            let is_missing = matches!(operation, Missing(_)) || operation.is_of_serve();
             let expected = if is_missing { Status::NotImplemented } else { Status::BadRequest };
             assert_eq!(answer_to(&with_body, &machine).status, expected, "{path}");
             if *operation != Operation::Events {
@@ -391,15 +481,22 @@ mod tests {
 
     #[test]
     fn what_is_not_built_names_a_remedy_in_the_list_that_clients_read() {
-        let bytes = answer_to(&request(Put, "/api/v1/vm.create"), &starting()).bytes(true);
-        let text = String::from_utf8(bytes).unwrap();
-        let body: Vec<String> = serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap();
-        assert_eq!(body, ["this request is not implemented", START]);
+        for (path, texts) in [
+            ("/api/v1/vm.pause", ["this request is not implemented", NO_STATE]),
+            ("/api/v1/vm.create", ["egm-vmm run has one machine", life::SERVE]),
+        ] {
+            assert_eq!(texts_of(&answer_to(&request(Put, path), &starting())), texts);
+        }
         let listed = json("/egm/v1/requests", &starting());
         assert_eq!(listed.as_array().unwrap().len(), ROUTES.len());
+        let row = |path: &str| listed.as_array().unwrap().iter().find(|row| row["path"] == path).unwrap();
+        let pause = row("/api/v1/vm.pause");
+        assert_eq!((&pause["built"], &pause["text"]), (&Value::from(false), &Value::from(NO_STATE)));
+        assert_eq!(row("/api/v1/vm.create")["built"], false);
+        let served = json("/egm/v1/requests", &serving());
         let create =
-            listed.as_array().unwrap().iter().find(|row| row["path"] == "/api/v1/vm.create").unwrap();
-        assert_eq!((&create["built"], &create["text"]), (&Value::from(false), &Value::from(START)));
+            served.as_array().unwrap().iter().find(|row| row["path"] == "/api/v1/vm.create").unwrap();
+        assert_eq!(create["built"], true);
     }
 
     #[test]
@@ -452,6 +549,100 @@ mod tests {
         assert_eq!(status(Put, "/api/v1/vm.shutdown", &machine), Status::Conflict);
         assert_eq!(json("/egm/v1/machine", &machine)["ended"], "requested");
         assert_eq!(json("/api/v1/vm.info", &machine)["state"], "Shutdown");
+    }
+
+    #[test]
+    fn without_a_machine_a_program_that_serves_has_an_answer_to_each_request() {
+        let machine = serving();
+        for path in ["vm.info", "vm.counters"] {
+            assert_eq!(status(Get, &format!("/api/v1/{path}"), &machine), Status::NotFound, "{path}");
+        }
+        for path in ["vm.boot", "vm.shutdown", "vm.reboot", "vm.power-button"] {
+            assert_eq!(status(Put, &format!("/api/v1/{path}"), &machine), Status::NotFound, "{path}");
+        }
+        assert_eq!(status(Get, "/egm/v1/plan", &machine), Status::NotFound);
+        assert_eq!(json("/egm/v1/machine", &machine)["state"], "empty");
+        assert_eq!(
+            status(Put, "/api/v1/vm.delete", &machine),
+            Status::NoContent,
+            "as cloud-hypervisor has it"
+        );
+        assert_eq!(machine.order(), Order::Wait);
+        assert_eq!(status(Put, "/api/v1/vmm.shutdown", &machine), Status::NoContent);
+        assert_eq!(machine.order(), Order::End);
+    }
+
+    #[test]
+    fn a_created_machine_is_shown_and_refuses_what_it_cannot_do_yet() {
+        let machine = created();
+        let shown = json("/egm/v1/machine", &machine);
+        assert_eq!((&shown["state"], &shown["name"]), (&Value::from("created"), &Value::from("vm1")));
+        let info = json("/api/v1/vm.info", &machine);
+        assert_eq!((&info["state"], &info["config"]["payload"]["kernel"]), (&"Created".into(), &"k".into()));
+        assert_eq!(info["memory_actual_size"], 16 << 20);
+        for path in ["vm.shutdown", "vm.reboot", "vm.power-button"] {
+            assert_eq!(status(Put, &format!("/api/v1/{path}"), &machine), Status::Conflict, "{path}");
+        }
+        let again = answer_to(&with_body("/egm/v1/machine", OURS), &machine);
+        assert_eq!(texts_of(&again), ["a machine is created already", "use vm.delete first"]);
+        assert_eq!(status(Put, "/api/v1/vm.delete", &machine), Status::NoContent);
+        assert_eq!(json("/egm/v1/machine", &machine)["state"], "empty");
+    }
+
+    #[test]
+    fn every_refusal_of_a_configuration_has_its_remedy_and_the_last_text_is_one_too() {
+        let machine = serving();
+        let body = r#"{"cpus":{"boot_vcpus":1,"max_vcpus":1},"payload":{"kernel":"k","firmware":"f"},
+            "serial":{"mode":"Tty"},"console":{"mode":"Off"},"tpm":{"socket":"s"}}"#;
+        let refused = answer_to(&with_body("/api/v1/vm.create", body), &machine);
+        let texts = texts_of(&refused);
+        assert_eq!((refused.status, texts.len()), (Status::BadRequest, 3), "{texts:?}");
+        assert!(
+            texts[0].starts_with("vm1.json:1:") && texts[0].contains("payload.firmware: cannot"),
+            "{texts:?}"
+        );
+        assert!(texts[1].starts_with("vm1.json:2:") && texts[1].contains("tpm"), "{texts:?}");
+        assert_eq!(texts[2], "change the configuration, and send it again");
+        assert_eq!(status(Put, "/api/v1/vm.create", &machine), Status::BadRequest, "without a body");
+        assert_eq!(json("/egm/v1/machine", &machine)["state"], "empty");
+    }
+
+    #[test]
+    fn a_boot_is_answered_when_the_vcpus_run_or_when_the_failed_start_is_over() {
+        let machine = created();
+        assert_eq!(respond(&request(Put, "/api/v1/vm.boot"), &machine), Response::Later(Awaited::Start));
+        assert!(matches!(machine.order(), Order::Boot(_)));
+        assert_eq!(status(Put, "/api/v1/vm.boot", &machine), Status::Conflict);
+        assert_eq!(status(Put, "/api/v1/vm.shutdown", &machine), Status::Conflict, "it starts");
+        assert_eq!(json("/egm/v1/machine", &machine)["state"], "starting");
+        assert_eq!(life::outcome(Awaited::Start, &machine.state(), false), None);
+        machine.failed(&crate::reserve::ReserveError::Moved { attempts: 4 });
+        assert_eq!(life::outcome(Awaited::Start, &machine.state(), false), None);
+        let failed = life::outcome(Awaited::Start, &machine.state(), true).unwrap();
+        assert_eq!((failed.status, texts_of(&failed).len()), (Status::InternalServerError, 2));
+        let other = created();
+        let _ = respond(&request(Put, "/api/v1/vm.boot"), &other);
+        other.started(live(true));
+        assert_eq!(life::outcome(Awaited::Start, &other.state(), false), Some(Answer::done()));
+    }
+
+    #[test]
+    fn the_end_of_a_machine_is_answered_when_it_is_over_and_decides_what_follows() {
+        for (path, keeps) in [("vm.shutdown", true), ("vm.reboot", true), ("vm.delete", false)] {
+            let machine = created();
+            let _ = respond(&request(Put, "/api/v1/vm.boot"), &machine);
+            let live = live(true);
+            machine.started(live.clone());
+            let request = request(Put, &format!("/api/v1/{path}"));
+            assert_eq!(respond(&request, &machine), Response::Later(Awaited::End), "{path}");
+            assert!(live.is_ending());
+            machine.ended(&ExitReason::Requested);
+            assert_eq!(life::outcome(Awaited::End, &machine.state(), false), None);
+            assert_eq!(life::outcome(Awaited::End, &machine.state(), true), Some(Answer::done()));
+            let next = Published::serving(std::path::Path::new("vm1.sock"), machine.kept().unwrap()).unwrap();
+            assert_eq!(matches!(next.order(), Order::Boot(_)), path == "vm.reboot");
+            assert_eq!(next.state().cycle.unwrap().created().is_some(), keeps, "{path}");
+        }
     }
 
     #[test]

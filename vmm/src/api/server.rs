@@ -2,9 +2,10 @@
 //!
 //! It waits for no client: what a client does not take at once waits in its connection, which reads nothing meanwhile.
 
+mod client;
+
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
-use std::net::Shutdown;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use rustix::fs::Timespec;
 use rustix::process::geteuid;
 use vmm_sys_util::eventfd::EventFd;
 
+use self::client::Client;
 use super::answer::{Answer, Status, stream_head};
 use super::connection::{Connection, Limits};
 use super::published::Published;
@@ -33,14 +35,12 @@ const MOST_CLIENTS: usize = 16;
 const OF_ROOT: usize = 4;
 /// Most of them that read events: the others control the machine.
 const MOST_READERS: usize = 8;
-/// Bytes that are read from a client before others have their turn.
-const AT_ONCE: usize = 16 << 10;
 /// Requests of a client that are answered before others have their turn.
 const ANSWERS: usize = 8;
-/// Events that a reader gets before others have their turn.
-const BATCH: usize = 64;
 /// The stack's deepest path is a plan as JSON.
 const STACK: usize = 256 << 10;
+/// The same where configurations are read; pages that are not used take no memory.
+const STACK_OF_SERVE: usize = 1 << 20;
 /// Time without new clients after the host had no descriptor for one.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -77,7 +77,7 @@ impl Report for ServerError {
 pub(crate) struct Server {
     is_over: Arc<AtomicBool>,
     wake: Arc<EventFd>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Option<Listener>>>,
 }
 
 impl Server {
@@ -89,35 +89,59 @@ impl Server {
         Self::start_with(path, machine, Limits::USUAL)
     }
 
-    fn start_with(path: &Path, machine: Arc<Published>, limits: Limits) -> Result<Self, ServerError> {
+    /// Serves machines that come and go, at the socket of `listener`.
+    ///
+    /// # Errors
+    /// [`ServerError`].
+    pub(crate) fn serve(listener: Listener, machine: Arc<Published>) -> Result<Self, ServerError> {
+        Self::begin(listener, machine, Limits::USUAL, STACK_OF_SERVE)
+    }
+
+    /// Listens at `path`, for this user and root.
+    ///
+    /// # Errors
+    /// [`ServerError::Listen`].
+    pub(crate) fn listen(path: &Path) -> Result<Listener, ServerError> {
         let listener = Listener::bind(path);
-        let listener = listener.map_err(|source| ServerError::Listen { path: path.to_owned(), source })?;
+        listener.map_err(|source| ServerError::Listen { path: path.to_owned(), source })
+    }
+
+    fn start_with(path: &Path, machine: Arc<Published>, limits: Limits) -> Result<Self, ServerError> {
+        Self::begin(Self::listen(path)?, machine, limits, STACK)
+    }
+
+    fn begin(
+        listener: Listener,
+        machine: Arc<Published>,
+        limits: Limits,
+        stack: usize,
+    ) -> Result<Self, ServerError> {
         let wake = machine.journal().open().map_err(ServerError::Descriptors)?;
         let is_over = Arc::<AtomicBool>::default();
         let serving = Serving::new(listener, &wake, machine, limits).map_err(ServerError::Descriptors)?;
         let over = Arc::clone(&is_over);
-        let thread = thread::Builder::new().name("api".to_owned()).stack_size(STACK);
+        let thread = thread::Builder::new().name("api".to_owned()).stack_size(stack);
         let thread = thread.spawn(move || serving.run(&over));
         let thread = thread.map_err(|error| ServerError::Thread(error.into()))?;
         Ok(Self { is_over, wake, thread: Some(thread) })
+    }
+
+    /// Ends as a drop does, but keeps the socket: clients that come from now on wait in it. `None` when the API has ended.
+    pub(crate) fn leave(mut self) -> Option<Listener> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Option<Listener> {
+        self.is_over.store(true, Ordering::Release);
+        let _ = self.wake.write(1);
+        self.thread.take().and_then(|thread| thread.join().ok()).flatten()
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Release);
-        let _ = self.wake.write(1);
-        let _ = self.thread.take().map(JoinHandle::join);
+        drop(self.end());
     }
-}
-
-struct Client {
-    stream: UnixStream,
-    connection: Connection,
-    /// The events that the epoll set waits for.
-    interest: EventFlags,
-    /// Whether it may have sent another whole request already.
-    is_behind: bool,
 }
 
 struct Serving {
@@ -150,15 +174,19 @@ impl Serving {
         Ok(serving)
     }
 
-    fn run(mut self, is_over: &AtomicBool) {
+    /// Serves until `is_over`, and returns the socket.
+    fn run(mut self, is_over: &AtomicBool) -> Option<Listener> {
         while !is_over.load(Ordering::Acquire) {
             if let Err(error) = self.turn() {
-                return tracing::warn!(
-                    "the API ends, and the machine goes on: cannot wait for clients: {error}"
-                );
+                tracing::warn!("the API ends, and the machine goes on: cannot wait for clients: {error}");
+                self.machine.abandon();
+                return None;
             }
         }
-        self.serve_streams(Instant::now()); // the last events, as far as clients take them at once
+        let now = Instant::now();
+        self.settle(true, now);
+        self.serve_streams(now); // the last events, as far as clients take them at once
+        Some(self.listener)
     }
 
     fn turn(&mut self) -> io::Result<()> {
@@ -176,9 +204,10 @@ impl Serving {
                 LISTENER => self.accept(now)?,
                 WAKE => {
                     let _ = self.wake.read();
+                    self.settle(false, now);
                     self.serve_streams(now);
                 }
-                key => self.serve(key, now),
+                key => self.serve(key, event.flags, now),
             }
         }
         self.clients.values_mut().for_each(|client| client.connection.expire(now));
@@ -239,15 +268,22 @@ impl Serving {
         self.next = self.next.saturating_add(1);
         let (connection, interest) = (Connection::new(self.limits, now), EventFlags::IN);
         if watch(&self.epoll, stream.as_fd(), key, interest).is_ok() {
-            self.clients.insert(key, Client { stream, connection, interest, is_behind: false });
+            self.clients.insert(key, Client::new(stream, connection, interest));
         }
         Ok(())
     }
 
     /// Reads, answers and writes as far as client `key` lets it.
-    fn serve(&mut self, key: u64, now: Instant) {
+    fn serve(&mut self, key: u64, flags: EventFlags, now: Instant) {
         let readers = self.clients.values().filter(|client| client.connection.is_stream()).count();
         let Some(client) = self.clients.get_mut(&key) else { return };
+        if client.connection.is_waiting() {
+            // It is neither read nor written, so that nothing else would notice.
+            if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+                client.connection.fail();
+            }
+            return;
+        }
         if !client.is_behind {
             client.read(now);
         }
@@ -271,6 +307,7 @@ impl Serving {
                 Response::Events(format, media) => {
                     client.connection.begin_stream(&stream_head(media), format)
                 }
+                Response::Later(awaited) => client.wait(awaited, request.keeps_alive),
             }
             client.write(now);
         }
@@ -279,66 +316,25 @@ impl Serving {
         client.update(&self.epoll, key);
     }
 
+    /// Answers clients that wait for what has happened now. `is_last`: the machine has ended, and this API does.
+    fn settle(&mut self, is_last: bool, now: Instant) {
+        let waiting = self.clients.iter_mut().filter(|(_, client)| client.connection.is_waiting());
+        let mut waiting = waiting.peekable();
+        if waiting.peek().is_none() {
+            return;
+        }
+        let state = self.machine.state();
+        for (key, client) in waiting {
+            client.settle(&state, is_last, now);
+            client.update(&self.epoll, *key);
+        }
+    }
+
     /// Sends new events to their readers.
     fn serve_streams(&mut self, now: Instant) {
         for (key, client) in &mut self.clients {
             client.feed(&self.machine, now);
             client.update(&self.epoll, *key);
-        }
-    }
-}
-
-impl Client {
-    fn read(&mut self, now: Instant) {
-        let mut buffer = [0; AT_ONCE];
-        let room = self.connection.room().min(AT_ONCE);
-        let Some(buffer) = buffer.get_mut(..room).filter(|buffer| !buffer.is_empty()) else { return };
-        match (&self.stream).read(buffer) {
-            Ok(0) => self.connection.end_of_input(now),
-            Ok(count) => self.connection.receive(buffer.get(..count).unwrap_or_default(), now),
-            Err(error) if is_later(&error) => {}
-            Err(_) => self.connection.fail(),
-        }
-    }
-
-    fn write(&mut self, now: Instant) {
-        while !self.connection.output().is_empty() {
-            match (&self.stream).write(self.connection.output()) {
-                Ok(count) => {
-                    if self.connection.sent(count, now) {
-                        let _ = self.stream.shutdown(Shutdown::Write);
-                    }
-                }
-                Err(error) if is_later(&error) => return,
-                Err(_) => return self.connection.fail(),
-            }
-        }
-    }
-
-    /// Sends events, if it reads them and has taken those before.
-    fn feed(&mut self, machine: &Published, now: Instant) {
-        while let Some(stream) = self.connection.drained_stream() {
-            let batch = machine.journal().read(&mut stream.cursor, BATCH);
-            if batch.is_empty() {
-                return;
-            }
-            let bytes = batch.encode(stream.format);
-            self.connection.push(&bytes);
-            self.write(now);
-        }
-    }
-
-    /// Waits for what its connection needs next.
-    fn update(&mut self, epoll: &OwnedFd, key: u64) {
-        let mut interest = EventFlags::empty();
-        interest.set(EventFlags::IN, self.connection.room() > 0 && !self.is_behind);
-        interest.set(EventFlags::OUT, !self.connection.output().is_empty() || self.is_behind);
-        if interest != self.interest {
-            let data = epoll::EventData::new_u64(key);
-            match epoll::modify(epoll, &self.stream, data, interest) {
-                Ok(()) => self.interest = interest,
-                Err(_) => self.connection.fail(),
-            }
         }
     }
 }
@@ -356,11 +352,6 @@ const fn places(user: u32) -> usize {
 /// Answers a client that is not served, as far as it takes the answer at once.
 fn refuse(stream: &UnixStream, status: Status, what: &str, remedy: &str) {
     let _ = rustix::io::write(stream, &Answer::failure(status, what, remedy).bytes(false));
-}
-
-/// Whether the call is to be repeated when the descriptor is ready.
-fn is_later(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 /// epoll counts whole milliseconds: a deadline is over when the wait for it is.

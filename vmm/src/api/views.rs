@@ -6,6 +6,7 @@ use std::path::Path;
 use egm_address::PciAddress;
 use serde_json::{Map, Value, json};
 
+use super::cycle::{Created, Cycle, LastEnd};
 use super::published::{KnownState, Phase, Published, microseconds};
 use crate::kvm::Message;
 use crate::machine::{DeviceCounters, Live};
@@ -19,12 +20,24 @@ pub(super) fn ping() -> Value {
     json!({ "build_version": build, "version": VERSION, "pid": std::process::id(), "features": [] })
 }
 
+/// cloud-hypervisor's `VmInfo` of a machine that is created, and has no plan. `last` is the end of the machine before.
+pub(super) fn info_of_created(created: &Created, last: Option<&LastEnd>) -> Value {
+    json!({
+        "config": created.shown,
+        "state": "Created",
+        "memory_actual_size": created.shown["memory"]["size"],
+        "device_tree": {},
+        "last_reason": last.map(|last| &last.reason),
+        "last_text": last.map(|last| &last.text),
+    })
+}
+
 /// cloud-hypervisor's `VmInfo`, with the parts of its `VmConfig` that the plan has.
 pub(super) fn info(plan: &Plan, phase: Phase) -> Value {
     let vcpus = plan.vcpus.len();
     let memory: u64 = plan.memory.iter().map(|piece| piece.span.size()).fold(0, u64::saturating_add);
     let state = match phase {
-        Phase::Starting => "Created",
+        Phase::Empty | Phase::Created | Phase::Starting => "Created",
         Phase::Running => "Running",
         Phase::Ending | Phase::Ended => "Shutdown",
     };
@@ -75,13 +88,18 @@ pub(super) fn counters(devices: &[DeviceCounters]) -> Value {
 
 /// The machine of this process.
 pub(super) fn machine(machine: &Published, state: &KnownState) -> Value {
+    let created = state.cycle.as_ref().and_then(Cycle::created);
+    let name = state.plan.as_ref().map(|plan| &plan.name).or_else(|| created.map(|created| &created.name));
+    let last = state.cycle.as_ref().and_then(Cycle::last);
     json!({
-        "name": state.plan.as_ref().map(|plan| plan.name.clone()),
+        "name": name,
         "state": state.phase(),
         "ended": state.ended,
+        "last_reason": last.map(|last| &last.reason),
+        "last_text": last.map(|last| &last.text),
         "pid": std::process::id(),
         "version": VERSION,
-        "config": machine.config.to_string_lossy(),
+        "config": machine.config.as_ref().map(|path| path.to_string_lossy()),
         "uptime_us": microseconds(machine.begun.elapsed()),
     })
 }

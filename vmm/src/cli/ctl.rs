@@ -1,6 +1,7 @@
 //! `egm-vmm ctl`: a client of a machine's API.
 
-use std::io::{self, IsTerminal, Write};
+use std::fs;
+use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -9,11 +10,14 @@ use egm_report::program::Outcome;
 use egm_report::show::{Screen, Side, Table, Unwritten, print, printable_lines, size};
 use serde_json::Value;
 
+use super::form::Form;
 use crate::api::{Client, ClientError, Events};
 use crate::error::{Blame, Remedy, Report};
 
 /// Time that a machine has to stop its vCPUs and to flush its disks (30 s) after a request to stop.
 const STOP: Duration = Duration::from_secs(45);
+/// Time for a request that is answered when its effect is there: a start or an end can scrub terabytes.
+const LONG: Duration = Duration::from_secs(24 * 3600);
 
 /// Control a machine that was started with --api
 #[derive(Debug, clap::Args)]
@@ -55,6 +59,20 @@ enum Verb {
     },
     /// Print numbers in Prometheus' text format
     Metrics,
+    /// Create a machine in egm-vmm serve; its paths are relative to the working directory of that program
+    Create {
+        /// Configuration of the machine; "-" is standard input
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        #[command(flatten)]
+        form: Form,
+    },
+    /// Start the created machine, and wait until its vCPUs run
+    Boot,
+    /// End the machine and start it again
+    Reboot,
+    /// End the machine, if it runs, and remove its configuration
+    Delete,
     /// Press the guest's power button
     PowerButton,
     /// Press the power button, and end the machine when its guest does not
@@ -78,16 +96,19 @@ enum Verb {
 }
 
 const EXAMPLE: &str = "\
-Examples: a machine with an API; its state; its end
+Examples: a machine with an API; its state; its end; machines one after another
 
   egm-vmm run vm.json --api vm.sock
   egm-vmm ctl --api vm.sock machine
   egm-vmm ctl --api vm.sock shutdown --timeout 30
+  egm-vmm serve --api vm.sock
+  egm-vmm ctl --api vm.sock create vm.json
+  egm-vmm ctl --api vm.sock boot
 
 Exit codes:
 
   0  the request was carried out
-  2  the command line is wrong, or the API has no such request
+  2  the command line or a configuration is wrong, or the API has no such request or no machine
   3  no API listens at PATH, or the machine cannot do it now";
 
 /// A machine goes on although it was to stop.
@@ -98,6 +119,20 @@ struct Unstopped;
 impl Report for Unstopped {
     fn remedy(&self) -> Remedy {
         Blame::Host.help("look at its messages; SIGTERM to its process ends the wait for its disks")
+    }
+}
+
+/// The configuration of a machine cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read configuration {}", path.display())]
+struct NoConfiguration {
+    path: PathBuf,
+    source: io::Error,
+}
+
+impl Report for NoConfiguration {
+    fn remedy(&self) -> Remedy {
+        Blame::Configuration.help("name a file that you may read")
     }
 }
 
@@ -117,12 +152,30 @@ pub(super) fn run(args: &Args) -> Outcome {
         Verb::Events { follow: false } => get("/egm/v1/events?follow=0")?,
         Verb::Events { follow: true } => return follow(client, &args.api),
         Verb::PowerButton => client.ask("PUT", "/api/v1/vm.power-button")?,
+        Verb::Create { file, form } => create(client, file, *form)?,
+        Verb::Boot => client.patient(LONG).ask("PUT", "/api/v1/vm.boot")?,
+        Verb::Reboot => client.patient(LONG).ask("PUT", "/api/v1/vm.reboot")?,
+        Verb::Delete => client.patient(LONG).ask("PUT", "/api/v1/vm.delete")?,
         Verb::Shutdown { timeout } => return shutdown(client, &args.api, *timeout),
         Verb::Get { request } => raw(&client.ask("GET", request)?),
         Verb::Put { request } => raw(&client.ask("PUT", request)?),
     };
     print(for_stdout(out));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Sends the configuration of `file`.
+fn create(client: Client<'_>, file: &Path, form: Form) -> Result<String, Box<dyn Report>> {
+    let text = if file.as_os_str() == "-" { standard_input() } else { fs::read(file) };
+    let text = text.map_err(|source| NoConfiguration { path: file.to_owned(), source })?;
+    let request = if form.is_foreign() { "/api/v1/vm.create" } else { "/egm/v1/machine" };
+    Ok(client.ask_with("PUT", request, &text)?)
+}
+
+fn standard_input() -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    io::stdin().lock().read_to_end(&mut text)?;
+    Ok(text)
 }
 
 /// `text` for a terminal without control characters, which names of devices may have; otherwise as it came.
@@ -229,9 +282,11 @@ fn shutdown(client: Client<'_>, path: &Path, timeout: u32) -> Outcome {
             Err(error) => return Err(error.into()),
         }
     }
-    match client.ask("PUT", "/api/v1/vm.shutdown") {
+    match client.patient(STOP).ask("PUT", "/api/v1/vm.shutdown") {
         Ok(_) => {}
-        Err(ClientError::Refused { status: 409, .. }) if !is_starting(client) => {} // it ends already
+        Err(ClientError::Refused { status: 409, .. }) if !lacks_vcpus(client) => {} // it ends already
+        // egm-vmm serve answers when slices are scrubbed, which can take longer; the events show the machine's end.
+        Err(ClientError::Unreadable { .. }) => {}
         Err(error) => return Err(error.into()),
     }
     if ends_within(&mut events, path, STOP)? { Ok(ExitCode::SUCCESS) } else { Err(Unstopped.into()) }
@@ -250,10 +305,11 @@ fn ends_within(events: &mut Events, path: &Path, limit: Duration) -> Result<bool
 }
 
 /// Whether the machine has no vCPUs to stop yet.
-fn is_starting(client: Client<'_>) -> bool {
+fn lacks_vcpus(client: Client<'_>) -> bool {
     let machine = client.ask("GET", "/egm/v1/machine").ok();
     let machine = machine.and_then(|body| serde_json::from_str::<Value>(&body).ok());
-    machine.is_some_and(|machine| machine["state"] == "starting")
+    machine
+        .is_some_and(|machine| ["empty", "created", "starting"].iter().any(|name| machine["state"] == *name))
 }
 
 /// Whether `event` is the machine's last.

@@ -11,6 +11,7 @@ mod list;
 mod plan;
 mod run;
 mod schema;
+mod serve;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -49,6 +50,7 @@ Exit codes:
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::Args),
+    Serve(serve::Args),
     Ctl(ctl::Args),
     List(list::Args),
     Check(check::Args),
@@ -102,6 +104,7 @@ pub fn main() -> ExitCode {
     cli.log.start();
     let outcome: Outcome = match &cli.command {
         Command::Run(args) => run::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Ctl(args) => ctl::run(args),
         Command::List(args) => list::run(args),
         Command::Check(args) => check::run(args),

@@ -14,7 +14,7 @@ use crate::api::{Published, Server};
 use crate::config::{self, Overrides, Spec};
 use crate::custody;
 use crate::error::{Chain, Remedy, Report};
-use crate::launch::{Confined, Reserved};
+use crate::launch::{Confined, Reservation, Reserved};
 use crate::listener::remove_stale;
 use crate::machine::{self, ExitReason};
 use crate::reserve::Broker;
@@ -151,7 +151,7 @@ impl Report for Ended {
 
 /// Lets this process have as many open files as it may: the usual 1024 is there for programs that use select(2), which
 /// this one does not, and the connections of one vsock device alone fill it.
-fn raise_open_files() {
+pub(super) fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     // A process may always raise its soft limit to the hard one: should it fail, the limit is as it was.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
@@ -171,23 +171,39 @@ pub(super) fn run(args: &Args) -> Outcome {
     let _ = signal_hook::flag::register(libc::SIGPWR, Arc::default());
     let machine = Arc::new(Published::new(args.file.clone()));
     // Dropped last: it removes its socket when the machine's slices are returned.
-    let api = args.api.as_ref().map(|path| Server::start(path, Arc::clone(&machine))).transpose()?;
-    let outcome = run_machine(args, confined, &machine, api.is_some());
+    let _api = args.api.as_ref().map(|path| Server::start(path, Arc::clone(&machine))).transpose()?;
+    let outcome = run_machine(args, confined, &machine);
     outcome.inspect_err(|error| machine.failed(error.as_ref()))
 }
 
-/// Runs the machine of `args` to its end, and publishes each step. Its plan is kept for `has_api` only.
-fn run_machine(args: &Args, confined: Confined, machine: &Published, has_api: bool) -> Outcome {
+/// Runs the machine of `args` to its end, and publishes each step.
+fn run_machine(args: &Args, confined: Confined, machine: &Published) -> Outcome {
     let spec = config::load_with(&args.file, &args.overrides())?;
     if args.needs_keeper(&spec) {
         sandbox::check(args.sandbox, &spec, false)?;
         return keep();
     }
     machine.stage("configuration");
+    let (ended, reservation) = launch(&spec, args.broker().as_ref(), confined, machine, &|| ())?;
+    machine.ended(&ended.reason);
+    let outcome = report(ended);
+    drop(reservation);
+    outcome
+}
+
+/// Starts the machine of `spec` and runs it to its end; publishes each step, and calls `started` when the vCPUs run.
+/// Its plan is kept where there is an API. The machine's reservation ends when the second value is dropped.
+pub(super) fn launch(
+    spec: &Spec,
+    broker: Option<&Broker>,
+    confined: Confined,
+    machine: &Published,
+    started: &dyn Fn(),
+) -> Result<(machine::Ended, Reservation), Box<dyn Report>> {
     let waiting = |slice: &str, why: &str| eprintln!("{slice} waits: {}", Printable(why));
-    let reserved = Reserved::of(&spec, args.broker().as_ref(), confined, &waiting)?;
+    let reserved = Reserved::of(spec, broker, confined, &waiting)?;
     machine.stage("reservation");
-    if has_api {
+    if machine.journal().is_open() {
         machine.planned(reserved.plan().clone(), reserved.slices());
     }
     let opened = reserved.open()?;
@@ -202,11 +218,10 @@ fn run_machine(args: &Args, confined: Confined, machine: &Published, has_api: bo
     let built = opened.build(machine.journal())?;
     machine.stage("machine");
     let live = built.live();
-    let (ended, reservation) = built.run(&|| machine.started(live.clone()));
-    machine.ended(&ended.reason);
-    let outcome = report(ended);
-    drop(reservation);
-    outcome
+    Ok(built.run(&|| {
+        started();
+        machine.started(live.clone());
+    }))
 }
 
 /// Runs this command line once more, as the machine, and returns its slices at its end.
@@ -216,7 +231,7 @@ fn keep() -> Outcome {
 }
 
 /// Prints how the machine ended.
-fn report(ended: machine::Ended) -> Outcome {
+pub(super) fn report(ended: machine::Ended) -> Outcome {
     let machine::Ended { reason, mut unfinished, counted } = ended;
     if let Some(counted) = counted {
         eprintln!("counted: {counted}");

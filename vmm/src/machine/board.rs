@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::Subscriber;
 use super::bus::{Bus, BusDevice, Overlap};
@@ -70,7 +70,7 @@ impl<'a> Board<'a> {
         } else {
             let planned = self.plan.ports.iter().find(|port| port.owner == SERIAL);
             let planned = planned.ok_or(BuildError::Missing("serial port"))?;
-            let line = EventFd::new(EFD_NONBLOCK)?;
+            let line = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
             self.vm.connect_line(gsi, &line)?;
             let port = SerialPort::new(Line(line), Arc::clone(&console))?;
             let device = Arc::clone(&port) as Arc<dyn BusDevice>;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use vm_superio::serial::SerialEvents;
 use vm_superio::{Serial, Trigger};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::bus::BusDevice;
 use super::pl011::{Effect, Pl011};
@@ -64,7 +64,7 @@ impl SerialPort {
     /// # Errors
     /// When an eventfd cannot be made.
     pub(super) fn new(line: Line, console: Arc<Mutex<Console>>) -> io::Result<Arc<Self>> {
-        let drained = Arc::new(EventFd::new(EFD_NONBLOCK)?);
+        let drained = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         let uart = Serial::with_events(line, Drained(Arc::clone(&drained)), Output(console));
         Ok(Arc::new(Self { uart: Mutex::new(uart), drained }))
     }
@@ -98,7 +98,7 @@ impl ArmSerialPort {
     /// # Errors
     /// When an eventfd cannot be made.
     pub(super) fn new(line: WiredLine, console: Arc<Mutex<Console>>) -> io::Result<Arc<Self>> {
-        let drained = Arc::new(EventFd::new(EFD_NONBLOCK)?);
+        let drained = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         Ok(Arc::new(Self { uart: Mutex::default(), line, console, drained }))
     }
 
@@ -254,7 +254,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let socket = config::Console::Socket { path: folder.path().join("console") };
             let console = Arc::new(Mutex::new(Console::open(&socket).unwrap()));
-            let line = Line(EventFd::new(EFD_NONBLOCK).unwrap());
+            let line = Line(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap());
             let port = SerialPort::new(line, Arc::clone(&console)).unwrap();
             let mut events = EventManager::new().unwrap();
             events.add_subscriber(ConsoleInput::new(Arc::clone(&port) as Arc<dyn Port>, console));

@@ -11,7 +11,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::lock::lock;
 
@@ -129,7 +129,7 @@ impl Msix {
         match cell.get() {
             Some(trigger) => Ok(trigger),
             None => {
-                let made = EventFd::new(EFD_NONBLOCK)?;
+                let made = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
                 Ok(cell.get_or_init(|| Arc::new(made)))
             }
         }

@@ -8,7 +8,7 @@ use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use vm_memory::GuestMemoryMmap;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::ring::{Ring, Segment, slices};
 use super::{ActivateError, Activation, Counter, Interrupt, RING_EVENT_IDX, RING_INDIRECT, VirtioDevice};
@@ -31,7 +31,7 @@ impl Rng {
     /// # Errors
     /// When the kernel refuses an eventfd.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { kicks: [Arc::new(EventFd::new(EFD_NONBLOCK)?)], running: None, mistakes: 0 })
+        Ok(Self { kicks: [Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?)], running: None, mistakes: 0 })
     }
 
     fn kick(&self) -> &EventFd {

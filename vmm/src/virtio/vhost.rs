@@ -28,8 +28,8 @@ use vm_memory::GuestAddress;
 use vm_memory::GuestMemoryBackend;
 use vm_memory::GuestMemoryMmap;
 use vm_memory::GuestMemoryRegion;
-use vmm_sys_util::eventfd::EFD_NONBLOCK;
 use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK};
 use vmm_sys_util::ioctl::ioctl_with_ref;
 
 use super::ActivateError;
@@ -98,7 +98,7 @@ impl Worker {
         let bound = Bound { file: &file, memory: &memory };
         bound.set_owner().map_err(failed("VHOST_SET_OWNER"))?;
         let features = bound.get_features().map_err(failed("VHOST_GET_FEATURES"))?;
-        let error = EventFd::new(EFD_NONBLOCK).map_err(|source| VhostError::Setup {
+        let error = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(|source| VhostError::Setup {
             device,
             step: "eventfd",
             source,
@@ -167,7 +167,8 @@ impl Worker {
         let call = match interrupt.queue_eventfd(index) {
             Some(call) => call,
             None => Arc::new(
-                EventFd::new(EFD_NONBLOCK).map_err(|source| ActivateError { what: "eventfd", source })?,
+                EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)
+                    .map_err(|source| ActivateError { what: "eventfd", source })?,
             ),
         };
         let bound = Bound { file: &self.file, memory: &GuestMemoryMmap::new() };

@@ -1,6 +1,7 @@
 //! The real thread and real sockets, before a machine that is none.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
 
 use serde_json::Value;
 use tempfile::TempDir;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use egm_address::{Guest, Span};
 use egm_device::poison::GuestFault;
 use kvm_ioctls::VcpuFd;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::places::Places;
 use crate::arch::native::machine_check::{Check, Reporter, give, is_exception, takes_exceptions};
@@ -52,7 +52,7 @@ impl Inbox {
 impl MachineChecks {
     pub(super) fn new(places: Places, reporter: Option<Reporter>, vcpus: usize) -> std::io::Result<Self> {
         let boxes = std::iter::repeat_with(Inbox::default).take(vcpus).collect();
-        Ok(Self { places, reporter, boxes, wake: EventFd::new(EFD_NONBLOCK)? })
+        Ok(Self { places, reporter, boxes, wake: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)? })
     }
 
     /// Whether checks wait for vCPU `index`.

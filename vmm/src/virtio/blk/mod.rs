@@ -18,7 +18,7 @@ use std::sync::Arc;
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use rustix::io::Errno;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 pub(crate) use self::disk::SECTOR;
 pub use self::disk::{Disk, DiskError};
@@ -84,7 +84,7 @@ impl Block {
         for (to, from) in serial.iter_mut().zip(id.bytes()) {
             *to = from;
         }
-        let kicks = [Arc::new(EventFd::new(EFD_NONBLOCK)?)];
+        let kicks = [Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?)];
         let engine = io::open(disk.file(), config::QUEUE_SIZE)?;
         Ok(Self {
             disk,

@@ -1,0 +1,132 @@
+//! A configuration that came by the API. Its rules are checked when it comes; it is read again at each start.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::cloud::{self, Translation, VmConfig};
+use super::cycle::{Created, Language};
+use crate::config::{self, ConfigErrors, Overrides, Spec};
+
+/// Longest name of a machine that is made from a path.
+const MAX_NAME: usize = 32;
+/// Name of a socket that names no machine: its folder does.
+const API: &str = "api";
+
+/// A specification, and notes on values that the plan or the host decides.
+struct Checked {
+    spec: Spec,
+    notes: Vec<String>,
+}
+
+impl Created {
+    /// The configuration `text`. A machine without a name has `default_name`.
+    ///
+    /// # Errors
+    /// [`ConfigErrors`] with all refusals.
+    pub(super) fn new(language: Language, text: String, default_name: &str) -> Result<Self, ConfigErrors> {
+        let Checked { spec, notes } = checked(language, &text, default_name, &Overrides::default())?;
+        notes.iter().for_each(|note| tracing::info!("{note}"));
+        let shown = shown(&spec);
+        Ok(Self { language, text, default_name: default_name.to_owned(), name: spec.name, shown })
+    }
+
+    /// The machine.
+    ///
+    /// # Errors
+    /// [`ConfigErrors`]: a file that it extends has changed.
+    pub(crate) fn spec(&self, overrides: &Overrides) -> Result<Spec, ConfigErrors> {
+        let checked = checked(self.language, &self.text, &self.default_name, overrides)?;
+        Ok(checked.spec)
+    }
+}
+
+fn checked(
+    language: Language,
+    text: &str,
+    default_name: &str,
+    overrides: &Overrides,
+) -> Result<Checked, ConfigErrors> {
+    // The name of the document in messages. It lies in the working directory, to which paths are relative.
+    let path = format!("{default_name}.json");
+    let (path, text) = (Path::new(&path), text.as_bytes().to_vec());
+    let mut notes = Vec::new();
+    let spec = match language {
+        Language::Own => config::parse_with(path, text, overrides)?,
+        Language::CloudHypervisor => config::parse_foreign(path, text, overrides, |document: VmConfig| {
+            let Translation { file, notes: found, origins } = cloud::translate(&document)?;
+            notes = found;
+            Ok((file, move |key: &str| origins.of(key)))
+        })?,
+    };
+    Ok(Checked { spec, notes })
+}
+
+/// The parts of cloud-hypervisor's `VmConfig` that every machine has.
+fn shown(spec: &Spec) -> Value {
+    // Paths come from JSON, so they are Unicode.
+    let text = |path: &Path| path.to_string_lossy().into_owned();
+    let mut payload = Map::new();
+    payload.insert("kernel".to_owned(), text(&spec.boot.kernel).into());
+    payload.insert("cmdline".to_owned(), spec.boot.cmdline.as_str().into());
+    payload.extend(spec.boot.initramfs.as_ref().map(|path| ("initramfs".to_owned(), text(path).into())));
+    let slices = spec.egm.iter().map(|slice| slice.size.get());
+    let size = slices.fold(spec.memory.size.get(), u64::saturating_add);
+    let vcpus = spec.cpus.count;
+    json!({
+        "cpus": { "boot_vcpus": vcpus, "max_vcpus": vcpus },
+        "memory": { "size": size },
+        "payload": payload,
+    })
+}
+
+/// The name of a machine with an API at `path`: the file's, or for `api.sock` the folder's.
+pub(super) fn default_name(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or_default();
+    let folder = path.parent().and_then(Path::file_name).filter(|_| stem == API);
+    let name = folder.unwrap_or(stem).to_string_lossy();
+    let allowed = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    let name: String = name.chars().filter(allowed).take(MAX_NAME).collect();
+    if name.is_empty() { "machine".to_owned() } else { name }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OURS: &str = r#"{"memory":{"size":"16MiB"},"boot":{"kernel":"k"},"cpus":{"count":2}}"#;
+    const CLOUD: &str = r#"{"cpus":{"boot_vcpus":1,"max_vcpus":1},"payload":{"kernel":"k"},
+        "serial":{"mode":"Tty"},"console":{"mode":"Off"}}"#;
+
+    #[test]
+    fn a_machine_has_the_name_of_its_socket_or_of_its_folder() {
+        for (path, name) in [
+            ("vm1.sock", "vm1"),
+            ("/run/egm-vmm/vm1/api.sock", "vm1"),
+            ("api.sock", "api"),
+            ("/run/libvirt/ch/debian-socket", "debian-socket"),
+            ("a b\u{1b}c.sock", "abc"),
+            ("/", "machine"),
+        ] {
+            assert_eq!(default_name(Path::new(path)), name, "{path:?}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_of_either_language_is_a_machine() {
+        let ours = Created::new(Language::Own, OURS.to_owned(), "vm1").unwrap();
+        assert_eq!((ours.name.as_str(), ours.shown["cpus"]["boot_vcpus"].as_u64()), ("vm1", Some(2)));
+        let spec = ours.spec(&Overrides::default()).unwrap();
+        assert_eq!((spec.name.as_str(), spec.boot.kernel.as_path()), ("vm1", Path::new("k")));
+        let cloud = Created::new(Language::CloudHypervisor, CLOUD.to_owned(), "vm2").unwrap();
+        assert_eq!((cloud.name.as_str(), cloud.shown["payload"]["kernel"].as_str()), ("vm2", Some("k")));
+    }
+
+    #[test]
+    fn every_mistake_is_refused_with_its_place() {
+        let errors = Created::new(Language::Own, "{}".to_owned(), "vm1").unwrap_err();
+        assert!(errors.to_string().starts_with("vm1.json:1:"), "{errors}");
+        assert!(Created::new(Language::CloudHypervisor, OURS.to_owned(), "vm1").is_err());
+        assert!(Created::new(Language::Own, "no JSON".to_owned(), "vm1").is_err());
+    }
+}

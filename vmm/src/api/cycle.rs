@@ -1,0 +1,358 @@
+//! The life of machines behind `egm-vmm serve`, as far as one execution of the program has a part in it. Pure.
+//!
+//! ```text
+//!          create           boot            end of the machine
+//!  empty ─────────► created ─────► booted ──────────────────────► over
+//!    ▲                │                                             │ the program executes itself
+//!    └──── delete ────┘            next execution: empty, created, or booted at once
+//! ```
+//! One execution starts one machine at most: each machine begins in an address space of its own.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::machine::ExitReason;
+
+/// Language of a configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Language {
+    /// Our own file.
+    Own,
+    /// cloud-hypervisor's `VmConfig`.
+    CloudHypervisor,
+}
+
+/// A configuration that a client has created.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Created {
+    pub(super) language: Language,
+    pub(super) text: String,
+    /// Name of the machine where the text has none.
+    pub(super) default_name: String,
+    pub(super) name: String,
+    /// Its part of cloud-hypervisor's `VmConfig`.
+    pub(super) shown: Value,
+}
+
+/// What follows the end of a machine. Of two requests the greater one counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Next {
+    /// The machine starts again.
+    Boot,
+    /// Its configuration stays created.
+    Stay,
+    /// Its configuration is removed.
+    Delete,
+    /// The program ends.
+    End,
+}
+
+impl Next {
+    /// What follows `reason` where no client requested anything.
+    const fn after(reason: &ExitReason) -> Self {
+        match reason {
+            ExitReason::Reset => Self::Boot,
+            ExitReason::Signal(_) => Self::End,
+            _ => Self::Stay,
+        }
+    }
+}
+
+/// How a machine ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct LastEnd {
+    pub(super) reason: String,
+    pub(super) text: String,
+}
+
+/// What stays from one execution to the next.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Kept {
+    created: Option<Created>,
+    /// Whether the machine starts at once.
+    boots: bool,
+    last: Option<LastEnd>,
+    /// Events so far.
+    pub(super) events: u64,
+}
+
+/// Why a request does not fit the state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CycleError {
+    Exists,
+    NotCreated,
+    NotBooted,
+    Booted,
+    Ending,
+}
+
+/// What a request leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// It is carried out.
+    Done,
+    /// The machine has to stop first.
+    Stop,
+}
+
+/// What the main thread does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Order {
+    Wait,
+    Boot(Arc<Created>),
+    End,
+}
+
+/// State of this execution.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Cycle {
+    created: Option<Arc<Created>>,
+    is_booted: bool,
+    requested: Option<Next>,
+    /// What follows the end of this execution's machine by itself.
+    own: Option<Next>,
+    last: Option<LastEnd>,
+}
+
+impl Cycle {
+    /// Goes on where the execution before ended.
+    pub(super) fn resumed(kept: Kept) -> Self {
+        let Kept { created, boots, last, events: _ } = kept;
+        let is_booted = boots && created.is_some();
+        Self { created: created.map(Arc::new), is_booted, last, ..Self::default() }
+    }
+
+    pub(super) const fn created(&self) -> Option<&Arc<Created>> {
+        self.created.as_ref()
+    }
+
+    /// The end of the last machine.
+    pub(super) const fn last(&self) -> Option<&LastEnd> {
+        self.last.as_ref()
+    }
+
+    /// Whether this execution starts, runs or has run its machine.
+    pub(super) const fn is_booted(&self) -> bool {
+        self.is_booted
+    }
+
+    /// # Errors
+    /// [`CycleError::Exists`].
+    pub(super) const fn check_create(&self) -> Result<(), CycleError> {
+        if self.created.is_some() { Err(CycleError::Exists) } else { Ok(()) }
+    }
+
+    /// # Errors
+    /// [`CycleError::Exists`].
+    pub(super) fn create(&mut self, created: Created) -> Result<(), CycleError> {
+        self.check_create()?;
+        self.last = None; // another machine's
+        self.created = Some(Arc::new(created));
+        Ok(())
+    }
+
+    /// # Errors
+    /// [`CycleError`]: nothing is created, or this execution has its machine already.
+    pub(super) fn boot(&mut self) -> Result<(), CycleError> {
+        match (&self.created, self.is_booted) {
+            (None, _) => Err(CycleError::NotCreated),
+            (Some(_), true) if self.own.is_some() => Err(CycleError::Ending),
+            (Some(_), true) => Err(CycleError::Booted),
+            (Some(_), false) => {
+                self.is_booted = true;
+                Ok(())
+            }
+        }
+    }
+
+    /// Checks that a machine was booted.
+    ///
+    /// # Errors
+    /// [`CycleError::NotCreated`], [`CycleError::NotBooted`].
+    pub(super) const fn check_booted(&self) -> Result<(), CycleError> {
+        match (self.is_booted, &self.created) {
+            (true, _) => Ok(()),
+            (false, None) => Err(CycleError::NotCreated),
+            (false, Some(_)) => Err(CycleError::NotBooted),
+        }
+    }
+
+    /// Requests `next`, at once or after the machine's end.
+    ///
+    /// # Errors
+    /// [`CycleError`]: there is no machine to end, or one that ends is to start again.
+    pub(super) fn request(&mut self, next: Next) -> Result<Effect, CycleError> {
+        match next {
+            _ if self.is_booted => {
+                if next == Next::Boot && (self.requested.is_some() || self.own.is_some()) {
+                    return Err(CycleError::Ending);
+                }
+                self.requested = self.requested.max(Some(next));
+                Ok(Effect::Stop)
+            }
+            Next::Boot | Next::Stay => self.check_booted().map(|()| Effect::Stop),
+            Next::Delete => {
+                self.created = None;
+                self.last = None;
+                Ok(Effect::Done)
+            }
+            Next::End => {
+                self.requested = Some(Next::End);
+                Ok(Effect::Done)
+            }
+        }
+    }
+
+    /// The machine has ended for `reason`.
+    pub(super) fn ended(&mut self, reason: &ExitReason) {
+        self.own = Some(Next::after(reason));
+        self.last = Some(LastEnd { reason: reason.name().to_owned(), text: reason.to_string() });
+    }
+
+    /// The machine did not start, or its end failed, as `text` states.
+    pub(super) fn failed(&mut self, text: String) {
+        let of_this_machine = self.own.is_some();
+        let reason = self.last.take().filter(|_| of_this_machine).map(|last| last.reason);
+        self.own.get_or_insert(Next::Stay);
+        self.last = Some(LastEnd { reason: reason.unwrap_or_else(|| "failed".to_owned()), text });
+    }
+
+    /// What the main thread does before there is a machine.
+    pub(super) fn order(&self) -> Order {
+        match (&self.created, self.is_booted, self.requested) {
+            (Some(created), true, _) => Order::Boot(Arc::clone(created)),
+            (_, _, Some(Next::End)) => Order::End,
+            _ => Order::Wait,
+        }
+    }
+
+    /// What the next execution starts with, after `events` events; `None` where the program ends.
+    pub(super) fn kept(&self, events: u64) -> Option<Kept> {
+        let own = self.own.unwrap_or(Next::Stay);
+        let next = if own == Next::End { own } else { self.requested.unwrap_or(own) };
+        let created = || self.created.as_deref().cloned();
+        let last = self.last.clone();
+        match next {
+            Next::End => None,
+            Next::Delete => Some(Kept { created: None, boots: false, last: None, events }),
+            Next::Stay => Some(Kept { created: created(), boots: false, last, events }),
+            Next::Boot => Some(Kept { created: created(), boots: true, last, events }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn configuration() -> Created {
+        Created {
+            language: Language::Own,
+            text: "{}".to_owned(),
+            default_name: "vm".to_owned(),
+            name: "vm1".to_owned(),
+            shown: Value::Null,
+        }
+    }
+
+    fn created() -> Cycle {
+        let mut cycle = Cycle::default();
+        cycle.create(configuration()).unwrap();
+        cycle
+    }
+
+    fn booted() -> Cycle {
+        let mut cycle = created();
+        cycle.boot().unwrap();
+        cycle
+    }
+
+    /// What the next execution starts with when `cycle`'s machine ends for `reason`: created, and booted.
+    fn next(mut cycle: Cycle, reason: &ExitReason) -> Option<[bool; 2]> {
+        cycle.ended(reason);
+        assert_eq!(cycle.boot(), Err(CycleError::Ending));
+        cycle.kept(7).map(|kept| [kept.created.is_some(), kept.boots])
+    }
+
+    #[test]
+    fn each_request_fits_its_states_and_is_refused_in_the_others() {
+        let mut empty = Cycle::default();
+        assert_eq!((empty.boot(), empty.order()), (Err(CycleError::NotCreated), Order::Wait));
+        assert_eq!(empty.request(Next::Stay), Err(CycleError::NotCreated));
+        assert_eq!(empty.request(Next::Boot), Err(CycleError::NotCreated));
+        assert_eq!(empty.request(Next::Delete), Ok(Effect::Done), "as cloud-hypervisor has it");
+        let mut created = created();
+        assert_eq!(created.create(configuration()), Err(CycleError::Exists));
+        assert_eq!(created.request(Next::Stay), Err(CycleError::NotBooted));
+        assert_eq!(created.request(Next::Boot), Err(CycleError::NotBooted));
+        assert_eq!((created.order(), created.boot()), (Order::Wait, Ok(())));
+        assert_eq!(created.order(), Order::Boot(Arc::new(configuration())));
+        assert_eq!(created.boot(), Err(CycleError::Booted));
+        assert_eq!(created.create(configuration()), Err(CycleError::Exists));
+        assert_eq!(created.request(Next::Boot), Ok(Effect::Stop));
+        assert_eq!(created.request(Next::Boot), Err(CycleError::Ending));
+    }
+
+    #[test]
+    fn a_configuration_is_deleted_and_the_program_ended_at_once_without_a_machine() {
+        let mut cycle = created();
+        assert_eq!(cycle.request(Next::Delete), Ok(Effect::Done));
+        assert_eq!(cycle.created(), None);
+        cycle.create(configuration()).unwrap();
+        assert_eq!((cycle.request(Next::End), cycle.order()), (Ok(Effect::Done), Order::End));
+    }
+
+    #[test]
+    fn a_machine_that_ends_by_itself_stays_created_and_a_reset_starts_it_again() {
+        for reason in [ExitReason::PoweredOff, ExitReason::Panicked, ExitReason::TripleFault { vcpu: 0 }] {
+            assert_eq!(next(booted(), &reason), Some([true, false]), "{reason}");
+        }
+        assert_eq!(next(booted(), &ExitReason::Reset), Some([true, true]));
+        assert_eq!(next(booted(), &ExitReason::Signal(15)), None);
+    }
+
+    #[test]
+    fn a_request_decides_what_follows_and_of_two_the_greater_one() {
+        for (requests, expected) in [
+            (vec![Next::Stay], Some([true, false])),
+            (vec![Next::Boot], Some([true, true])),
+            (vec![Next::Boot, Next::Stay], Some([true, false])),
+            (vec![Next::Delete, Next::Stay], Some([false, false])),
+            (vec![Next::Stay, Next::End], None),
+            (vec![Next::End, Next::Delete], None),
+        ] {
+            let mut cycle = booted();
+            for request in &requests {
+                assert_eq!(cycle.request(*request), Ok(Effect::Stop), "{requests:?}");
+            }
+            assert_eq!(next(cycle.clone(), &ExitReason::Requested), expected, "{requests:?}");
+            assert_eq!(next(cycle, &ExitReason::Signal(2)), None, "{requests:?}: a signal ends the program");
+        }
+    }
+
+    #[test]
+    fn a_start_that_fails_leaves_the_configuration_and_its_reason() {
+        let mut cycle =
+            Cycle::resumed(Kept { created: Some(configuration()), boots: true, ..Kept::default() });
+        assert!(matches!(cycle.order(), Order::Boot(_)));
+        cycle.failed("no memory".to_owned());
+        let kept = cycle.kept(3).unwrap();
+        assert_eq!((kept.boots, kept.events, kept.created.as_ref()), (false, 3, Some(&configuration())));
+        let text = serde_json::to_string(&kept).unwrap();
+        assert_eq!(serde_json::from_str::<Kept>(&text).unwrap(), kept);
+        let resumed = Cycle::resumed(kept);
+        let last = LastEnd { reason: "failed".to_owned(), text: "no memory".to_owned() };
+        assert_eq!((resumed.last(), resumed.is_booted()), (Some(&last), false));
+    }
+
+    #[test]
+    fn an_end_whose_disks_failed_keeps_its_reason_with_the_text_of_the_failure() {
+        let mut cycle = booted();
+        cycle.ended(&ExitReason::PoweredOff);
+        cycle.failed("disk is not flushed".to_owned());
+        let last = LastEnd { reason: "powered-off".to_owned(), text: "disk is not flushed".to_owned() };
+        assert_eq!(cycle.last(), Some(&last));
+    }
+}

@@ -1,0 +1,131 @@
+//! Requests that create, start and end the machines of `egm-vmm serve`.
+
+use super::answer::{Answer, Status, texts};
+use super::cycle::{Created, Cycle, CycleError, Effect, Language, Next};
+use super::published::{KnownState, Published};
+
+/// The remedy in a program with one machine.
+pub(super) const SERVE: &str = "start a program that serves machines: egm-vmm serve --api PATH";
+
+/// What a client waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Awaited {
+    /// The vCPUs run, or the start has failed.
+    Start,
+    /// The machine has ended, and its slices are returned.
+    End,
+}
+
+/// The reply to a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Reply {
+    Now(Answer),
+    /// An answer when this has happened.
+    Later(Awaited),
+}
+
+/// Creates the machine of `body`.
+pub(super) fn create(language: Language, body: &[u8], machine: &Published) -> Answer {
+    match machine.state().cycle.as_ref().map(Cycle::check_create) {
+        None => return alone(),
+        Some(Err(error)) => return wrong(error),
+        Some(Ok(())) => {}
+    }
+    let Ok(text) = String::from_utf8(body.to_vec()) else {
+        let what = "cannot read the configuration: it is not UTF-8";
+        return Answer::failure(Status::BadRequest, what, "send JSON");
+    };
+    match Created::new(language, text, &machine.default_name) {
+        Err(errors) => Answer::failures(Status::BadRequest, &texts(&errors)),
+        Ok(created) => match machine.change(|cycle| cycle.create(created)) {
+            None => alone(),
+            Some(Err(error)) => wrong(error),
+            Some(Ok(())) => Answer::done(),
+        },
+    }
+}
+
+/// Starts the machine.
+pub(super) fn boot(machine: &Published) -> Reply {
+    match machine.change(Cycle::boot) {
+        None => Reply::Now(alone()),
+        Some(Err(error)) => Reply::Now(wrong(error)),
+        Some(Ok(())) => Reply::Later(Awaited::Start),
+    }
+}
+
+/// Ends the machine, if there is one, and then does what `next` has.
+pub(super) fn end(next: Next, machine: &Published) -> Reply {
+    let state = machine.state();
+    let Some(cycle) = &state.cycle else { return Reply::Now(alone()) };
+    if cycle.is_booted() && state.live.is_none() && state.ended.is_none() {
+        return Reply::Now(starting());
+    }
+    match machine.change(|cycle| cycle.request(next)) {
+        None => Reply::Now(alone()),
+        Some(Err(error)) => Reply::Now(wrong(error)),
+        Some(Ok(Effect::Done)) => Reply::Now(Answer::done()),
+        Some(Ok(Effect::Stop)) => {
+            if let Some(live) = &state.live {
+                live.stop();
+            }
+            // The program that ends cannot be asked for anything else.
+            if next == Next::End { Reply::Now(Answer::done()) } else { Reply::Later(Awaited::End) }
+        }
+    }
+}
+
+/// The answer to a client that waits, if it can be given. `is_last`: the machine has ended, and the API of this
+/// execution ends.
+pub(super) fn outcome(awaited: Awaited, state: &KnownState, is_last: bool) -> Option<Answer> {
+    match awaited {
+        Awaited::Start if state.live.is_some() => Some(Answer::done()),
+        // Its client may request a start again at once, which this execution would refuse.
+        _ if !is_last => None,
+        Awaited::End => Some(Answer::done()),
+        Awaited::Start => Some(match &state.failure {
+            Some(texts) => Answer::failures(Status::InternalServerError, texts),
+            None => {
+                let what = "cannot start the machine: the program ends";
+                Answer::failure(Status::InternalServerError, what, "start egm-vmm serve again")
+            }
+        }),
+    }
+}
+
+/// Refuses a request of a machine that is not booted; `None` where one is, or in a program with one machine.
+pub(super) fn unbooted(state: &KnownState) -> Option<Answer> {
+    state.cycle.as_ref().and_then(|cycle| cycle.check_booted().err()).map(wrong)
+}
+
+/// The answer where the program has one machine, which starts and ends with it.
+fn alone() -> Answer {
+    Answer::failure(Status::NotImplemented, "egm-vmm run has one machine", SERVE)
+}
+
+pub(super) fn starting() -> Answer {
+    Answer::failure(
+        Status::Conflict,
+        "the machine does not run yet",
+        "wait for the event \"started\", or end the program: kill PID",
+    )
+}
+
+fn wrong(error: CycleError) -> Answer {
+    let (status, what, remedy) = match error {
+        CycleError::Exists => (Status::Conflict, "a machine is created already", "use vm.delete first"),
+        CycleError::NotCreated => {
+            (Status::NotFound, "no machine is created", "use vm.create, or PUT /egm/v1/machine")
+        }
+        CycleError::NotBooted => (Status::Conflict, "the machine is not started", "use vm.boot"),
+        CycleError::Booted => {
+            (Status::Conflict, "the machine is started already", "use vm.reboot, or vm.shutdown first")
+        }
+        CycleError::Ending => (
+            Status::Conflict,
+            "the machine ends, or has ended",
+            "wait for the event \"ready\", and try again",
+        ),
+    };
+    Answer::failure(status, what, remedy)
+}
