@@ -26,6 +26,7 @@ mod metrics;
 mod published;
 mod routes;
 mod server;
+mod shown;
 mod views;
 
 pub(crate) use client::{Client, ClientError, Events};
