@@ -3,10 +3,11 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The process that holds a slice, or for which the broker holds it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Owner {
     /// Its name for operators: that of a VM or a job.
@@ -19,6 +20,7 @@ pub struct Owner {
     pub started: u64,
     /// Trust domain, if it has a named one ([`crate::trust`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(description = "Trust domain, if it has a named one.")]
     pub domain: Option<String>,
 }
 

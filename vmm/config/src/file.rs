@@ -23,7 +23,7 @@ use super::spec::{Access, Architecture, BootTables, EgmForm, MAX_VCPUS, PciTopol
 /// A virtual machine for egm-vmm. Paths are relative to the file that names them.
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(title = "egm-vmm configuration")]
+#[schemars(title = "egm-vmm configuration", rename = "Configuration")]
 pub struct File {
     /// For editors: this schema.
     #[serde(rename = "$schema")]

@@ -27,7 +27,7 @@ pub(super) enum Status {
 }
 
 impl Status {
-    const fn reason(self) -> &'static str {
+    pub(super) const fn reason(self) -> &'static str {
         match self {
             Self::Ok => "OK",
             Self::NoContent => "No Content",

@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value, json};
-
 use super::cloud::{self, Translation, VmConfig};
 use super::cycle::{Created, Language};
+use super::shown::{ShownConfig, ShownPayload};
 use crate::config::{self, ConfigErrors, Overrides, Spec};
 
 /// Longest name of a machine that is made from a path.
@@ -63,21 +62,17 @@ fn checked(
 }
 
 /// The parts of cloud-hypervisor's `VmConfig` that every machine has.
-fn shown(spec: &Spec) -> Value {
+fn shown(spec: &Spec) -> ShownConfig {
     // Paths come from JSON, so they are Unicode.
     let text = |path: &Path| path.to_string_lossy().into_owned();
-    let mut payload = Map::new();
-    payload.insert("kernel".to_owned(), text(&spec.boot.kernel).into());
-    payload.insert("cmdline".to_owned(), spec.boot.cmdline.as_str().into());
-    payload.extend(spec.boot.initramfs.as_ref().map(|path| ("initramfs".to_owned(), text(path).into())));
+    let payload = ShownPayload {
+        kernel: text(&spec.boot.kernel),
+        cmdline: spec.boot.cmdline.clone(),
+        initramfs: spec.boot.initramfs.as_deref().map(text),
+    };
     let slices = spec.egm.iter().map(|slice| slice.size.get());
     let size = slices.fold(spec.memory.size.get(), u64::saturating_add);
-    let vcpus = spec.cpus.count;
-    json!({
-        "cpus": { "boot_vcpus": vcpus, "max_vcpus": vcpus },
-        "memory": { "size": size },
-        "payload": payload,
-    })
+    ShownConfig::new(spec.cpus.count, size, payload)
 }
 
 /// The name of a machine with an API at `path`: the file's, or for `api.sock` the folder's.
@@ -115,11 +110,11 @@ mod tests {
     #[test]
     fn a_configuration_of_either_language_is_a_machine() {
         let ours = Created::new(Language::Own, OURS.to_owned(), "vm1").unwrap();
-        assert_eq!((ours.name.as_str(), ours.shown["cpus"]["boot_vcpus"].as_u64()), ("vm1", Some(2)));
+        assert_eq!((ours.name.as_str(), ours.shown.cpus.boot_vcpus), ("vm1", 2));
         let spec = ours.spec(&Overrides::default()).unwrap();
         assert_eq!((spec.name.as_str(), spec.boot.kernel.as_path()), ("vm1", Path::new("k")));
         let cloud = Created::new(Language::CloudHypervisor, CLOUD.to_owned(), "vm2").unwrap();
-        assert_eq!((cloud.name.as_str(), cloud.shown["payload"]["kernel"].as_str()), ("vm2", Some("k")));
+        assert_eq!((cloud.name.as_str(), cloud.shown.payload.kernel.as_str()), ("vm2", "k"));
     }
 
     #[test]

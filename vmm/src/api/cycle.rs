@@ -11,8 +11,8 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
+use super::shown::ShownConfig;
 use crate::machine::ExitReason;
 
 /// Language of a configuration.
@@ -33,7 +33,7 @@ pub(crate) struct Created {
     pub(super) default_name: String,
     pub(super) name: String,
     /// Its part of cloud-hypervisor's `VmConfig`.
-    pub(super) shown: Value,
+    pub(super) shown: ShownConfig,
 }
 
 /// What follows the end of a machine. Of two requests the greater one counts.
@@ -253,7 +253,7 @@ mod tests {
             text: "{}".to_owned(),
             default_name: "vm".to_owned(),
             name: "vm1".to_owned(),
-            shown: Value::Null,
+            shown: ShownConfig::default(),
         }
     }
 

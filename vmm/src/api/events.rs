@@ -11,6 +11,7 @@ use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::SystemTime;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -20,7 +21,7 @@ use crate::lock::lock;
 const KEPT: usize = 256;
 
 /// An event of a machine.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum MachineEvent {
     /// The vCPUs run.
@@ -67,7 +68,8 @@ pub enum MachineEvent {
 }
 
 /// An event as readers get it.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Event")]
 struct JournalLine<'a> {
     /// Position in the journal, from 0.
     sequence: u64,
@@ -75,6 +77,25 @@ struct JournalLine<'a> {
     time_ms: u64,
     #[serde(flatten)]
     event: &'a MachineEvent,
+}
+
+/// A line in place of events that this reader missed.
+#[derive(Serialize, JsonSchema)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+#[schemars(rename = "LostEvents")]
+enum LossMarker {
+    /// The reader was too slow, or came too late.
+    Lost {
+        /// Number of events that it missed.
+        events: u64,
+    },
+}
+
+/// Schema of one line or one server-sent event.
+pub(super) fn line_schema(generator: &mut SchemaGenerator) -> Schema {
+    let event = generator.subschema_for::<JournalLine<'_>>();
+    let marker = generator.subschema_for::<LossMarker>();
+    json_schema!({ "oneOf": [event, marker] })
 }
 
 /// The latest events.
@@ -188,7 +209,8 @@ impl Batch {
 
     /// The events for a reader, after a marker that counts the lost ones.
     pub(super) fn encode(&self, format: EventFormat) -> Vec<u8> {
-        let marker = (self.lost > 0).then(|| format!("{{\"event\":\"lost\",\"events\":{}}}", self.lost));
+        let marker = LossMarker::Lost { events: self.lost };
+        let marker = (self.lost > 0).then(|| serde_json::to_string(&marker).unwrap_or_default());
         let marker = marker.as_deref().map(|text| (None, text));
         let lines = self.lines.iter().map(|(sequence, text)| (Some(*sequence), text.as_ref()));
         let mut out = String::new();

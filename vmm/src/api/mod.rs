@@ -4,7 +4,8 @@
 //! ```text
 //!  client ─► listener ─► server.rs ──► connection.rs ──► http.rs        bytes, limits, deadlines: pure
 //!                        one thread,      ▲
-//!                        epoll            └── answer.rs ◄── routes.rs   one table: dispatch, refusals, document
+//!                        epoll            └── answer.rs ◄── routes.rs   one table: dispatch, refusals, documents
+//!                                                              │  └─► openapi.rs   on request, with the views' schemas
 //!                                                              │
 //!  machine ─► events.rs ─► published.rs ◄──────────────────────┤        what is known of the machine, and its controls
 //!  main thread ◄─ orders ── cycle.rs ◄── created.rs ◄──────────┘        egm-vmm serve: create, boot, end, again
@@ -23,13 +24,16 @@ mod events;
 mod http;
 mod life;
 mod metrics;
+mod openapi;
 mod published;
 mod routes;
 mod server;
+mod shown;
 mod views;
 
 pub(crate) use client::{Client, ClientError, Events};
 pub(crate) use cycle::{Created, Kept, Order};
 pub use events::{Journal, MachineEvent};
 pub(crate) use published::Published;
+pub(crate) use routes::{Surface, open_api};
 pub(crate) use server::Server;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -19,7 +20,7 @@ use crate::plan::Plan;
 use crate::reserve::SliceRecord;
 
 /// State of a machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Phase {
     /// No machine is created (`egm-vmm serve`).
@@ -36,7 +37,7 @@ pub(super) enum Phase {
 }
 
 /// A stage of the start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub(super) struct Stage {
     pub(super) stage: &'static str,
     pub(super) duration_us: u64,

@@ -1,7 +1,12 @@
-//! The table of requests. Dispatch, refusals and the table of `docs/api.md` are made from it.
+//! The table of requests. Dispatch, refusals, OpenAPI documents and the table of `docs/api.md` are made from it.
 
-use serde_json::{Value, json};
+mod described;
 
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use self::described::open_api_text;
+pub(crate) use self::described::{Surface, open_api};
 use super::answer::{Answer, JSON, LINES, METRICS, SERVER_SENT, Status};
 use super::cycle::{Cycle, Language, Next};
 use super::events::EventFormat;
@@ -41,6 +46,8 @@ enum Operation {
     Events,
     Metrics,
     Requests,
+    /// The OpenAPI document of this surface.
+    OpenApi(Surface),
     /// Not built yet; the remedy.
     Missing(&'static str),
 }
@@ -97,6 +104,12 @@ pub(super) const ROUTES: &[Route] = &[
         Operation::End(Next::Delete),
         "`serve`: end the machine, if it runs, and remove its configuration",
     ),
+    route(
+        Get,
+        "/api/v1/openapi.json",
+        Operation::OpenApi(Surface::CloudHypervisor),
+        "OpenAPI document of `/api/v1/`",
+    ),
     route(Get, "/egm/v1/machine", Operation::Machine, "name, state, process, version, configuration"),
     route(
         Put,
@@ -126,6 +139,7 @@ pub(super) const ROUTES: &[Route] = &[
         Operation::Requests,
         "this table as JSON, with the requests that are not built",
     ),
+    route(Get, "/egm/v1/openapi.json", Operation::OpenApi(Surface::Own), "OpenAPI document of `/egm/v1/`"),
     missing("/api/v1/vm.pause", NO_STATE),
     missing("/api/v1/vm.resume", NO_STATE),
     missing("/api/v1/vm.snapshot", NO_STATE),
@@ -161,11 +175,24 @@ impl Operation {
     }
 }
 
-/// The table as JSON, for a program that `serves` machines or has one.
-fn requests(serves: bool) -> Vec<Value> {
-    let shown = |Route { method, path, operation, line }: &Route| {
-        let built = !matches!(operation, Missing(_)) && (serves || !operation.is_of_serve());
-        json!({ "method": method.name(), "path": path, "built": built, "text": line })
+/// A row of the table as clients get it.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Request")]
+struct ListedRequest {
+    method: &'static str,
+    path: &'static str,
+    /// Whether this program carries it out.
+    built: bool,
+    /// Its effect, or the remedy where it is not built.
+    text: &'static str,
+}
+
+/// The table for a program that `serves` machines or has one.
+fn requests(serves: bool) -> Vec<ListedRequest> {
+    let shown = |route: &Route| {
+        let is_of_program = serves || !route.operation.is_of_serve();
+        let built = !matches!(route.operation, Missing(_)) && is_of_program;
+        ListedRequest { method: route.method.name(), path: route.path, built, text: route.line }
     };
     ROUTES.iter().map(shown).collect()
 }
@@ -264,6 +291,7 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
         Operation::Requests => Answer::json(&requests(state.cycle.is_some())),
         Operation::Timings => Answer::json(&views::timings(state)),
         Operation::Metrics => Answer::text(METRICS, metrics::text(machine, state)),
+        Operation::OpenApi(surface) => Answer::text(JSON, open_api_text(surface)),
     };
     answer.into()
 }
@@ -328,6 +356,9 @@ fn events(request: &Request, machine: &Published) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use egm_fixtures::schema::accepts;
+    use serde_json::{Value, json};
+
     use super::*;
     use crate::api::{Kept, MachineEvent, Order};
     use crate::machine::{DeviceCounters, ExitLatch, ExitReason, LiveParts};
@@ -440,14 +471,74 @@ mod tests {
         text.lines().filter_map(|line| line.strip_prefix("# HELP ")).map(row).collect()
     }
 
-    #[test]
-    fn the_document_lists_exactly_the_metrics() {
+    /// A machine of `egm-vmm run` that runs, with a slice and an event.
+    fn alive() -> Published {
         let machine = starting();
+        machine.journal().open().unwrap();
+        machine.stage("configuration");
         let region = Some("local".to_owned());
         let slice =
             SliceRecord { id: "egm0".into(), region, offset: 0, size: 1, owner: None, retired: Vec::new() };
         machine.planned(plan_of_a_config(), vec![slice]);
         machine.started(live(true));
+        machine
+    }
+
+    /// The same after its end.
+    fn over() -> Published {
+        let machine = alive();
+        machine.ended(&ExitReason::Requested);
+        machine
+    }
+
+    /// Checks the answer of `machine` by the responses that `document` has for `route`.
+    fn check_by_document(document: &Value, route: &Route, machine: &Published) {
+        let Route { method, path, .. } = *route;
+        let answer = match respond(&request(method, path), machine) {
+            Response::Answer(answer) => answer,
+            Response::Later(_) => Answer::done(),
+            Response::Events(..) => answer_to(&request(Get, "/egm/v1/events?follow=0"), machine),
+        };
+        let text = String::from_utf8(answer.bytes(true)).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        let operation = &document["paths"][path][method.name().to_ascii_lowercase()];
+        let mut response = &operation["responses"][(answer.status as u16).to_string()];
+        if let Some(reference) = response["$ref"].as_str() {
+            response = document.pointer(reference.trim_start_matches('#')).unwrap();
+        }
+        assert!(response.is_object(), "{path}: {head}");
+        let Some(media) = head.lines().find_map(|line| line.strip_prefix("Content-Type: ")) else { return };
+        let schema = &response["content"][media]["schema"];
+        assert!(schema.is_object(), "{path}: {head}");
+        let (schema, texts) = match media {
+            JSON => (schema, vec![body]),
+            LINES => (&schema["contentSchema"], body.lines().collect()),
+            _ => return,
+        };
+        let mut schema = schema.clone();
+        schema["$defs"] = document["components"]["schemas"].clone();
+        for text in texts {
+            assert!(accepts(&schema, &serde_json::from_str(text).unwrap()), "{path}: {text}");
+        }
+    }
+
+    #[test]
+    fn every_answer_is_as_its_openapi_document_has_it() {
+        let documents = [Surface::CloudHypervisor, Surface::Own].map(|surface| {
+            let text = open_api_text(surface).replace("#/components/schemas/", "#/$defs/");
+            serde_json::from_str::<Value>(&text).unwrap()
+        });
+        let machines: [fn() -> Published; 5] = [starting, serving, created, alive, over];
+        for route in ROUTES {
+            let of_route = |document: &&Value| document["paths"][route.path].is_object();
+            let document = documents.iter().find(of_route).unwrap();
+            machines.iter().for_each(|machine| check_by_document(document, route, &machine()));
+        }
+    }
+
+    #[test]
+    fn the_document_lists_exactly_the_metrics() {
+        let machine = alive();
         let text = metrics::text(&machine, &machine.state());
         assert!(text.contains("{device=\"disk\",counter=\"failed_requests\"} 2\n"), "{text}");
         let page = include_str!("../../../docs/api.md");

@@ -1,13 +1,16 @@
-//! JSON bodies of the API. Pure but for the machine's counters.
+//! JSON bodies of the API, as types with a schema. Pure but for the machine's counters.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use egm_address::PciAddress;
-use serde_json::{Map, Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
 
 use super::cycle::{Created, Cycle, LastEnd};
-use super::published::{KnownState, Phase, Published, microseconds};
+use super::published::{KnownState, Phase, Published, Stage, microseconds};
+use super::shown::{ShownConfig, ShownPayload};
 use crate::kvm::Message;
 use crate::machine::{DeviceCounters, Live};
 use crate::plan::{FunctionRole, Plan};
@@ -15,59 +18,104 @@ use crate::plan::{FunctionRole, Plan};
 /// Version of this program.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-pub(super) fn ping() -> Value {
-    let build = format!("egm-vmm v{VERSION}");
-    json!({ "build_version": build, "version": VERSION, "pid": std::process::id(), "features": [] })
+/// The program's version and process: cloud-hypervisor's `VmmPingResponse`.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Ping {
+    build_version: String,
+    version: &'static str,
+    /// Process id of the program.
+    pid: u32,
+    features: Vec<String>,
 }
 
-/// cloud-hypervisor's `VmInfo` of a machine that is created, and has no plan. `last` is the end of the machine before.
-pub(super) fn info_of_created(created: &Created, last: Option<&LastEnd>) -> Value {
-    json!({
-        "config": created.shown,
-        "state": "Created",
-        "memory_actual_size": created.shown["memory"]["size"],
-        "device_tree": {},
-        "last_reason": last.map(|last| &last.reason),
-        "last_text": last.map(|last| &last.text),
-    })
+pub(super) fn ping() -> Ping {
+    let build_version = format!("egm-vmm v{VERSION}");
+    Ping { build_version, version: VERSION, pid: std::process::id(), features: Vec::new() }
 }
 
-/// cloud-hypervisor's `VmInfo`, with the parts of its `VmConfig` that the plan has.
-pub(super) fn info(plan: &Plan, phase: Phase) -> Value {
-    let vcpus = plan.vcpus.len();
+/// The machine as cloud-hypervisor shows one: its `VmInfo`.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct VmInfo {
+    config: ShownConfig,
+    state: VmState,
+    /// Guest memory in bytes, slices included.
+    memory_actual_size: u64,
+    /// Devices by their ids; empty before the machine has a plan.
+    device_tree: BTreeMap<String, DeviceNode>,
+    /// Name of the reason of the last machine's end, where a machine is created and not started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_reason: Option<String>,
+    /// That reason in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_text: Option<String>,
+}
+
+/// State of a machine by cloud-hypervisor's names.
+#[derive(Serialize, JsonSchema)]
+enum VmState {
+    Created,
+    Running,
+    Shutdown,
+}
+
+/// A device of the guest.
+#[derive(Serialize, JsonSchema)]
+struct DeviceNode {
+    id: String,
+    resources: Vec<Value>,
+    children: Vec<String>,
+    /// PCI address in the guest.
+    #[schemars(with = "String")]
+    pci_bdf: PciAddress,
+}
+
+/// Of a machine that is created, and has no plan. `last` is the end of the machine before.
+pub(super) fn info_of_created(created: &Created, last: Option<&LastEnd>) -> VmInfo {
+    VmInfo {
+        config: created.shown.clone(),
+        state: VmState::Created,
+        memory_actual_size: created.shown.memory.size,
+        device_tree: BTreeMap::new(),
+        last_reason: last.map(|last| last.reason.clone()),
+        last_text: last.map(|last| last.text.clone()),
+    }
+}
+
+/// With the parts of cloud-hypervisor's `VmConfig` that the plan has.
+pub(super) fn info(plan: &Plan, phase: Phase) -> VmInfo {
+    let vcpus = u32::try_from(plan.vcpus.len()).unwrap_or(u32::MAX);
     let memory: u64 = plan.memory.iter().map(|piece| piece.span.size()).fold(0, u64::saturating_add);
     let state = match phase {
-        Phase::Empty | Phase::Created | Phase::Starting => "Created",
-        Phase::Running => "Running",
-        Phase::Ending | Phase::Ended => "Shutdown",
+        Phase::Empty | Phase::Created | Phase::Starting => VmState::Created,
+        Phase::Running => VmState::Running,
+        Phase::Ending | Phase::Ended => VmState::Shutdown,
     };
     // Paths of a command line may be no UTF-8, which JSON must be.
     let text = |path: &Path| path.to_string_lossy().into_owned();
-    let mut payload = Map::new();
-    payload.insert("kernel".to_owned(), text(&plan.boot.kernel).into());
-    payload.insert("cmdline".to_owned(), plan.boot.cmdline.as_str().into());
-    payload.extend(plan.boot.initramfs.as_ref().map(|path| ("initramfs".to_owned(), text(path).into())));
-    json!({
-        "config": {
-            "cpus": { "boot_vcpus": vcpus, "max_vcpus": vcpus },
-            "memory": { "size": memory },
-            "payload": payload,
-        },
-        "state": state,
-        "memory_actual_size": memory,
-        "device_tree": device_tree(plan),
-    })
+    let payload = ShownPayload {
+        kernel: text(&plan.boot.kernel),
+        cmdline: plan.boot.cmdline.clone(),
+        initramfs: plan.boot.initramfs.as_deref().map(text),
+    };
+    VmInfo {
+        config: ShownConfig::new(vcpus, memory, payload),
+        state,
+        memory_actual_size: memory,
+        device_tree: device_tree(plan),
+        last_reason: None,
+        last_text: None,
+    }
 }
 
 /// Each device of the plan with its PCI address.
-fn device_tree(plan: &Plan) -> Map<String, Value> {
+fn device_tree(plan: &Plan) -> BTreeMap<String, DeviceNode> {
     let endpoints = plan.pci.iter().filter_map(|function| match &function.role {
         FunctionRole::Endpoint { device, .. } => Some((&device.id, function.address)),
         _ => None,
     });
-    let node = |(id, address): (&String, PciAddress)| {
-        let node = json!({ "id": id, "resources": [], "children": [], "pci_bdf": address });
-        (id.clone(), node)
+    let node = |(id, pci_bdf): (&String, PciAddress)| {
+        let (resources, children) = (Vec::new(), Vec::new());
+        (id.clone(), DeviceNode { id: id.clone(), resources, children, pci_bdf })
     };
     endpoints.map(node).collect()
 }
@@ -78,49 +126,107 @@ pub(super) fn counter_name(words: &str) -> String {
 }
 
 /// cloud-hypervisor's `VmCounters`: a number for each device and counter.
-pub(super) fn counters(devices: &[DeviceCounters]) -> Value {
+pub(super) type Counters = BTreeMap<String, BTreeMap<String, u64>>;
+
+pub(super) fn counters(devices: &[DeviceCounters]) -> Counters {
     let of = |device: &DeviceCounters| -> BTreeMap<String, u64> {
         device.counters.iter().map(|(words, number)| (counter_name(words), *number)).collect()
     };
-    let devices: BTreeMap<&str, _> = devices.iter().map(|device| (device.id.as_str(), of(device))).collect();
-    json!(devices)
+    devices.iter().map(|device| (device.id.clone(), of(device))).collect()
 }
 
-/// The machine of this process.
-pub(super) fn machine(machine: &Published, state: &KnownState) -> Value {
+/// The machine of the program, which may have none yet (`egm-vmm serve`).
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Machine {
+    /// Name of the machine, once its configuration is read.
+    name: Option<String>,
+    state: Phase,
+    /// Name of the reason of its end.
+    ended: Option<&'static str>,
+    /// Name of the reason of the last machine's end (`egm-vmm serve`).
+    last_reason: Option<String>,
+    /// That reason in words.
+    last_text: Option<String>,
+    /// Process id of the program.
+    pid: u32,
+    /// Version of the program.
+    version: &'static str,
+    /// Configuration file (`egm-vmm run`).
+    config: Option<String>,
+    /// Microseconds since the start of the program, or of its last execution.
+    uptime_us: u64,
+}
+
+pub(super) fn machine(machine: &Published, state: &KnownState) -> Machine {
     let created = state.cycle.as_ref().and_then(Cycle::created);
     let name = state.plan.as_ref().map(|plan| &plan.name).or_else(|| created.map(|created| &created.name));
     let last = state.cycle.as_ref().and_then(Cycle::last);
-    json!({
-        "name": name,
-        "state": state.phase(),
-        "ended": state.ended,
-        "last_reason": last.map(|last| &last.reason),
-        "last_text": last.map(|last| &last.text),
-        "pid": std::process::id(),
-        "version": VERSION,
-        "config": machine.config.as_ref().map(|path| path.to_string_lossy()),
-        "uptime_us": microseconds(machine.begun.elapsed()),
-    })
+    Machine {
+        name: name.cloned(),
+        state: state.phase(),
+        ended: state.ended,
+        last_reason: last.map(|last| last.reason.clone()),
+        last_text: last.map(|last| last.text.clone()),
+        pid: std::process::id(),
+        version: VERSION,
+        config: machine.config.as_ref().map(|path| path.to_string_lossy().into_owned()),
+        uptime_us: microseconds(machine.begun.elapsed()),
+    }
 }
 
-/// The stages of the start.
-pub(super) fn timings(state: &KnownState) -> Value {
-    let total = state.stages.iter().map(|stage| stage.duration_us).fold(0, u64::saturating_add);
-    json!({ "stages": state.stages, "total_us": total })
+/// The stages of the start so far.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Timings {
+    stages: Vec<Stage>,
+    /// Microseconds of all stages.
+    total_us: u64,
+}
+
+pub(super) fn timings(state: &KnownState) -> Timings {
+    let total_us = state.stages.iter().map(|stage| stage.duration_us).fold(0, u64::saturating_add);
+    Timings { stages: state.stages.clone(), total_us }
 }
 
 /// Interrupt lines of the plan, and the messages that the guest's drivers have set up.
-pub(super) fn interrupts(plan: &Plan, live: Option<&Live>) -> Value {
-    let messages = live.and_then(Live::messages).unwrap_or_default();
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Interrupts {
+    lines: Vec<InterruptLine>,
+    messages: Vec<InterruptMessage>,
+}
+
+/// An interrupt line of the guest.
+#[derive(Serialize, JsonSchema)]
+struct InterruptLine {
+    /// Global system interrupt number.
+    gsi: u32,
+    /// Source of the interrupt: `serial`, or a host function: `gpu0 INTA`.
+    owner: String,
+}
+
+/// A message interrupt that a vector uses.
+#[derive(Serialize, JsonSchema)]
+struct InterruptMessage {
+    /// Global system interrupt number.
+    gsi: u32,
+    /// PCI address of the function in the guest.
+    function: String,
+    /// Address that the function writes to.
+    address: u64,
+    /// Number that it writes there.
+    data: u32,
+}
+
+pub(super) fn interrupts(plan: &Plan, live: Option<&Live>) -> Interrupts {
+    let lines = plan.lines.iter().map(|line| InterruptLine { gsi: line.gsi, owner: line.owner.clone() });
     let message = |message: &Message| {
         let [bus, devfn] = message.sender.to_be_bytes();
-        json!({
-            "gsi": message.gsi,
-            "function": format!("0000:{bus:02x}:{:02x}.{}", devfn >> 3, devfn & 7),
-            "address": message.address,
-            "data": message.data,
-        })
+        InterruptMessage {
+            gsi: message.gsi,
+            function: format!("0000:{bus:02x}:{:02x}.{}", devfn >> 3, devfn & 7),
+            address: message.address,
+            data: message.data,
+        }
     };
-    json!({ "lines": plan.lines, "messages": messages.iter().map(message).collect::<Vec<_>>() })
+    let messages = live.and_then(Live::messages).unwrap_or_default();
+    Interrupts { lines: lines.collect(), messages: messages.iter().map(message).collect() }
 }

@@ -16,6 +16,7 @@ use egm_device::lease::Lease;
 use egm_device::ledger::{Identity, Ledger, Paths, Progress, Watch};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, RegionKind, Slice};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::error::ReserveError;
@@ -113,7 +114,7 @@ impl Backing for Taken {
 }
 
 /// A slice as the operator sees it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct SliceRecord {
     /// Id of the backing.
     pub(crate) id: String,
@@ -152,7 +153,7 @@ impl SliceRecord {
 }
 
 /// Bytes that must not be used.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
 pub(crate) struct RetiredSpan {
     offset: u64,
     pub(crate) size: u64,
