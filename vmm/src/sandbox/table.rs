@@ -169,7 +169,7 @@ const API: &[MachinePart] = &[MachinePart::ControlApi];
 const SIGNALS: &[u32] = &[libc::SIGBUS.cast_unsigned(), libc::SIGSEGV.cast_unsigned()];
 const DESCRIPTORS: &[u32] = &[libc::F_DUPFD_CLOEXEC.cast_unsigned(), libc::F_GETFD.cast_unsigned()];
 const CREDENTIALS: &[u32] = &[libc::SO_PEERCRED.cast_unsigned()];
-const SENDING_SIDE: &[u32] = &[libc::SHUT_WR.cast_unsigned()];
+const SIDES: &[u32] = &[libc::SHUT_WR.cast_unsigned(), libc::SHUT_RDWR.cast_unsigned()];
 
 /// The permitted calls but for ioctl(2).
 #[rustfmt::skip] // a table
@@ -241,7 +241,7 @@ pub(super) const ROWS: &[PermittedCall] = &[
     with(API, "eventfd2", Condition::Any, &[Api], "a descriptor in reserve for clients"),
     with(API, "getsockopt", Condition::OneOf(2, CREDENTIALS), &[Api], "the user of a client"),
     with(API, "recvfrom", Condition::Null(4), &[Api], "requests of clients"),
-    with(API, "shutdown", Condition::OneOf(1, SENDING_SIDE), &[Api], "the end of an answer that is the last"),
+    with(API, "shutdown", Condition::OneOf(1, SIDES), &[Api], "ends of last answers, and of an API that cannot go on"),
     // Others.
     always("clock_nanosleep", Condition::Any, &[Console], "a pause in which output gathers"),
     with(&[MachinePart::Disk], "preadv", Condition::Any, &[Block], "reads of a disk"),
