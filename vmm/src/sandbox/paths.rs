@@ -29,8 +29,8 @@ impl SocketFolder {
         Self { path: parent.unwrap_or_else(|| Path::new(".")).to_owned(), connects }
     }
 
-    /// What the machine may do there and in the folders below: at its end it removes its sockets, and a guest may connect
-    /// to sockets beside that of its vsock device.
+    /// What the machine may do there and in the folders below: at its end it removes its sockets, and a guest may
+    /// connect to sockets beside that of its vsock device.
     fn access(&self) -> BitFlags<AccessFs> {
         match self.connects {
             true => AccessFs::RemoveFile | AccessFs::ResolveUnix,

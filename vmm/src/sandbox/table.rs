@@ -63,7 +63,7 @@ pub(crate) enum MachinePart {
     Broker,
     /// A slice of an EGM device.
     EgmDevice,
-    /// The control API.
+    /// A control API, whose socket has a file.
     ControlApi,
 }
 
