@@ -280,14 +280,16 @@ fn the_api_of_a_machine_of_a_user_is_root_s_alone_and_its_socket_is_removed() {
     if !geteuid().is_root() {
         return println!("skipped: only root starts a machine for another user");
     }
-    let Some(mut machine) = Machine::running(&["--user", NOBODY]) else { return };
-    assert_eq!(machine.json("machine --json")["state"], "running");
-    machine.assert_refused_to(NOBODY);
-    let stopped = machine.ctl("shutdown --timeout 0");
-    assert!(stopped.status.success(), "{stopped:?}");
-    let ended = machine.end();
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(!machine.path().exists());
+    for mode in ["off", "strict"] {
+        let Some(mut machine) = Machine::running(&["--user", NOBODY, "--sandbox", mode]) else { return };
+        assert_eq!(machine.json("machine --json")["state"], "running");
+        machine.assert_refused_to(NOBODY);
+        let stopped = machine.ctl("shutdown --timeout 0");
+        assert!(stopped.status.success(), "{stopped:?}");
+        let ended = machine.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(!machine.path().exists());
+    }
 }
 
 #[test]

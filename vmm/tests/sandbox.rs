@@ -4,15 +4,21 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use egm_fixtures::payload::{Entry, Ports, halt, hello};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+/// Socket of the control API in a machine's folder.
+const API: &str = "api.sock";
+const STRICT: &[&str] = &["--sandbox", "strict"];
+const STRICT_WITH_API: &[&str] = &["--sandbox", "strict", "--api", API];
 
 /// Whether KVM is available; prints why not.
 fn kvm() -> bool {
@@ -29,14 +35,14 @@ fn devices() -> Value {
     ])
 }
 
-/// A machine with `kernel` and `console`, started with `--sandbox` in `mode`.
+/// A machine with `kernel` and `console`, started with `options`.
 struct Machine {
     folder: TempDir,
     child: Child,
 }
 
 impl Machine {
-    fn start(kernel: &[u8], console: Value, mode: &str) -> Self {
+    fn start(kernel: &[u8], console: Value, options: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str| folder.path().join(name);
         fs::write(file("kernel"), kernel).unwrap();
@@ -54,7 +60,8 @@ impl Machine {
         let child = Command::new(env!("CARGO_BIN_EXE_egm-vmm"))
             .arg("run")
             .arg(file("vm.json"))
-            .args(["--sandbox", mode])
+            .args(options)
+            .current_dir(folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -65,6 +72,18 @@ impl Machine {
 
     fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Starts a machine whose guest has printed a line, and sleeps.
+    fn sleeping(options: &[&str]) -> Self {
+        let mut machine = Self::start(&halt(Ports::USUAL), json!("stdio"), options);
+        let mut byte = [0];
+        while byte != *b"\n" {
+            if machine.child.stdout.as_mut().unwrap().read_exact(&mut byte).is_err() {
+                panic!("it ended: {:?}", machine.end());
+            }
+        }
+        machine
     }
 
     /// What it printed, and its exit code.
@@ -79,7 +98,7 @@ impl Machine {
 fn ended_and_gone(machine: Machine) {
     let (folder, text, code) = machine.end();
     assert_eq!(code, Some(0), "{text}");
-    for socket in ["vsock", "console"] {
+    for socket in ["vsock", "console", API] {
         assert!(!folder.path().join(socket).exists(), "{socket} is left: {text}");
     }
 }
@@ -90,8 +109,9 @@ fn a_machine_runs_to_its_end_within_each_sandbox_and_removes_its_sockets() {
         return;
     }
     for mode in ["strict", "log", "off"] {
-        let machine = Machine::start(&hello(Ports::USUAL, Entry::Pvh), json!("stdio"), mode);
-        ended_and_gone(machine);
+        for options in [&["--sandbox", mode][..], &["--sandbox", mode, "--api", API]] {
+            ended_and_gone(Machine::start(&hello(Ports::USUAL, Entry::Pvh), json!("stdio"), options));
+        }
     }
 }
 
@@ -112,23 +132,133 @@ fn each_thread_of_a_sandboxed_machine_is_confined_while_its_guest_runs() {
     if !kvm() {
         return;
     }
-    let mut machine = Machine::start(&halt(Ports::USUAL), json!("stdio"), "strict");
-    let mut byte = [0];
-    while byte != *b"\n" {
-        if machine.child.stdout.as_mut().unwrap().read_exact(&mut byte).is_err() {
-            panic!("it ended: {:?}", machine.end());
+    for (options, threads) in [(STRICT, 4), (STRICT_WITH_API, 5)] {
+        let machine = Machine::sleeping(options);
+        let statuses = statuses(machine.child.id());
+        assert!(statuses.len() >= threads, "console, event loop, two vCPUs, API: {statuses:?}");
+        let has_api = statuses.iter().any(|status| status.starts_with("Name:\tapi\n"));
+        assert_eq!(has_api, options == STRICT_WITH_API, "{statuses:?}");
+        for status in statuses {
+            for line in
+                ["CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"]
+            {
+                assert!(status.contains(line), "{line}: {status}");
+            }
+        }
+        kill_process(Pid::from_child(&machine.child), Signal::TERM).unwrap();
+        ended_and_gone(machine);
+    }
+}
+
+/// A client of a machine's API, with one connection.
+struct Client(BufReader<UnixStream>);
+
+impl Client {
+    fn of(machine: &Machine) -> Self {
+        let stream = UnixStream::connect(machine.folder.path().join(API)).unwrap();
+        // Longer than each deadline of the API.
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        Self(BufReader::new(stream))
+    }
+
+    /// Sends `bytes`; an API that refuses them may not take all.
+    fn send(&mut self, bytes: &[u8]) {
+        let _ = self.0.get_mut().write_all(bytes);
+    }
+
+    /// Status and body of the next answer; an answer without a length has no body here.
+    fn answer(&mut self) -> (u16, Vec<u8>) {
+        let (mut status, mut length) = (0, 0);
+        loop {
+            let mut line = String::new();
+            self.0.read_line(&mut line).unwrap();
+            match line.trim_end().split_once(' ') {
+                Some(("HTTP/1.1", rest)) => status = rest.split(' ').next().unwrap().parse().unwrap(),
+                Some(("Content-Length:", value)) => length = value.parse().unwrap(),
+                Some(_) => {}
+                None => break,
+            }
+        }
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body).unwrap();
+        (status, body)
+    }
+
+    fn ask(&mut self, method: &str, target: &str) -> (u16, Vec<u8>) {
+        self.send(format!("{method} {target} HTTP/1.1\r\n\r\n").as_bytes());
+        self.answer()
+    }
+
+    /// The next event of a stream.
+    fn event(&mut self) -> Value {
+        let mut line = String::new();
+        self.0.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+}
+
+/// Sends each request of the API's table but those that end the machine.
+fn ask_everything(machine: &Machine) {
+    let mut client = Client::of(machine);
+    let table: Value = serde_json::from_slice(&client.ask("GET", "/egm/v1/requests").1).unwrap();
+    for request in table.as_array().unwrap() {
+        let (method, path) = (request["method"].as_str().unwrap(), request["path"].as_str().unwrap());
+        let (target, expected) = match (path, request["built"].as_bool().unwrap()) {
+            ("/api/v1/vm.shutdown" | "/api/v1/vmm.shutdown", _) => continue,
+            ("/egm/v1/events", _) => ("/egm/v1/events?follow=0", [200; 2]),
+            (path, true) => (path, [200, 204]),
+            (path, false) => (path, [501; 2]),
+        };
+        let (status, body) = client.ask(method, target);
+        assert!(expected.contains(&status), "{method} {target}: {status} {}", String::from_utf8_lossy(&body));
+    }
+}
+
+/// As many clients as the API takes at a time, beside `others`.
+fn crowd(machine: &Machine, others: usize) -> Vec<Client> {
+    // vmm/src/api/server.rs keeps places for root.
+    let places = if geteuid().is_root() { 16 } else { 12 };
+    let mut clients = Vec::new();
+    loop {
+        let mut client = Client::of(machine);
+        match client.ask("GET", "/api/v1/vmm.ping").0 {
+            200 => clients.push(client),
+            // The end of an earlier client may not be noticed yet.
+            503 if clients.len() < places - others => std::thread::yield_now(),
+            status => {
+                assert_eq!(status, 503);
+                return clients;
+            }
         }
     }
-    let statuses = statuses(machine.child.id());
-    assert!(statuses.len() >= 4, "console, event loop, two vCPUs: {statuses:?}");
-    for status in statuses {
-        for line in
-            ["CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"]
-        {
-            assert!(status.contains(line), "{line}: {status}");
-        }
+}
+
+#[test]
+fn the_api_serves_patient_and_hostile_clients_within_the_sandbox_and_ends_the_machine() {
+    if !kvm() {
+        return;
     }
-    kill_process(Pid::from_child(&machine.child), Signal::TERM).unwrap();
+    let machine = Machine::sleeping(STRICT_WITH_API);
+    let mut reader = Client::of(&machine);
+    assert_eq!(reader.ask("GET", "/egm/v1/events").0, 200);
+    assert_eq!(reader.event()["event"], "started");
+    let mut half = Client::of(&machine);
+    half.send(b"GET /api/v1/vm.in");
+    // Answers that are longer than a socket takes, to a client that does not read.
+    let mut stalled = Client::of(&machine);
+    stalled.send(&b"GET /egm/v1/plan HTTP/1.1\r\n\r\n".repeat(500));
+    ask_everything(&machine);
+    let mut long = Client::of(&machine);
+    long.send(&[b"PUT / HTTP/1.1\r\nContent-Length: 104857600\r\n\r\n".to_vec(), vec![0; 1 << 20]].concat());
+    assert_eq!(long.answer().0, 413);
+    drop(long);
+    let mut clients = crowd(&machine, 3);
+    clients.iter_mut().for_each(|client| client.send(b"GET /egm/v1/metrics HTTP/1.1\r\n\r\n"));
+    clients.iter_mut().for_each(|client| assert_eq!(client.answer().0, 200));
+    assert_eq!(clients[0].ask("PUT", "/api/v1/vm.shutdown").0, 204);
+    let last = reader.0.lines().last().unwrap().unwrap();
+    assert!(last.contains("\"reason\":\"requested\""), "{last}");
+    drop((half, stalled, clients));
     ended_and_gone(machine);
 }
 
@@ -138,7 +268,7 @@ fn a_console_socket_has_its_clients_within_the_sandbox() {
         return;
     }
     let console = json!({ "type": "socket", "path": "console" });
-    let mut machine = Machine::start(&halt(Ports::USUAL), console, "strict");
+    let mut machine = Machine::start(&halt(Ports::USUAL), console, STRICT);
     let path = machine.folder.path().join("console");
     let mut client = loop {
         match UnixStream::connect(&path) {

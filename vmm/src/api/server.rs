@@ -77,7 +77,7 @@ impl Report for ServerError {
 pub(crate) struct Server {
     is_over: Arc<AtomicBool>,
     wake: Arc<EventFd>,
-    thread: Option<JoinHandle<Option<Listener>>>,
+    thread: Option<JoinHandle<Result<Listener, Listener>>>,
 }
 
 impl Server {
@@ -134,7 +134,7 @@ impl Server {
     fn end(&mut self) -> Option<Listener> {
         self.is_over.store(true, Ordering::Release);
         let _ = self.wake.write(1);
-        self.thread.take().and_then(|thread| thread.join().ok()).flatten()
+        self.thread.take().and_then(|thread| thread.join().ok()).and_then(Result::ok)
     }
 }
 
@@ -175,18 +175,22 @@ impl Serving {
     }
 
     /// Serves until `is_over`, and returns the socket.
-    fn run(mut self, is_over: &AtomicBool) -> Option<Listener> {
+    ///
+    /// # Errors
+    /// The socket of an API that ended before; it refuses clients. In a sandbox this thread may not remove its file.
+    fn run(mut self, is_over: &AtomicBool) -> Result<Listener, Listener> {
         while !is_over.load(Ordering::Acquire) {
             if let Err(error) = self.turn() {
                 tracing::warn!("the API ends, and the machine goes on: cannot wait for clients: {error}");
                 self.machine.abandon();
-                return None;
+                let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+                return Err(self.listener);
             }
         }
         let now = Instant::now();
         self.settle(true, now);
         self.serve_streams(now); // the last events, as far as clients take them at once
-        Some(self.listener)
+        Ok(self.listener)
     }
 
     fn turn(&mut self) -> io::Result<()> {

@@ -11,7 +11,7 @@ use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use super::Outcome;
 use crate::api::{Published, Server};
-use crate::config::{self, Overrides, Spec};
+use crate::config::{self, ConfigErrors, Overrides, Spec};
 use crate::custody;
 use crate::error::{Chain, Remedy, Report};
 use crate::launch::{Confined, Reservation, Reserved};
@@ -49,15 +49,7 @@ pub(super) struct Args {
     /// strict: each thread may make the few system calls that it needs, no file is opened, no program is started, and no
     /// capability is kept. Another call ends the machine with exit code 4, and is named. A second process of root returns
     /// slices. log: the kernel logs calls that strict would refuse. No scenario of the lab has run with strict yet.
-    /// Excludes --api: its thread has no list of calls yet.
-    #[arg(
-        long,
-        value_name = "MODE",
-        value_enum,
-        default_value_t,
-        hide_possible_values = true,
-        conflicts_with = "api"
-    )]
+    #[arg(long, value_name = "MODE", value_enum, default_value_t, hide_possible_values = true)]
     sandbox: Mode,
     /// Descriptor of the process that returns the slices; it starts this one
     #[arg(long, hide = true)]
@@ -89,12 +81,25 @@ impl Args {
         }
     }
 
-    /// Whether another process returns the slices of the machine of `spec`: in a sandbox no file of the ledger is opened.
-    /// That process starts this one again, which reads the configuration then.
-    fn needs_keeper(&self, spec: &Spec) -> bool {
+    fn spec(&self) -> Result<Spec, ConfigErrors> {
+        config::load_with(&self.file, &self.overrides())
+    }
+
+    /// Whether another process returns the slices of the machine, if it has any: in a sandbox no file of the ledger is
+    /// opened. That process starts this one again, which reads the configuration then.
+    fn may_need_keeper(&self) -> bool {
         let is_read_once = self.file.as_os_str() == "-";
-        let has_own_slices = sandbox::needs_return(spec) && self.broker.is_none() && geteuid().is_root();
+        let has_own_slices = self.broker.is_none() && geteuid().is_root();
         self.keeper.is_none() && self.sandbox.is_on() && has_own_slices && !is_read_once
+    }
+
+    /// Runs this command line once more, as the machine, and returns its slices at its end.
+    fn keep(&self) -> Outcome {
+        let bars = Bars::default();
+        let kept = custody::keep("--keeper", &|slice, step| bars.report(slice, step));
+        // The machine's process may not have the right to remove its socket.
+        let _ = self.api.as_deref().map(remove_stale);
+        kept
     }
 
     fn broker(&self) -> Option<Broker> {
@@ -160,29 +165,37 @@ pub(super) fn raise_open_files() {
 pub(super) fn run(args: &Args) -> Outcome {
     if let (Some(name), None) = (&args.user, args.keeper) {
         User::find(name)?;
-        let kept = keep();
-        // The machine's process may not have the right to remove it.
-        let _ = args.api.as_deref().map(remove_stale);
-        return kept;
+        return args.keep();
     }
     let confined = Confined::new(args.user.as_deref(), args.keeper, args.sandbox)?;
+    let confined = confined.with_api(args.api.clone());
     raise_open_files();
     // Until there is a guest, its power button does nothing; an unhandled signal would end this process.
     let _ = signal_hook::flag::register(libc::SIGPWR, Arc::default());
     let machine = Arc::new(Published::new(args.file.clone()));
+    // Before the API starts: it is the machine's process that listens. The keeper has neither a thread nor the socket.
+    let known = args.may_need_keeper().then(|| args.spec());
+    if let Some(Ok(spec)) = &known
+        && sandbox::needs_return(spec)
+    {
+        sandbox::check(args.sandbox, spec, false)?;
+        return args.keep();
+    }
     // Dropped last: it removes its socket when the machine's slices are returned.
     let _api = args.api.as_ref().map(|path| Server::start(path, Arc::clone(&machine))).transpose()?;
-    let outcome = run_machine(args, confined, &machine);
+    let outcome = run_machine(args, known, confined, &machine);
     outcome.inspect_err(|error| machine.failed(error.as_ref()))
 }
 
-/// Runs the machine of `args` to its end, and publishes each step.
-fn run_machine(args: &Args, confined: Confined, machine: &Published) -> Outcome {
-    let spec = config::load_with(&args.file, &args.overrides())?;
-    if args.needs_keeper(&spec) {
-        sandbox::check(args.sandbox, &spec, false)?;
-        return keep();
-    }
+/// Runs the machine of `args` to its end, and publishes each step. `known` is its configuration, if that is read
+/// already.
+fn run_machine(
+    args: &Args,
+    known: Option<Result<Spec, ConfigErrors>>,
+    confined: Confined,
+    machine: &Published,
+) -> Outcome {
+    let spec = known.unwrap_or_else(|| args.spec())?;
     machine.stage("configuration");
     let (ended, reservation) = launch(&spec, args.broker().as_ref(), confined, machine, &|| ())?;
     machine.ended(&ended.reason);
@@ -222,12 +235,6 @@ pub(super) fn launch(
         started();
         machine.started(live.clone());
     }))
-}
-
-/// Runs this command line once more, as the machine, and returns its slices at its end.
-fn keep() -> Outcome {
-    let bars = Bars::default();
-    custody::keep("--keeper", &|slice, step| bars.report(slice, step))
 }
 
 /// Prints how the machine ended.

@@ -93,7 +93,9 @@ enum ServeError {
         "cannot serve machines of user {name:?}: each one opens its resources with the rights of the start"
     )]
     User { name: String },
-    #[error("cannot serve machines in a sandbox: the API's thread has no list of calls yet")]
+    #[error(
+        "cannot serve machines in a sandbox: the program executes itself after each one, which no filter permits"
+    )]
     Sandbox,
     #[error("cannot {step}")]
     Step { step: &'static str, source: io::Error },

@@ -1,5 +1,6 @@
 //! What a machine's process gives up before its guest runs: the locks of its slices, its user, and system calls.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::custody::Keeper;
@@ -13,6 +14,8 @@ use crate::user::{self, User, UserError};
 pub(crate) struct Confined {
     custody: Custody,
     mode: Mode,
+    /// Path of the control API's socket, which the process removes at its end.
+    api: Option<PathBuf>,
 }
 
 /// The process that returns a machine's slices. Only a machine with a keeper can become another user's.
@@ -40,7 +43,12 @@ impl Confined {
                 Custody::Kept { keeper: Keeper::connect(keeper)?, user }
             }
         };
-        Ok(Self { custody, mode })
+        Ok(Self { custody, mode, api: None })
+    }
+
+    /// With the control API at `api`, if there is one.
+    pub(crate) fn with_api(self, api: Option<PathBuf>) -> Self {
+        Self { api, ..self }
     }
 
     /// The user that the machine becomes, if any.
@@ -112,7 +120,8 @@ impl Confined {
         plan: &Plan,
         leases: &Leases,
     ) -> Result<Option<Arc<Sandbox>>, Box<dyn Report>> {
-        let kept = KeptDescriptors { broker: leases.has_broker(), egm_device: leases.has_egm_device() };
+        let (broker, egm_device) = (leases.has_broker(), leases.has_egm_device());
+        let kept = KeptDescriptors { broker, egm_device, api: self.api.as_deref() };
         let sandbox = Sandbox::new(self.mode, plan, kept)?;
         if let Some(sandbox) = &sandbox {
             sandbox.confine_others()?;

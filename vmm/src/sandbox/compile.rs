@@ -247,6 +247,36 @@ mod tests {
     }
 
     #[test]
+    fn the_api_s_thread_serves_clients_and_the_event_loop_removes_its_socket() {
+        const PEER_USER: u64 = 17;
+        const PEER_PROCESS: u64 = 77;
+        for arch in ARCHITECTURES {
+            let of = |kind, parts: &[MachinePart]| Judge::of(kind, parts, arch);
+            let api = of(ThreadKind::Api, &[MachinePart::ControlApi]);
+            for (name, arguments, expected) in [
+                ("accept4", [3, 0, 0, 0x8_0000, 0, 0], ALLOW),
+                ("getsockopt", [4, 1, PEER_USER, 1, 1, 0], ALLOW),
+                ("getsockopt", [4, 1, PEER_PROCESS, 1, 1, 0], TRAP),
+                ("recvfrom", [4, 1, 1, 0, 0, 0], ALLOW),
+                ("recvfrom", [4, 1, 1, 0, 1, 1], TRAP),
+                ("shutdown", [4, 1, 0, 0, 0, 0], ALLOW),
+                ("shutdown", [4, 0, 0, 0, 0, 0], TRAP),
+                ("unlinkat", [3, 1, 0, 0, 0, 0], TRAP),
+                // The power button, and a vCPU.
+                ("ioctl", [5, 0x4008_ae61, 0, 0, 0, 0], ALLOW),
+                ("ioctl", [5, 0xae80, 0, 0, 0, 0], TRAP),
+            ] {
+                assert_eq!(api.call(name, arguments), expected, "{name} {arguments:x?}");
+            }
+            assert_eq!(of(ThreadKind::Api, &[]).call("accept4", [0; 6]), TRAP);
+            let (without, with) =
+                (of(ThreadKind::EventLoop, &[]), of(ThreadKind::EventLoop, &[MachinePart::ControlApi]));
+            assert_eq!((without.call("unlinkat", [0; 6]), with.call("unlinkat", [0; 6])), (TRAP, ALLOW));
+            assert_eq!(with.call("accept4", [0; 6]), TRAP);
+        }
+    }
+
+    #[test]
     fn a_mapping_stays_one_of_the_same_bytes() {
         const EPERM: u32 = 0x0005_0001;
         for (arch, audit) in ARCHITECTURES.into_iter().zip([0xc000_003e, 0xc000_00b7]) {

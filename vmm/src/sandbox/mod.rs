@@ -24,6 +24,7 @@ mod table;
 mod threads;
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
@@ -70,11 +71,13 @@ pub(crate) struct Sandbox {
 
 /// What the plan of a machine does not show.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct KeptDescriptors {
+pub(crate) struct KeptDescriptors<'p> {
     /// A broker's connection stays open.
     pub(crate) broker: bool,
     /// The file of an EGM device stays open.
     pub(crate) egm_device: bool,
+    /// Path of the control API's socket, if there is one.
+    pub(crate) api: Option<&'p Path>,
 }
 
 impl Sandbox {
@@ -86,20 +89,20 @@ impl Sandbox {
     pub(crate) fn new(
         mode: Mode,
         plan: &Plan,
-        kept: KeptDescriptors,
+        kept: KeptDescriptors<'_>,
     ) -> Result<Option<Arc<Self>>, SandboxError> {
         if !mode.is_on() {
             return Ok(None);
         }
         let strict = mode == Mode::Strict;
-        let ruleset = if strict { paths::ruleset(&paths::folders(plan))? } else { None };
+        let ruleset = if strict { paths::ruleset(&paths::folders(plan, kept.api))? } else { None };
         if strict && ruleset.is_none() {
             tracing::info!("this kernel has no Landlock: only filters keep the machine from files");
         }
         // Leaked: threads and handlers use it until the process ends.
         let restrictions: &'static Restrictions =
             Box::leak(Box::new(Restrictions { ruleset, drops_capabilities: strict }));
-        let parts = parts::of(plan, kept.broker, kept.egm_device);
+        let parts = parts::of(plan, kept);
         let (vcpu, event_loop) =
             (filter(mode, &parts, ThreadKind::Vcpu)?, filter(mode, &parts, ThreadKind::EventLoop)?);
         sys::keep_allocator_from_files();

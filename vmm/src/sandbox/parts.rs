@@ -1,12 +1,12 @@
 //! The parts of a machine that need system calls of their own, by its plan. Pure.
 
+use super::KeptDescriptors;
 use super::table::MachinePart;
 use crate::config::{Console, DeviceKind, EgmSlice, GUEST_MEMFD, LOCAL, Spec};
 use crate::plan::{FunctionRole, Plan};
 
-/// The parts of the machine of `plan`. `has_broker` if slices came from a broker, `has_egm` if the file of an EGM device stays
-/// open.
-pub(super) fn of(plan: &Plan, has_broker: bool, has_egm: bool) -> Vec<MachinePart> {
+/// The parts of the machine of `plan` that keeps `kept`.
+pub(super) fn of(plan: &Plan, kept: KeptDescriptors<'_>) -> Vec<MachinePart> {
     let devices = plan.pci.iter().filter_map(|function| match &function.role {
         FunctionRole::Endpoint { device, .. } => part_of(&device.kind),
         _ => None,
@@ -15,8 +15,9 @@ pub(super) fn of(plan: &Plan, has_broker: bool, has_egm: bool) -> Vec<MachinePar
     let parts = [
         console,
         plan.passthrough.is_some().then_some(MachinePart::Function),
-        has_broker.then_some(MachinePart::Broker),
-        has_egm.then_some(MachinePart::EgmDevice),
+        kept.broker.then_some(MachinePart::Broker),
+        kept.egm_device.then_some(MachinePart::EgmDevice),
+        kept.api.is_some().then_some(MachinePart::ControlApi),
     ];
     devices.chain(parts.into_iter().flatten()).collect()
 }

@@ -20,11 +20,13 @@ pub(crate) enum ThreadKind {
     ServerWatch,
     /// Waits for the end of a process that receives descriptors.
     Reaper,
+    /// Answers clients of the control API. It runs before the machine is built, and longer than the guest.
+    Api,
 }
 
-use ThreadKind::{Block, Console, EventLoop, Hotplug, Reaper, ServerWatch, Vcpu};
+use ThreadKind::{Api, Block, Console, EventLoop, Hotplug, Reaper, ServerWatch, Vcpu};
 
-pub(super) const KINDS: &[ThreadKind] = &[Vcpu, EventLoop, Console, Block, Hotplug, ServerWatch, Reaper];
+pub(super) const KINDS: &[ThreadKind] = &[Vcpu, EventLoop, Console, Block, Hotplug, ServerWatch, Reaper, Api];
 
 impl ThreadKind {
     /// The kind of the thread named `name`, if its filter is known. Names are those of its start.
@@ -35,6 +37,7 @@ impl ThreadKind {
             "hotplug" => Hotplug,
             "vfio-user" => ServerWatch,
             "reaper" => Reaper,
+            "api" => Api,
             _ => return None,
         })
     }
@@ -60,6 +63,8 @@ pub(crate) enum MachinePart {
     Broker,
     /// A slice of an EGM device.
     EgmDevice,
+    /// A control API, whose socket has a file.
+    ControlApi,
 }
 
 /// The parts that not every machine has.
@@ -74,6 +79,7 @@ pub(super) const ALL_PARTS: &[MachinePart] = &[
     MachinePart::Server,
     MachinePart::Broker,
     MachinePart::EgmDevice,
+    MachinePart::ControlApi,
 ];
 
 /// The calls of a row, by their arguments, counted from 0.
@@ -153,11 +159,17 @@ const EVERY: &[MachinePart] = &[MachinePart::Always];
 const FUNCTION: &[MachinePart] = &[MachinePart::Function];
 const NET: &[MachinePart] = &[MachinePart::Net];
 const VHOST: &[MachinePart] = &[MachinePart::Net, MachinePart::VhostVsock];
-/// Sockets with a file.
+/// Sockets that the event loop serves.
 const SOCKETS: &[MachinePart] = &[MachinePart::Vsock, MachinePart::ConsoleSocket];
+/// Sockets whose file the event loop removes.
+const SOCKET_FILES: &[MachinePart] =
+    &[MachinePart::Vsock, MachinePart::ConsoleSocket, MachinePart::ControlApi];
+const API: &[MachinePart] = &[MachinePart::ControlApi];
 
 const SIGNALS: &[u32] = &[libc::SIGBUS.cast_unsigned(), libc::SIGSEGV.cast_unsigned()];
 const DESCRIPTORS: &[u32] = &[libc::F_DUPFD_CLOEXEC.cast_unsigned(), libc::F_GETFD.cast_unsigned()];
+const CREDENTIALS: &[u32] = &[libc::SO_PEERCRED.cast_unsigned()];
+const SIDES: &[u32] = &[libc::SHUT_WR.cast_unsigned(), libc::SHUT_RDWR.cast_unsigned()];
 
 /// The permitted calls but for ioctl(2).
 #[rustfmt::skip] // a table
@@ -193,7 +205,8 @@ pub(super) const ROWS: &[PermittedCall] = &[
     always("tgkill", Condition::ThisProcess(0), KINDS, "the signal that stops a vCPU, and an abort"),
     always("write", Condition::Any, KINDS, "eventfds, console output, messages"),
     // Several kinds.
-    always("read", Condition::Any, &[Vcpu, EventLoop, Console, Hotplug], "eventfds, timers, console input and output"),
+    always("read", Condition::Any, &[Vcpu, EventLoop, Console, Hotplug, Api],
+        "eventfds, timers, console input and output"),
     always("ppoll", Condition::Any, KINDS, "waits for descriptors, and whether the report of a refused call would wait"),
     always("eventfd2", Condition::Any, DEVICES, "interrupt vectors, and a descriptor in reserve for clients"),
     always("epoll_ctl", Condition::Any, VIRTIO, "descriptors that a device waits for"),
@@ -218,9 +231,17 @@ pub(super) const ROWS: &[PermittedCall] = &[
     with(&[MachinePart::Vsock], "socket", Condition::OneOf(0, &[libc::AF_UNIX.cast_unsigned()]), &[EventLoop],
         "a connection of the guest to a host program"),
     with(&[MachinePart::Vsock], "connect", Condition::Any, &[EventLoop], "a connection of the guest to a host program"),
-    with(SOCKETS, "statx", Condition::Any, &[EventLoop], "whether a socket's file is still ours"),
-    with(SOCKETS, "unlink", Condition::Any, &[EventLoop], "a socket's file, at the end"),
-    with(SOCKETS, "unlinkat", Condition::Any, &[EventLoop], "a socket's file, at the end"),
+    with(SOCKET_FILES, "statx", Condition::Any, &[EventLoop], "whether a socket's file is still ours"),
+    with(SOCKET_FILES, "unlink", Condition::Any, &[EventLoop], "a socket's file, at the end"),
+    with(SOCKET_FILES, "unlinkat", Condition::Any, &[EventLoop], "a socket's file, at the end"),
+    // The control API. The event loop removes its socket.
+    with(API, "accept4", Condition::Any, &[Api], "clients of the API"),
+    with(API, "epoll_ctl", Condition::Any, &[Api], "clients that come, send, or take bytes again"),
+    with(API, "epoll_pwait", Condition::Any, &[Api], "the wait for clients and events"),
+    with(API, "eventfd2", Condition::Any, &[Api], "a descriptor in reserve for clients"),
+    with(API, "getsockopt", Condition::OneOf(2, CREDENTIALS), &[Api], "the user of a client"),
+    with(API, "recvfrom", Condition::Null(4), &[Api], "requests of clients"),
+    with(API, "shutdown", Condition::OneOf(1, SIDES), &[Api], "ends of last answers, and of an API that cannot go on"),
     // Others.
     always("clock_nanosleep", Condition::Any, &[Console], "a pause in which output gathers"),
     with(&[MachinePart::Disk], "preadv", Condition::Any, &[Block], "reads of a disk"),
@@ -285,6 +306,8 @@ pub(super) const REQUESTS: &[PermittedRequest] = &[
     request(&[MachinePart::VhostVsock], "VHOST_VSOCK_SET_RUNNING", 0x4004_af61, VIRTIO, "start and stop of the kernel's worker"),
     request(&[MachinePart::EgmDevice], "EGM_RETIRED_PAGES_LIST", 0x4564, &[EventLoop], "pages that the host retires meanwhile"),
     request(SOCKETS, "FIONBIO", 0x5421, &[EventLoop], "clients that are never waited for"),
+    request(API, "FIONBIO", 0x5421, &[Api], "clients that are never waited for"),
+    request(API, "KVM_IRQ_LINE", 0x4008_ae61, &[Api], "the guest's power button"),
     request(EVERY, "TCSETS", 0x5402, KINDS, "the operator's terminal, given back at the end and by a panic"),
     request(EVERY, "TCSETS2", 0x402c_542b, KINDS, "the operator's terminal, given back at the end and by a panic"),
     request(EVERY, "TCGETS", 0x5401, KINDS, "whether messages go to a terminal"),
@@ -311,8 +334,10 @@ mod tests {
             assert_ne!(row.call, "ioctl", "its requests have a table of their own");
         }
         for request in REQUESTS {
-            let PermittedRequest { name, reason, kinds, parts, .. } = request;
+            let PermittedRequest { name, number, reason, kinds, parts } = request;
             assert!(reason.len() > 8 && !kinds.is_empty() && !parts.is_empty(), "{name}");
+            let mut of_name = REQUESTS.iter().filter(|other| other.name == *name);
+            assert!(of_name.all(|other| other.number == *number), "{name} has two numbers");
         }
     }
 
@@ -476,6 +501,7 @@ mod tests {
             ("hotplug", Hotplug),
             ("vfio-user", ServerWatch),
             ("reaper", Reaper),
+            ("api", Api),
         ] {
             assert_eq!(ThreadKind::of_thread(name), Some(kind));
         }
@@ -504,6 +530,7 @@ mod tests {
         ("futex", libc::SYS_futex),
         ("getpid", libc::SYS_getpid),
         ("getrandom", libc::SYS_getrandom),
+        ("getsockopt", libc::SYS_getsockopt),
         ("gettid", libc::SYS_gettid),
         ("io_uring_enter", libc::SYS_io_uring_enter),
         ("ioctl", libc::SYS_ioctl),

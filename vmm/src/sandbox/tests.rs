@@ -30,6 +30,7 @@ const fn name(kind: ThreadKind) -> &'static str {
         ThreadKind::Hotplug => "hotplug",
         ThreadKind::ServerWatch => "vfio-user",
         ThreadKind::Reaper => "reaper",
+        ThreadKind::Api => "api",
     }
 }
 
@@ -297,7 +298,7 @@ fn threads_that_wait_confine_themselves_and_go_on() {
     }
     prepare(Mode::Strict).unwrap();
     let restrictions: &'static Restrictions = Box::leak(Box::new(restrictions()));
-    let all: Vec<_> = ["console", "blk", "hotplug", "vfio-user", "reaper"].map(waiting).into();
+    let all: Vec<_> = ["console", "blk", "hotplug", "vfio-user", "reaper", "api"].map(waiting).into();
     let filtered = |thread: &threads::Thread| {
         let kind = ThreadKind::of_thread(&thread.name).unwrap();
         (thread.clone(), filter(Mode::Strict, ALL_PARTS, kind).unwrap())
@@ -350,6 +351,23 @@ fn landlock_keeps_a_thread_from_files_that_a_filter_would_let_it_open() {
     });
     assert_eq!(restricted.join().unwrap(), Err(io::ErrorKind::PermissionDenied));
     assert_eq!(opened(), Ok(()), "only that thread is restricted");
+}
+
+#[test]
+fn a_file_is_removed_in_the_folder_of_a_socket_and_nowhere_else() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let files = folders.each_ref().map(|folder| folder.path().join("api.sock"));
+    let own = paths::SocketFolder::of(&files[0], false);
+    let Some(ruleset) = paths::ruleset(&[own]).unwrap() else {
+        return println!("skipped: this kernel has no Landlock");
+    };
+    files.iter().for_each(|file| drop(File::create(file).unwrap()));
+    let restricted = thread::spawn(move || {
+        rustix::thread::set_no_new_privs(true).unwrap();
+        sys::restrict(std::os::fd::AsFd::as_fd(&ruleset)).unwrap();
+        files.map(|file| fs::remove_file(file).map_err(|error| error.kind()))
+    });
+    assert_eq!(restricted.join().unwrap(), [Ok(()), Err(io::ErrorKind::PermissionDenied)]);
 }
 
 #[test]

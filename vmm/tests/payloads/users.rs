@@ -1,8 +1,9 @@
 //! A machine that root starts for another user: what the kernel reports of its process while the guest runs.
 
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -23,7 +24,7 @@ const NAME: &str = "of-nobody";
 
 /// A machine with a slice of huge pages, of which each slice is a file.
 struct Machine {
-    _folder: TempDir,
+    folder: TempDir,
     keeper: Child,
     machine: Pid,
 }
@@ -39,10 +40,10 @@ impl Drop for Machine {
 impl Machine {
     /// Returns when the guest runs.
     fn start() -> Self {
-        Self::start_with(["--user", USER])
+        Self::start_with(&["--user", USER])
     }
 
-    fn start_with(options: [&str; 2]) -> Self {
+    fn start_with(options: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = json!({
             "name": NAME,
@@ -57,6 +58,7 @@ impl Machine {
             .arg("run")
             .arg(&file)
             .args(options)
+            .current_dir(folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -66,7 +68,7 @@ impl Machine {
             keeper.stdout.as_mut().unwrap().read_exact(&mut byte).unwrap();
         }
         let machine = child_of(keeper.id());
-        Self { _folder: folder, keeper, machine }
+        Self { folder, keeper, machine }
     }
 
     fn path(&self, file: &str) -> String {
@@ -191,7 +193,7 @@ fn a_sandboxed_machine_of_root_leaves_its_slices_to_another_process() {
         return;
     }
     let Some(_pool) = Pool::reserve(2, 2 << 10) else { return };
-    let mut machine = Machine::start_with(["--sandbox", "strict"]);
+    let mut machine = Machine::start_with(&["--sandbox", "strict"]);
     for status in statuses(&machine) {
         for line in
             ["CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"]
@@ -205,4 +207,29 @@ fn a_sandboxed_machine_of_root_leaves_its_slices_to_another_process() {
     let keeper = Pid::from_child(&machine.keeper);
     assert_eq!(machine.end(keeper, Signal::TERM), Some(0));
     assert!(!is_granted());
+}
+
+#[test]
+fn the_api_of_a_sandboxed_machine_of_root_is_not_the_keeper_s() {
+    if !can_run() {
+        return;
+    }
+    let Some(_pool) = Pool::reserve(2, 2 << 10) else { return };
+    let mut machine = Machine::start_with(&["--sandbox", "strict", "--api", "api.sock"]);
+    let socket = machine.folder.path().join("api.sock");
+    let ask = |request: &str| {
+        let mut client = UnixStream::connect(&socket).unwrap();
+        write!(client, "{request} HTTP/1.1\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let answer = ask("GET /api/v1/vmm.ping");
+    assert!(answer.contains(&format!("\"pid\":{}", machine.machine.as_raw_nonzero())), "{answer}");
+    // The guest prints its line a moment before the API knows that it runs.
+    while !ask("PUT /api/v1/vm.shutdown").starts_with("HTTP/1.1 204 ") {
+        std::thread::yield_now();
+    }
+    assert_eq!(machine.keeper.wait().unwrap().code(), Some(0));
+    assert!(!socket.exists() && !is_granted());
 }

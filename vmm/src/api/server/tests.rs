@@ -256,6 +256,22 @@ fn the_end_of_the_api_sends_the_last_event_and_removes_the_socket() {
 }
 
 #[test]
+fn an_api_that_ends_early_refuses_clients_and_leaves_its_file_to_another_thread() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("api.sock");
+    let machine = Arc::new(Published::new("vm.json".into()));
+    let wake = machine.journal().open().unwrap();
+    let listener = Server::listen(&path).unwrap();
+    let mut serving = Serving::new(listener, &wake, machine, Limits::USUAL).unwrap();
+    serving.epoll = std::fs::File::open("/dev/null").unwrap().into();
+    let left = serving.run(&AtomicBool::new(false)).unwrap_err();
+    assert_eq!(UnixStream::connect(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    assert!(path.exists());
+    drop(left);
+    assert!(!path.exists());
+}
+
+#[test]
 fn a_socket_of_an_ended_process_is_replaced_and_others_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("s");
