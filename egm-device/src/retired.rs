@@ -70,12 +70,12 @@ mod tests {
 
     /// The bytes of `set` as a bit mask.
     fn mask(set: &SpanSet<InRegion>) -> u32 {
-        set.iter().flat_map(|s| s.start().get()..s.end().get()).fold(0, |mask, byte| mask | (1 << byte))
+        set.iter().flat_map(|s| s.start().get()..s.end().get()).fold(0, |mask, byte| mask | (1_u32 << byte))
     }
 
     /// The set with the bytes of `mask`, all below 8.
     fn set(mask: u32) -> SpanSet<InRegion> {
-        let bytes = (0..8).filter(|byte| (mask >> byte) & 1 == 1);
+        let bytes = (0..8_u64).filter(|&byte| (mask >> byte) & 1 == 1);
         bytes.map(|byte| Span::new(Offset::new(byte), 1).unwrap()).collect()
     }
 
@@ -90,7 +90,7 @@ mod tests {
             let model = |(offset, bytes): (u64, u64)| {
                 let hit = (offset..offset + bytes).filter(|&byte| byte < size);
                 hit.flat_map(|byte| byte / page * page..(byte / page + 1) * page)
-                    .fold(0, |mask, byte| mask | (1 << byte))
+                    .fold(0, |mask, byte| mask | (1_u32 << byte))
             };
             for &a in &entries {
                 for &b in &entries {
@@ -111,7 +111,7 @@ mod tests {
             assert_eq!(retired.and(&set(more)).spans(), &set(bad | more));
             for (start, end) in (0..8_u64).flat_map(|start| (start + 1..=8).map(move |end| (start, end))) {
                 let span = Span::new(Offset::new(start), end - start).unwrap();
-                let inside = (start..end).fold(0, |mask, byte| mask | (1 << byte));
+                let inside = (start..end).fold(0, |mask, byte| mask | (1_u32 << byte));
                 assert_eq!(retired.within(span), set(bad & inside), "retired {bad:#b}, slice {start}..{end}");
             }
         }
