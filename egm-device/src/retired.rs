@@ -67,4 +67,53 @@ mod tests {
         let spans: Vec<_> = retired.spans().iter().map(|s| (s.start().get(), s.size())).collect();
         assert_eq!(spans, [(0x5000, 0x1000), (0x1_0000, 0x2000)]);
     }
+
+    /// The bytes of `set` as a bit mask.
+    fn mask(set: &SpanSet<InRegion>) -> u32 {
+        set.iter().flat_map(|s| s.start().get()..s.end().get()).fold(0, |mask, byte| mask | (1_u32 << byte))
+    }
+
+    /// The set with the bytes of `mask`, all below 8.
+    fn set(mask: u32) -> SpanSet<InRegion> {
+        let bytes = (0..8_u64).filter(|&byte| (mask >> byte) & 1 == 1);
+        bytes.map(|byte| Span::new(Offset::new(byte), 1).unwrap()).collect()
+    }
+
+    /// 66 entries, so 4,356 pairs, for each of four page sizes.
+    #[test]
+    fn every_pair_of_small_entries_retires_whole_pages_and_no_other_byte() {
+        let size = 8;
+        let entries: Vec<_> =
+            (0..11_u64).flat_map(|offset| (0..6_u64).map(move |bytes| (offset, bytes))).collect();
+        for page in [1, 2, 4, 8] {
+            // The page of each byte of the entry that is in the region, byte by byte.
+            let model = |(offset, bytes): (u64, u64)| {
+                let hit = (offset..offset + bytes).filter(|&byte| byte < size);
+                hit.flat_map(|byte| byte / page * page..(byte / page + 1) * page)
+                    .fold(0, |mask, byte| mask | (1_u32 << byte))
+            };
+            for &a in &entries {
+                for &b in &entries {
+                    let retired = Retired::new([a, b], size, page);
+                    assert_eq!(mask(retired.spans()), model(a) | model(b), "page {page}: {a:?} and {b:?}");
+                }
+            }
+        }
+    }
+
+    /// 256 sets of retired bytes; 36 spans for each, and one more set for each.
+    #[test]
+    fn holes_of_every_small_slice_are_its_retired_bytes() {
+        for bad in 0..256_u32 {
+            let retired = Retired::default().and(&set(bad));
+            assert_eq!(mask(retired.spans()), bad);
+            let more = bad.rotate_left(3) & 0xff;
+            assert_eq!(retired.and(&set(more)).spans(), &set(bad | more));
+            for (start, end) in (0..8_u64).flat_map(|start| (start + 1..=8).map(move |end| (start, end))) {
+                let span = Span::new(Offset::new(start), end - start).unwrap();
+                let inside = (start..end).fold(0, |mask, byte| mask | (1_u32 << byte));
+                assert_eq!(retired.within(span), set(bad & inside), "retired {bad:#b}, slice {start}..{end}");
+            }
+        }
+    }
 }

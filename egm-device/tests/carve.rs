@@ -259,3 +259,71 @@ fn a_slice_over_many_retired_pages_takes_all_of_them() {
     }
     assert!(matches!(short_of(carver.place(&Request::new(BLOCK, owner()))), Cause::Granted { free: 0, .. }));
 }
+
+/// Blocks of the regions that are enumerated: each is held, free and dirty, free and clean, or free and retired.
+const FEW: u64 = 5;
+
+/// Whether `state`, with two bits for each block, has the block as held (0), dirty (1), clean (2) or retired (3).
+fn is(state: u64, block: u64, kind: u64) -> bool {
+    (state >> (2 * block)) & 3 == kind
+}
+
+/// The lowest best place in a region with `state`, which begins at host block `base`: all places are compared.
+fn search(state: u64, base: u64, size: u64, align: u64) -> Option<u64> {
+    let places = (0..FEW).filter(|start| start + size <= FEW && (base + start).is_multiple_of(align));
+    let kind = |start: u64| {
+        let any = |kind: u64| (start..start + size).any(|block| is(state, block, kind));
+        (!any(0) && (any(1) || any(2))).then_some((any(3), any(1), start))
+    };
+    places.filter_map(kind).min().map(|(_, _, start)| start)
+}
+
+/// 1,024 states, five sizes and a sixth that is too large, three alignments: 18,432 requests.
+#[test]
+fn every_request_of_every_small_region_is_placed_as_by_a_search() {
+    for state in 0..1_u64 << (2 * FEW) {
+        let base = state % 3;
+        let blocks = |kind: u64| -> Vec<_> {
+            (0..FEW).filter(|&block| is(state, block, kind)).map(|block| (block * BLOCK, BLOCK)).collect()
+        };
+        let (busy, clean) = (set(&blocks(0)), set(&blocks(2)));
+        let region = region(FEW * BLOCK, BLOCK, Some(base * BLOCK), &blocks(3));
+        for (size, align) in (1..=FEW + 1).flat_map(|size| [1, 2, 4].map(|align| (size, align))) {
+            let request = Request { align: align * BLOCK, ..Request::new(size * BLOCK, owner()) };
+            let offset = place(&region, &busy, &clean, &request).ok().map(|slice| slice.offset);
+            let expected = search(state, base, size, align).map(|start| start * BLOCK);
+            assert_eq!(offset, expected, "state {state:#o}, base {base}, size {size}, alignment {align}");
+        }
+    }
+}
+
+/// 1,024 states, and 15 pairs of sizes for each, with one block too many at most: 15,360 pairs.
+#[test]
+fn every_two_slices_of_a_small_region_are_apart() {
+    for state in 0..1_u64 << (2 * FEW) {
+        let blocks = |kind: u64| -> Vec<_> {
+            (0..FEW).filter(|&block| is(state, block, kind)).map(|block| (block * BLOCK, BLOCK)).collect()
+        };
+        let (busy, clean) = (set(&blocks(0)), set(&blocks(2)));
+        let region = region(FEW * BLOCK, BLOCK, None, &blocks(3));
+        for (first, second) in
+            (1..=FEW).flat_map(|first| (1..=FEW + 1 - first).map(move |second| (first, second)))
+        {
+            let mut carver = Carver::new(&region, &busy, &clean);
+            let mut left = state;
+            for size in [first, second] {
+                let offset =
+                    carver.place(&Request::new(size * BLOCK, owner())).ok().map(|slice| slice.offset);
+                let expected = search(left, 0, size, 1);
+                assert_eq!(
+                    offset,
+                    expected.map(|start| start * BLOCK),
+                    "state {state:#o}, {first}, {second}"
+                );
+                // The blocks of a slice are held: their two bits are 0.
+                let taken = expected.into_iter().flat_map(|start| start..start + size);
+                left = taken.fold(left, |left, block| left & !(3_u64 << (2 * block)));
+            }
+        }
+    }
+}

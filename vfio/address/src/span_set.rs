@@ -106,6 +106,70 @@ mod tests {
         })
     }
 
+    /// Units of a small universe, which has 256 sets.
+    const UNITS: u64 = 8;
+
+    fn has(mask: usize, unit: u64) -> bool {
+        (mask >> unit) & 1 == 1
+    }
+
+    /// The set with the units of each mask, in the order of the masks.
+    fn small_sets() -> Vec<SpanSet<Guest>> {
+        let units = |mask: usize| (0..UNITS).filter(move |&unit| has(mask, unit));
+        let span = |unit: u64| Span::new(Gpa::new(unit), 1).unwrap();
+        (0..1_usize << UNITS).map(|mask| units(mask).map(span).collect()).collect()
+    }
+
+    /// The spans of a mask, unit by unit: start and end of each run of ones.
+    fn runs(mask: usize) -> Vec<(u64, u64)> {
+        let mut runs = Vec::new();
+        let mut start = None;
+        for unit in 0..=UNITS {
+            match (start, has(mask, unit)) {
+                (None, true) => start = Some(unit),
+                (Some(first), false) => {
+                    runs.push((first, unit));
+                    start = None;
+                }
+                _ => {}
+            }
+        }
+        runs
+    }
+
+    /// 256 sets, and 36 spans for each.
+    #[test]
+    fn every_small_set_agrees_with_its_bit_mask() {
+        for (mask, set) in small_sets().iter().enumerate() {
+            let spans: Vec<_> = set.iter().map(|s| (s.start().get(), s.end().get())).collect();
+            assert_eq!(spans, runs(mask));
+            assert_eq!((set.size(), set.is_empty()), (u64::from(mask.count_ones()), mask == 0));
+            for (start, end) in (0..UNITS).flat_map(|start| (start + 1..=UNITS).map(move |end| (start, end)))
+            {
+                let probe = Span::new(Gpa::new(start), end - start).unwrap();
+                let found = set.overlapping(probe).map(|s| (s.start().get(), s.end().get()));
+                let first = spans.iter().copied().find(|&(from, to)| from < end && start < to);
+                assert_eq!(found, first, "mask {mask:#b}, {start}..{end}");
+            }
+        }
+    }
+
+    /// 65,536 pairs.
+    #[test]
+    fn every_pair_of_small_sets_agrees_with_bit_masks() {
+        let sets = small_sets();
+        for (a_mask, a) in sets.iter().enumerate() {
+            for (b_mask, b) in sets.iter().enumerate() {
+                let difference = a.minus(b);
+                assert_eq!(difference, sets[a_mask & !b_mask], "{a_mask:#b} minus {b_mask:#b}");
+                assert_eq!(a.minus(&difference), sets[a_mask & b_mask], "{a_mask:#b} and {b_mask:#b}");
+                let union: SpanSet<Guest> = b.iter().chain(a.iter()).collect();
+                assert_eq!(union, sets[a_mask | b_mask], "{a_mask:#b} or {b_mask:#b}");
+                assert_eq!(a == b, a_mask == b_mask);
+            }
+        }
+    }
+
     proptest! {
         #[test]
         fn union_and_difference_agree_with_a_byte_by_byte_model((a, a_bytes) in any_set(), (b, b_bytes) in any_set()) {

@@ -194,6 +194,34 @@ mod tests {
         assert_eq!(sized(4081), Err(Malformed::TooLong { size: 4097, most: MOST }));
     }
 
+    /// 82 sizes, 49 lengths and six limits: 24,108 cases.
+    #[test]
+    fn every_small_size_field_yields_exactly_its_bytes_or_is_refused() {
+        let body: Vec<u8> = (0..32).collect();
+        for size in (0..=80).chain([u32::MAX]) {
+            let message = [header(size, 0), body.clone()].concat();
+            for most in [0, 15, 16, 32, 48, u32::MAX] {
+                for length in 0..=message.len() {
+                    let (got, bytes) = (split(&message[..length], most), &message[..length]);
+                    let end = usize::try_from(size).unwrap();
+                    let whole = length >= 16 && size >= 16 && size <= most && length >= end;
+                    match got {
+                        Ok(Some((frame, rest))) => {
+                            assert!(whole, "size {size}, most {most}, {length} bytes");
+                            assert_eq!((frame.body, rest), (&bytes[16..end], &bytes[end..]));
+                        }
+                        Ok(None) => assert!(length < 16 || (16..=most).contains(&size) && length < end),
+                        Err(Malformed::TooShort { size: named }) => {
+                            assert!(length >= 16 && size < 16 && named == size);
+                        }
+                        Err(Malformed::TooLong { .. }) => assert!(length >= 16 && size >= 16 && size > most),
+                        Err(Malformed::Flags { .. }) => panic!("flags 0 are a command's"),
+                    }
+                }
+            }
+        }
+    }
+
     fn kind() -> impl Strategy<Value = Kind> {
         prop_oneof![
             any::<bool>().prop_map(|no_reply| Kind::Command { no_reply }),

@@ -350,6 +350,154 @@ mod tests {
         assert_eq!(byte, [0], "nothing beyond the segments is written");
     }
 
+    const NEXT: u16 = 1;
+    const WRITE: u16 = 2;
+    const INDIRECT: u16 = 4;
+
+    /// The buffer of descriptor `index`.
+    fn buffer(index: u16) -> Segment {
+        Segment { address: GuestAddress(0x9000 + u64::from(index) * 16), length: 8 }
+    }
+
+    /// A descriptor as the driver writes it.
+    fn descriptor(segment: Segment, flags: u16, next: u16) -> Vec<u8> {
+        let Segment { address, length } = segment;
+        [&address.0.to_le_bytes()[..], &length.to_le_bytes(), &flags.to_le_bytes(), &next.to_le_bytes()]
+            .concat()
+    }
+
+    /// The chain from descriptor 0 on through `table` (flags and next of each), if it is one.
+    fn walk(table: &[(u16, u16)]) -> Option<Chain> {
+        let mut chain = Chain { head: 0, readable: Vec::new(), writable: Vec::new() };
+        let mut index = 0;
+        for _ in table {
+            let (flags, next) = *table.get(usize::from(index))?;
+            if flags & INDIRECT != 0 {
+                return None;
+            }
+            if flags & WRITE != 0 {
+                chain.writable.push(buffer(index));
+            } else if chain.writable.is_empty() {
+                chain.readable.push(buffer(index));
+            } else {
+                return None;
+            }
+            if flags & NEXT == 0 {
+                return Some(chain);
+            }
+            index = next;
+        }
+        None
+    }
+
+    /// Table number `number` of `size` descriptors: each has one of `flags`, and with [`NEXT`] any index up to `size`.
+    fn table(number: u32, size: u16, flags: &[u16]) -> Vec<(u16, u16)> {
+        let ends = flags.iter().map(|&flags| (flags, 0));
+        let linked = flags.iter().flat_map(|&flags| (0..=size).map(move |next| (flags | NEXT, next)));
+        let choices: Vec<_> = ends.chain(linked).collect();
+        let base = u32::try_from(choices.len()).unwrap();
+        let digit = |place: u16| usize::try_from(number / base.pow(u32::from(place)) % base).unwrap();
+        (0..size).map(|place| choices[digit(place)]).collect()
+    }
+
+    fn table_bytes(table: &[(u16, u16)]) -> Vec<u8> {
+        (0..).zip(table).flat_map(|(index, &(flags, next))| descriptor(buffer(index), flags, next)).collect()
+    }
+
+    /// Three sizes, 24 next and 24 available indices: 1,728 pairs of indices, all around a change of the sign or 0.
+    #[test]
+    fn every_pair_of_indices_near_a_wrap_yields_each_available_chain_once_and_in_order() {
+        let indices = || (0xfffa..=0xffff).chain(0..6).chain(0x7ffa..0x8006_u16);
+        for size in [1, 2, 4_u16] {
+            let memory = memory();
+            let driver = Driver::new(&memory, 0x1000, size);
+            let ends = vec![(0, 0); usize::from(size)];
+            memory.write_slice(&table_bytes(&ends), GuestAddress(0x1000)).unwrap();
+            let heads: Vec<u16> = (0..size).rev().collect();
+            for (next, available) in indices().flat_map(|next| indices().map(move |index| (next, index))) {
+                let context = format!("size {size}, next {next:#x}, available {available:#x}");
+                driver.set_available(&heads, available);
+                memory.write_obj(next, GuestAddress(0x1a02)).unwrap();
+                let mut queue = driver.queue();
+                queue.set_next_avail(next);
+                queue.set_next_used(next);
+                let mut ring = Ring::new(queue, memory.clone());
+                let pending = available.wrapping_sub(next);
+                let valid = pending <= size;
+                let chains = if valid { pending } else { 0 };
+                for step in 0..chains {
+                    let slot = next.wrapping_add(step) % size;
+                    let chain = ring.pop().unwrap().unwrap();
+                    let head = heads[usize::from(slot)];
+                    let expected = Chain { head, readable: vec![buffer(head)], writable: Vec::new() };
+                    assert_eq!(chain, expected, "{context}");
+                    ring.complete(chain.head, u32::from(step));
+                    let used = GuestAddress(0x1a04 + u64::from(slot) * 8);
+                    let element: [u32; 2] = memory.read_obj(used).unwrap();
+                    assert_eq!(element, [u32::from(chain.head), u32::from(step)], "{context}");
+                }
+                assert!(ring.pop().is_none() && ring.pop().is_none(), "{context}");
+                assert_eq!(ring.malformed(), u64::from(!valid), "{context}");
+                let used: u16 = memory.read_obj(GuestAddress(0x1a02)).unwrap();
+                assert_eq!(used, next.wrapping_add(chains), "{context}");
+            }
+        }
+    }
+
+    /// 6 tables of one descriptor, 64 of two and 20,736 of four.
+    #[test]
+    fn every_small_table_yields_the_chain_of_a_walk_or_is_refused() {
+        for (size, tables) in [(1, 6), (2, 64), (4, 20_736)] {
+            let memory = memory();
+            let mut driver = Driver::new(&memory, 0x1000, size);
+            driver.set_available(&[0], 1);
+            for number in 0..tables {
+                let table = table(number, size, &[0, WRITE]);
+                memory.write_slice(&table_bytes(&table), GuestAddress(0x1000)).unwrap();
+                let mut ring = driver.ring();
+                let expected = walk(&table);
+                let refused = expected.is_none();
+                assert_eq!(ring.pop(), Some(expected.ok_or(Malformed)), "{table:?}");
+                assert_eq!((ring.malformed(), ring.pop()), (u64::from(refused), None), "{table:?}");
+            }
+            assert!(driver.used().iter().all(|&used| used == (0, 0)));
+        }
+    }
+
+    /// 33 lengths of an indirect table, and 64 tables for each: 2,112 cases.
+    #[test]
+    fn every_small_indirect_table_yields_the_chain_of_a_walk_or_is_refused() {
+        let memory = memory();
+        let driver = Driver::new(&memory, 0x1000, 2);
+        driver.set_available(&[0], 1);
+        for length in 0..=32_u32 {
+            let segment = Segment { address: GuestAddress(0x4000), length };
+            memory.write_slice(&descriptor(segment, INDIRECT, 0), GuestAddress(0x1000)).unwrap();
+            for number in 0..64 {
+                let table = table(number, 2, &[0, INDIRECT]);
+                memory.write_slice(&table_bytes(&table), GuestAddress(0x4000)).unwrap();
+                let entries = usize::try_from(length / 16).unwrap();
+                let expected = if length.is_multiple_of(16) { walk(&table[..entries]) } else { None };
+                let popped = driver.ring().pop();
+                assert_eq!(popped, Some(expected.ok_or(Malformed)), "length {length}, {table:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_head_beyond_a_small_queue_is_refused_without_a_used_buffer() {
+        for size in [1, 2, 4_u16] {
+            for head in size..=u16::from(u8::MAX) {
+                let memory = memory();
+                let mut driver = Driver::new(&memory, 0x1000, size);
+                driver.set_available(&[head], 1);
+                let mut ring = driver.ring();
+                assert_eq!((ring.pop(), ring.pop()), (Some(Err(Malformed)), None));
+                assert!(driver.used().is_empty() && ring.malformed() == 2, "size {size}, head {head}");
+            }
+        }
+    }
+
     proptest! {
         #[test]
         fn any_bytes_in_the_rings_end_without_a_panic(
