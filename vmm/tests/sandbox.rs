@@ -74,7 +74,7 @@ impl Machine {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Starts a machine whose guest has printed a line, and sleeps.
+    /// Starts a machine; its guest has printed a line, and sleeps.
     fn sleeping(options: &[&str]) -> Self {
         let mut machine = Self::start(&halt(Ports::USUAL), json!("stdio"), options);
         let mut byte = [0];

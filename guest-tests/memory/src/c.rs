@@ -14,7 +14,7 @@ use crate::MemoryError;
 use crate::function::{Found, Function, find};
 use crate::mapping::Memory;
 
-/// `struct egm_memory` of `include/egm_memory.h`: a function whose memory is mapped.
+/// `struct egm_memory` of `include/egm_memory.h`: a function with its memory mapped.
 #[repr(C)]
 #[derive(Debug)]
 pub struct CMemory {

@@ -63,7 +63,7 @@ pub(crate) enum MachinePart {
     Broker,
     /// A slice of an EGM device.
     EgmDevice,
-    /// A control API, whose socket has a file.
+    /// A control API, with a file for its socket.
     ControlApi,
 }
 
@@ -161,7 +161,7 @@ const NET: &[MachinePart] = &[MachinePart::Net];
 const VHOST: &[MachinePart] = &[MachinePart::Net, MachinePart::VhostVsock];
 /// Sockets that the event loop serves.
 const SOCKETS: &[MachinePart] = &[MachinePart::Vsock, MachinePart::ConsoleSocket];
-/// Sockets whose file the event loop removes.
+/// Sockets with a file that the event loop removes.
 const SOCKET_FILES: &[MachinePart] =
     &[MachinePart::Vsock, MachinePart::ConsoleSocket, MachinePart::ControlApi];
 const API: &[MachinePart] = &[MachinePart::ControlApi];
