@@ -126,7 +126,8 @@ impl Server {
         Ok(Self { is_over, wake, thread: Some(thread) })
     }
 
-    /// Ends as a drop does, but keeps the socket: clients that come from now on wait in it. `None` when the API has ended.
+    /// Ends as a drop does, but keeps the socket: clients that come from now on wait in it. `None` when the API has
+    /// ended.
     pub(crate) fn leave(mut self) -> Option<Listener> {
         self.end()
     }
