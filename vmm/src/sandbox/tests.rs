@@ -373,7 +373,7 @@ fn a_file_is_removed_in_the_folder_of_a_socket_and_nowhere_else() {
 #[test]
 fn a_machine_with_a_slice_as_a_device_is_refused_and_one_without_a_keeper_too() {
     let mut spec = crate::config::load(
-        &std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/egm-device.json"),
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/egm-device.json"),
     )
     .unwrap();
     let error = |mode, spec: &Spec, here| check(mode, spec, here).err();
