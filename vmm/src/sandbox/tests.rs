@@ -372,10 +372,9 @@ fn a_file_is_removed_in_the_folder_of_a_socket_and_nowhere_else() {
 
 #[test]
 fn a_machine_with_a_slice_as_a_device_is_refused_and_one_without_a_keeper_too() {
-    let mut spec = crate::config::load(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/egm-device.json"),
-    )
-    .unwrap();
+    let mut spec =
+        crate::config::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/egm-device.json"))
+            .unwrap();
     let error = |mode, spec: &Spec, here| check(mode, spec, here).err();
     assert!(matches!(error(Mode::Strict, &spec, false), Some(SandboxError::Slice { id }) if id == "egm0"));
     assert!(error(Mode::Off, &spec, true).is_none());
