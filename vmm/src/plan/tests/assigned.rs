@@ -124,6 +124,13 @@ fn functions_of_one_switch_get_a_switch_and_others_a_root_port() {
 }
 
 #[test]
+fn assigned_functions_have_their_host_addresses() {
+    let (spec, facts) = three_gpus();
+    let assigned: Vec<String> = made(&spec, &facts).assigned_functions().map(|f| f.to_string()).collect();
+    assert_eq!(assigned, ["0000:21:00.0", "0000:22:00.0", "0000:23:00.0"]);
+}
+
+#[test]
 fn bars_lie_at_their_host_addresses_where_the_configuration_states_so() {
     let (mut spec, facts) = three_gpus();
     *wishes(&mut spec, 0).2 = BarPlaces::Host;
