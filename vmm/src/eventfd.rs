@@ -1,11 +1,21 @@
-//! An eventfd as a borrowed descriptor. This is an unsafe module.
+//! Eventfds: one way to make them, and their descriptor as a borrowed one. This is an unsafe module.
 //!
 //! Why it exists: `vmm-sys-util`'s `EventFd`, which KVM takes, does not implement `AsFd`, which VFIO takes.
 #![expect(unsafe_code, reason = "EventFd gives its descriptor as a number only")]
 
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// An eventfd of count 0 that does not block, and that a program executed by this process does not inherit.
+///
+/// # Errors
+/// The kernel's: `EMFILE`, `ENFILE`, `ENOMEM`.
+#[expect(clippy::disallowed_methods, reason = "the one call that others must not repeat")]
+pub(crate) fn new() -> io::Result<EventFd> {
+    EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)
+}
 
 /// The descriptor of `event`.
 pub(crate) fn borrowed(event: &EventFd) -> BorrowedFd<'_> {

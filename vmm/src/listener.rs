@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use egm_device::unix_socket::bind_private;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::eventfd;
 
 /// A listening socket. Its file is removed when this is dropped, unless another is at its path by then.
 #[derive(Debug)]
@@ -103,7 +105,7 @@ impl Drop for Listener {
 }
 
 fn spare() -> Option<EventFd> {
-    EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).ok()
+    eventfd::new().ok()
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {

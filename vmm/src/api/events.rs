@@ -13,8 +13,9 @@ use std::time::SystemTime;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
+use crate::eventfd;
 use crate::lock::lock;
 
 /// Lines that a journal keeps.
@@ -154,7 +155,7 @@ impl Journal {
     /// # Errors
     /// When descriptors run out.
     pub(super) fn open(&self) -> io::Result<Arc<EventFd>> {
-        let made = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
+        let made = Arc::new(eventfd::new()?);
         Ok(Arc::clone(self.wake.get_or_init(|| made)))
     }
 

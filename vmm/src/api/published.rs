@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::answer::texts;
 use super::created::default_name;
 use super::cycle::{Cycle, CycleError, Kept, Next, Order};
 use super::events::{Journal, MachineEvent};
 use crate::error::{Chain, Report};
+use crate::eventfd;
 use crate::lock::lock;
 use crate::machine::{ExitReason, Live};
 use crate::plan::Plan;
@@ -111,7 +112,7 @@ impl Published {
             begun: Instant::now(),
             journal,
             state: Mutex::new(state),
-            orders: Some(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?),
+            orders: Some(eventfd::new()?),
         })
     }
 

@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 use egm_address::PciAddress;
 use egm_vfio::backend::InterruptKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::{Event, EventKind, Handle, HotplugError, Removal, Request, Running, Source, UNPLUG_TIMEOUT};
-use crate::eventfd::borrowed;
+use crate::eventfd::{self, borrowed};
 use crate::passthrough::HostEvents;
 use crate::pci::{Duty, Plugged, Port, RootComplex};
 use crate::plan::BridgePlan;
@@ -100,7 +99,7 @@ impl Controller {
         report: Box<dyn Fn(&Event) + Send>,
     ) -> io::Result<Self> {
         let (sender, requests) = channel();
-        let wake = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
+        let wake = Arc::new(eventfd::new()?);
         for slot in &slots {
             let wake = Arc::clone(&wake);
             slot.port.on_duty(move || drop(wake.write(1)));

@@ -4,8 +4,6 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
-
 use super::Subscriber;
 use super::bus::{Bus, BusDevice, Overlap};
 use super::error::BuildError;
@@ -13,6 +11,7 @@ use super::exit::ExitLatch;
 use super::platform::{Clock, Pvpanic, ResetRegister, SleepControl};
 use super::serial::{ArmSerialPort, ConsoleInput, Line, Port, SerialPort};
 use crate::console::Console;
+use crate::eventfd;
 use crate::kvm::Vm;
 use crate::pci::{CONFIG_PORT, CONFIG_PORTS, ConfigPorts, Ecam, PciMemory, RootComplex};
 use crate::plan::{Plan, WindowKind};
@@ -70,7 +69,7 @@ impl<'a> Board<'a> {
         } else {
             let planned = self.plan.ports.iter().find(|port| port.owner == SERIAL);
             let planned = planned.ok_or(BuildError::Missing("serial port"))?;
-            let line = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+            let line = eventfd::new()?;
             self.vm.connect_line(gsi, &line)?;
             let port = SerialPort::new(Line(line), Arc::clone(&console))?;
             let device = Arc::clone(&port) as Arc<dyn BusDevice>;

@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::error::{Blame, Remedy};
+use crate::eventfd;
 use crate::resources::ThreadError;
 use crate::sandbox::SandboxError;
 
@@ -129,7 +130,7 @@ impl ExitLatch {
     /// # Errors
     /// When the eventfd cannot be made.
     pub(crate) fn new() -> std::io::Result<Arc<Self>> {
-        let wake = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+        let wake = eventfd::new()?;
         let (stopping, hurried) = (AtomicBool::new(false), AtomicBool::new(false));
         Ok(Arc::new(Self { reason: OnceLock::new(), stopping, hurried, wake }))
     }

@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex};
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use vm_superio::serial::SerialEvents;
 use vm_superio::{Serial, Trigger};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::bus::BusDevice;
 use super::pl011::{Effect, Pl011};
 use crate::console::Console;
+use crate::eventfd;
 use crate::kvm::WiredLine;
 use crate::lock::lock;
 
@@ -64,7 +65,7 @@ impl SerialPort {
     /// # Errors
     /// When an eventfd cannot be made.
     pub(super) fn new(line: Line, console: Arc<Mutex<Console>>) -> io::Result<Arc<Self>> {
-        let drained = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
+        let drained = Arc::new(eventfd::new()?);
         let uart = Serial::with_events(line, Drained(Arc::clone(&drained)), Output(console));
         Ok(Arc::new(Self { uart: Mutex::new(uart), drained }))
     }
@@ -98,7 +99,7 @@ impl ArmSerialPort {
     /// # Errors
     /// When an eventfd cannot be made.
     pub(super) fn new(line: WiredLine, console: Arc<Mutex<Console>>) -> io::Result<Arc<Self>> {
-        let drained = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
+        let drained = Arc::new(eventfd::new()?);
         Ok(Arc::new(Self { uart: Mutex::default(), line, console, drained }))
     }
 
@@ -254,7 +255,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let socket = config::Console::Socket { path: folder.path().join("console") };
             let console = Arc::new(Mutex::new(Console::open(&socket).unwrap()));
-            let line = Line(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap());
+            let line = Line(eventfd::new().unwrap());
             let port = SerialPort::new(line, Arc::clone(&console)).unwrap();
             let mut events = EventManager::new().unwrap();
             events.add_subscriber(ConsoleInput::new(Arc::clone(&port) as Arc<dyn Port>, console));

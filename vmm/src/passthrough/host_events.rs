@@ -4,9 +4,9 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use egm_vfio::backend::{Backend, InterruptKind};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
-use crate::eventfd::borrowed;
+use crate::eventfd::{self, borrowed};
 
 /// Listens to one function. Each of its two events is reported once: a device that reports errors does so many times,
 /// and the kernel requests a function back every few seconds.
@@ -21,7 +21,7 @@ impl HostEvents {
         let mut host_events = Vec::new();
         for kind in [InterruptKind::Error, InterruptKind::Request] {
             if backend.interrupts(kind).count > 0 {
-                let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+                let event = eventfd::new()?;
                 backend.connect(kind, 0, &[Some(borrowed(&event))]).map_err(io::Error::other)?;
                 host_events.push((kind, event));
             }

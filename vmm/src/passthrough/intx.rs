@@ -10,9 +10,9 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use egm_vfio::backend::{Backend, InterruptKind};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
-use crate::eventfd::borrowed;
+use crate::eventfd::{self, borrowed};
 use crate::lock::lock;
 
 /// An interrupt line of the machine; KVM implements it.
@@ -50,7 +50,7 @@ pub(super) struct Intx {
 impl Intx {
     /// Off until [`Intx::set_disabled`] is called first.
     pub(super) fn new(backend: Arc<dyn Backend>, line: Box<dyn Line>) -> io::Result<Self> {
-        let (trigger, resample) = (EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?, EventFd::new(EFD_NONBLOCK)?);
+        let (trigger, resample) = (eventfd::new()?, eventfd::new()?);
         Ok(Self { backend, line, trigger, resample, state: Mutex::default() })
     }
 

@@ -11,8 +11,9 @@
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
+use crate::eventfd;
 use crate::lock::lock;
 
 /// Bytes of a table entry.
@@ -129,7 +130,7 @@ impl Msix {
         match cell.get() {
             Some(trigger) => Ok(trigger),
             None => {
-                let made = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+                let made = eventfd::new()?;
                 Ok(cell.get_or_init(|| Arc::new(made)))
             }
         }

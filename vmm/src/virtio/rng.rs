@@ -8,10 +8,11 @@ use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use vm_memory::GuestMemoryMmap;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::ring::{Ring, Segment, slices};
 use super::{ActivateError, Activation, Counter, Interrupt, RING_EVENT_IDX, RING_INDIRECT, VirtioDevice};
+use crate::eventfd;
 
 const QUEUE_SIZE: u16 = 64;
 /// Most bytes that one chain gets: the driver asks again for more, after others had their turn.
@@ -31,7 +32,7 @@ impl Rng {
     /// # Errors
     /// When the kernel refuses an eventfd.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { kicks: [Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?)], running: None, mistakes: 0 })
+        Ok(Self { kicks: [Arc::new(eventfd::new()?)], running: None, mistakes: 0 })
     }
 
     fn kick(&self) -> &EventFd {

@@ -29,12 +29,12 @@ use vm_memory::GuestMemoryBackend;
 use vm_memory::GuestMemoryMmap;
 use vm_memory::GuestMemoryRegion;
 use vmm_sys_util::eventfd::EventFd;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK};
 use vmm_sys_util::ioctl::ioctl_with_ref;
 
 use super::ActivateError;
 use super::Interrupt;
 use crate::error::{Blame, Remedy, Report};
+use crate::eventfd;
 
 /// The kernel's vhost does not do what a device needs.
 #[derive(Debug, thiserror::Error)]
@@ -98,11 +98,7 @@ impl Worker {
         let bound = Bound { file: &file, memory: &memory };
         bound.set_owner().map_err(failed("VHOST_SET_OWNER"))?;
         let features = bound.get_features().map_err(failed("VHOST_GET_FEATURES"))?;
-        let error = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(|source| VhostError::Setup {
-            device,
-            step: "eventfd",
-            source,
-        })?;
+        let error = eventfd::new().map_err(|source| VhostError::Setup { device, step: "eventfd", source })?;
         Ok(Self { file, features, error })
     }
 
@@ -166,10 +162,7 @@ impl Worker {
         // A driver that gave the queue no vector polls: the kernel then signals a descriptor without a reader.
         let call = match interrupt.queue_eventfd(index) {
             Some(call) => call,
-            None => Arc::new(
-                EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)
-                    .map_err(|source| ActivateError { what: "eventfd", source })?,
-            ),
+            None => Arc::new(eventfd::new().map_err(|source| ActivateError { what: "eventfd", source })?),
         };
         let bound = Bound { file: &self.file, memory: &GuestMemoryMmap::new() };
         bound

@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
+use vmm_sys_util::eventfd::EventFd;
 
 use super::*;
 use crate::pci::msix::{MsiMessage, MsiRouter};

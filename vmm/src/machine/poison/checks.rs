@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use egm_address::{Guest, Span};
 use egm_device::poison::GuestFault;
 use kvm_ioctls::VcpuFd;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::places::Places;
 use crate::arch::native::machine_check::{Check, Reporter, give, is_exception, takes_exceptions};
 use crate::error::Chain;
+use crate::eventfd;
 use crate::kvm::KvmError;
 use crate::lock::lock;
 use crate::machine::exit::ExitReason;
@@ -52,7 +53,7 @@ impl Inbox {
 impl MachineChecks {
     pub(super) fn new(places: Places, reporter: Option<Reporter>, vcpus: usize) -> std::io::Result<Self> {
         let boxes = std::iter::repeat_with(Inbox::default).take(vcpus).collect();
-        Ok(Self { places, reporter, boxes, wake: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)? })
+        Ok(Self { places, reporter, boxes, wake: eventfd::new()? })
     }
 
     /// Whether checks wait for vCPU `index`.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use rustix::io::Errno;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 pub(crate) use self::disk::SECTOR;
 pub use self::disk::{Disk, DiskError};
@@ -26,6 +26,7 @@ use self::io::{Done, Engine, Job, Transfer};
 use self::request::{Action, Data, Request, Status, parse};
 use super::ring::{Ring, slices};
 use super::{ActivateError, Activation, Counter, Interrupt, VirtioDevice};
+use crate::eventfd;
 
 /// Bytes of the serial number (§5.2.6.2).
 const SERIAL: usize = 20;
@@ -84,7 +85,7 @@ impl Block {
         for (to, from) in serial.iter_mut().zip(id.bytes()) {
             *to = from;
         }
-        let kicks = [Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?)];
+        let kicks = [Arc::new(eventfd::new()?)];
         let engine = io::open(disk.file(), config::QUEUE_SIZE)?;
         Ok(Self {
             disk,

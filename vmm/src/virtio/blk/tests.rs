@@ -209,7 +209,7 @@ impl Engine for Storage {
 fn a_reset_never_waits_for_storage_and_its_flush_comes_after_the_last_request() {
     let mut rig = rig(false, config::FLUSH);
     let (jobs, done) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
-    let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap();
+    let event = eventfd::new().unwrap();
     rig.block.engine = Box::new(Storage { event, jobs: Arc::clone(&jobs), done: Arc::clone(&done) });
     let answer = |result: std::io::Result<()>| {
         let (tag, job) = jobs.lock().unwrap().pop().unwrap();

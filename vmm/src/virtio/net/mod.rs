@@ -25,8 +25,6 @@ use event_manager::EventOps;
 use event_manager::EventSet;
 use event_manager::Events;
 use event_manager::MutEventSubscriber;
-use vmm_sys_util::eventfd::EFD_CLOEXEC;
-use vmm_sys_util::eventfd::EFD_NONBLOCK;
 use vmm_sys_util::eventfd::EventFd;
 
 pub use self::backend::Backend;
@@ -40,6 +38,7 @@ use super::Interrupt;
 use super::VirtioDevice;
 use super::ring;
 use super::ring::Ring;
+use crate::eventfd;
 
 /// Counts since the start, beside [`Dropped`].
 #[derive(Default)]
@@ -122,7 +121,7 @@ impl Net {
         let queue_pairs = u16::try_from(taps.len()).unwrap_or(u16::MAX);
         let features = spec::features(queue_pairs) & backend.features();
         let queue_sizes = spec::queue_sizes(queue_pairs);
-        let kick = |_| EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map(Arc::new);
+        let kick = |_| eventfd::new().map(Arc::new);
         Ok(Self {
             backend,
             features,

@@ -4,9 +4,9 @@ use egm_address::{Gpa, Span};
 use event_manager::{EventOps, Events, MutEventSubscriber};
 use proptest::prelude::*;
 use vm_memory::GuestAddress;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK};
 
 use super::*;
+use crate::eventfd;
 use crate::pci::msix::{MsiMessage, MsiRouter};
 use crate::pci::{COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
 use crate::plan::{BarKind, BarPlan, FunctionRole};
@@ -119,7 +119,7 @@ struct Rig {
 const BAR: u64 = 0x80_0000_0000;
 
 fn rig(bus: u8) -> Rig {
-    let kick = || Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap());
+    let kick = || Arc::new(eventfd::new().unwrap());
     let refuse = Arc::new(AtomicBool::new(false));
     let fake = Fake {
         kicks: vec![kick(), kick()],

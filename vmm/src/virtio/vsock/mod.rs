@@ -29,8 +29,6 @@ use event_manager::MutEventSubscriber;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_queue::Queue;
 use vm_memory::GuestMemoryMmap;
-use vmm_sys_util::eventfd::EFD_CLOEXEC;
-use vmm_sys_util::eventfd::EFD_NONBLOCK;
 use vmm_sys_util::eventfd::EventFd;
 
 pub use self::host::HostSockets;
@@ -49,6 +47,7 @@ use super::vhost::VhostError;
 use super::vhost::Vring;
 use super::vhost::Worker;
 use crate::error::{Blame, Remedy, Report};
+use crate::eventfd;
 
 /// Device type number (virtio 1.3 §5).
 const DEVICE_TYPE: u16 = 19;
@@ -165,7 +164,7 @@ impl Vsock {
                 Mover::Vhost(worker)
             }
         };
-        let kick = |_| EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map(Arc::new);
+        let kick = |_| eventfd::new().map(Arc::new);
         let kicks = QUEUE_SIZES.iter().map(kick).collect::<Result<_, _>>()?;
         Ok(Self { cid, mover, features, kicks, counters: Counters::default(), deaf: false, active: None })
     }

@@ -20,9 +20,10 @@ use io_uring::squeue::Entry;
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{IoUring, opcode};
 use rustix::io::Errno;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::{Done, Engine, Job};
+use crate::eventfd;
 use crate::virtio::iovec;
 
 /// A job in flight and the vectors that the kernel may still look at.
@@ -56,7 +57,7 @@ impl Uring {
     pub(super) fn new(file: &Arc<File>, depth: u16) -> io::Result<Self> {
         // With twice as many places for completions: it cannot overflow.
         let ring: IoUring = IoUring::builder().setup_r_disabled().build(depth.into())?;
-        let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+        let event = eventfd::new()?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
         if !egm_address::fault!("ring-not-restricted") {
             ring.submitter().register_restrictions(&mut OPERATIONS.map(Restriction::sqe_op))?;

@@ -8,9 +8,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::{Done, Engine, Job, Transfer};
+use crate::eventfd;
 use crate::virtio::iovec::{preadv, pwritev};
 
 /// The thread and the ways to and from it.
@@ -29,7 +30,7 @@ impl Worker {
     /// # Errors
     /// When the kernel refuses a thread or an eventfd.
     pub(super) fn new(file: &Arc<File>) -> io::Result<Self> {
-        let event = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
+        let event = Arc::new(eventfd::new()?);
         let (jobs, todo) = channel::<(u16, Job)>();
         let (finished, done) = channel();
         let (file, bell) = (Arc::clone(file), Arc::clone(&event));
