@@ -122,6 +122,15 @@ fn what_a_shell_reads_is_what_programs_get() {
     assert!(arguments.iter().any(|word| word.contains("`id` \\ *")), "{arguments:?}");
 }
 
+#[test]
+fn a_domain_has_no_bridge_for_a_device_that_libvirt_does_not_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let domain = export("libvirt", &awkward(folder.path()), &file("x86.host.json"), &[]);
+    let xml = String::from_utf8(domain.stdout).unwrap();
+    assert!(xml.contains("vfio-user-pci"), "{xml}");
+    assert!(!xml.contains("pcie-expander-bus"), "libvirt takes its port for empty:\n{xml}");
+}
+
 /// Notes beside an export of the awkward machine, with `options`.
 fn awkward_notes(monitor: &str, options: &[&str]) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();

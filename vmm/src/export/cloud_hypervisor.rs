@@ -83,17 +83,12 @@ impl Exporter<'_> {
         let zones = self.guest.memory.iter().map(|memory| self.zone(memory)).collect::<Result<_, _>>()?;
         self.command.options("--memory-zone", zones);
         for memory in &self.guest.memory {
-            match &memory.source {
-                Source::Own { host_nodes: Some(nodes), .. } if nodes.len() > 1 => self.notes.push(format!(
+            let Source::Own { host_nodes: Some(nodes), .. } = &memory.source else { continue };
+            if nodes.len() > 1 {
+                self.notes.push(format!(
                     "{}: host nodes {nodes} are left out, cloud-hypervisor binds a zone to one node",
                     memory.id
-                )),
-                Source::File { path, .. } => self.notes.push(format!(
-                    "{}: {path} is mapped from its start, so nobody else may have a part of it; and no ledger knows \
-                     that this machine has it",
-                    memory.id
-                )),
-                Source::Own { .. } => {}
+                ));
             }
         }
         Ok(())

@@ -196,9 +196,9 @@ impl Guest {
                 continue;
             }
             let (source, region) = place::source(index, slice, survey, &mut taken)?;
-            if let (Source::File { .. }, Some(region)) = (&source, region) {
+            if let (Source::File { offset, .. }, Some(region)) = (&source, region) {
                 homes.entry(region.name.clone()).or_insert(slice.node);
-                self.notes.extend(place::retired(&id, region, &source, slice.size.get()));
+                self.notes.extend(place::notes(&id, region, *offset, slice.size.get()));
             }
             self.memory.push(Memory { id, node: slice.node, size: slice.size.get(), source });
         }

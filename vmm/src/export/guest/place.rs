@@ -88,17 +88,23 @@ fn find(
     Ok(offset)
 }
 
-/// Bad pages of a slice, which only egm-vmm and a device leave out of what the guest has.
-pub(super) fn retired(id: &str, region: &Region, source: &Source, size: u64) -> Option<String> {
-    let Source::File { offset, .. } = source else { return None };
+/// Notes on the slice at `offset` of its device, which the monitor opens itself: it has no record in the ledger, and its
+/// bad pages are no holes.
+pub(super) fn notes(id: &str, region: &Region, offset: u64, size: u64) -> Vec<String> {
+    let name = &region.name;
     let first = offset.saturating_sub(file_offset(region, 0));
+    let end = first.saturating_add(size);
+    let mut notes = vec![format!(
+        "{id}: the ledger does not record bytes {first:#x} to {end:#x} of {name}, so egm-vmm and other exports use them, \
+         too: start no other machine on {name}, or write \"as\": \"device\""
+    )];
     let slice: SpanSet<_> = Span::new(Offset::new(first), size).into_iter().collect();
-    let left = slice.minus(region.retired.spans());
-    let bad = slice.size().saturating_sub(left.size());
-    (bad > 0).then(|| {
-        format!(
+    let bad = slice.size().saturating_sub(slice.minus(region.retired.spans()).size());
+    if bad > 0 {
+        notes.push(format!(
             "{id}: {bad:#x} bytes of it are retired, and this monitor cannot leave holes: the guest may touch bad \
              memory; write \"as\": \"device\", or run the machine with egm-vmm"
-        )
-    })
+        ));
+    }
+    notes
 }

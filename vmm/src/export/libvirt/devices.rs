@@ -17,10 +17,10 @@ impl Libvirt<'_> {
     pub(super) fn devices(&mut self, xml: &mut Xml) -> io::Result<()> {
         self.window(xml)?;
         let guest = self.guest;
-        let near = guest.devices.iter().filter(|placed| placed.near.is_some()).count();
+        let near = guest.devices.iter().filter(|placed| bridge(placed).is_some()).count();
         let mut bridges: usize = 0;
         for (index, placed) in guest.devices.iter().enumerate() {
-            let port = match placed.near {
+            let port = match bridge(placed) {
                 Some(node) => {
                     let after = near.saturating_sub(bridges).saturating_sub(1);
                     bridges = bridges.saturating_add(1);
@@ -285,6 +285,12 @@ impl Libvirt<'_> {
         })?;
         Ok(())
     }
+}
+
+/// The node of the bridge that a device gets. Devices of arguments get none: libvirt would give the bridge's port, which
+/// it takes for empty, to another device.
+fn bridge(placed: &Placed) -> Option<u32> {
+    placed.near.filter(|_| matches!(placed.kind, DeviceKind::Vfio { .. }))
 }
 
 /// The letters at the end of a target's name only have to differ.

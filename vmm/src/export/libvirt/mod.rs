@@ -179,8 +179,7 @@ impl Libvirt<'_> {
         for memory in &guest.memory {
             let Source::File { path, .. } = &memory.source else { continue };
             self.notes.push(format!(
-                "{}: QEMU may open {path} when it is in {DEVICE_ACL} and the user of QEMU may read and write it; no ledger \
-                 knows that this machine has it",
+                "{}: QEMU may open {path} when it is in {DEVICE_ACL} and the user of QEMU may read and write it",
                 memory.id
             ));
         }

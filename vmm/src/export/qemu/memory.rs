@@ -43,8 +43,7 @@ impl Qemu<'_> {
             self.command.option("-object", backend(memory));
             if let Source::File { path, .. } = &memory.source {
                 self.notes.push(format!(
-                    "{}: QEMU makes a file of RAM where {path} is missing: look with \"test -c {path}\" before; and no \
-                     ledger knows that this machine has it",
+                    "{}: QEMU makes a file of RAM where {path} is missing: look with \"test -c {path}\" before",
                     memory.id
                 ));
             }
