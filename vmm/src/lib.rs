@@ -23,7 +23,6 @@
 
 #![deny(clippy::print_stderr)] // notes and warnings are events of `tracing`
 
-mod again;
 pub mod api;
 pub mod arch;
 #[expect(clippy::print_stderr, reason = "a program prints its result")]
@@ -46,6 +45,7 @@ mod passthrough;
 pub mod pci;
 pub mod plan;
 mod program;
+mod reexec;
 pub mod reserve;
 pub mod resources;
 mod sandbox;

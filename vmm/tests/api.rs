@@ -10,9 +10,12 @@ use std::net::Shutdown;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
-use egm_fixtures::payload::{Ports, halt};
+use egm_fixtures::payload::{Entry, Payload, Ports, halt};
 use egm_fixtures::terminal;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::{Value, json};
@@ -48,6 +51,11 @@ impl Machine {
 
     /// One that runs a guest which sleeps; `None` without KVM.
     fn running(words: &[&str]) -> Option<Self> {
+        Self::with_guest(words, &halt(Ports::USUAL)).map(|(machine, _)| machine)
+    }
+
+    /// One that runs `guest`, which has printed "ready", and its console; `None` without KVM.
+    fn with_guest(words: &[&str], guest: &[u8]) -> Option<(Self, BufReader<ChildStdout>)> {
         if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
             println!("skipped: /dev/kvm: {error}");
             return None;
@@ -61,19 +69,20 @@ impl Machine {
             let config = json!({
                 "name": "vm1",
                 "memory": { "size": "16MiB" },
-                "boot": { "kernel": "halt.elf" },
+                "boot": { "kernel": "guest.elf" },
                 "devices": devices,
                 "egm": slices,
                 "console": "stdio",
             });
             fs::write(folder.join("disk.raw"), vec![0; 1 << 20]).unwrap();
             fs::write(folder.join("vm.json"), config.to_string()).unwrap();
-            fs::write(folder.join("halt.elf"), halt(Ports::USUAL)).unwrap();
+            fs::write(folder.join("guest.elf"), guest).unwrap();
         });
         let mut line = String::new();
-        BufReader::new(machine.child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let mut console = BufReader::new(machine.child.stdout.take().unwrap());
+        console.read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n");
-        Some(machine)
+        Some((machine, console))
     }
 
     fn start(file: &str, words: &[&str], prepare: impl FnOnce(&Path)) -> Self {
@@ -89,7 +98,7 @@ impl Machine {
         let mut machine = Self { folder, child };
         while !machine.listens() {
             assert!(machine.child.try_wait().unwrap().is_none(), "{:?}", machine.end());
-            std::thread::yield_now();
+            thread::yield_now();
         }
         machine
     }
@@ -183,7 +192,7 @@ fn a_machine_that_starts_is_visible_to_its_user_alone() {
 #[test]
 fn a_machine_without_a_plan_refuses_what_needs_one() {
     let machine = Machine::starting();
-    for verb in ["info", "counters", "plan", "slices", "interrupts", "power-button", "shutdown"] {
+    for verb in ["info", "counters", "plan", "slices", "interrupts", "power-button", "pause", "shutdown"] {
         let output = machine.ctl(verb);
         assert_eq!(output.status.code(), Some(HOST), "{verb}: {output:?}");
         assert!(text(&output.stderr).contains("\n  help: "), "{verb}: {output:?}");
@@ -229,7 +238,7 @@ fn hostile_clients_get_their_status_and_the_program_goes_on() {
     drop(idle);
     // The thread may see their end a moment later.
     while !machine.ctl("ping").status.success() {
-        std::thread::yield_now();
+        thread::yield_now();
     }
 }
 
@@ -362,6 +371,70 @@ fn a_running_machine_shows_its_plan_slices_and_counters_and_ends_by_the_api() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.messages.contains("stopped by the API; disks are flushed\n"), "{ended:?}");
     assert!(!machine.path().exists());
+}
+
+/// A guest that prints without end.
+fn talk() -> Vec<u8> {
+    let mut payload = Payload::new(Ports::USUAL);
+    payload.print("ready\n");
+    let again = payload.code.here();
+    payload.print("talk\n");
+    payload.code.jmp(again);
+    payload.finish(Entry::Pvh)
+}
+
+/// Bytes that a console has printed so far.
+fn count(mut console: BufReader<ChildStdout>) -> Arc<AtomicU64> {
+    let printed = Arc::<AtomicU64>::default();
+    let counted = Arc::clone(&printed);
+    thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while let Ok(length @ 1..) = console.read(&mut bytes) {
+            counted.fetch_add(length as u64, Ordering::Relaxed);
+        }
+    });
+    printed
+}
+
+#[test]
+fn a_paused_guest_is_silent_until_it_resumes_and_a_paused_machine_can_end() {
+    for mode in ["off", "strict"] {
+        let Some((mut machine, console)) = Machine::with_guest(&["--sandbox", mode], &talk()) else { return };
+        let printed = count(console);
+        let now = || printed.load(Ordering::Relaxed);
+        let twice = |verb: &str| {
+            let (first, second) = (machine.ctl(verb), machine.ctl(verb));
+            assert!(first.status.success(), "{verb}: {first:?}");
+            assert_eq!(second.status.code(), Some(HOST), "{verb}: {second:?}");
+        };
+        twice("pause");
+        // Output that the console has is printed; then 20 requests take longer than many lines of a guest that runs.
+        let (mut before, mut silent) = (now(), 0);
+        for request in 0.. {
+            assert!(request < 1000, "the guest is not paused");
+            assert_eq!(machine.json("machine --json")["state"], "paused");
+            silent = if now() == before { silent + 1 } else { 0 };
+            before = now();
+            if silent == 20 {
+                break;
+            }
+        }
+        twice("resume");
+        assert_eq!(machine.json("info")["state"], "Running");
+        while now() == before {
+            assert!(machine.child.try_wait().unwrap().is_none(), "{:?}", machine.end());
+            thread::yield_now();
+        }
+        assert!(machine.ctl("pause").status.success());
+        let events = text(&machine.ctl("events").stdout);
+        let events: Vec<Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let names: Vec<&str> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
+        assert_eq!(names, ["started", "paused", "resumed", "paused"]);
+        let stopped = machine.ctl("shutdown --timeout 0");
+        assert!(stopped.status.success(), "{stopped:?}");
+        let ended = machine.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
 }
 
 /// Clients of cloud-hypervisor send both: the second does not end the wait for disks.

@@ -66,7 +66,7 @@ fn run(folder: &Path, kernel: &[u8]) -> Result<Ended, BuildError> {
     let plan = plan::plan(&spec, &facts).unwrap();
     let resources =
         Resources::open(&plan, &facts, &Leases::default(), Servers::default(), &|_, _| {}).unwrap();
-    build(&plan, resources, &Arc::default()).map(|machine| machine.run(&|| ()))
+    build(&plan, resources, &Arc::default()).map(|machine| machine.run(&|_| ()))
 }
 
 #[test]

@@ -168,7 +168,7 @@ mod tests {
                 OpenedDevice { device: device.clone(), opened }
             })
             .collect();
-        let ended = machine::build(&plan, resources, &Arc::default()).unwrap().run(&|| ());
+        let ended = machine::build(&plan, resources, &Arc::default()).unwrap().run(&|_| ());
         let console = fs::read_to_string(folder.path().join("console.txt")).unwrap();
         assert_eq!((console.as_str(), ended.counted), ("ok\n", None));
         assert_eq!(ended.reason, ExitReason::PoweredOff);

@@ -148,7 +148,7 @@ fn a_server_gets_all_of_the_guests_memory_as_files_and_nothing_after_its_end() {
     let server = server(&folder.path().join("fn.sock"));
     let (plan, facts, servers) = planned(folder.path());
     let resources = Resources::open(&plan, &facts, &Leases::default(), servers, &|_, _| {}).unwrap();
-    let ended = build(&plan, resources, &Arc::default()).unwrap().run(&|| ());
+    let ended = build(&plan, resources, &Arc::default()).unwrap().run(&|_| ());
     assert_eq!(ended.reason, ExitReason::PoweredOff);
     drop(ended);
     let asked = server.join().unwrap();

@@ -66,6 +66,15 @@ pub fn load_with(path: &Path, overrides: &Overrides) -> Result<Spec, ConfigError
     resolve::resolve(source::Document::load(path)?, overrides)
 }
 
+/// Reads the file `path`, which must be a regular one, and no other that it extends; `-` is standard input. At most one
+/// byte more than a configuration may have.
+///
+/// # Errors
+/// [`ConfigErrors`]: the file cannot be read.
+pub fn read(path: &Path) -> Result<Vec<u8>, ConfigErrors> {
+    Ok(source::requested(path)?.1)
+}
+
 /// [`load_with`] of `text`, which did not come from a file: `path` is its name in messages. Paths in it, and the files
 /// that it extends, are relative to the folder of `path`.
 ///

@@ -142,7 +142,7 @@ fn is_meant(text: &str) -> bool {
 }
 
 /// The name and the bytes of the file `path`; `-` is standard input.
-fn requested(path: &Path) -> Result<(&Path, Vec<u8>), ConfigError> {
+pub(super) fn requested(path: &Path) -> Result<(&Path, Vec<u8>), ConfigError> {
     if path == Path::new(STDIN) {
         let path = Path::new(NAME_OF_STDIN);
         let error = |source| unplaced(Rule::Unreadable { path: path.to_owned(), source });

@@ -4,6 +4,7 @@ use std::error::Error;
 
 use serde::Serialize;
 
+use super::events::EventFormat;
 use crate::error::{Blame, Report};
 
 /// Status of an answer; the discriminant is its number (RFC 9110, clause 15).
@@ -146,6 +147,33 @@ fn with_causes(error: &dyn Report) -> String {
         cause = Error::source(source);
     }
     text
+}
+
+/// The event that a request is answered after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Awaited {
+    /// The vCPUs run, or the start has failed.
+    Start,
+    /// The machine has ended, and its slices are returned.
+    End,
+    /// No vCPU is in the guest.
+    Pause,
+}
+
+/// The response to a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Response {
+    Answer(Answer),
+    /// An answer after this event.
+    Later(Awaited),
+    /// Events until the client leaves, in this form and of this media type.
+    Events(EventFormat, &'static str),
+}
+
+impl From<Answer> for Response {
+    fn from(answer: Answer) -> Self {
+        Self::Answer(answer)
+    }
 }
 
 /// Status line and the fields of every answer.

@@ -87,13 +87,13 @@ impl<'p> Client<'p> {
     }
 
     /// With another time for each answer.
-    pub(crate) const fn patient(self, timeout: Duration) -> Self {
+    pub(crate) const fn within(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
 
-    /// With another time for each answer, and another longest body in bytes.
-    pub(crate) const fn within(self, timeout: Duration, limit: u64) -> Self {
-        Self { timeout, limit, ..self }
+    /// With another longest body, in bytes.
+    pub(crate) const fn limited(self, limit: u64) -> Self {
+        Self { limit, ..self }
     }
 
     /// Sends a request without a body, and returns the body of the answer; empty where it has none.
@@ -288,7 +288,7 @@ mod tests {
                 let _ = stream.read(&mut [0; 1024]);
             }
         });
-        match Client::new(&path).within(Duration::from_millis(50), MAX_BODY).ask("GET", "/x") {
+        match Client::new(&path).within(Duration::from_millis(50)).ask("GET", "/x") {
             Err(ClientError::Unreadable { source, .. }) => {
                 assert!(
                     matches!(source.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock),
@@ -309,7 +309,7 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nlong").unwrap();
         });
-        let reply = Client::new(&path).within(TIMEOUT, 3).ask("GET", "/x");
+        let reply = Client::new(&path).limited(3).ask("GET", "/x");
         assert!(matches!(reply, Err(ClientError::Unreadable { .. })), "{reply:?}");
         server.join().unwrap();
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::cloud::{self, Translation, VmConfig};
 use super::cycle::{Created, Language};
-use super::shown::{ShownConfig, ShownPayload};
+use super::shown::ShownConfig;
 use crate::config::{self, ConfigErrors, Overrides, Spec};
 
 /// Longest name of a machine that is made from a path.
@@ -63,16 +63,9 @@ fn checked(
 
 /// The parts of cloud-hypervisor's `VmConfig` that every machine has.
 fn shown(spec: &Spec) -> ShownConfig {
-    // Paths come from JSON, so they are Unicode.
-    let text = |path: &Path| path.to_string_lossy().into_owned();
-    let payload = ShownPayload {
-        kernel: text(&spec.boot.kernel),
-        cmdline: spec.boot.cmdline.clone(),
-        initramfs: spec.boot.initramfs.as_deref().map(text),
-    };
     let slices = spec.egm.iter().map(|slice| slice.size.get());
     let size = slices.fold(spec.memory.size.get(), u64::saturating_add);
-    ShownConfig::new(spec.cpus.count, size, payload)
+    ShownConfig::new(spec.cpus.count, size, &spec.boot)
 }
 
 /// The name of a machine with an API at `path`: the file's, or for `api.sock` the folder's.

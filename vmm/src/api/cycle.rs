@@ -67,9 +67,9 @@ pub(super) struct LastEnd {
     pub(super) text: String,
 }
 
-/// What stays from one execution to the next.
+/// The part of a life cycle that one execution leaves to the next.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Kept {
+pub(crate) struct SavedCycle {
     created: Option<Created>,
     /// Whether the machine starts at once.
     boots: bool,
@@ -118,8 +118,8 @@ pub(super) struct Cycle {
 
 impl Cycle {
     /// Goes on where the execution before ended.
-    pub(super) fn resumed(kept: Kept) -> Self {
-        let Kept { created, boots, last, events: _ } = kept;
+    pub(super) fn resumed(saved: SavedCycle) -> Self {
+        let SavedCycle { created, boots, last, events: _ } = saved;
         let is_booted = boots && created.is_some();
         Self { created: created.map(Arc::new), is_booted, last, ..Self::default() }
     }
@@ -229,16 +229,16 @@ impl Cycle {
     }
 
     /// What the next execution starts with, after `events` events; `None` where the program ends.
-    pub(super) fn kept(&self, events: u64) -> Option<Kept> {
+    pub(super) fn saved(&self, events: u64) -> Option<SavedCycle> {
         let own = self.own.unwrap_or(Next::Stay);
         let next = if own == Next::End { own } else { self.requested.unwrap_or(own) };
         let created = || self.created.as_deref().cloned();
         let last = self.last.clone();
         match next {
             Next::End => None,
-            Next::Delete => Some(Kept { created: None, boots: false, last: None, events }),
-            Next::Stay => Some(Kept { created: created(), boots: false, last, events }),
-            Next::Boot => Some(Kept { created: created(), boots: true, last, events }),
+            Next::Delete => Some(SavedCycle { created: None, boots: false, last: None, events }),
+            Next::Stay => Some(SavedCycle { created: created(), boots: false, last, events }),
+            Next::Boot => Some(SavedCycle { created: created(), boots: true, last, events }),
         }
     }
 }
@@ -273,7 +273,7 @@ mod tests {
     fn next(mut cycle: Cycle, reason: &ExitReason) -> Option<[bool; 2]> {
         cycle.ended(reason);
         assert_eq!(cycle.boot(), Err(CycleError::Ending));
-        cycle.kept(7).map(|kept| [kept.created.is_some(), kept.boots])
+        cycle.saved(7).map(|saved| [saved.created.is_some(), saved.boots])
     }
 
     #[test]
@@ -334,15 +334,18 @@ mod tests {
 
     #[test]
     fn a_start_that_fails_leaves_the_configuration_and_its_reason() {
-        let mut cycle =
-            Cycle::resumed(Kept { created: Some(configuration()), boots: true, ..Kept::default() });
+        let mut cycle = Cycle::resumed(SavedCycle {
+            created: Some(configuration()),
+            boots: true,
+            ..SavedCycle::default()
+        });
         assert!(matches!(cycle.order(), Order::Boot(_)));
         cycle.failed("no memory".to_owned());
-        let kept = cycle.kept(3).unwrap();
-        assert_eq!((kept.boots, kept.events, kept.created.as_ref()), (false, 3, Some(&configuration())));
-        let text = serde_json::to_string(&kept).unwrap();
-        assert_eq!(serde_json::from_str::<Kept>(&text).unwrap(), kept);
-        let resumed = Cycle::resumed(kept);
+        let saved = cycle.saved(3).unwrap();
+        assert_eq!((saved.boots, saved.events, saved.created.as_ref()), (false, 3, Some(&configuration())));
+        let text = serde_json::to_string(&saved).unwrap();
+        assert_eq!(serde_json::from_str::<SavedCycle>(&text).unwrap(), saved);
+        let resumed = Cycle::resumed(saved);
         let last = LastEnd { reason: "failed".to_owned(), text: "no memory".to_owned() };
         assert_eq!((resumed.last(), resumed.is_booted()), (Some(&last), false));
     }

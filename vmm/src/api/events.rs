@@ -27,6 +27,10 @@ const KEPT: usize = 256;
 pub enum MachineEvent {
     /// The vCPUs run.
     Started,
+    /// The vCPUs wait outside the guest.
+    Paused,
+    /// The vCPUs run again.
+    Resumed,
     /// Guest memory is bad.
     BadMemory {
         /// Id of the backing.

@@ -1,34 +1,18 @@
 //! Requests that create, start and end the machines of `egm-vmm serve`.
 
-use super::answer::{Answer, Status, texts};
+use super::answer::{Answer, Awaited, Response, Status, texts};
 use super::cycle::{Created, Cycle, CycleError, Effect, Language, Next};
 use super::published::{KnownState, Published};
+use crate::machine::{Live, PauseState};
 
 /// The remedy in a program with one machine.
 pub(super) const SERVE: &str = "start a program that serves machines: egm-vmm serve --api PATH";
 
-/// What a client waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Awaited {
-    /// The vCPUs run, or the start has failed.
-    Start,
-    /// The machine has ended, and its slices are returned.
-    End,
-}
-
-/// The reply to a request.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Reply {
-    Now(Answer),
-    /// An answer when this has happened.
-    Later(Awaited),
-}
-
 /// Creates the machine of `body`.
 pub(super) fn create(language: Language, body: &[u8], machine: &Published) -> Answer {
     match machine.state().cycle.as_ref().map(Cycle::check_create) {
-        None => return alone(),
-        Some(Err(error)) => return wrong(error),
+        None => return single_machine(),
+        Some(Err(error)) => return refused(error),
         Some(Ok(())) => {}
     }
     let Ok(text) = String::from_utf8(body.to_vec()) else {
@@ -38,39 +22,39 @@ pub(super) fn create(language: Language, body: &[u8], machine: &Published) -> An
     match Created::new(language, text, &machine.default_name) {
         Err(errors) => Answer::failures(Status::BadRequest, &texts(&errors)),
         Ok(created) => match machine.change(|cycle| cycle.create(created)) {
-            None => alone(),
-            Some(Err(error)) => wrong(error),
+            None => single_machine(),
+            Some(Err(error)) => refused(error),
             Some(Ok(())) => Answer::done(),
         },
     }
 }
 
 /// Starts the machine.
-pub(super) fn boot(machine: &Published) -> Reply {
+pub(super) fn boot(machine: &Published) -> Response {
     match machine.change(Cycle::boot) {
-        None => Reply::Now(alone()),
-        Some(Err(error)) => Reply::Now(wrong(error)),
-        Some(Ok(())) => Reply::Later(Awaited::Start),
+        None => single_machine().into(),
+        Some(Err(error)) => refused(error).into(),
+        Some(Ok(())) => Response::Later(Awaited::Start),
     }
 }
 
 /// Ends the machine, if there is one, and then does what `next` has.
-pub(super) fn end(next: Next, machine: &Published) -> Reply {
+pub(super) fn end(next: Next, machine: &Published) -> Response {
     let state = machine.state();
-    let Some(cycle) = &state.cycle else { return Reply::Now(alone()) };
+    let Some(cycle) = &state.cycle else { return single_machine().into() };
     if cycle.is_booted() && state.live.is_none() && state.ended.is_none() {
-        return Reply::Now(starting());
+        return starting().into();
     }
     match machine.change(|cycle| cycle.request(next)) {
-        None => Reply::Now(alone()),
-        Some(Err(error)) => Reply::Now(wrong(error)),
-        Some(Ok(Effect::Done)) => Reply::Now(Answer::done()),
+        None => single_machine().into(),
+        Some(Err(error)) => refused(error).into(),
+        Some(Ok(Effect::Done)) => Answer::done().into(),
         Some(Ok(Effect::Stop)) => {
             if let Some(live) = &state.live {
                 live.stop();
             }
             // The program that ends cannot be asked for anything else.
-            if next == Next::End { Reply::Now(Answer::done()) } else { Reply::Later(Awaited::End) }
+            if next == Next::End { Answer::done().into() } else { Response::Later(Awaited::End) }
         }
     }
 }
@@ -80,6 +64,7 @@ pub(super) fn end(next: Next, machine: &Published) -> Reply {
 pub(super) fn outcome(awaited: Awaited, state: &KnownState, is_last: bool) -> Option<Answer> {
     match awaited {
         Awaited::Start if state.live.is_some() => Some(Answer::done()),
+        Awaited::Pause => pause_outcome(state),
         // Its client may request a start again at once, which this execution would refuse.
         _ if !is_last => None,
         Awaited::End => Some(Answer::done()),
@@ -93,13 +78,27 @@ pub(super) fn outcome(awaited: Awaited, state: &KnownState, is_last: bool) -> Op
     }
 }
 
+/// The answer to a client that waits for a pause; `None` while a vCPU may be in the guest.
+fn pause_outcome(state: &KnownState) -> Option<Answer> {
+    let live = state.live.as_ref().filter(|live| !live.is_ending());
+    match live.map(Live::pause_state) {
+        Some(PauseState::Pausing) => None,
+        Some(PauseState::Paused) => Some(Answer::done()),
+        Some(PauseState::Running) | None => Some(Answer::failure(
+            Status::Conflict,
+            "cannot pause the machine: it was resumed meanwhile, or it ends",
+            "look at its state: GET /egm/v1/machine",
+        )),
+    }
+}
+
 /// Refuses a request of a machine that is not booted; `None` where one is, or in a program with one machine.
 pub(super) fn unbooted(state: &KnownState) -> Option<Answer> {
-    state.cycle.as_ref().and_then(|cycle| cycle.check_booted().err()).map(wrong)
+    state.cycle.as_ref().and_then(|cycle| cycle.check_booted().err()).map(refused)
 }
 
 /// The answer where the program has one machine, which starts and ends with it.
-fn alone() -> Answer {
+fn single_machine() -> Answer {
     Answer::failure(Status::NotImplemented, "egm-vmm run has one machine", SERVE)
 }
 
@@ -111,7 +110,7 @@ pub(super) fn starting() -> Answer {
     )
 }
 
-fn wrong(error: CycleError) -> Answer {
+pub(super) fn refused(error: CycleError) -> Answer {
     let (status, what, remedy) = match error {
         CycleError::Exists => (Status::Conflict, "a machine is created already", "use vm.delete first"),
         CycleError::NotCreated => {

@@ -32,7 +32,7 @@ mod shown;
 mod views;
 
 pub(crate) use client::{Client, ClientError, Events};
-pub(crate) use cycle::{Created, Kept, Order};
+pub(crate) use cycle::{Created, Order, SavedCycle};
 pub use events::{Journal, MachineEvent};
 pub(crate) use published::Published;
 pub(crate) use routes::{Surface, open_api};

@@ -11,12 +11,12 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::answer::texts;
 use super::created::default_name;
-use super::cycle::{Cycle, CycleError, Kept, Next, Order};
+use super::cycle::{Cycle, CycleError, Next, Order, SavedCycle};
 use super::events::{Journal, MachineEvent};
 use crate::error::{Chain, Report};
 use crate::eventfd;
 use crate::lock::lock;
-use crate::machine::{ExitReason, Live};
+use crate::machine::{ExitReason, Live, MachineStep, PauseState};
 use crate::plan::Plan;
 use crate::reserve::SliceRecord;
 
@@ -31,6 +31,8 @@ pub(super) enum Phase {
     /// Its memory, devices and tables are prepared.
     Starting,
     Running,
+    /// Its vCPUs wait outside the guest.
+    Paused,
     /// Its vCPUs stop and its disks are flushed.
     Ending,
     /// It has ended; its slices are scrubbed and returned.
@@ -81,6 +83,7 @@ impl KnownState {
             (None, Some(cycle)) if !cycle.is_booted() => Phase::Created,
             (None, _) => Phase::Starting,
             (Some(live), _) if live.is_ending() => Phase::Ending,
+            (Some(live), _) if live.pause_state() == PauseState::Paused => Phase::Paused,
             (Some(_), _) => Phase::Running,
         }
     }
@@ -99,13 +102,13 @@ impl Published {
         }
     }
 
-    /// Machines that come and go by the API at `path`, after the end of the execution that left `kept`.
+    /// Machines that come and go by the API at `path`, after the end of the execution that left `saved`.
     ///
     /// # Errors
     /// When descriptors run out.
-    pub(crate) fn serving(path: &Path, kept: Kept) -> io::Result<Self> {
-        let journal = Arc::new(Journal::after(kept.events));
-        let state = KnownState { cycle: Some(Cycle::resumed(kept)), ..KnownState::default() };
+    pub(crate) fn serving(path: &Path, saved: SavedCycle) -> io::Result<Self> {
+        let journal = Arc::new(Journal::after(saved.events));
+        let state = KnownState { cycle: Some(Cycle::resumed(saved)), ..KnownState::default() };
         Ok(Self {
             config: None,
             default_name: default_name(path),
@@ -164,9 +167,9 @@ impl Published {
     }
 
     /// What the next execution starts with; `None` where the program ends.
-    pub(crate) fn kept(&self) -> Option<Kept> {
+    pub(crate) fn saved(&self) -> Option<SavedCycle> {
         let events = self.journal.published();
-        lock(&self.state).cycle.as_ref().and_then(|cycle| cycle.kept(events))
+        lock(&self.state).cycle.as_ref().and_then(|cycle| cycle.saved(events))
     }
 
     /// `stage` of the start is over.
@@ -186,10 +189,18 @@ impl Published {
         state.slices = slices;
     }
 
-    pub(crate) fn started(&self, live: Live) {
-        self.stage("vcpus");
-        lock(&self.state).live = Some(live);
-        self.journal.publish(&MachineEvent::Started);
+    /// The machine that `live` controls has taken `step`.
+    pub(crate) fn step(&self, step: MachineStep, live: &Live) {
+        let event = match step {
+            MachineStep::Started => {
+                self.stage("vcpus");
+                lock(&self.state).live = Some(live.clone());
+                MachineEvent::Started
+            }
+            MachineStep::Paused => MachineEvent::Paused,
+            MachineStep::Resumed => MachineEvent::Resumed,
+        };
+        self.journal.publish(&event);
     }
 
     /// The machine has ended.

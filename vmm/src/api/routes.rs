@@ -7,11 +7,11 @@ use serde::Serialize;
 
 use self::described::open_api_text;
 pub(crate) use self::described::{Surface, open_api};
-use super::answer::{Answer, JSON, LINES, METRICS, SERVER_SENT, Status};
-use super::cycle::{Cycle, Language, Next};
+use super::answer::{Answer, Awaited, JSON, LINES, METRICS, Response, SERVER_SENT, Status};
+use super::cycle::{Cycle, CycleError, Language, Next};
 use super::events::EventFormat;
 use super::http::{Method, Request};
-use super::life::{self, Awaited};
+use super::life;
 use super::published::{KnownState, Published};
 use super::{metrics, views};
 use crate::machine::{ControlError, Live};
@@ -33,6 +33,8 @@ enum Operation {
     Info,
     Counters,
     PowerButton,
+    Pause,
+    Resume,
     /// A machine in this language.
     Create(Language),
     Boot,
@@ -88,6 +90,13 @@ pub(super) const ROUTES: &[Route] = &[
     route(Put, "/api/v1/vm.power-button", Operation::PowerButton, "press the guest's power button"),
     route(
         Put,
+        "/api/v1/vm.pause",
+        Operation::Pause,
+        "let the vCPUs wait outside the guest; answered when they do; devices go on",
+    ),
+    route(Put, "/api/v1/vm.resume", Operation::Resume, "let the vCPUs of a paused machine run"),
+    route(
+        Put,
         "/api/v1/vm.shutdown",
         Operation::End(Next::Stay),
         "end the machine; `serve`: it stays created, `run`: the program ends with it",
@@ -140,8 +149,6 @@ pub(super) const ROUTES: &[Route] = &[
         "this table as JSON, with the requests that are not built",
     ),
     route(Get, "/egm/v1/openapi.json", Operation::OpenApi(Surface::Own), "OpenAPI document of `/egm/v1/`"),
-    missing("/api/v1/vm.pause", NO_STATE),
-    missing("/api/v1/vm.resume", NO_STATE),
     missing("/api/v1/vm.snapshot", NO_STATE),
     missing("/api/v1/vm.restore", NO_STATE),
     missing("/api/v1/vm.send-migration", NO_STATE),
@@ -202,31 +209,6 @@ const fn missing(path: &'static str, remedy: &'static str) -> Route {
     route(Put, path, Missing(remedy), remedy)
 }
 
-/// The reply to a request.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Response {
-    Answer(Answer),
-    /// An answer when this has happened.
-    Later(Awaited),
-    /// Events until the client leaves, in this form and of this media type.
-    Events(EventFormat, &'static str),
-}
-
-impl From<Answer> for Response {
-    fn from(answer: Answer) -> Self {
-        Self::Answer(answer)
-    }
-}
-
-impl From<life::Reply> for Response {
-    fn from(reply: life::Reply) -> Self {
-        match reply {
-            life::Reply::Now(answer) => Self::Answer(answer),
-            life::Reply::Later(awaited) => Self::Later(awaited),
-        }
-    }
-}
-
 /// Carries out `request` on `machine`.
 pub(super) fn respond(request: &Request, machine: &Published) -> Response {
     let here = || ROUTES.iter().filter(|route| route.path == request.path);
@@ -257,9 +239,9 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
     let state = &machine.state();
     let answer = match operation {
         Operation::Events => return events(request, machine),
-        Operation::Boot => return life::boot(machine).into(),
+        Operation::Boot => return life::boot(machine),
         Operation::End(next) if state.cycle.is_some() || operation.is_of_serve() => {
-            return life::end(next, machine).into();
+            return life::end(next, machine);
         }
         Operation::Create(language) => life::create(language, &request.body, machine),
         Missing(remedy) => Answer::failure(Status::NotImplemented, "this request is not implemented", remedy),
@@ -267,14 +249,15 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
         Operation::Info => info(state),
         Operation::Counters => match running(state).map(Live::counters) {
             Ok(Some(counters)) => Answer::json(&views::counters(&counters)),
-            Ok(None) => unable(ControlError::Ending),
+            Ok(None) => unable(ControlError::Ending, state),
             Err(answer) => answer,
         },
-        Operation::PowerButton => match running(state).map(Live::press_power_button) {
-            Ok(Ok(())) => Answer::done(),
-            Ok(Err(error)) => unable(error),
-            Err(answer) => answer,
+        Operation::PowerButton => control(state, Live::press_power_button),
+        Operation::Pause => match control(state, Live::pause) {
+            answer if answer.status == Status::NoContent => return Response::Later(Awaited::Pause),
+            answer => answer,
         },
+        Operation::Resume => control(state, Live::resume),
         Operation::End(_) => match running(state) {
             Ok(live) => {
                 live.stop();
@@ -299,9 +282,18 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
 /// The machine, if it runs.
 fn running(state: &KnownState) -> Result<&Live, Answer> {
     match (&state.live, state.ended) {
-        (_, Some(_)) => Err(unable(ControlError::Ending)),
+        (_, Some(_)) => Err(unable(ControlError::Ending, state)),
         (Some(live), None) => Ok(live),
         (None, None) => Err(life::unbooted(state).unwrap_or_else(life::starting)),
+    }
+}
+
+/// Does `change` to the machine that runs.
+fn control(state: &KnownState, change: fn(&Live) -> Result<(), ControlError>) -> Answer {
+    match running(state).map(change) {
+        Ok(Ok(())) => Answer::done(),
+        Ok(Err(error)) => unable(error, state),
+        Err(answer) => answer,
     }
 }
 
@@ -325,9 +317,12 @@ fn of_plan(state: &KnownState, make: impl FnOnce(&Plan) -> Answer) -> Answer {
     }
 }
 
-fn unable(error: ControlError) -> Answer {
+fn unable(error: ControlError, state: &KnownState) -> Answer {
     let (what, remedy) = match error {
+        ControlError::Ending if state.cycle.is_some() => return life::refused(CycleError::Ending),
         ControlError::Ending => ("the machine ends, or has ended", "start it again: egm-vmm run FILE"),
+        ControlError::Paused => ("the machine is paused already", "use vm.resume"),
+        ControlError::NotPaused => ("the machine is not paused", "use vm.pause first"),
         ControlError::NoButton => {
             ("cannot press the power button: the guest has a device tree, which has none", "use vm.shutdown")
         }
@@ -360,8 +355,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::api::{Kept, MachineEvent, Order};
-    use crate::machine::{DeviceCounters, ExitLatch, ExitReason, LiveParts};
+    use crate::api::{MachineEvent, Order, SavedCycle};
+    use crate::machine::{DeviceCounters, ExitLatch, ExitReason, LiveParts, MachineStep};
     use crate::reserve::SliceRecord;
 
     fn request(method: Method, path: &str) -> Request {
@@ -393,7 +388,7 @@ mod tests {
 
     /// A program that serves, without a machine.
     fn serving() -> Published {
-        let machine = Published::serving(std::path::Path::new("vm1.sock"), Kept::default()).unwrap();
+        let machine = Published::serving(std::path::Path::new("vm1.sock"), SavedCycle::default()).unwrap();
         machine.journal().open().unwrap();
         machine
     }
@@ -428,7 +423,7 @@ mod tests {
             counters: Box::new(device),
             messages: Box::new(Vec::<crate::kvm::Message>::new),
         };
-        Live::new(ExitLatch::new().unwrap(), parts)
+        Live::new(ExitLatch::new().unwrap(), Arc::default(), parts)
     }
 
     fn plan_of_a_config() -> Plan {
@@ -480,7 +475,7 @@ mod tests {
         let slice =
             SliceRecord { id: "egm0".into(), region, offset: 0, size: 1, owner: None, retired: Vec::new() };
         machine.planned(plan_of_a_config(), vec![slice]);
-        machine.started(live(true));
+        machine.step(MachineStep::Started, &live(true));
         machine
     }
 
@@ -573,7 +568,7 @@ mod tests {
     #[test]
     fn what_is_not_built_names_a_remedy_in_the_list_that_clients_read() {
         for (path, texts) in [
-            ("/api/v1/vm.pause", ["this request is not implemented", NO_STATE]),
+            ("/api/v1/vm.snapshot", ["this request is not implemented", NO_STATE]),
             ("/api/v1/vm.create", ["egm-vmm run has one machine", life::SERVE]),
         ] {
             assert_eq!(texts_of(&answer_to(&request(Put, path), &starting())), texts);
@@ -581,8 +576,8 @@ mod tests {
         let listed = json("/egm/v1/requests", &starting());
         assert_eq!(listed.as_array().unwrap().len(), ROUTES.len());
         let row = |path: &str| listed.as_array().unwrap().iter().find(|row| row["path"] == path).unwrap();
-        let pause = row("/api/v1/vm.pause");
-        assert_eq!((&pause["built"], &pause["text"]), (&Value::from(false), &Value::from(NO_STATE)));
+        let snapshot = row("/api/v1/vm.snapshot");
+        assert_eq!((&snapshot["built"], &snapshot["text"]), (&Value::from(false), &Value::from(NO_STATE)));
         assert_eq!(row("/api/v1/vm.create")["built"], false);
         let served = json("/egm/v1/requests", &serving());
         let create =
@@ -597,6 +592,8 @@ mod tests {
             (Get, "/api/v1/vm.info"),
             (Get, "/api/v1/vm.counters"),
             (Put, "/api/v1/vm.power-button"),
+            (Put, "/api/v1/vm.pause"),
+            (Put, "/api/v1/vm.resume"),
             (Put, "/api/v1/vm.shutdown"),
             (Get, "/egm/v1/plan"),
             (Get, "/egm/v1/slices"),
@@ -610,12 +607,35 @@ mod tests {
     }
 
     #[test]
+    fn a_pause_is_answered_once_the_vcpus_wait_and_by_a_refusal_where_they_will_not() {
+        let (machine, live) = (alive(), |machine: &Published| machine.state().live.unwrap());
+        let refused = |machine: &Published| {
+            let answer = life::outcome(Awaited::Pause, &machine.state(), false).unwrap();
+            assert_eq!(answer.status, Status::Conflict);
+        };
+        assert_eq!(status(Put, "/api/v1/vm.resume", &machine), Status::Conflict);
+        assert_eq!(respond(&request(Put, "/api/v1/vm.pause"), &machine), Response::Later(Awaited::Pause));
+        assert_eq!(life::outcome(Awaited::Pause, &machine.state(), false), None);
+        assert_eq!(status(Put, "/api/v1/vm.pause", &machine), Status::Conflict);
+        assert_eq!(live(&machine).settle_pause(0), [None, Some(MachineStep::Paused)]);
+        assert_eq!(life::outcome(Awaited::Pause, &machine.state(), false), Some(Answer::done()));
+        assert_eq!(json("/egm/v1/machine", &machine)["state"], "paused");
+        assert_eq!(json("/api/v1/vm.info", &machine)["state"], "Paused");
+        assert_eq!(status(Put, "/api/v1/vm.resume", &machine), Status::NoContent);
+        assert_eq!(json("/egm/v1/machine", &machine)["state"], "running");
+        refused(&machine); // a client resumed it before another one's pause
+        live(&machine).pause().unwrap();
+        live(&machine).stop();
+        refused(&machine);
+    }
+
+    #[test]
     fn a_running_machine_is_shown_pressed_and_stopped_once() {
         let machine = starting();
         machine.stage("configuration");
         machine.planned(plan_of_a_config(), Vec::new());
         let live = live(true);
-        machine.started(live.clone());
+        machine.step(MachineStep::Started, &live);
         assert_eq!(json("/egm/v1/machine", &machine)["state"], "running");
         assert_eq!(json("/api/v1/vm.counters", &machine)["disk"]["failed_requests"], 2);
         let info = json("/api/v1/vm.info", &machine);
@@ -713,7 +733,7 @@ mod tests {
         assert_eq!((failed.status, texts_of(&failed).len()), (Status::InternalServerError, 2));
         let other = created();
         let _ = respond(&request(Put, "/api/v1/vm.boot"), &other);
-        other.started(live(true));
+        other.step(MachineStep::Started, &live(true));
         assert_eq!(life::outcome(Awaited::Start, &other.state(), false), Some(Answer::done()));
     }
 
@@ -723,14 +743,15 @@ mod tests {
             let machine = created();
             let _ = respond(&request(Put, "/api/v1/vm.boot"), &machine);
             let live = live(true);
-            machine.started(live.clone());
+            machine.step(MachineStep::Started, &live);
             let request = request(Put, &format!("/api/v1/{path}"));
             assert_eq!(respond(&request, &machine), Response::Later(Awaited::End), "{path}");
             assert!(live.is_ending());
             machine.ended(&ExitReason::Requested);
             assert_eq!(life::outcome(Awaited::End, &machine.state(), false), None);
             assert_eq!(life::outcome(Awaited::End, &machine.state(), true), Some(Answer::done()));
-            let next = Published::serving(std::path::Path::new("vm1.sock"), machine.kept().unwrap()).unwrap();
+            let next =
+                Published::serving(std::path::Path::new("vm1.sock"), machine.saved().unwrap()).unwrap();
             assert_eq!(matches!(next.order(), Order::Boot(_)), path == "vm.reboot");
             assert_eq!(next.state().cycle.unwrap().created().is_some(), keeps, "{path}");
         }
@@ -739,7 +760,7 @@ mod tests {
     #[test]
     fn a_guest_without_a_power_button_is_a_conflict() {
         let machine = starting();
-        machine.started(live(false));
+        machine.step(MachineStep::Started, &live(false));
         assert_eq!(status(Put, "/api/v1/vm.power-button", &machine), Status::Conflict);
     }
 

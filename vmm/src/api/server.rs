@@ -20,10 +20,10 @@ use rustix::process::geteuid;
 use vmm_sys_util::eventfd::EventFd;
 
 use self::client::Client;
-use super::answer::{Answer, Status, stream_head};
+use super::answer::{Answer, Response, Status, stream_head};
 use super::connection::{Connection, Limits};
 use super::published::Published;
-use super::routes::{self, Response};
+use super::routes;
 use crate::error::{Blame, Remedy, Report};
 use crate::eventfd::borrowed;
 use crate::listener::Listener;
@@ -128,7 +128,7 @@ impl Server {
 
     /// Ends as a drop does, but keeps the socket: clients that come from now on wait in it. `None` when the API has
     /// ended.
-    pub(crate) fn leave(mut self) -> Option<Listener> {
+    pub(crate) fn into_listener(mut self) -> Option<Listener> {
         self.end()
     }
 
@@ -189,7 +189,7 @@ impl Serving {
             }
         }
         let now = Instant::now();
-        self.settle(true, now);
+        self.answer_pending(true, now);
         self.serve_streams(now); // the last events, as far as clients take them at once
         Ok(self.listener)
     }
@@ -209,7 +209,7 @@ impl Serving {
                 LISTENER => self.accept(now)?,
                 WAKE => {
                     let _ = self.wake.read();
-                    self.settle(false, now);
+                    self.answer_pending(false, now);
                     self.serve_streams(now);
                 }
                 key => self.serve(key, event.flags, now),
@@ -322,7 +322,7 @@ impl Serving {
     }
 
     /// Answers clients that wait for what has happened now. `is_last`: the machine has ended, and this API does.
-    fn settle(&mut self, is_last: bool, now: Instant) {
+    fn answer_pending(&mut self, is_last: bool, now: Instant) {
         let waiting = self.clients.iter_mut().filter(|(_, client)| client.connection.is_waiting());
         let mut waiting = waiting.peekable();
         if waiting.peek().is_none() {
@@ -330,7 +330,7 @@ impl Serving {
         }
         let state = self.machine.state();
         for (key, client) in waiting {
-            client.settle(&state, is_last, now);
+            client.answer_pending(&state, is_last, now);
             client.update(&self.epoll, *key);
         }
     }

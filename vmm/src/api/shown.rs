@@ -1,7 +1,11 @@
 //! The parts of cloud-hypervisor's `VmConfig` that answers have of every machine.
 
+use std::path::Path;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::config::Boot;
 
 /// Parts of the machine's `VmConfig`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -35,11 +39,18 @@ pub(super) struct ShownPayload {
 }
 
 impl ShownConfig {
-    pub(super) fn new(vcpus: u32, memory: u64, payload: ShownPayload) -> Self {
+    /// Of a machine with `vcpus` processors and `memory` bytes.
+    pub(super) fn new(vcpus: u32, memory: u64, boot: &Boot) -> Self {
+        // Paths of a command line may be no UTF-8, which JSON must be.
+        let text = |path: &Path| path.to_string_lossy().into_owned();
         Self {
             cpus: ShownCpus { boot_vcpus: vcpus, max_vcpus: vcpus },
             memory: ShownMemory { size: memory },
-            payload,
+            payload: ShownPayload {
+                kernel: text(&boot.kernel),
+                cmdline: boot.cmdline.clone(),
+                initramfs: boot.initramfs.as_deref().map(text),
+            },
         }
     }
 }

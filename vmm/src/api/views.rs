@@ -1,7 +1,6 @@
 //! JSON bodies of the API, as types with a schema. Pure but for the machine's counters.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use egm_address::PciAddress;
 use schemars::JsonSchema;
@@ -10,7 +9,7 @@ use serde_json::Value;
 
 use super::cycle::{Created, Cycle, LastEnd};
 use super::published::{KnownState, Phase, Published, Stage, microseconds};
-use super::shown::{ShownConfig, ShownPayload};
+use super::shown::ShownConfig;
 use crate::kvm::Message;
 use crate::machine::{DeviceCounters, Live};
 use crate::plan::{FunctionRole, Plan};
@@ -55,6 +54,7 @@ pub(super) struct VmInfo {
 enum VmState {
     Created,
     Running,
+    Paused,
     Shutdown,
 }
 
@@ -88,17 +88,11 @@ pub(super) fn info(plan: &Plan, phase: Phase) -> VmInfo {
     let state = match phase {
         Phase::Empty | Phase::Created | Phase::Starting => VmState::Created,
         Phase::Running => VmState::Running,
+        Phase::Paused => VmState::Paused,
         Phase::Ending | Phase::Ended => VmState::Shutdown,
     };
-    // Paths of a command line may be no UTF-8, which JSON must be.
-    let text = |path: &Path| path.to_string_lossy().into_owned();
-    let payload = ShownPayload {
-        kernel: text(&plan.boot.kernel),
-        cmdline: plan.boot.cmdline.clone(),
-        initramfs: plan.boot.initramfs.as_deref().map(text),
-    };
     VmInfo {
-        config: ShownConfig::new(vcpus, memory, payload),
+        config: ShownConfig::new(vcpus, memory, &plan.boot),
         state,
         memory_actual_size: memory,
         device_tree: device_tree(plan),

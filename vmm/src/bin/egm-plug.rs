@@ -66,7 +66,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     }
     let listener = UnixListener::bind(&arguments.socket)?;
     thread::spawn(move || listener.incoming().flatten().try_for_each(|client| serve(client, &handle)));
-    let ended = machine.run(&|| ());
+    let ended = machine.run(&|_| ());
     eprintln!("{}", ended.reason);
     Ok(ended.reason.remedy().map_or(ExitCode::SUCCESS, |remedy| remedy.blame.into()))
 }

@@ -1,7 +1,6 @@
 //! `egm-vmm ctl`: a client of a machine's API.
 
-use std::fs;
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -12,6 +11,7 @@ use serde_json::Value;
 
 use super::form::Form;
 use crate::api::{Client, ClientError, Events};
+use crate::config;
 use crate::error::{Blame, Remedy, Report};
 
 /// Time that a machine has to stop its vCPUs and to flush its disks (30 s) after a request to stop.
@@ -75,6 +75,10 @@ enum Verb {
     Delete,
     /// Press the guest's power button
     PowerButton,
+    /// Let the vCPUs wait outside the guest; its devices go on
+    Pause,
+    /// Let the vCPUs of a paused machine run
+    Resume,
     /// Press the power button, and end the machine when its guest does not
     Shutdown {
         /// Time for the guest to shut down, in seconds; 0 ends the machine at once
@@ -122,20 +126,6 @@ impl Report for Unstopped {
     }
 }
 
-/// The configuration of a machine cannot be read.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot read configuration {}", path.display())]
-struct NoConfiguration {
-    path: PathBuf,
-    source: io::Error,
-}
-
-impl Report for NoConfiguration {
-    fn remedy(&self) -> Remedy {
-        Blame::Configuration.help("name a file that you may read")
-    }
-}
-
 pub(super) fn run(args: &Args) -> Outcome {
     let client = Client::new(&args.api);
     let get = |target: &str| client.ask("GET", target);
@@ -152,10 +142,12 @@ pub(super) fn run(args: &Args) -> Outcome {
         Verb::Events { follow: false } => get("/egm/v1/events?follow=0")?,
         Verb::Events { follow: true } => return follow(client, &args.api),
         Verb::PowerButton => client.ask("PUT", "/api/v1/vm.power-button")?,
+        Verb::Pause => client.ask("PUT", "/api/v1/vm.pause")?,
+        Verb::Resume => client.ask("PUT", "/api/v1/vm.resume")?,
         Verb::Create { file, form } => create(client, file, *form)?,
-        Verb::Boot => client.patient(LONG).ask("PUT", "/api/v1/vm.boot")?,
-        Verb::Reboot => client.patient(LONG).ask("PUT", "/api/v1/vm.reboot")?,
-        Verb::Delete => client.patient(LONG).ask("PUT", "/api/v1/vm.delete")?,
+        Verb::Boot => client.within(LONG).ask("PUT", "/api/v1/vm.boot")?,
+        Verb::Reboot => client.within(LONG).ask("PUT", "/api/v1/vm.reboot")?,
+        Verb::Delete => client.within(LONG).ask("PUT", "/api/v1/vm.delete")?,
         Verb::Shutdown { timeout } => return shutdown(client, &args.api, *timeout),
         Verb::Get { request } => raw(&client.ask("GET", request)?),
         Verb::Put { request } => raw(&client.ask("PUT", request)?),
@@ -166,16 +158,9 @@ pub(super) fn run(args: &Args) -> Outcome {
 
 /// Sends the configuration of `file`.
 fn create(client: Client<'_>, file: &Path, form: Form) -> Result<String, Box<dyn Report>> {
-    let text = if file.as_os_str() == "-" { standard_input() } else { fs::read(file) };
-    let text = text.map_err(|source| NoConfiguration { path: file.to_owned(), source })?;
+    let text = config::read(file)?;
     let request = if form.is_foreign() { "/api/v1/vm.create" } else { "/egm/v1/machine" };
     Ok(client.ask_with("PUT", request, &text)?)
-}
-
-fn standard_input() -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    io::stdin().lock().read_to_end(&mut text)?;
-    Ok(text)
 }
 
 /// `text` for a terminal without control characters, which names of devices may have; otherwise as it came.
@@ -282,7 +267,7 @@ fn shutdown(client: Client<'_>, path: &Path, timeout: u32) -> Outcome {
             Err(error) => return Err(error.into()),
         }
     }
-    match client.patient(STOP).ask("PUT", "/api/v1/vm.shutdown") {
+    match client.within(STOP).ask("PUT", "/api/v1/vm.shutdown") {
         Ok(_) => {}
         Err(ClientError::Refused { status: 409, .. }) if !lacks_vcpus(client) => {} // it ends already
         // egm-vmm serve answers when slices are scrubbed, which can take longer; the events show the machine's end.

@@ -97,7 +97,7 @@ fn is_socket(path: &Path) -> bool {
 
 impl Found {
     fn ask(path: PathBuf) -> Self {
-        let answer = Client::new(&path).within(TIMEOUT, LONGEST).ask("GET", "/egm/v1/machine");
+        let answer = Client::new(&path).within(TIMEOUT).limited(LONGEST).ask("GET", "/egm/v1/machine");
         let machine = match answer {
             Ok(body) => serde_json::from_str(&body).map_err(|_| "no machine"),
             Err(ClientError::Unreachable { source, .. }) => Err(match source.kind() {

@@ -16,7 +16,7 @@ use crate::custody;
 use crate::error::{Chain, Remedy, Report};
 use crate::launch::{Confined, Reservation, Reserved};
 use crate::listener::remove_stale;
-use crate::machine::{self, ExitReason};
+use crate::machine::{self, ExitReason, MachineStep};
 use crate::reserve::Broker;
 use crate::sandbox::{self, Mode};
 use crate::user::User;
@@ -231,9 +231,11 @@ pub(super) fn launch(
     let built = opened.build(machine.journal())?;
     machine.stage("machine");
     let live = built.live();
-    Ok(built.run(&|| {
-        started();
-        machine.started(live.clone());
+    Ok(built.run(&|step| {
+        if step == MachineStep::Started {
+            started();
+        }
+        machine.step(step, &live);
     }))
 }
 

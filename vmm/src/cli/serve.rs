@@ -21,16 +21,16 @@ use serde::{Deserialize, Serialize};
 use self::signals::Signals;
 use super::Outcome;
 use super::run::{launch, raise_open_files, report};
-use crate::again;
-use crate::api::{Created, Kept, Order, Published, Server};
+use crate::api::{Created, Order, Published, SavedCycle, Server};
 use crate::config::Overrides;
 use crate::error::{Blame, Chain, Remedy, Report};
 use crate::launch::Confined;
 use crate::listener::Listener;
+use crate::reexec;
 use crate::reserve::Broker;
 use crate::sandbox::Mode;
 
-/// The option with the numbers of the socket and of the state; see [`again::execute`].
+/// The option with the numbers of the socket and of the state; see [`reexec::execute`].
 const RESUME: &str = "resume";
 
 /// Serve machines one after another, which clients create, start and end
@@ -120,18 +120,18 @@ fn failed(step: &'static str) -> impl Fn(io::Error) -> ServeError {
     move |source| ServeError::Step { step, source }
 }
 
-/// What an execution leaves to the next one, beside the socket.
+/// The state that an execution passes to the next one, beside the socket.
 #[derive(Debug, Serialize, Deserialize)]
-struct State {
-    kept: Kept,
+struct Handover {
+    cycle: SavedCycle,
     /// Device and number of the socket's file.
     socket: [u64; 2],
 }
 
-/// What this execution begins with.
-struct Begin {
+/// The socket and the life cycle that this execution begins with.
+struct Inherited {
     listener: Listener,
-    kept: Kept,
+    cycle: SavedCycle,
 }
 
 impl Args {
@@ -143,15 +143,16 @@ impl Args {
         }
     }
 
-    /// The socket, and the state of the execution before this one.
-    fn begin(&self) -> Result<Begin, Box<dyn Report>> {
+    /// The socket and the state of the execution before this one; a new socket in the first one.
+    fn inherit(&self) -> Result<Inherited, Box<dyn Report>> {
         let [socket, state] = self.resume[..] else {
-            return Ok(Begin { listener: Server::listen(&self.api)?, kept: Kept::default() });
+            return Ok(Inherited { listener: Server::listen(&self.api)?, cycle: SavedCycle::default() });
         };
         let _ = rustix::thread::set_name(c"egm-vmm"); // the kernel names it after /proc/self/exe
-        let adopted = |number| again::adopt(number).map_err(failed("take over the socket and the state"));
-        let state: State = again::unsealed(adopted(state)?.into()).map_err(failed("read the state"))?;
-        Ok(Begin { listener: Listener::adopted(adopted(socket)?, &self.api, state.socket), kept: state.kept })
+        let adopted = |number| reexec::adopt(number).map_err(failed("take over the socket and the state"));
+        let state: Handover = reexec::unsealed(adopted(state)?.into()).map_err(failed("read the state"))?;
+        let listener = Listener::adopted(adopted(socket)?, &self.api, state.socket);
+        Ok(Inherited { listener, cycle: state.cycle })
     }
 
     fn broker(&self) -> Option<Broker> {
@@ -180,8 +181,8 @@ pub(super) fn run(args: &Args) -> Outcome {
     args.check()?;
     let mut signals = Signals::new().map_err(failed("handle signals"))?;
     raise_open_files();
-    let Begin { listener, kept } = args.begin()?;
-    let machine = Published::serving(&args.api, kept).map_err(failed("make an event descriptor"))?;
+    let Inherited { listener, cycle } = args.inherit()?;
+    let machine = Published::serving(&args.api, cycle).map_err(failed("make an event descriptor"))?;
     let machine = Arc::new(machine);
     let server = Server::serve(listener, Arc::clone(&machine))?;
     machine.announce();
@@ -202,17 +203,18 @@ pub(super) fn run(args: &Args) -> Outcome {
     signals.set_starting(false);
     let outcome = outcome.inspect_err(|error| machine.failed(error.as_ref()));
     // From now on clients wait in the socket, and signals in the kernel.
-    let listener = server.leave();
+    let listener = server.into_listener();
     signals.block().map_err(failed("block signals"))?;
-    let (Some(listener), Some(kept)) = (listener, machine.kept()) else { return outcome };
+    let (Some(listener), Some(cycle)) = (listener, machine.saved()) else { return outcome };
     if signals.is_end_requested() {
         return outcome;
     }
     if let Err(error) = &outcome {
         eprintln!("{}", Chain(error.as_ref()).on(Screen::of_stderr()));
     }
-    let state = again::sealed(&State { kept, socket: listener.made() }).map_err(failed("keep the state"))?;
-    let error = again::execute(RESUME, &listener, &state);
+    let state =
+        reexec::sealed(&Handover { cycle, socket: listener.made() }).map_err(failed("keep the state"))?;
+    let error = reexec::execute(RESUME, &listener, &state);
     Err(failed("execute this program again")(error).into())
 }
 
@@ -234,7 +236,7 @@ mod tests {
 
     #[test]
     fn what_cannot_last_over_an_execution_is_refused_with_a_remedy() {
-        for line in ["serve --api s --user nobody", "serve --api s --sandbox strict"] {
+        for line in ["serve --api s --user vms", "serve --api s --sandbox strict"] {
             let error = args(line).check().unwrap_err();
             assert_eq!((error.blame(), error.help().is_some()), (Blame::Configuration, true), "{error}");
         }

@@ -78,11 +78,12 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
     let events = EventManager::new().map_err(io::Error::other)?;
     subscribers.push(Arc::new(Mutex::new(Wake(Arc::clone(&exit)))));
     let button = || acpi_line(plan, POWER_BUTTON).map(|gsi| pulse(&vm, gsi));
-    let live = Live::new(Arc::clone(&exit), parts(button(), &tree.devices, routes));
+    let gate = Arc::default();
+    let live = Live::new(Arc::clone(&exit), Arc::clone(&gate), parts(button(), &tree.devices, routes));
     // Until here signals end the process.
     subscribers.push(Arc::new(Mutex::new(Signals::new(Arc::clone(&exit), button())?)));
     let Board { ports, memory, .. } = board;
-    let shared = Arc::new(Shared { ports, memory, exit, checks });
+    let shared = Arc::new(Shared { ports, memory, exit, checks, gate });
     Ok(Machine {
         events,
         vcpus,

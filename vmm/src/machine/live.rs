@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::exit::{ExitLatch, ExitReason};
+use super::pause::{PauseGate, PauseState};
 use super::poison::Interrupt;
 use crate::kvm::Message;
 use crate::lock::lock;
@@ -12,6 +13,7 @@ use crate::virtio::Counter;
 #[derive(Clone)]
 pub struct Live {
     exit: Arc<ExitLatch>,
+    gate: Arc<PauseGate>,
     /// `None` once the machine ends: from then on this keeps neither its memory nor its descriptors.
     parts: Arc<Mutex<Option<LiveParts>>>,
 }
@@ -42,11 +44,48 @@ pub enum ControlError {
     Ending,
     /// Its guest has a device tree, which has no power button.
     NoButton,
+    /// It is paused already, or about to be.
+    Paused,
+    /// It is not paused.
+    NotPaused,
 }
 
 impl Live {
-    pub(crate) fn new(exit: Arc<ExitLatch>, parts: LiveParts) -> Self {
-        Self { exit, parts: Arc::new(Mutex::new(Some(parts))) }
+    pub(crate) fn new(exit: Arc<ExitLatch>, gate: Arc<PauseGate>, parts: LiveParts) -> Self {
+        Self { exit, gate, parts: Arc::new(Mutex::new(Some(parts))) }
+    }
+
+    /// Requests that the vCPUs leave the guest; they have when [`pause_state`](Self::pause_state) is [`PauseState::Paused`],
+    /// which [`MachineStep::Paused`](super::MachineStep) reports.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub(crate) fn pause(&self) -> Result<(), ControlError> {
+        self.change(|gate| gate.close().then_some(()).ok_or(ControlError::Paused))
+    }
+
+    /// Lets the vCPUs of a paused machine run.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub(crate) fn resume(&self) -> Result<(), ControlError> {
+        self.change(|gate| gate.open().then_some(()).ok_or(ControlError::NotPaused))
+    }
+
+    fn change(
+        &self,
+        change: impl FnOnce(&PauseGate) -> Result<(), ControlError>,
+    ) -> Result<(), ControlError> {
+        if self.is_ending() {
+            return Err(ControlError::Ending);
+        }
+        change(&self.gate)?;
+        let _ = self.exit.wake().write(1); // the event loop interrupts the vCPUs, and reports the step
+        Ok(())
+    }
+
+    pub(crate) fn pause_state(&self) -> PauseState {
+        self.gate.state()
     }
 
     /// Presses the guest's power button.
@@ -82,6 +121,12 @@ impl Live {
         lock(&self.parts).as_ref().map(|parts| (parts.messages)())
     }
 
+    /// The steps of a machine of `vcpus` vCPUs, as its event loop reports them.
+    #[cfg(test)]
+    pub(crate) fn settle_pause(&self, vcpus: usize) -> [Option<super::MachineStep>; 2] {
+        self.gate.settle(vcpus)
+    }
+
     /// Releases the machine's parts. No other thread uses them when this returns.
     pub(super) fn close(&self) {
         drop(lock(&self.parts).take());
@@ -96,7 +141,7 @@ mod tests {
 
     fn live(button: Option<Interrupt>) -> Live {
         let (counters, messages) = (Box::new(Vec::<DeviceCounters>::new), Box::new(Vec::<Message>::new));
-        Live::new(ExitLatch::new().unwrap(), LiveParts { button, counters, messages })
+        Live::new(ExitLatch::new().unwrap(), Arc::default(), LiveParts { button, counters, messages })
     }
 
     #[test]
@@ -122,6 +167,19 @@ mod tests {
         assert!(!live.exit.is_hurried(), "its disks are not waited for");
     }
 
+    #[test]
+    fn a_pause_wakes_the_event_loop_once_and_a_machine_that_ends_has_none() {
+        let live = live(None);
+        assert_eq!(live.resume(), Err(ControlError::NotPaused));
+        assert!(live.exit.wake().read().is_err(), "the event loop has nothing to do");
+        assert_eq!((live.pause(), live.pause()), (Ok(()), Err(ControlError::Paused)));
+        assert_eq!((live.exit.wake().read().unwrap(), live.pause_state()), (1, PauseState::Pausing));
+        assert_eq!((live.resume(), live.pause_state()), (Ok(()), PauseState::Running));
+        assert_eq!(live.exit.wake().read().unwrap(), 1);
+        live.stop();
+        assert_eq!((live.pause(), live.resume()), (Err(ControlError::Ending), Err(ControlError::Ending)));
+    }
+
     /// A slice is not returned while a reference to its memory is left.
     #[test]
     fn nothing_of_a_machine_is_left_once_it_is_closed() {
@@ -130,7 +188,7 @@ mod tests {
         let counters =
             Box::new(move || vec![DeviceCounters { id: format!("{kept:?}"), counters: Vec::new() }]);
         let parts = LiveParts { button: None, counters, messages: Box::new(Vec::<Message>::new) };
-        let live = Live::new(ExitLatch::new().unwrap(), parts);
+        let live = Live::new(ExitLatch::new().unwrap(), Arc::default(), parts);
         let other = live.clone();
         assert_eq!((other.counters().unwrap().len(), Arc::strong_count(&memory)), (1, 2));
         live.close();

@@ -16,6 +16,7 @@ mod error;
 mod exit;
 mod finish;
 mod live;
+mod pause;
 mod pl011;
 mod platform;
 mod poison;
@@ -37,6 +38,7 @@ pub use finish::Unfinished;
 #[cfg(test)]
 pub(crate) use live::LiveParts;
 pub use live::{ControlError, DeviceCounters, Live};
+pub(crate) use pause::PauseState;
 pub use tree::TreeError;
 
 use crate::hotplug;
@@ -61,6 +63,17 @@ pub struct Machine {
     sandbox: Option<Arc<Sandbox>>,
     _vm: Vm,
     ram: GuestRam,
+}
+
+/// A step in the life of a machine between its start and its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MachineStep {
+    /// The vCPUs run.
+    Started,
+    /// The vCPUs wait outside the guest.
+    Paused,
+    /// The vCPUs run again, or a pause that was requested is not wanted any more.
+    Resumed,
 }
 
 /// How a machine ended.
@@ -94,9 +107,9 @@ impl Machine {
         self
     }
 
-    /// Runs the guest to its end; calls `started` once the vCPUs run. On every way out the vCPUs have stopped, and each
-    /// device has made durable what it promised or is named.
-    pub fn run(mut self, started: &dyn Fn()) -> Ended {
+    /// Runs the guest to its end, and calls `step` after each step. On every way out the vCPUs have stopped, and each device
+    /// has made durable what it promised or is named.
+    pub fn run(mut self, step: &dyn Fn(MachineStep)) -> Ended {
         let exit = Arc::clone(&self.shared.exit);
         for subscriber in &self.subscribers {
             self.events.add_subscriber(Arc::clone(subscriber));
@@ -112,9 +125,10 @@ impl Machine {
         let begun = begun.and_then(|()| start.go());
         start.cancel();
         if begun.is_ok() {
-            started();
+            step(MachineStep::Started);
         }
-        exit.set(begun.err().unwrap_or_else(|| serve(&mut self.events, &self.shared, &running)));
+        exit.set(begun.err().unwrap_or_else(|| serve(&mut self.events, &self.shared, &running, step)));
+        self.shared.gate.open(); // the vCPUs of a paused machine end, too
         self.live.close(); // before the memory is unmapped: no thread keeps a part of it
         running.into_iter().for_each(vcpu::RunningVcpu::stop);
         // Before anything else ends: they write to memory by themselves.
@@ -134,6 +148,7 @@ fn serve(
     events: &mut EventManager<Subscriber>,
     shared: &vcpu::Shared,
     running: &[vcpu::RunningVcpu],
+    step: &dyn Fn(MachineStep),
 ) -> ExitReason {
     loop {
         if let Some(reason) = shared.exit.reason() {
@@ -142,8 +157,9 @@ fn serve(
         match events.run() {
             Ok(_) => {
                 for (index, vcpu) in (0..).zip(running) {
-                    vcpu.interrupt_until(|| !shared.checks.wait_for(index));
+                    vcpu.interrupt_until(|| shared.needs_nothing_of(index));
                 }
+                shared.gate.settle(running.len()).into_iter().flatten().for_each(step);
             }
             Err(event_manager::Error::Epoll(error)) if error.errno() == libc::EINTR => {}
             Err(error) => return ExitReason::Internal(format!("the event loop stopped: {error}")),

@@ -14,9 +14,10 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use super::bus::Bus;
 use super::exit::{ExitLatch, ExitReason};
+use super::pause::PauseGate;
 use super::poison::MachineChecks;
 use super::start::Start;
-use crate::arch::native::vcpu::program_counter;
+use crate::arch::native::vcpu::{excuse_pause, program_counter};
 use crate::kvm::internal_suberror;
 
 /// A vCPU's stack: its deepest path is a PCI configuration write that moves a BAR.
@@ -31,6 +32,15 @@ pub(super) struct Shared {
     pub(super) exit: Arc<ExitLatch>,
     /// Reports of bad memory to the guest.
     pub(super) checks: Arc<MachineChecks>,
+    /// Pauses of the machine.
+    pub(super) gate: Arc<PauseGate>,
+}
+
+impl Shared {
+    /// Whether vCPU `index` may stay in the guest, or has left it for a pause. Checks wait while the machine is paused.
+    pub(super) fn needs_nothing_of(&self, index: u32) -> bool {
+        if self.gate.is_closed() { self.gate.is_out(index) } else { !self.checks.wait_for(index) }
+    }
 }
 
 /// A vCPU before its thread runs.
@@ -81,6 +91,11 @@ impl Vcpu {
             });
             drop(start);
             while runs && !shared.exit.is_set() {
+                if shared.gate.is_closed() {
+                    shared.gate.wait(vcpu, || shared.exit.is_set());
+                    excuse_pause(&self.fd);
+                    continue;
+                }
                 let ended = shared.checks.deliver(vcpu, &self.fd);
                 if let Some(reason) = ended.or_else(|| self.run_once(&shared)) {
                     shared.exit.set(reason);

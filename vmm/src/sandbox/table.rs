@@ -271,6 +271,7 @@ pub(super) const REQUESTS: &[PermittedRequest] = &[
     request(EVERY, "KVM_GET_SREGS", 0x8138_ae83, &[Vcpu], "whether the guest takes machine checks (x86)"),
     request(EVERY, "KVM_GET_MSRS", 0xc008_ae88, &[Vcpu], "whether the guest takes machine checks (x86)"),
     request(EVERY, "KVM_X86_SET_MCE", 0x4040_ae9e, &[Vcpu], "machine checks (x86)"),
+    request(API, "KVM_KVMCLOCK_CTRL", 0xaead, &[Vcpu], "the end of a pause, which the guest's watchdog does not count (x86)"),
     request(EVERY, "KVM_GET_ONE_REG", 0x4010_aeab, &[Vcpu], "where the guest was when KVM failed (Arm)"),
     request(EVERY, "KVM_SET_VCPU_EVENTS", 0x4040_aea0, &[Vcpu], "bad memory that the guest read (Arm)"),
     request(EVERY, "KVM_IRQ_LINE", 0x4008_ae61, DEVICES, "interrupt lines"),
@@ -440,6 +441,7 @@ mod tests {
     /// Requests of KVM that both architectures have: direction and number as in `linux/kvm.h`, and the size of the argument.
     const OF_KVM: &[(&str, c_uint, c_uint, usize)] = &[
         ("KVM_RUN", _IOC_NONE, 0x80, 0),
+        ("KVM_KVMCLOCK_CTRL", _IOC_NONE, 0xad, 0),
         ("KVM_GET_ONE_REG", _IOC_WRITE, 0xab, size_of::<kvm_bindings::kvm_one_reg>()),
         ("KVM_SET_VCPU_EVENTS", _IOC_WRITE, 0xa0, size_of::<kvm_bindings::kvm_vcpu_events>()),
         ("KVM_IRQ_LINE", _IOC_WRITE, 0x61, size_of::<kvm_bindings::kvm_irq_level>()),

@@ -87,7 +87,12 @@ fn body(operation: Operation) -> Option<SchemaOf> {
 
 fn outcome(operation: Operation) -> Outcome {
     match operation {
-        Operation::PowerButton | Operation::Create(_) | Operation::Boot | Operation::End(_) => Outcome::Done,
+        Operation::PowerButton
+        | Operation::Pause
+        | Operation::Resume
+        | Operation::Create(_)
+        | Operation::Boot
+        | Operation::End(_) => Outcome::Done,
         Operation::Ping => json::<views::Ping>(),
         Operation::Info => json::<views::VmInfo>(),
         Operation::Counters => json::<views::Counters>(),
@@ -112,6 +117,8 @@ const fn failures(operation: Operation) -> &'static [Status] {
         Operation::Info
         | Operation::Counters
         | Operation::PowerButton
+        | Operation::Pause
+        | Operation::Resume
         | Operation::Plan
         | Operation::Slices
         | Operation::Interrupts

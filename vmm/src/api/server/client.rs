@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use rustix::event::epoll::{self, EventFlags};
 
+use crate::api::answer::Awaited;
 use crate::api::connection::Connection;
-use crate::api::life::{self, Awaited};
+use crate::api::life;
 use crate::api::published::{KnownState, Published};
 
 /// Bytes that are read from a client before others have their turn.
@@ -46,7 +47,7 @@ impl Client {
     }
 
     /// Answers the request that it waits for, if that can be done. After the last answers the connection ends.
-    pub(super) fn settle(&mut self, state: &KnownState, is_last: bool, now: Instant) {
+    pub(super) fn answer_pending(&mut self, state: &KnownState, is_last: bool, now: Instant) {
         let outcome = |pending: &Pending| life::outcome(pending.awaited, state, is_last);
         let Some(answer) = self.pending.as_ref().and_then(outcome) else { return };
         let keeps_alive = self.pending.take().is_some_and(|pending| pending.keeps_alive) && !is_last;
