@@ -56,7 +56,10 @@ impl Report for ClientError {
                 Blame::Host.help(format!("start it: egm-device broker --socket {}", path.display()))
             }
             Self::Refused { help, .. } => Blame::Host.help(*help),
-            Self::Gone(_) => Blame::Host.help("see that the broker runs: systemctl status egm-broker"),
+            Self::Gone(_) => Blame::Host.help(
+                "start the broker, unless it runs (systemctl status egm-broker), and let it free what its end left: \
+                 egm-device ledger repair",
+            ),
             Self::Unknown { .. } => Blame::Internal.help(ONE_VERSION),
             Self::Backing(_) => Blame::Host.help(ONE_VERSION),
             Self::Cancelled => Blame::Host.into(),
@@ -85,7 +88,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`]: refused, with the rule and what is free instead, or the broker broke the protocol.
     pub fn take(self, take: &SliceRequest, waiting: impl FnOnce(&str)) -> Result<BrokerLease, ClientError> {
-        self.send(&Request::Take(take.clone()))?;
+        self.request(&Request::Take(take.clone()))?;
         let mut waiting = Some(waiting);
         loop {
             let (reply, descriptors) = self.receive(&NEVER)?;
@@ -109,7 +112,7 @@ impl Client {
 
     /// Memory that is available to this user now: bytes in total, and bytes in the largest block.
     pub fn free(&self) -> Result<(u64, u64), ClientError> {
-        self.send(&Request::Free)?;
+        self.request(&Request::Free)?;
         match self.receive(&NEVER)?.0 {
             Reply::Free(room) => Ok((room.total, room.largest)),
             Reply::Refused(RefusalReply { why, .. }) => {
@@ -120,16 +123,20 @@ impl Client {
         }
     }
 
-    fn send(&self, request: &Request) -> Result<(), ClientError> {
-        match packet::send(self.socket.as_fd(), &wire::encode(request), &[]) {
-            // A broker that refused the connection sent the reason before it hung up.
-            Err(error)
+    /// Sends `request`, which has a reply: a broker that refused the connection sent the reason before it hung up.
+    fn request(&self, request: &Request) -> Result<(), ClientError> {
+        match self.send(request) {
+            Err(ClientError::Gone(error))
                 if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) =>
             {
                 Ok(())
             }
-            sent => sent.map_err(ClientError::Gone),
+            sent => sent,
         }
+    }
+
+    fn send(&self, request: &Request) -> Result<(), ClientError> {
+        packet::send(self.socket.as_fd(), &wire::encode(request), &[]).map_err(ClientError::Gone)
     }
 
     fn receive(&self, cancel: &AtomicBool) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
@@ -212,6 +219,9 @@ impl BrokerLease {
     }
 
     /// Reports `bad` bytes of the slice (offsets in the region): no later owner gets them. The broker sends no reply.
+    ///
+    /// # Errors
+    /// [`ClientError::Gone`]: the broker has ended, and has no record of them.
     pub fn retire(&self, bad: &SpanSet<InRegion>) -> Result<(), ClientError> {
         let spans: Vec<_> = bad.iter().map(|span| (span.start().get(), span.size())).collect();
         spans.chunks(MAX_SPANS).try_for_each(|part| self.client.send(&Request::Bad(part.to_vec())))
@@ -228,7 +238,7 @@ impl BrokerLease {
     /// connection are gone.
     pub fn return_slice(self, cancel: &AtomicBool) -> Result<(), ClientError> {
         drop(self.file);
-        self.client.send(&Request::Return)?;
+        self.client.request(&Request::Return)?;
         match self.client.receive(cancel)?.0 {
             Reply::Returned => Ok(()),
             Reply::Refused(RefusalReply { why, .. }) => {
@@ -256,16 +266,15 @@ fn read_all(file: &File, text: &mut Vec<u8>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use egm_address::ByteSize;
+    use egm_address::{ByteSize, Offset, Span};
     use rustix::net::{AddressFamily, SocketType, socketpair};
 
     use super::*;
     use crate::region::RegionKind;
     use crate::retired::Retired;
 
-    /// A broker may scrub for minutes: a client that must stop does not wait for it.
-    #[test]
-    fn a_client_that_returns_a_slice_may_end_before_the_scrub() {
+    /// A lease, and the broker's end of its connection.
+    fn lease() -> (BrokerLease, OwnedFd) {
         let (socket, broker) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let region = Region {
@@ -280,7 +289,22 @@ mod tests {
         };
         let slice = Slice { region: "egm4".into(), offset: 0, size: ByteSize::new(4096) };
         let file = tempfile::tempfile().unwrap();
-        let lease = BrokerLease { client: Client { socket }, region, slice, offset: 0, file };
+        (BrokerLease { client: Client { socket }, region, slice, offset: 0, file }, broker)
+    }
+
+    #[test]
+    fn bad_bytes_that_no_broker_records_are_an_error() {
+        let (lease, broker) = lease();
+        let bad = SpanSet::from_iter([Span::new(Offset::new(0), 4096).unwrap()]);
+        lease.retire(&bad).unwrap();
+        drop(broker);
+        assert!(matches!(lease.retire(&bad), Err(ClientError::Gone(_))));
+    }
+
+    /// A broker may scrub for minutes: a client that must stop does not wait for it.
+    #[test]
+    fn a_client_that_returns_a_slice_may_end_before_the_scrub() {
+        let (lease, broker) = lease();
         assert!(matches!(lease.return_slice(&AtomicBool::new(true)), Err(ClientError::Cancelled)));
         let mut sent = [0; 64];
         assert!(matches!(

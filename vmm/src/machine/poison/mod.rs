@@ -249,7 +249,10 @@ impl Memory {
         });
         match recorded {
             Some(Ok(())) => line.push_str(", no later owner gets it"),
-            Some(Err(error)) => line.push_str(&format!(", later owners are not: {}", Chain(error.as_ref()))),
+            Some(Err(error)) => line.push_str(&format!(
+                "; a later owner may get it, without a record: {}",
+                Chain(error.as_ref())
+            )),
             None if self.slice.is_some() => line.push_str("; the scrub after the machine's end records it"),
             None => {}
         }
