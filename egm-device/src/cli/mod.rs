@@ -34,7 +34,7 @@ Show the memory of this host, split it once, then grant slices:
 
   egm-device regions
   egm-device carve advise --hypervisor 64GiB
-  egm-device carve grant --region hidden --size 4GiB -- COMMAND
+  egm-device carve grant --region egm4 --size 4GiB -- COMMAND
   egm-device ledger show
 
 Exit codes:

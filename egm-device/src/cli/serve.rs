@@ -94,7 +94,7 @@ pub(super) struct Args {
 const EXAMPLES: &str = "\
 Examples: one slice for one guest; those of a file, from the broker; cloud-hypervisor and QEMU as clients
 
-  egm-device serve --region egm0 --size 64GiB --pxm 1 \\
+  egm-device serve --region egm4 --size 64GiB --pxm 1 \\
     --socket /run/egm-serve/vm1.sock
   egm-device serve --config configs/serve/grace.json \\
     --broker /run/egm-broker.sock

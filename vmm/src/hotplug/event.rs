@@ -68,14 +68,14 @@ impl fmt::Display for Event {
             EventKind::Plugged(slot) => write!(f, "{function} is plugged into slot {slot}"),
             EventKind::Wanted(timeout) => write!(
                 f,
-                "the host wants {function} back, because its driver is being unbound or it is being removed: the guest \
-                 is asked to let it go, and loses it after {} s",
+                "the host wants {function} back, because its driver is being unbound, it is being removed or its server \
+                 returns it: the guest is asked to let it go, and loses it after {} s",
                 timeout.as_secs()
             ),
             EventKind::WantedFixed => write!(
                 f,
-                "the host wants {function} back, because its driver is being unbound or it is being removed: it waits \
-                 until this machine ends"
+                "the host wants {function} back, because its driver is being unbound, it is being removed or its server \
+                 returns it: a driver waits until this machine ends, a server takes it after its --timeout"
             ),
             EventKind::Failed => write!(
                 f,

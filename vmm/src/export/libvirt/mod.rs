@@ -17,7 +17,7 @@ use super::{Export, ExportError, Options, Output, qemu, words};
 
 const MIB: u64 = 1 << 20;
 const NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
-/// Where libvirt keeps what QEMU logs and makes; a user of its own runs QEMU.
+/// libvirt's list of the device nodes that QEMU may open.
 const DEVICE_ACL: &str = "cgroup_device_acl in /etc/libvirt/qemu.conf";
 
 type Xml = Writer<Vec<u8>>;
