@@ -351,6 +351,8 @@ fn events(request: &Request, machine: &Published) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use egm_fixtures::schema::accepts;
     use serde_json::{Value, json};
 

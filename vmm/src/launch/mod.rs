@@ -26,7 +26,7 @@ use crate::api::Journal;
 use crate::config::Spec;
 use crate::error::Report;
 use crate::facts::{self, Facts, Scope};
-use crate::machine::{self, Live, Machine};
+use crate::machine::{self, Live, Machine, MachineStep};
 use crate::memory::Present;
 use crate::plan::{self, Plan};
 use crate::reserve::{Broker, Servers, SliceRecord};
@@ -158,10 +158,10 @@ impl Built {
         self.machine.live()
     }
 
-    /// Runs the guest to its end, and calls `started` once it runs. The machine's reservation ends when the second value is
+    /// Runs the guest to its end, and calls `step` after each step. The machine's reservation ends when the second value is
     /// dropped.
-    pub(crate) fn run(self, started: &dyn Fn()) -> (machine::Ended, Reservation) {
-        (self.machine.run(started), self.held)
+    pub(crate) fn run(self, step: &dyn Fn(MachineStep)) -> (machine::Ended, Reservation) {
+        (self.machine.run(step), self.held)
     }
 }
 
@@ -181,7 +181,8 @@ mod tests {
             |spec| Reserved::of(spec, None, Confined::new(None, None, Mode::Off)?, &|_, _| ());
         let _: fn(Reserved) -> Outcome<Opened> = Reserved::open;
         let _: fn(Opened, &Arc<Journal>) -> Outcome<Built> = Opened::build;
-        let _: fn(Built, &dyn Fn()) -> (machine::Ended, Reservation) = Built::run;
+        type Run = fn(Built, &dyn Fn(MachineStep)) -> (machine::Ended, Reservation);
+        let _: Run = Built::run;
         let phases =
             [name::<Spec>(), name::<Reserved>(), name::<Opened>(), name::<Built>(), name::<machine::Ended>()];
         let picture = format!("File ─► {}", phases.join(" ─► "));
