@@ -14,11 +14,26 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 /// The kernel's: `EMFILE`, `ENFILE`, `ENOMEM`.
 #[expect(clippy::disallowed_methods, reason = "the one call that others must not repeat")]
 pub(crate) fn new() -> io::Result<EventFd> {
-    EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)
+    let flags = if egm_address::fault!("eventfd-inherited") { 0 } else { EFD_CLOEXEC };
+    EventFd::new(EFD_NONBLOCK | flags)
 }
 
 /// The descriptor of `event`.
 pub(crate) fn borrowed(event: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: `event` owns the descriptor, keeps it open as long as it lives, and the result borrows `event`.
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::{FdFlags, fcntl_getfd};
+
+    use super::*;
+
+    #[test]
+    fn an_eventfd_does_not_block_and_is_not_inherited() {
+        let event = new().unwrap();
+        assert_eq!(fcntl_getfd(borrowed(&event)).unwrap(), FdFlags::CLOEXEC);
+        assert_eq!(event.read().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
 }

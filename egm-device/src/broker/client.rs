@@ -224,7 +224,14 @@ impl BrokerLease {
     /// [`ClientError::Gone`]: the broker has ended, and has no record of them.
     pub fn retire(&self, bad: &SpanSet<InRegion>) -> Result<(), ClientError> {
         let spans: Vec<_> = bad.iter().map(|span| (span.start().get(), span.size())).collect();
-        spans.chunks(MAX_SPANS).try_for_each(|part| self.client.send(&Request::Bad(part.to_vec())))
+        spans.chunks(MAX_SPANS).try_for_each(|part| {
+            let bad = Request::Bad(part.to_vec());
+            if egm_address::fault!("bad-bytes-lost") {
+                self.client.request(&bad)
+            } else {
+                self.client.send(&bad)
+            }
+        })
     }
 
     /// The connection: a process that inherits it keeps the loan, even when this one has ended.

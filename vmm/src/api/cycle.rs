@@ -207,7 +207,8 @@ impl Cycle {
 
     /// The machine has ended for `reason`.
     pub(super) fn ended(&mut self, reason: &ExitReason) {
-        self.own = Some(Next::after(reason));
+        let resets = *reason == ExitReason::Reset && egm_address::fault!("guest-reset-as-end");
+        self.own = Some(if resets { Next::Stay } else { Next::after(reason) });
         self.last = Some(LastEnd { reason: reason.name().to_owned(), text: reason.to_string() });
     }
 

@@ -95,7 +95,8 @@ impl PauseGate {
     pub(super) fn settle(&self, vcpus: usize) -> [Option<MachineStep>; 2] {
         let mut inner = lock(&self.inner);
         let resumed = std::mem::take(&mut inner.resumed);
-        let paused = inner.state == PauseState::Pausing && inner.waiting.len() == vcpus;
+        let waits = inner.waiting.len() == vcpus || egm_address::fault!("pause-reported-early");
+        let paused = inner.state == PauseState::Pausing && waits;
         if paused {
             inner.state = PauseState::Paused;
         }
