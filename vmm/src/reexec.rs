@@ -1,23 +1,30 @@
 //! Execution of this program in its own place: the process keeps its number and some descriptors, and nothing else.
+//!
+//! The descriptors pass the execution in a message of a socket, which is standard input meanwhile. So the next execution
+//! owns each of them without a number, and needs no system call that container runtimes refuse (`pidfd_getfd`).
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
+use rustix::cmsg_space;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
-use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use rustix::stdio::dup2_stdin;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::custody::fetch;
-
 /// Longest state in bytes; a configuration, which is the most of it, is a body of the API.
 const MAX_STATE: u64 = 1 << 20;
-/// Standard input, output and error, which no execution changes.
-const STANDARD: RawFd = 2;
+/// Descriptors in the message: standard input, and two of the caller's.
+const PASSED: usize = 3;
 
 /// Seals of a state: no holder of the descriptor changes it.
 fn seals() -> SealFlags {
@@ -53,42 +60,62 @@ pub(crate) fn unsealed<T: DeserializeOwned>(mut file: File) -> io::Result<T> {
     Ok(serde_json::from_slice(&text)?)
 }
 
-/// Descriptor `number`, which the execution before this one left open. It is closed in a further one.
+/// The two descriptors that the execution before this one passed. Standard input is that one's again.
 ///
 /// # Errors
-/// There is none, or it is standard input, output or error.
-pub(crate) fn adopt(number: RawFd) -> io::Result<OwnedFd> {
-    if number <= STANDARD {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let adopted = fetch(std::process::id(), number)?;
-    nix::unistd::close(number)?;
-    Ok(adopted)
+/// Standard input has no such message.
+pub(crate) fn inherited() -> io::Result<[OwnedFd; 2]> {
+    let [stdin, first, second] = received(io::stdin().as_fd())?;
+    dup2_stdin(&stdin)?;
+    Ok([first, second])
 }
 
-/// Executes this program with its own command line and `option`, which gets the numbers of `first` and `second`: these
-/// stay open. Returns only when that fails; then they stay open as well.
+/// Executes this program with its own command line and `option`; [`inherited`] has `first` and `second` there. Returns only
+/// when that fails.
 pub(crate) fn execute(option: &str, first: &impl AsFd, second: &impl AsFd) -> io::Error {
-    let (first, second) = (first.as_fd(), second.as_fd());
-    for kept in [first, second] {
-        if let Err(errno) = fcntl_setfd(kept, FdFlags::empty()) {
-            return errno.into();
-        }
-    }
+    let socket = match sent([io::stdin().as_fd(), first.as_fd(), second.as_fd()]) {
+        Ok(socket) => socket,
+        Err(error) => return error,
+    };
     let _ = io::stdout().flush();
     let mut words = std::env::args_os();
     let mut command = Command::new("/proc/self/exe");
     if let Some(program) = words.next() {
         command.arg0(program);
     }
-    let option = format!("--{option}=");
-    command.args(without(words, &option));
-    command.arg(format!("{option}{},{}", first.as_raw_fd(), second.as_raw_fd())).exec()
+    command.args(without(words, option)).arg(option).stdin(Stdio::from(socket)).exec()
 }
 
-/// The words that do not start with `option`, which the execution before this one added.
-fn without(words: impl Iterator<Item = OsString>, option: &str) -> Vec<OsString> {
-    words.filter(|word| !word.as_encoded_bytes().starts_with(option.as_bytes())).collect()
+/// A socket that has a message with `descriptors`.
+fn sent(descriptors: [BorrowedFd<'_>; PASSED]) -> io::Result<OwnedFd> {
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(PASSED))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    sendmsg(ours, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(theirs)
+}
+
+/// The descriptors of the message that waits in `socket`.
+fn received(socket: BorrowedFd<'_>) -> io::Result<[OwnedFd; PASSED]> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(PASSED))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)?;
+    let descriptors = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    let descriptors: Vec<OwnedFd> = descriptors.flatten().collect();
+    descriptors.try_into().map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// The words but for `option`, which the execution before this one added.
+fn without(words: impl Iterator<Item = OsString>, option: &str) -> impl Iterator<Item = OsString> {
+    words.filter(move |word| word != option)
 }
 
 #[cfg(test)]
@@ -106,15 +133,27 @@ mod tests {
     }
 
     #[test]
-    fn no_standard_descriptor_is_adopted() {
-        for number in [-1, 0, 1, 2] {
-            assert_eq!(adopt(number).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{number}");
-        }
+    fn descriptors_pass_in_a_message_and_nothing_else_is_taken_for_one() {
+        let (mut file, other) = (tempfile::tempfile().unwrap(), File::open("/dev/null").unwrap());
+        file.write_all(b"first").unwrap();
+        let socket = sent([other.as_fd(), file.as_fd(), other.as_fd()]).unwrap();
+        let [_, first, _] = received(socket.as_fd()).unwrap();
+        let mut text = String::new();
+        let mut first = File::from(first);
+        first.rewind().unwrap();
+        first.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "first");
+        assert!(received(socket.as_fd()).is_err(), "the message is gone, and its sender too");
+        assert!(received(other.as_fd()).is_err());
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::io::write(&ours, b"x").unwrap();
+        assert_eq!(received(theirs.as_fd()).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]
-    fn the_command_line_grows_by_one_option_only() {
-        let words = ["serve", "--api", "s", "--resume=3,4"].map(OsString::from);
-        assert_eq!(without(words.into_iter(), "--resume="), ["serve", "--api", "s"]);
+    fn the_command_line_has_the_option_once() {
+        let words = ["serve", "--api", "s", "--resume"].map(OsString::from);
+        assert_eq!(without(words.into_iter(), "--resume").collect::<Vec<_>>(), ["serve", "--api", "s"]);
     }
 }

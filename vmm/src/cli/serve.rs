@@ -30,8 +30,8 @@ use crate::reexec;
 use crate::reserve::Broker;
 use crate::sandbox::Mode;
 
-/// The option with the numbers of the socket and of the state; see [`reexec::execute`].
-const RESUME: &str = "resume";
+/// The option of an execution that takes over the socket and the state of the one before; see [`reexec::execute`].
+const RESUME: &str = "--resume";
 
 /// Serve machines one after another, which clients create, start and end
 #[derive(Debug, clap::Args)]
@@ -58,9 +58,9 @@ pub(super) struct Args {
     /// Refused, with the remedy
     #[arg(long, value_name = "MODE", hide = true)]
     sandbox: Option<String>,
-    /// Descriptors of the socket and of the state that the execution before this one left
-    #[arg(long, value_name = "NUMBER", value_delimiter = ',', hide = true)]
-    resume: Vec<i32>,
+    /// Take over the socket and the state of the execution before this one
+    #[arg(long, hide = true)]
+    resume: bool,
 }
 
 const EXAMPLE: &str = "\
@@ -145,13 +145,13 @@ impl Args {
 
     /// The socket and the state of the execution before this one; a new socket in the first one.
     fn inherit(&self) -> Result<Inherited, Box<dyn Report>> {
-        let [socket, state] = self.resume[..] else {
+        if !self.resume {
             return Ok(Inherited { listener: Server::listen(&self.api)?, cycle: SavedCycle::default() });
-        };
+        }
         let _ = rustix::thread::set_name(c"egm-vmm"); // the kernel names it after /proc/self/exe
-        let adopted = |number| reexec::adopt(number).map_err(failed("take over the socket and the state"));
-        let state: Handover = reexec::unsealed(adopted(state)?.into()).map_err(failed("read the state"))?;
-        let listener = Listener::adopted(adopted(socket)?, &self.api, state.socket);
+        let [socket, state] = reexec::inherited().map_err(failed("take over the socket and the state"))?;
+        let state: Handover = reexec::unsealed(state.into()).map_err(failed("read the state"))?;
+        let listener = Listener::adopted(socket, &self.api, state.socket);
         Ok(Inherited { listener, cycle: state.cycle })
     }
 
@@ -244,8 +244,8 @@ mod tests {
     }
 
     #[test]
-    fn the_descriptors_of_the_execution_before_are_two_numbers() {
-        assert!(args("serve --api s").resume.is_empty());
-        assert_eq!(args("serve --api s --resume=3,14").resume, [3, 14]);
+    fn an_execution_that_takes_over_has_the_option() {
+        assert!(!args("serve --api s").resume);
+        assert!(args(&format!("serve --api s {RESUME}")).resume);
     }
 }
