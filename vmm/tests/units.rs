@@ -8,7 +8,10 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_egm-vmm");
-const UNITS: [&str; 3] = ["egm-vmm@.service", "egm-vmm-broker@.service", "egm-bind.service"];
+const UNITS: [&str; 4] =
+    ["egm-vmm@.service", "egm-vmm-broker@.service", "egm-vmm-serve@.service", "egm-bind.service"];
+/// Those with an API.
+const MACHINES: [&str; 3] = ["egm-vmm@.service", "egm-vmm-broker@.service", "egm-vmm-serve@.service"];
 
 fn unit(name: &str) -> String {
     fs::read_to_string(Path::new("../configs/systemd").join(name)).unwrap()
@@ -56,7 +59,7 @@ fn the_command_line_takes_what_the_units_of_machines_have() {
 /// A second SIGTERM ends a machine's wait for its disks, and cuts a scrub short.
 #[test]
 fn a_stop_reaches_a_machine_once() {
-    for name in ["egm-vmm@.service", "egm-vmm-broker@.service"] {
+    for name in MACHINES {
         assert!(unit(name).contains("\nKillMode=mixed\n"), "{name}");
     }
 }
@@ -64,28 +67,29 @@ fn a_stop_reaches_a_machine_once() {
 /// A core file has the guest's memory.
 #[test]
 fn machines_leave_no_core_dumps() {
-    for name in ["egm-vmm@.service", "egm-vmm-broker@.service"] {
+    for name in MACHINES {
         assert!(unit(name).contains("\nLimitCORE=0\n"), "{name}");
     }
 }
 
 #[test]
-fn a_machine_of_the_broker_keeps_few_privileges() {
-    let text = unit("egm-vmm-broker@.service");
+fn machines_of_the_broker_keep_few_privileges() {
     if Command::new("systemd-analyze").arg("--version").output().is_err() {
         return println!("skipped: systemd-analyze is not installed, it did not read the units");
     }
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("egm-vmm-broker@vm1.service");
-    fs::write(&path, text).unwrap();
-    let mut systemd = Command::new("systemd-analyze");
-    // In tenths: more than 3.0 is an error.
-    good(&systemd.args(["security", "--offline=yes", "--threshold=30"]).arg(&path).output().unwrap());
+    for name in ["egm-vmm-broker@.service", "egm-vmm-serve@.service"] {
+        let path = folder.path().join(name.replace('@', "@vm1"));
+        fs::write(&path, unit(name)).unwrap();
+        let mut systemd = Command::new("systemd-analyze");
+        // In tenths: more than 3.0 is an error.
+        good(&systemd.args(["security", "--offline=yes", "--threshold=30"]).arg(&path).output().unwrap());
+    }
 }
 
 #[test]
 fn a_machine_is_stopped_by_its_api_and_has_time_for_it() {
-    for name in ["egm-vmm@.service", "egm-vmm-broker@.service"] {
+    for name in MACHINES {
         let unit = unit(name);
         let value =
             |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('=')).unwrap();
