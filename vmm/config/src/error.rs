@@ -208,6 +208,11 @@ impl Rule {
 
     fn help(&self) -> Option<String> {
         match self {
+            Self::UnknownKey { key, .. } if key == "payload" => Some(
+                "this is a document of cloud-hypervisor's API: plan and check take it with --from cloud-hypervisor, \
+                 and ctl create gives it to egm-vmm serve"
+                    .to_owned(),
+            ),
             Self::UnknownKey { key, known } => Some(suggest(key, known, "keys here are")),
             Self::UnknownName { name, known } => Some(suggest(name, known, "names here are")),
             Self::Unreadable { .. } => Some(

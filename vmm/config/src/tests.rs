@@ -181,6 +181,15 @@ fn an_unknown_key_is_answered_with_its_place_and_the_nearest_right_one() {
 }
 
 #[test]
+fn a_document_of_another_monitor_is_answered_with_the_commands_that_take_it() {
+    let error = complaint(&machine(r#","payload":{"kernel":"k"}"#));
+    assert!(
+        error.contains("unknown key \"payload\"\n  help: this is a document of cloud-hypervisor's API"),
+        "{error}"
+    );
+}
+
+#[test]
 fn an_unknown_name_is_answered_with_the_nearest_right_one() {
     assert_eq!(
         complaint(&machine(r#","devices":[{"type":"virtio-blok","path":"x"}]"#)),
