@@ -133,6 +133,11 @@ impl Readers {
         Self { timeout, progress, stuck: Arc::default(), reader: None }
     }
 
+    /// Ends the thread that reads: a process that confines itself later has no thread without a filter.
+    pub(super) fn release(&mut self) {
+        self.reader = None;
+    }
+
     /// The results of `looks`, in their order. A subject that does not answer costs one wait, until it does.
     pub(super) fn look(&mut self, looks: Vec<(Subject, LookTask)>) -> Vec<Result<LookResult, LookError>> {
         let subjects: Vec<Subject> = looks.iter().map(|(subject, _)| *subject).collect();
@@ -296,6 +301,19 @@ mod tests {
         while results(&mut readers, vec![nothing(mappings(1000, 2))]) != [Ok(())] {
             thread::yield_now();
         }
+    }
+
+    #[test]
+    fn the_thread_of_a_reader_that_is_released_ends() {
+        let mut readers = Readers::new(Duration::MAX, Arc::default());
+        assert_eq!(results(&mut readers, vec![nothing(mappings(1000, 1))]), [Ok(())]);
+        let id = Arc::clone(&readers.reader.as_ref().unwrap().thread);
+        readers.release();
+        let task = format!("/proc/self/task/{}", id.get().unwrap().as_raw_nonzero());
+        while std::path::Path::new(&task).exists() {
+            thread::yield_now();
+        }
+        assert_eq!(results(&mut readers, vec![nothing(mappings(1000, 1))]), [Ok(())], "it starts again");
     }
 
     /// Else its result is lost, and those of later looks count for the processes before.

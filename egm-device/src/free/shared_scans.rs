@@ -17,7 +17,10 @@ static SHARED_SCANS: LazyLock<Arc<SharedScans>> = LazyLock::new(|| {
     let progress = Arc::<Progress>::default();
     let readers = Mutex::new(Readers::new(PROCESS_TIMEOUT, Arc::clone(&progress)));
     let scan = move |asked: &_| {
-        scan(Path::new("/proc"), asked, &mut readers.lock().unwrap_or_else(PoisonError::into_inner))
+        let mut readers = readers.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = scan(Path::new("/proc"), asked, &mut readers);
+        readers.release();
+        found
     };
     SharedScans::new(VERDICT_TIMEOUT, progress, scan)
 });

@@ -206,7 +206,7 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
     let work = arguments.work.clone().unwrap_or_else(|| report.join("work"));
     let in_lab = arguments.tools.is_some();
     let options = arguments.peers.iter().map(|peer| peer.name().option()).collect();
-    let runner = Runner {
+    let mut runner = Runner {
         tools,
         vmm: arguments.vmm,
         work: absolute(&work)?,
@@ -217,6 +217,7 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
     };
     let has_faults = here.iter().any(|scenario| scenario.fault.is_some());
     for scenario in &here {
+        runner.tools.sandbox = arguments.sandbox.or(scenario.strict.then_some(Sandbox::Strict));
         results.push(match has_faults {
             false => run_scenario::run(&runner, scenario),
             true => in_own_process(scenario, arguments)?,

@@ -71,6 +71,8 @@ pub(crate) struct Scenario {
     pub(crate) prints: Option<&'static str>,
     /// Data that must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,
+    /// Whether its machines run with `--sandbox strict`, unless another mode is chosen for the run.
+    pub(crate) strict: bool,
     /// Whether a Debian root file system is on the first disk and reports, in place of the agent.
     pub(crate) debian: bool,
     /// Whether it runs tests of `egm-device`.
@@ -213,6 +215,7 @@ pub(crate) const PLAIN: Scenario = Scenario {
     grace_kernel: GraceKernel::Own,
     prints: None,
     disk: None,
+    strict: false,
     debian: false,
     tests: false,
     deadline: Duration::from_secs(180),

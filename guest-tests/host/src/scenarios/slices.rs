@@ -24,9 +24,10 @@ pub(super) const MEM: Scenario = Scenario {
 /// Memory that `memmap=nn$ss` reserves.
 pub(super) const MEMMAP: Scenario = Scenario {
     name: "slice-memmap",
-    summary: "a slice of memory that memmap=nn$ss reserves: used, exclusive, scrubbed, returned",
+    summary: "a slice of memory that memmap=nn$ss reserves, of machines in a sandbox: used, exclusive, scrubbed, returned",
     runs: Runs::Steps,
     region: Some("memmap"),
+    strict: true,
     deadline: DEADLINE,
     ..PLAIN
 };
