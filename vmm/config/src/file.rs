@@ -167,8 +167,8 @@ pub enum OneOrMore {
 #[serde(deny_unknown_fields)]
 pub struct EgmFile {
     /// The host's region by its name, or by its kind: "egm", "reserved", "devdax", "fsdax", "hugetlb"; a list is
-    /// tried in its order. "guest-memfd" is memory of the machine's own VM, from Linux 6.18 on. "local", also called "memfd", is memory of
-    /// the process itself, which every host has.
+    /// tried in its order. "guest-memfd" is memory of the machine's own VM, from Linux 6.18 on. "local", of the kind "memfd",
+    /// is memory of the process itself, which every host has.
     #[schemars(with = "RegionText")]
     pub region: OneOrMore,
     /// Bytes: a multiple of its page size and of 2 MiB.
