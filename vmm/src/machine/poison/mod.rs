@@ -253,7 +253,9 @@ impl Memory {
                 "; a later owner may get it, without a record: {}",
                 Chain(error.as_ref())
             )),
-            None if self.slice.is_some() => line.push_str("; the scrub after the machine's end records it"),
+            None if self.slice.is_some() => {
+                line.push_str("; it is recorded only if the scrub after the machine's end finds it")
+            }
             None => {}
         }
         tracing::warn!("{line}");
