@@ -217,7 +217,7 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
     };
     let has_faults = here.iter().any(|scenario| scenario.fault.is_some());
     for scenario in &here {
-        runner.tools.sandbox = arguments.sandbox.or(scenario.strict.then_some(Sandbox::Strict));
+        runner.tools.sandbox = arguments.sandbox.or_else(|| scenario.strict.then_some(Sandbox::Strict));
         results.push(match has_faults {
             false => run_scenario::run(&runner, scenario),
             true => in_own_process(scenario, arguments)?,
