@@ -124,11 +124,17 @@ impl Published {
         &self.journal
     }
 
-    /// Publishes that the program serves, and how the last machine ended.
-    pub(crate) fn announce(&self) {
+    /// Publishes that the program serves, and how the last machine ended: before clients are served, because it is the first
+    /// event of an execution.
+    ///
+    /// # Errors
+    /// When descriptors run out.
+    pub(crate) fn announce(&self) -> io::Result<()> {
+        self.journal.open()?;
         let last = lock(&self.state).cycle.as_ref().and_then(|cycle| cycle.last().cloned());
         let (reason, text) = last.map(|last| (last.reason, last.text)).unzip();
         self.journal.publish(&MachineEvent::Ready { reason, text });
+        Ok(())
     }
 
     /// Readable when [`order`](Self::order) is to be called; `None` where the main thread takes no orders.

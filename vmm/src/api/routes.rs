@@ -766,6 +766,14 @@ mod tests {
         assert_eq!(status(Put, "/api/v1/vm.power-button", &machine), Status::Conflict);
     }
 
+    /// A client that waited in the socket over an execution reads the events at once.
+    #[test]
+    fn a_program_is_ready_before_it_serves_a_client() {
+        let machine = Published::serving(std::path::Path::new("vm1.sock"), SavedCycle::default()).unwrap();
+        machine.announce().unwrap();
+        assert_eq!(machine.journal().values()[0]["event"], "ready");
+    }
+
     #[test]
     fn kept_events_are_a_body_and_the_others_a_stream() {
         let machine = starting();

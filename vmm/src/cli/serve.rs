@@ -183,9 +183,9 @@ pub(super) fn run(args: &Args) -> Outcome {
     raise_open_files();
     let Inherited { listener, cycle } = args.inherit()?;
     let machine = Published::serving(&args.api, cycle).map_err(failed("make an event descriptor"))?;
+    machine.announce().map_err(failed("make an event descriptor"))?;
     let machine = Arc::new(machine);
     let server = Server::serve(listener, Arc::clone(&machine))?;
-    machine.announce();
     let created = loop {
         match machine.order() {
             Order::End => return Ok(ExitCode::SUCCESS),
