@@ -247,24 +247,17 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
         Missing(remedy) => Answer::failure(Status::NotImplemented, "this request is not implemented", remedy),
         Operation::Ping => Answer::json(&views::ping()),
         Operation::Info => info(state),
-        Operation::Counters => match running(state).map(Live::counters) {
-            Ok(Some(counters)) => Answer::json(&views::counters(&counters)),
-            Ok(None) => unable(ControlError::Ending, state),
+        Operation::Counters => match ask(state, |live| live.counters().ok_or(ControlError::Ending)) {
+            Ok(counters) => Answer::json(&views::counters(&counters)),
             Err(answer) => answer,
         },
-        Operation::PowerButton => control(state, Live::press_power_button),
-        Operation::Pause => match control(state, Live::pause) {
-            answer if answer.status == Status::NoContent => return Response::Later(Awaited::Pause),
-            answer => answer,
-        },
-        Operation::Resume => control(state, Live::resume),
-        Operation::End(_) => match running(state) {
-            Ok(live) => {
-                live.stop();
-                Answer::done()
-            }
+        Operation::PowerButton => done(ask(state, Live::press_power_button)),
+        Operation::Pause => match ask(state, Live::pause) {
+            Ok(()) => return Response::Later(Awaited::Pause),
             Err(answer) => answer,
         },
+        Operation::Resume => done(ask(state, Live::resume)),
+        Operation::End(_) => done(running(state).map(Live::stop)),
         Operation::Machine => Answer::json(&views::machine(machine, state)),
         Operation::Plan => of_plan(state, |plan| Answer::text(JSON, plan::json(plan))),
         Operation::Slices => of_plan(state, |_| Answer::json(&&*state.slices)),
@@ -288,13 +281,13 @@ fn running(state: &KnownState) -> Result<&Live, Answer> {
     }
 }
 
-/// Does `change` to the machine that runs.
-fn control(state: &KnownState, change: fn(&Live) -> Result<(), ControlError>) -> Answer {
-    match running(state).map(change) {
-        Ok(Ok(())) => Answer::done(),
-        Ok(Err(error)) => unable(error, state),
-        Err(answer) => answer,
-    }
+/// What `request` of the machine that runs results in, or the refusal.
+fn ask<T>(state: &KnownState, request: impl FnOnce(&Live) -> Result<T, ControlError>) -> Result<T, Answer> {
+    request(running(state)?).map_err(|error| unable(error, state))
+}
+
+fn done(result: Result<(), Answer>) -> Answer {
+    result.map_or_else(|refusal| refusal, |()| Answer::done())
 }
 
 /// The machine's `VmInfo`: by its plan, or before there is one by its configuration.
