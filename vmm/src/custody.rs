@@ -31,6 +31,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, kill_process, pidfd_getf
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Blame, Chain, Remedy, Report};
+use crate::reexec;
 use crate::reserve::{OwnSlice, SliceProgress};
 
 /// Signals that the machine gets in the keeper's place.
@@ -82,6 +83,7 @@ impl Keeper {
     /// # Errors
     /// [`CustodyError`]: this process's parent is none.
     pub(crate) fn connect(number: i32) -> Result<Self, CustodyError> {
+        reexec::restore_name();
         // The keeper has them blocked, and a process inherits that.
         handled_signals().thread_unblock().map_err(failed("unblock signals"))?;
         let parent = std::os::unix::process::parent_id();

@@ -34,7 +34,7 @@ mod eventfd;
 pub mod export;
 pub mod facts;
 pub mod firmware;
-pub mod hotplug;
+mod hotplug;
 mod kvm;
 pub mod launch;
 mod listener;

@@ -60,6 +60,11 @@ pub(crate) fn unsealed<T: DeserializeOwned>(mut file: File) -> io::Result<T> {
     Ok(serde_json::from_slice(&text)?)
 }
 
+/// Names this process `egm-vmm` again, as `ps` and `killall` show it: the kernel names an execution of `/proc/self/exe` "exe".
+pub(crate) fn restore_name() {
+    let _ = rustix::thread::set_name(c"egm-vmm");
+}
+
 /// The two descriptors that the execution before this one passed. Standard input is that one's again.
 ///
 /// # Errors

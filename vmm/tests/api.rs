@@ -73,6 +73,7 @@ impl Machine {
                 "devices": devices,
                 "egm": slices,
                 "console": "stdio",
+                "pcie": { "spare": { "ports": 1 } },
             });
             fs::write(folder.join("disk.raw"), vec![0; 1 << 20]).unwrap();
             fs::write(folder.join("vm.json"), config.to_string()).unwrap();
@@ -82,6 +83,10 @@ impl Machine {
         let mut console = BufReader::new(machine.child.stdout.take().unwrap());
         console.read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n");
+        // The guest's first words can come before the state of the machine is "running".
+        while machine.json("machine --json")["state"] != "running" {
+            thread::yield_now();
+        }
         Some((machine, console))
     }
 
@@ -145,6 +150,15 @@ impl Machine {
         let mut answer = Vec::new();
         let _ = client.read_to_end(&mut answer);
         String::from_utf8(answer).unwrap()
+    }
+
+    /// Processes that the program started: the machine's, where its own one keeps the slices' locks.
+    fn children(&self) -> Vec<String> {
+        let process = self.child.id();
+        let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap();
+        let children: Vec<String> = children.split_whitespace().map(str::to_owned).collect();
+        assert!(!children.is_empty(), "the machine has a process of its own");
+        children
     }
 
     /// Sends `text` as the rest of its configuration.
@@ -291,8 +305,11 @@ fn the_api_of_a_machine_of_a_user_is_root_s_alone_and_its_socket_is_removed() {
     }
     for mode in ["off", "strict"] {
         let Some(mut machine) = Machine::running(&["--user", NOBODY, "--sandbox", mode]) else { return };
-        assert_eq!(machine.json("machine --json")["state"], "running");
         machine.assert_refused_to(NOBODY);
+        for process in machine.children() {
+            let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap();
+            assert_eq!(name, "egm-vmm\n", "{mode}: ps and killall show this name");
+        }
         let stopped = machine.ctl("shutdown --timeout 0");
         assert!(stopped.status.success(), "{stopped:?}");
         let ended = machine.end();
@@ -334,7 +351,6 @@ fn the_page_shows_what_the_program_prints() {
 #[test]
 fn a_running_machine_shows_its_plan_slices_and_counters_and_ends_by_the_api() {
     let Some(mut machine) = Machine::running(&[]) else { return };
-    assert_eq!(machine.json("machine --json")["state"], "running");
     let plan = machine.json("plan");
     assert_eq!(
         (plan["name"].as_str(), machine.json("info")["state"].as_str()),
@@ -430,6 +446,29 @@ fn a_paused_guest_is_silent_until_it_resumes_and_a_paused_machine_can_end() {
         let events: Vec<Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let names: Vec<&str> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
         assert_eq!(names, ["started", "paused", "resumed", "paused"]);
+        let stopped = machine.ctl("shutdown --timeout 0");
+        assert!(stopped.status.success(), "{stopped:?}");
+        let ended = machine.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+}
+
+/// What a machine with a spare port answers to a function that this host lacks, and to a device that it does not have.
+#[test]
+fn a_function_that_cannot_be_plugged_in_is_refused_and_the_machine_goes_on() {
+    for (mode, is_confined) in [("off", false), ("strict", true)] {
+        let Some(mut machine) = Machine::running(&["--sandbox", mode]) else { return };
+        let plugged = machine.ctl("plug 0000:ff:1f.7 --id gpu0");
+        assert_eq!(plugged.status.code(), Some(HOST), "{mode}: {plugged:?}");
+        let refusal = text(&plugged.stderr);
+        assert!(refusal.starts_with("error: cannot PUT /api/v1/vm.add-device: "), "{mode}: {refusal}");
+        assert_eq!(refusal.contains("sandbox opens none"), is_confined, "{mode}: {refusal}");
+        for device in ["gpu0", "disk"] {
+            let unplugged = machine.ctl(&format!("unplug {device}"));
+            assert_eq!(unplugged.status.code(), Some(CONFIGURATION), "{mode}: {unplugged:?}");
+            assert!(text(&unplugged.stderr).contains("has no function"), "{mode}: {unplugged:?}");
+        }
+        assert_eq!(machine.json("info")["device_tree"].as_object().unwrap().len(), 2);
         let stopped = machine.ctl("shutdown --timeout 0");
         assert!(stopped.status.success(), "{stopped:?}");
         let ended = machine.end();

@@ -206,6 +206,7 @@ fn ask_everything(machine: &Machine) {
         let (target, expected) = match (path, request["built"].as_bool().unwrap()) {
             ("/api/v1/vm.shutdown" | "/api/v1/vmm.shutdown", _) => continue,
             ("/egm/v1/events", _) => ("/egm/v1/events?follow=0", [200; 2]),
+            ("/api/v1/vm.add-device" | "/api/v1/vm.remove-device", _) => (path, [400; 2]), // without a body
             (path, true) => (path, [200, 204]),
             (path, false) => (path, [501; 2]),
         };

@@ -239,11 +239,15 @@ impl Fault {
 /// Longest name of a machine, device or region, in bytes.
 const MAX_NAME: usize = 64;
 
+/// Whether `text` is a name: 1 to 64 letters, digits, `.`, `_` and `-`.
+pub fn is_name(text: &str) -> bool {
+    (1..=MAX_NAME).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
+}
+
 /// `text`, when it is a name.
 pub(super) fn name(text: &str) -> Result<String, Rule> {
-    let good = (1..=MAX_NAME).contains(&text.len())
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
-    if good { Ok(text.to_owned()) } else { Err(Rule::Name { name: text.to_owned() }) }
+    if is_name(text) { Ok(text.to_owned()) } else { Err(Rule::Name { name: text.to_owned() }) }
 }
 
 /// Refuses a `text` that a terminal would obey: messages print a configuration as it was written.

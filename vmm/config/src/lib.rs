@@ -39,7 +39,7 @@ mod tree;
 use std::path::Path;
 
 pub use boot::Overrides;
-pub use error::{ConfigError, ConfigErrors, FilePosition, Rule, nearest};
+pub use error::{ConfigError, ConfigErrors, FilePosition, Rule, is_name, nearest};
 pub use faults::MOST as MOST_FAULTS;
 pub use file::*;
 pub use foreign::{Refusal, load_foreign, parse_foreign};

@@ -1,6 +1,7 @@
 //! Answers of the API as bytes of HTTP/1.1. Pure.
 
 use std::error::Error;
+use std::sync::{Arc, OnceLock};
 
 use serde::Serialize;
 
@@ -149,8 +150,23 @@ fn with_causes(error: &dyn Report) -> String {
     text
 }
 
+/// An answer that another thread gives.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Deferred(Arc<OnceLock<Answer>>);
+
+impl Deferred {
+    /// Gives `answer`, unless there is one already.
+    pub(super) fn give(&self, answer: Answer) {
+        let _ = self.0.set(answer);
+    }
+
+    pub(super) fn get(&self) -> Option<Answer> {
+        self.0.get().cloned()
+    }
+}
+
 /// The event that a request is answered after.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Awaited {
     /// The vCPUs run, or the start has failed.
     Start,
@@ -158,6 +174,8 @@ pub(super) enum Awaited {
     End,
     /// No vCPU is in the guest.
     Pause,
+    /// Another thread has carried out the request.
+    Reply(Deferred),
 }
 
 /// The response to a request.

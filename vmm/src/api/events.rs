@@ -154,6 +154,13 @@ impl Journal {
         let _ = wake.write(1); // a full counter has woken the readers' thread already
     }
 
+    /// Wakes the readers' thread, as an event does.
+    pub(super) fn wake(&self) {
+        if let Some(wake) = self.wake.get() {
+            let _ = wake.write(1);
+        }
+    }
+
     /// From now on events are kept. The descriptor is signalled after each.
     ///
     /// # Errors

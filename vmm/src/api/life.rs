@@ -61,10 +61,11 @@ pub(super) fn end(next: Next, machine: &Published) -> Response {
 
 /// The answer to a client that waits, if it can be given. `is_last`: the machine has ended, and the API of this
 /// execution ends.
-pub(super) fn outcome(awaited: Awaited, state: &KnownState, is_last: bool) -> Option<Answer> {
+pub(super) fn outcome(awaited: &Awaited, state: &KnownState, is_last: bool) -> Option<Answer> {
     match awaited {
         Awaited::Start if state.live.is_some() => Some(Answer::done()),
         Awaited::Pause => pause_outcome(state),
+        Awaited::Reply(reply) => reply.get().or_else(|| is_last.then(unanswered)),
         // Its client may request a start again at once, which this execution would refuse.
         _ if !is_last => None,
         Awaited::End => Some(Answer::done()),
@@ -108,6 +109,12 @@ pub(super) fn starting() -> Answer {
         "the machine does not run yet",
         "wait for the event \"started\", or end the program: kill PID",
     )
+}
+
+/// The answer of a machine that ended first.
+fn unanswered() -> Answer {
+    let what = "the machine ended before it carried the request out";
+    Answer::failure(Status::Conflict, what, "start it again")
 }
 
 pub(super) fn refused(error: CycleError) -> Answer {

@@ -18,6 +18,7 @@ mod answer;
 mod client;
 pub(crate) mod cloud;
 mod connection;
+mod control;
 mod created;
 mod cycle;
 mod events;

@@ -8,12 +8,12 @@ use serde::Serialize;
 use self::described::open_api_text;
 pub(crate) use self::described::{Surface, open_api};
 use super::answer::{Answer, Awaited, JSON, LINES, METRICS, Response, SERVER_SENT, Status};
-use super::cycle::{Cycle, CycleError, Language, Next};
+use super::control::{ask, done, running};
+use super::cycle::{Cycle, Language, Next};
 use super::events::EventFormat;
 use super::http::{Method, Request};
-use super::life;
 use super::published::{KnownState, Published};
-use super::{metrics, views};
+use super::{control, life, metrics, views};
 use crate::machine::{ControlError, Live};
 use crate::plan::{self, Plan};
 
@@ -35,6 +35,8 @@ enum Operation {
     PowerButton,
     Pause,
     Resume,
+    AddDevice,
+    RemoveDevice,
     /// A machine in this language.
     Create(Language),
     Boot,
@@ -97,6 +99,18 @@ pub(super) const ROUTES: &[Route] = &[
     route(Put, "/api/v1/vm.resume", Operation::Resume, "let the vCPUs of a paused machine run"),
     route(
         Put,
+        "/api/v1/vm.add-device",
+        Operation::AddDevice,
+        "plug a host function, a `DeviceConfig`, into a spare port; answered with its address in the guest",
+    ),
+    route(
+        Put,
+        "/api/v1/vm.remove-device",
+        Operation::RemoveDevice,
+        "request a host function back from the guest; the event `device`, `removed` follows",
+    ),
+    route(
+        Put,
         "/api/v1/vm.shutdown",
         Operation::End(Next::Stay),
         "end the machine; `serve`: it stays created, `run`: the program ends with it",
@@ -154,7 +168,6 @@ pub(super) const ROUTES: &[Route] = &[
     missing("/api/v1/vm.send-migration", NO_STATE),
     missing("/api/v1/vm.receive-migration", NO_STATE),
     missing("/api/v1/vm.coredump", "use the guest's own crash kernel (kdump)"),
-    missing("/api/v1/vm.add-device", FIXED),
     missing("/api/v1/vm.add-user-device", FIXED),
     missing("/api/v1/vm.add-disk", FIXED),
     missing("/api/v1/vm.add-net", FIXED),
@@ -163,7 +176,6 @@ pub(super) const ROUTES: &[Route] = &[
     missing("/api/v1/vm.add-pmem", "use a disk, or a slice of an fsdax region"),
     missing("/api/v1/vm.add-vdpa", "use a tap, or an assigned NIC"),
     missing("/api/v1/vm.add-generic-vhost-user", "use a vfio-user device"),
-    missing("/api/v1/vm.remove-device", FIXED),
     missing("/api/v1/vm.resize", FIXED),
     missing("/api/v1/vm.resize-disk", FIXED),
     missing("/api/v1/vm.resize-zone", FIXED),
@@ -178,7 +190,8 @@ impl Operation {
 
     /// Whether it has a body, in a program that `serves` or in another.
     const fn takes_body(self, serves: bool) -> bool {
-        matches!(self, Self::Create(_) | Missing(_)) || (self.is_of_serve() && !serves)
+        matches!(self, Self::Create(_) | Self::AddDevice | Self::RemoveDevice | Missing(_))
+            || (self.is_of_serve() && !serves)
     }
 }
 
@@ -243,6 +256,8 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
         Operation::End(next) if state.cycle.is_some() || operation.is_of_serve() => {
             return life::end(next, machine);
         }
+        Operation::AddDevice => return control::add_device(&request.body, machine),
+        Operation::RemoveDevice => return control::remove_device(&request.body, machine),
         Operation::Create(language) => life::create(language, &request.body, machine),
         Missing(remedy) => Answer::failure(Status::NotImplemented, "this request is not implemented", remedy),
         Operation::Ping => Answer::json(&views::ping()),
@@ -272,30 +287,12 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
     answer.into()
 }
 
-/// The machine, if it runs.
-fn running(state: &KnownState) -> Result<&Live, Answer> {
-    match (&state.live, state.ended) {
-        (_, Some(_)) => Err(unable(ControlError::Ending, state)),
-        (Some(live), None) => Ok(live),
-        (None, None) => Err(life::unbooted(state).unwrap_or_else(life::starting)),
-    }
-}
-
-/// What `request` of the machine that runs results in, or the refusal.
-fn ask<T>(state: &KnownState, request: impl FnOnce(&Live) -> Result<T, ControlError>) -> Result<T, Answer> {
-    request(running(state)?).map_err(|error| unable(error, state))
-}
-
-fn done(result: Result<(), Answer>) -> Answer {
-    result.map_or_else(|refusal| refusal, |()| Answer::done())
-}
-
 /// The machine's `VmInfo`: by its plan, or before there is one by its configuration.
 fn info(state: &KnownState) -> Answer {
     let cycle = state.cycle.as_ref().filter(|_| state.plan.is_none());
     match cycle.and_then(Cycle::created) {
         Some(created) => Answer::json(&views::info_of_created(created, cycle.and_then(Cycle::last))),
-        None => of_plan(state, |plan| Answer::json(&views::info(plan, state.phase()))),
+        None => of_plan(state, |plan| Answer::json(&views::info(plan, state))),
     }
 }
 
@@ -308,19 +305,6 @@ fn of_plan(state: &KnownState, make: impl FnOnce(&Plan) -> Answer) -> Answer {
             Answer::failure(Status::Conflict, what, "ask again: its memory is being reserved")
         }),
     }
-}
-
-fn unable(error: ControlError, state: &KnownState) -> Answer {
-    let (what, remedy) = match error {
-        ControlError::Ending if state.cycle.is_some() => return life::refused(CycleError::Ending),
-        ControlError::Ending => ("the machine ends, or has ended", "start it again: egm-vmm run FILE"),
-        ControlError::Paused => ("the machine is paused already", "use vm.resume"),
-        ControlError::NotPaused => ("the machine is not paused", "use vm.pause first"),
-        ControlError::NoButton => {
-            ("cannot press the power button: the guest has a device tree, which has none", "use vm.shutdown")
-        }
-    };
-    Answer::failure(Status::Conflict, what, remedy)
 }
 
 /// Kept events with the query `follow=0`, otherwise these and all later ones.
@@ -415,6 +399,8 @@ mod tests {
             || vec![DeviceCounters { id: "disk".to_owned(), counters: vec![("failed requests", 2)] }];
         let parts = LiveParts {
             button,
+            hotplug: None,
+            is_confined: false,
             counters: Box::new(device),
             messages: Box::new(Vec::<crate::kvm::Message>::new),
         };
@@ -605,15 +591,15 @@ mod tests {
     fn a_pause_is_answered_once_the_vcpus_wait_and_by_a_refusal_where_they_will_not() {
         let (machine, live) = (alive(), |machine: &Published| machine.state().live.unwrap());
         let refused = |machine: &Published| {
-            let answer = life::outcome(Awaited::Pause, &machine.state(), false).unwrap();
+            let answer = life::outcome(&Awaited::Pause, &machine.state(), false).unwrap();
             assert_eq!(answer.status, Status::Conflict);
         };
         assert_eq!(status(Put, "/api/v1/vm.resume", &machine), Status::Conflict);
         assert_eq!(respond(&request(Put, "/api/v1/vm.pause"), &machine), Response::Later(Awaited::Pause));
-        assert_eq!(life::outcome(Awaited::Pause, &machine.state(), false), None);
+        assert_eq!(life::outcome(&Awaited::Pause, &machine.state(), false), None);
         assert_eq!(status(Put, "/api/v1/vm.pause", &machine), Status::Conflict);
         assert_eq!(live(&machine).settle_pause(0), [None, Some(MachineStep::Paused)]);
-        assert_eq!(life::outcome(Awaited::Pause, &machine.state(), false), Some(Answer::done()));
+        assert_eq!(life::outcome(&Awaited::Pause, &machine.state(), false), Some(Answer::done()));
         assert_eq!(json("/egm/v1/machine", &machine)["state"], "paused");
         assert_eq!(json("/api/v1/vm.info", &machine)["state"], "Paused");
         assert_eq!(status(Put, "/api/v1/vm.resume", &machine), Status::NoContent);
@@ -721,15 +707,15 @@ mod tests {
         assert_eq!(status(Put, "/api/v1/vm.boot", &machine), Status::Conflict);
         assert_eq!(status(Put, "/api/v1/vm.shutdown", &machine), Status::Conflict, "it starts");
         assert_eq!(json("/egm/v1/machine", &machine)["state"], "starting");
-        assert_eq!(life::outcome(Awaited::Start, &machine.state(), false), None);
+        assert_eq!(life::outcome(&Awaited::Start, &machine.state(), false), None);
         machine.failed(&crate::reserve::ReserveError::Moved { attempts: 4 });
-        assert_eq!(life::outcome(Awaited::Start, &machine.state(), false), None);
-        let failed = life::outcome(Awaited::Start, &machine.state(), true).unwrap();
+        assert_eq!(life::outcome(&Awaited::Start, &machine.state(), false), None);
+        let failed = life::outcome(&Awaited::Start, &machine.state(), true).unwrap();
         assert_eq!((failed.status, texts_of(&failed).len()), (Status::InternalServerError, 2));
         let other = created();
         let _ = respond(&request(Put, "/api/v1/vm.boot"), &other);
         other.step(MachineStep::Started, &live(true));
-        assert_eq!(life::outcome(Awaited::Start, &other.state(), false), Some(Answer::done()));
+        assert_eq!(life::outcome(&Awaited::Start, &other.state(), false), Some(Answer::done()));
     }
 
     #[test]
@@ -743,8 +729,8 @@ mod tests {
             assert_eq!(respond(&request, &machine), Response::Later(Awaited::End), "{path}");
             assert!(live.is_ending());
             machine.ended(&ExitReason::Requested);
-            assert_eq!(life::outcome(Awaited::End, &machine.state(), false), None);
-            assert_eq!(life::outcome(Awaited::End, &machine.state(), true), Some(Answer::done()));
+            assert_eq!(life::outcome(&Awaited::End, &machine.state(), false), None);
+            assert_eq!(life::outcome(&Awaited::End, &machine.state(), true), Some(Answer::done()));
             let next =
                 Published::serving(std::path::Path::new("vm1.sock"), machine.saved().unwrap()).unwrap();
             assert_eq!(matches!(next.order(), Order::Boot(_)), path == "vm.reboot");

@@ -10,9 +10,10 @@ use serde_json::Value;
 use super::cycle::{Created, Cycle, LastEnd};
 use super::published::{KnownState, Phase, Published, Stage, microseconds};
 use super::shown::ShownConfig;
+use crate::hotplug::PluggedDevice;
 use crate::kvm::Message;
 use crate::machine::{DeviceCounters, Live};
-use crate::plan::{FunctionRole, Plan};
+use crate::plan::Plan;
 
 /// Version of this program.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -82,10 +83,10 @@ pub(super) fn info_of_created(created: &Created, last: Option<&LastEnd>) -> VmIn
 }
 
 /// With the parts of cloud-hypervisor's `VmConfig` that the plan has.
-pub(super) fn info(plan: &Plan, phase: Phase) -> VmInfo {
+pub(super) fn info(plan: &Plan, state: &KnownState) -> VmInfo {
     let vcpus = u32::try_from(plan.vcpus.len()).unwrap_or(u32::MAX);
     let memory: u64 = plan.memory.iter().map(|piece| piece.span.size()).fold(0, u64::saturating_add);
-    let state = match phase {
+    let vm_state = match state.phase() {
         Phase::Empty | Phase::Created | Phase::Starting => VmState::Created,
         Phase::Running => VmState::Running,
         Phase::Paused => VmState::Paused,
@@ -93,25 +94,37 @@ pub(super) fn info(plan: &Plan, phase: Phase) -> VmInfo {
     };
     VmInfo {
         config: ShownConfig::new(vcpus, memory, &plan.boot),
-        state,
+        state: vm_state,
         memory_actual_size: memory,
-        device_tree: device_tree(plan),
+        device_tree: device_tree(plan, state.live.as_ref()),
         last_reason: None,
         last_text: None,
     }
 }
 
-/// Each device of the plan with its PCI address.
-fn device_tree(plan: &Plan) -> BTreeMap<String, DeviceNode> {
-    let endpoints = plan.pci.iter().filter_map(|function| match &function.role {
-        FunctionRole::Endpoint { device, .. } => Some((&device.id, function.address)),
-        _ => None,
-    });
-    let node = |(id, pci_bdf): (&String, PciAddress)| {
+/// Each device that the machine has, with its PCI address.
+fn device_tree(plan: &Plan, live: Option<&Live>) -> BTreeMap<String, DeviceNode> {
+    let devices = live.and_then(Live::devices).unwrap_or_else(|| plan.device_addresses());
+    let node = |(id, pci_bdf): (String, PciAddress)| {
         let (resources, children) = (Vec::new(), Vec::new());
-        (id.clone(), DeviceNode { id: id.clone(), resources, children, pci_bdf })
+        (id.clone(), DeviceNode { id, resources, children, pci_bdf })
     };
-    endpoints.map(node).collect()
+    devices.into_iter().map(node).collect()
+}
+
+/// A device that was plugged in: cloud-hypervisor's `PciDeviceInfo`.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct PciDeviceInfo {
+    id: String,
+    /// PCI address in the guest.
+    #[schemars(with = "String")]
+    bdf: PciAddress,
+}
+
+impl From<PluggedDevice> for PciDeviceInfo {
+    fn from(PluggedDevice { id, address }: PluggedDevice) -> Self {
+        Self { id, bdf: address }
+    }
 }
 
 /// Name of a counter in answers: its words, joined.

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use egm_address::PciAddress;
 use egm_report::program::Outcome;
 use egm_report::show::{Screen, Side, Table, Unwritten, print, printable_lines, size};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::form::Form;
 use crate::api::{Client, ClientError, Events};
@@ -79,6 +80,24 @@ enum Verb {
     Pause,
     /// Let the vCPUs of a paused machine run
     Resume,
+    /// Plug a function of the host into a spare port; prints its PCI address in the guest
+    Plug {
+        /// Address of the function, which egm-vmm bind gives to VFIO
+        #[arg(value_name = "FUNCTION")]
+        function: PciAddress,
+        /// Name of the device in the machine [default: the first free of vfio0, vfio1, …]
+        #[arg(long, value_name = "NAME")]
+        id: Option<String>,
+        /// GPUDirect clique of an NVIDIA GPU, 0 to 15
+        #[arg(long, value_name = "NUMBER")]
+        clique: Option<u8>,
+    },
+    /// Request a plugged function back from the guest, and wait until the host has it
+    Unplug {
+        /// Name of the device in the machine
+        #[arg(value_name = "NAME")]
+        id: String,
+    },
     /// Press the power button, and end the machine when its guest does not
     Shutdown {
         /// Time for the guest to shut down, in seconds; 0 ends the machine at once
@@ -115,6 +134,19 @@ Exit codes:
   2  the command line or a configuration is wrong, or the API has no such request or no machine
   3  no API listens at PATH, or the machine cannot do it now";
 
+/// A machine ends before it has returned a function.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot wait for device \"{id}\": the machine ends")]
+struct Unreturned {
+    id: String,
+}
+
+impl Report for Unreturned {
+    fn remedy(&self) -> Remedy {
+        Blame::Host.help("the host has the device once the machine's program has ended")
+    }
+}
+
 /// A machine goes on although it was to stop.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot end the machine within {} s", STOP.as_secs())]
@@ -144,6 +176,13 @@ pub(super) fn run(args: &Args) -> Outcome {
         Verb::PowerButton => client.ask("PUT", "/api/v1/vm.power-button")?,
         Verb::Pause => client.ask("PUT", "/api/v1/vm.pause")?,
         Verb::Resume => client.ask("PUT", "/api/v1/vm.resume")?,
+        Verb::Plug { function, id, clique } => {
+            let path = format!("/sys/bus/pci/devices/{function}");
+            let body = json!({ "path": path, "id": id, "x_nv_gpudirect_clique": clique }).to_string();
+            let answer = client.within(LONG).ask_with("PUT", "/api/v1/vm.add-device", body.as_bytes())?;
+            return Ok(show(args, &answer, fields));
+        }
+        Verb::Unplug { id } => unplug(client, &args.api, id)?,
         Verb::Create { file, form } => create(client, file, *form)?,
         Verb::Boot => client.within(LONG).ask("PUT", "/api/v1/vm.boot")?,
         Verb::Reboot => client.within(LONG).ask("PUT", "/api/v1/vm.reboot")?,
@@ -277,6 +316,37 @@ fn shutdown(client: Client<'_>, path: &Path, timeout: u32) -> Outcome {
     if ends_within(&mut events, path, STOP)? { Ok(ExitCode::SUCCESS) } else { Err(Unstopped.into()) }
 }
 
+/// Requests the device `id` back, and waits for its removal, which the machine forces when its guest does not answer. Returns
+/// the event in words.
+fn unplug(client: Client<'_>, path: &Path, id: &str) -> Result<String, Box<dyn Report>> {
+    let kept = client.ask("GET", "/egm/v1/events?follow=0")?;
+    let before = kept.lines().last().and_then(sequence); // a device of this name may have left earlier
+    let mut events = client.follow()?; // before the request: no event is missed
+    let body = json!({ "id": id }).to_string();
+    client.within(LONG).ask_with("PUT", "/api/v1/vm.remove-device", body.as_bytes())?;
+    while let Some(event) = events.next(None).map_err(|source| unreadable(path, source))? {
+        if let Some(text) = removed(&event, id).filter(|_| sequence(&event) > before) {
+            return Ok(format!("{text}\n"));
+        }
+        if is_end(&event) {
+            break;
+        }
+    }
+    Err(Box::new(Unreturned { id: id.to_owned() }))
+}
+
+/// Position of `event` in the journal.
+fn sequence(event: &str) -> Option<u64> {
+    serde_json::from_str::<Value>(event).ok()?["sequence"].as_u64()
+}
+
+/// The text of `event`, if it is the removal of the device `id`.
+fn removed(event: &str, id: &str) -> Option<String> {
+    let event: Value = serde_json::from_str(event).ok()?;
+    let is_removal = event["event"] == "device" && event["device"] == id && event["change"] == "removed";
+    is_removal.then(|| cell(&event["text"]))
+}
+
 /// Whether the machine reports its end in `events` within `limit`. The end of the stream is none: the machine goes on
 /// without its API, or was killed.
 fn ends_within(events: &mut Events, path: &Path, limit: Duration) -> Result<bool, ClientError> {
@@ -372,6 +442,53 @@ mod tests {
             ["GET /egm/v1/events", "PUT /api/v1/vm.power-button", "PUT /api/v1/vm.shutdown"]
         );
         assert!(!is_ended);
+    }
+
+    #[test]
+    fn only_the_removal_of_this_device_is_its_end() {
+        let event = |change: &str, device: &str| {
+            json!({ "sequence": 4, "event": "device", "device": device, "change": change, "text": "gone" })
+                .to_string()
+        };
+        assert_eq!(removed(&event("removed", "gpu0"), "gpu0").as_deref(), Some("gone"));
+        assert_eq!(removed(&event("removed", "gpu1"), "gpu0"), None);
+        assert_eq!(removed(&event("wanted", "gpu0"), "gpu0"), None);
+        assert_eq!((sequence(&event("removed", "gpu0")), sequence("{}")), (Some(4), None));
+    }
+
+    /// Events of a machine from which `gpu0` left before, and which ends or loses it again.
+    fn unplugged(last: &'static [u8]) -> Result<String, String> {
+        const EARLIER: &[u8] =
+            b"{\"sequence\":3,\"event\":\"device\",\"device\":\"gpu0\",\"change\":\"removed\",\"text\":\"earlier\"}\n";
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let head = b"HTTP/1.1 200 OK\r\n\r\n";
+        let bodies = [
+            [head, EARLIER].concat(),
+            [head, EARLIER, last].concat(),
+            b"HTTP/1.1 204 No Content\r\n\r\n".to_vec(),
+        ];
+        let server = thread::spawn(move || {
+            for body in bodies {
+                let (mut stream, _) = listener.accept().unwrap();
+                let _ = stream.read(&mut [0; 1024]).unwrap();
+                stream.write_all(&body).unwrap();
+            }
+        });
+        let outcome = unplug(Client::new(&path), &path, "gpu0").map_err(|error| error.to_string());
+        server.join().unwrap();
+        outcome
+    }
+
+    #[test]
+    fn an_earlier_removal_is_not_the_end_of_an_unplug() {
+        const NOW: &[u8] =
+            b"{\"sequence\":4,\"event\":\"device\",\"device\":\"gpu0\",\"change\":\"removed\",\"text\":\"now\"}\n";
+        assert_eq!(unplugged(NOW).unwrap(), "now\n");
+        let ended = unplugged(b"{\"sequence\":4,\"event\":\"stopped\"}\n").unwrap_err();
+        assert_eq!(ended, "cannot wait for device \"gpu0\": the machine ends");
+        assert!(unplugged(b"").is_err(), "the stream ends");
     }
 
     #[test]

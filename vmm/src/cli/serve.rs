@@ -148,7 +148,7 @@ impl Args {
         if !self.resume {
             return Ok(Inherited { listener: Server::listen(&self.api)?, cycle: SavedCycle::default() });
         }
-        let _ = rustix::thread::set_name(c"egm-vmm"); // the kernel names it after /proc/self/exe
+        reexec::restore_name();
         let [socket, state] = reexec::inherited().map_err(failed("take over the socket and the state"))?;
         let state: Handover = reexec::unsealed(state.into()).map_err(failed("read the state"))?;
         let listener = Listener::adopted(socket, &self.api, state.socket);

@@ -1,8 +1,8 @@
 //! Controller of hot-plugged functions: its thread, and the steps of the thread for tests.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,15 @@ use egm_address::PciAddress;
 use egm_vfio::backend::InterruptKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{Event, EventKind, Handle, HotplugError, Removal, Request, Running, Source, UNPLUG_TIMEOUT};
+use super::{
+    DeviceAddresses, Event, EventKind, Handle, HotplugError, NewFunction, PluggedDevice, Removal, Request,
+    Running, UNPLUG_TIMEOUT,
+};
 use crate::eventfd::{self, borrowed};
+use crate::lock::lock;
 use crate::passthrough::HostEvents;
 use crate::pci::{Duty, Plugged, Port, RootComplex};
 use crate::plan::BridgePlan;
-
-/// Limit of an unplug timeout: longer than any machine runs, and short enough to be added to a clock.
-const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// A function, and the events that the host reports of it.
 pub(crate) struct New {
@@ -25,10 +26,10 @@ pub(crate) struct New {
     pub(crate) host_events: Option<HostEvents>,
 }
 
-/// Opens a function of the host for the guest, from its id, its address and the bridges of the free slots. Returns the
+/// Opens a function of the host for the guest, as the device of this id, with the bridges of the free slots. Returns the
 /// position of the bridge that it chose, and the function.
 pub(crate) type Maker =
-    Box<dyn Fn(&str, PciAddress, &[BridgePlan]) -> Result<(usize, New), HotplugError> + Send>;
+    Box<dyn Fn(&str, &NewFunction, &[BridgePlan]) -> Result<(usize, New), HotplugError> + Send>;
 
 pub(crate) struct Slot {
     pub(crate) port: Arc<Port>,
@@ -37,20 +38,21 @@ pub(crate) struct Slot {
     pub(crate) occupant: Option<Occupant>,
 }
 
+impl Slot {
+    /// The address in the guest of what is in it, which is alone on its bus.
+    fn address(&self) -> Option<PciAddress> {
+        PciAddress::new(0, self.bridge.secondary, 0, 0).ok()
+    }
+}
+
 /// A function that the guest has.
 pub(crate) struct Occupant {
     pub(crate) id: String,
     pub(crate) new: New,
-    /// Set when the guest was asked to release it.
-    pub(crate) leaving: Option<Leaving>,
+    /// When it is taken, once the guest was asked to release it.
+    leaving: Option<Instant>,
     /// Its device is gone, it stays in the guest all the same, and the loss was reported.
     is_lost: bool,
-}
-
-/// A removal in progress: its deadline, and the requester that waits for the result.
-pub(crate) struct Leaving {
-    until: Instant,
-    answer: Option<Sender<Result<Removal, HotplugError>>>,
 }
 
 impl Occupant {
@@ -87,7 +89,8 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    /// Takes over the functions in `slots` and the `fixed` ones; `report` receives every event.
+    /// Takes over the functions in `slots` and the `fixed` ones, among all `devices` of the machine; `report` receives every
+    /// event.
     ///
     /// # Errors
     /// When descriptors run out.
@@ -95,6 +98,7 @@ impl Controller {
         root: Arc<RootComplex>,
         slots: Vec<Slot>,
         fixed: Vec<Occupant>,
+        devices: DeviceAddresses,
         maker: Maker,
         report: Box<dyn Fn(&Event) + Send>,
     ) -> io::Result<Self> {
@@ -104,7 +108,7 @@ impl Controller {
             let wake = Arc::clone(&wake);
             slot.port.on_duty(move || drop(wake.write(1)));
         }
-        let handle = Handle { requests: sender, wake };
+        let handle = Handle { requests: sender, wake, devices: Arc::new(Mutex::new(devices)) };
         let controller = Self { root, slots, fixed, maker, report, handle, requests, ended: false };
         controller.occupants().for_each(|occupant| controller.listen(occupant));
         Ok(controller)
@@ -155,8 +159,8 @@ impl Controller {
         let _ = self.handle.wake.read();
         while let Ok(request) = self.requests.try_recv() {
             match request {
-                Request::Plug { id, source, answer } => drop(answer.send(self.plug(&id, source))),
-                Request::Unplug { id, timeout, answer } => self.unplug(&id, now, timeout, answer),
+                Request::Plug { new, reply } => reply(self.plug(&new)),
+                Request::Unplug { id, reply } => reply(self.unplug(&id, now)),
                 Request::End => self.ended = true,
             }
         }
@@ -165,8 +169,7 @@ impl Controller {
         for slot in 0..self.slots.len() {
             self.let_go(slot, now);
         }
-        let leaving = self.occupants().filter_map(|occupant| occupant.leaving.as_ref());
-        leaving.map(|leaving| leaving.until).min()
+        self.occupants().filter_map(|occupant| occupant.leaving).min()
     }
 
     /// Handles the host's events: reports them, removes lost and failed functions, forwards requests to the guest.
@@ -200,7 +203,7 @@ impl Controller {
                 self.take(index, Removal::Surprise);
             } else if events.contains(&InterruptKind::Request) && occupant.leaving.is_none() {
                 (self.report)(&occupant.event(EventKind::Wanted(UNPLUG_TIMEOUT)));
-                self.ask_guest(index, now, UNPLUG_TIMEOUT, None);
+                self.ask_guest(index, now);
             }
         }
     }
@@ -227,10 +230,10 @@ impl Controller {
     /// Removes a function that the guest has released, or has not released in time.
     fn let_go(&mut self, index: usize, now: Instant) {
         let Some(slot) = self.slots.get(index) else { return };
-        let late = slot.occupant.as_ref().and_then(|occupant| occupant.leaving.as_ref());
+        let late = slot.occupant.as_ref().and_then(|occupant| occupant.leaving);
         if slot.port.duty() == Some(Duty::Pull) {
             self.take(index, Removal::Orderly);
-        } else if late.is_some_and(|leaving| leaving.until <= now) {
+        } else if late.is_some_and(|until| until <= now) {
             self.take(index, Removal::Surprise);
         }
     }
@@ -252,74 +255,70 @@ impl Controller {
                 (self.report)(&occupant.event(EventKind::Counted(what, number)));
             }
         }
-        let (gone, answer) =
-            (occupant.event(EventKind::Removed(left)), occupant.leaving.and_then(|leaving| leaving.answer));
+        let gone = occupant.event(EventKind::Removed(left));
         drop(occupant.new); // closes it
+        lock(&self.handle.devices).remove(&occupant.id);
         (self.report)(&gone);
-        if let Some(answer) = answer {
-            let _ = answer.send(Ok(left));
-        }
     }
 
-    fn plug(&mut self, id: &str, source: Source) -> Result<u16, HotplugError> {
-        let named = || id.to_owned();
-        if self.occupants().any(|occupant| occupant.id == id) {
-            return Err(HotplugError::Taken { id: named() });
-        }
+    fn plug(&mut self, new: &NewFunction) -> Result<PluggedDevice, HotplugError> {
+        let id = self.free_id(new.id.as_deref())?;
         let free = self.slots.iter().enumerate().filter(|(_, slot)| slot.occupant.is_none());
-        let free: Vec<(usize, BridgePlan)> = free.map(|(index, slot)| (index, slot.bridge)).collect();
+        let (free, bridges): (Vec<usize>, Vec<BridgePlan>) =
+            free.map(|(index, slot)| (index, slot.bridge)).unzip();
+        let full = HotplugError::NoSlot { id: id.clone(), slots: self.slots.len() };
         if free.is_empty() {
-            return Err(HotplugError::NoSlot { id: named(), slots: self.slots.len() });
+            return Err(full);
         }
-        let (chosen, new) = match source {
-            Source::Function(function) => (0, New { function, host_events: None }),
-            Source::Host(address) => {
-                let bridges: Vec<_> = free.iter().map(|(_, bridge)| *bridge).collect();
-                (self.maker)(id, address, &bridges)?
-            }
-        };
-        let occupant = Occupant::new(id, new);
+        let (chosen, made) = (self.maker)(&id, new, &bridges)?;
+        let occupant = Occupant::new(&id, made);
         self.listen(&occupant);
-        let slots = self.slots.len();
-        let slot = free.get(chosen).and_then(|(index, _)| self.slots.get_mut(*index));
-        let slot = slot.ok_or_else(|| HotplugError::NoSlot { id: named(), slots })?;
+        let slot = free.get(chosen).and_then(|index| self.slots.get_mut(*index));
+        let Some((slot, address)) = slot.and_then(|slot| slot.address().map(|address| (slot, address)))
+        else {
+            return Err(full);
+        };
         slot.port.insert(Arc::clone(&occupant.new.function));
-        (self.report)(&occupant.event(EventKind::Plugged(slot.number)));
+        let plugged = occupant.event(EventKind::Plugged(slot.number));
         slot.occupant = Some(occupant);
-        let number = slot.number;
         self.root.update();
-        Ok(number)
+        lock(&self.handle.devices).insert(id.clone(), address);
+        (self.report)(&plugged);
+        Ok(PluggedDevice { id, address })
     }
 
-    fn unplug(
-        &mut self,
-        id: &str,
-        now: Instant,
-        timeout: Duration,
-        answer: Sender<Result<Removal, HotplugError>>,
-    ) {
+    /// The `wanted` id, or else the first that no device has.
+    fn free_id(&self, wanted: Option<&str>) -> Result<String, HotplugError> {
+        let devices = lock(&self.handle.devices);
+        match wanted {
+            Some(id) if devices.contains_key(id) => Err(HotplugError::Taken { id: id.to_owned() }),
+            Some(id) => Ok(id.to_owned()),
+            None => {
+                let free = (0_usize..).map(|n| format!("vfio{n}")).find(|id| !devices.contains_key(id));
+                Ok(free.unwrap_or_default())
+            }
+        }
+    }
+
+    /// Asks the guest to release `id`.
+    fn unplug(&mut self, id: &str, now: Instant) -> Result<(), HotplugError> {
         let occupied = |slot: &Slot| slot.occupant.as_ref().is_some_and(|occupant| occupant.id == id);
         let index = self.slots.iter().position(occupied);
-        let leaving = index.and_then(|index| self.slots.get(index)?.occupant.as_ref()?.leaving.as_ref());
-        let error = match (index, leaving) {
-            (Some(index), None) => return self.ask_guest(index, now, timeout, Some(answer)),
-            (Some(_), Some(_)) => HotplugError::Leaving { id: id.to_owned() },
-            (None, _) => HotplugError::Unknown { id: id.to_owned() },
-        };
-        let _ = answer.send(Err(error));
+        let occupant = index.and_then(|index| self.slots.get(index)?.occupant.as_ref());
+        match (index, occupant.and_then(|occupant| occupant.leaving)) {
+            (Some(index), None) => {
+                self.ask_guest(index, now);
+                Ok(())
+            }
+            (Some(_), Some(_)) => Err(HotplugError::Leaving { id: id.to_owned() }),
+            (None, _) => Err(HotplugError::Unknown { id: id.to_owned() }),
+        }
     }
 
-    fn ask_guest(
-        &mut self,
-        index: usize,
-        now: Instant,
-        timeout: Duration,
-        answer: Option<Sender<Result<Removal, HotplugError>>>,
-    ) {
+    fn ask_guest(&mut self, index: usize, now: Instant) {
         let Some(slot) = self.slots.get_mut(index) else { return };
         if let Some(occupant) = &mut slot.occupant {
-            let until = now.checked_add(timeout.min(LONGEST)).unwrap_or(now);
-            occupant.leaving = Some(Leaving { until, answer });
+            occupant.leaving = Some(now.checked_add(UNPLUG_TIMEOUT).unwrap_or(now));
             slot.port.press();
         }
     }

@@ -12,16 +12,10 @@ use crate::plan::PlanError;
 
 /// Why a function is not plugged in or out; the machine is as before.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the message beside each field is its documentation")]
-pub enum HotplugError {
+pub(crate) enum HotplugError {
     /// All slots are taken.
     #[error("no slot is free for \"{id}\": all {slots} hot-plug ports of the machine are occupied")]
-    NoSlot {
-        /// Id that it would have had.
-        id: String,
-        /// Hot-plug ports of the machine.
-        slots: usize,
-    },
+    NoSlot { id: String, slots: usize },
     /// Another function has the id.
     #[error("the machine has a device \"{id}\" already")]
     Taken { id: String },
@@ -63,9 +57,8 @@ pub enum HotplugError {
 impl Report for HotplugError {
     fn remedy(&self) -> Remedy {
         match self {
-            Self::NoSlot { .. } => {
-                Blame::Configuration.help("give the machine more: \"pcie\": {\"spare\": {\"ports\": …}}")
-            }
+            Self::NoSlot { .. } => Blame::Configuration
+                .help("start the machine with more: \"pcie\": {\"spare\": {\"ports\": …}}"),
             Self::Taken { .. } => Blame::Configuration.help("choose another id"),
             Self::Unknown { .. } => Blame::Configuration
                 .help("name one that was plugged in, or that a hot-plug port had at the start"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// How a function left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Removal {
+pub(crate) enum Removal {
     /// The guest released it.
     Orderly,
     /// The guest was not asked, or did not answer in time.
@@ -14,18 +14,18 @@ pub enum Removal {
 
 /// Something happened to a function.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
+pub(crate) struct Event {
     /// Its id in the machine.
-    pub id: String,
+    pub(crate) id: String,
     /// The host's name of it.
-    pub function: String,
+    pub(crate) function: String,
     /// Kind of the event, with its slot, timeout or count.
-    pub what: EventKind,
+    pub(crate) what: EventKind,
 }
 
 /// Events of a function, from plugging in to removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum EventKind {
+pub(crate) enum EventKind {
     /// It was plugged into the slot of this number.
     Plugged(u16),
     /// The host wants it back; the guest is asked to release it within this time.
@@ -48,7 +48,7 @@ pub enum EventKind {
 
 impl EventKind {
     /// Kind in one word, for programs that read events.
-    pub const fn name(&self) -> &'static str {
+    pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::Plugged(_) => "plugged",
             Self::Wanted(_) | Self::WantedFixed => "wanted",

@@ -1,7 +1,7 @@
 //! Functions that come and go while the guest runs.
 //!
 //! ```text
-//!  Handle ── plug, unplug, remove ─────────┐
+//!  Handle ── plug, unplug ─────────────────┐
 //!  host   ── wants it back, error, gone ───┤► Controller (one thread) ─► Port: insert, press, pull, fresh
 //!  guest  ── power off, bus reset ─► Port ─┘                          └► Plugged: reset, end
 //! ```
@@ -12,8 +12,9 @@ mod controller;
 mod error;
 mod event;
 
-use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::collections::BTreeMap;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -21,56 +22,75 @@ use egm_address::PciAddress;
 use vmm_sys_util::eventfd::EventFd;
 
 pub(crate) use controller::{Controller, Maker, New, Occupant, Slot};
-pub use error::HotplugError;
-pub use event::{Event, EventKind, Removal};
+pub(crate) use error::HotplugError;
+pub(crate) use event::{Event, EventKind, Removal};
 
-use crate::pci::Plugged;
+use crate::lock::lock;
 
 /// Time that a guest has to release a function that the host wants back. Linux takes 6 s of its own time.
-pub const UNPLUG_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const UNPLUG_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The function to plug in.
-pub enum Source {
-    /// A function of the host, bound to VFIO.
-    Host(PciAddress),
-    /// A function of this process, as it is after its reset.
-    Function(Arc<dyn Plugged>),
+/// A function of the host to plug in, bound to VFIO.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NewFunction {
+    /// Its id in the machine; without one it is the first free of `vfio0`, `vfio1`, ….
+    pub(crate) id: Option<String>,
+    pub(crate) function: PciAddress,
+    /// GPUDirect clique of an NVIDIA GPU, 0 to 15.
+    pub(crate) clique: Option<u8>,
 }
 
+/// A function that the guest finds from now on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PluggedDevice {
+    /// Its id in the machine.
+    pub(crate) id: String,
+    /// In the guest.
+    pub(crate) address: PciAddress,
+}
+
+/// Called once with the result, on the controller's thread.
+pub(crate) type Reply<T> = Box<dyn FnOnce(Result<T, HotplugError>) + Send>;
+
 /// A request to the controller.
-pub(crate) enum Request {
-    Plug { id: String, source: Source, answer: Sender<Result<u16, HotplugError>> },
-    Unplug { id: String, timeout: Duration, answer: Sender<Result<Removal, HotplugError>> },
+enum Request {
+    Plug { new: NewFunction, reply: Reply<PluggedDevice> },
+    Unplug { id: String, reply: Reply<()> },
     End,
 }
 
+/// PCI address in the guest of each device of the machine, by id.
+pub(crate) type DeviceAddresses = BTreeMap<String, PciAddress>;
+
 /// Plugs functions in and out, from any thread.
 #[derive(Clone)]
-pub struct Handle {
+pub(crate) struct Handle {
     requests: Sender<Request>,
     wake: Arc<EventFd>,
+    devices: Arc<Mutex<DeviceAddresses>>,
 }
 
 impl Handle {
-    /// Puts `source` into the first free slot that its BARs fit into, where the guest finds it as `id`. Returns the slot's
-    /// number once it is there; the guest then takes its time.
+    /// Puts `new` into the first free slot that its BARs fit into. The guest then takes its time.
     ///
     /// # Errors
-    /// [`HotplugError`].
-    pub fn plug(&self, id: &str, source: Source) -> Result<u16, HotplugError> {
-        let (answer, answered) = channel();
-        self.ask(Request::Plug { id: id.to_owned(), source, answer })?;
-        answered.recv().map_err(|_| HotplugError::Ended)?
+    /// [`HotplugError::Ended`]; `reply` gets all others.
+    pub(crate) fn plug(&self, new: NewFunction, reply: Reply<PluggedDevice>) -> Result<(), HotplugError> {
+        self.ask(Request::Plug { new, reply })
     }
 
-    /// Asks the guest to release `id`, and takes it after `timeout` (zero: at once). Returns when the host has it back.
+    /// Asks the guest to release `id`, and takes it after [`UNPLUG_TIMEOUT`]. `reply` is called once the guest is asked;
+    /// [`EventKind::Removed`] reports that the host has it back.
     ///
     /// # Errors
-    /// [`HotplugError`].
-    pub fn unplug(&self, id: &str, timeout: Duration) -> Result<Removal, HotplugError> {
-        let (answer, answered) = channel();
-        self.ask(Request::Unplug { id: id.to_owned(), timeout, answer })?;
-        answered.recv().map_err(|_| HotplugError::Ended)?
+    /// [`HotplugError::Ended`]; `reply` gets all others.
+    pub(crate) fn unplug(&self, id: String, reply: Reply<()>) -> Result<(), HotplugError> {
+        self.ask(Request::Unplug { id, reply })
+    }
+
+    /// The devices that the machine has now.
+    pub(crate) fn devices(&self) -> DeviceAddresses {
+        lock(&self.devices).clone()
     }
 
     fn ask(&self, request: Request) -> Result<(), HotplugError> {

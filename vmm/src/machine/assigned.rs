@@ -11,7 +11,7 @@ use egm_vfio::variant::clique::Clique;
 
 use crate::config::{BarPlaces, Device, DeviceKind, VfioBackend};
 use crate::error::Chain;
-use crate::hotplug::{HotplugError, Maker, New};
+use crate::hotplug::{HotplugError, Maker, New, NewFunction};
 use crate::kvm::{Routes, SlotTable};
 use crate::passthrough::{AssignedFunction, Connections, HostEvents, Line, PassthroughError, Peers};
 use crate::plan::{self, BarPlan, BridgePlan};
@@ -85,9 +85,9 @@ impl Assigner {
 
     /// Returns a function that opens hot-plugged functions of the host, in `domain`.
     pub(super) fn maker(self, domain: Option<KernelDomain>) -> Maker {
-        Box::new(move |id, address, bridges| {
+        Box::new(move |id, new, bridges| {
             let domain = domain.as_ref().ok_or(HotplugError::Unprepared)?;
-            self.make(domain, id, address, bridges)
+            self.make(domain, id, new, bridges)
         })
     }
 
@@ -95,14 +95,15 @@ impl Assigner {
         &self,
         domain: &KernelDomain,
         id: &str,
-        address: PciAddress,
+        new: &NewFunction,
         bridges: &[BridgePlan],
     ) -> Result<(usize, New), HotplugError> {
-        let host = host::function(Path::new("/"), address)?;
-        if let Some(region) = reached(address)?.first() {
-            return Err(HotplugError::Exclusive { function: address, region: region.name.clone() });
+        let NewFunction { function, clique, .. } = *new;
+        let host = host::function(Path::new("/"), function)?;
+        if let Some(region) = reached(function)?.first() {
+            return Err(HotplugError::Exclusive { function, region: region.name.clone() });
         }
-        let device = device(id, address);
+        let device = device(id, function);
         let mut refused = HotplugError::NoSlot { id: id.to_owned(), slots: bridges.len() };
         let mut fits = bridges.iter().enumerate().filter_map(|(index, bridge)| {
             let bars = plan::plug(&device, &host, bridge);
@@ -113,10 +114,11 @@ impl Assigner {
         let Some((chosen, bars)) = found else { return Err(refused) };
         let bus = bridges.get(chosen).map_or(0, |bridge| bridge.secondary);
         let placement =
-            GuestPlacement { id, address: PciAddress::new(0, bus, 0, 0).unwrap_or(address), bars: &bars };
-        let backend: Arc<dyn Backend> = Arc::new(KernelFunction::open(address, domain)?);
-        fresh(id, address, backend.as_ref())?;
-        Ok((chosen, self.assign(placement, backend, Own::default())?))
+            GuestPlacement { id, address: PciAddress::new(0, bus, 0, 0).unwrap_or(function), bars: &bars };
+        let backend: Arc<dyn Backend> = Arc::new(KernelFunction::open(function, domain)?);
+        fresh(id, function, backend.as_ref())?;
+        let own = Own { clique, ..Own::default() };
+        Ok((chosen, self.assign(placement, backend, own)?))
     }
 }
 

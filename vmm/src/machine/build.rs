@@ -26,7 +26,7 @@ use crate::arch::native::vcpu::{configure, create};
 use crate::arch::native::vm::CACHED_PFNMAP;
 use crate::config::BootTables;
 use crate::firmware;
-use crate::hotplug::{Controller, Event, Maker, Occupant, Running, Slot};
+use crate::hotplug::{Controller, Event, Handle, Maker, Occupant, Running, Slot};
 use crate::kvm::{Routes, SlotTable, Vm};
 use crate::memory::GuestRam;
 use crate::pci::RootComplex;
@@ -57,7 +57,7 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
     let root = Arc::new(tree.root);
     let routes = Arc::clone(&connections.assigner.routes);
     let maker = connections.assigner.maker(spaces.kernel());
-    let hotplug = keep(&root, tree.hotplug_slots, tree.fixed, maker, journal)?;
+    let hotplug = keep(plan, &root, tree.hotplug_slots, tree.fixed, maker, journal)?;
     board.pci(&root)?;
 
     let Loaded { entry, errors } = load_guest(plan, &vm, &ram.memory, &mut boot)?;
@@ -79,7 +79,9 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
     subscribers.push(Arc::new(Mutex::new(Wake(Arc::clone(&exit)))));
     let button = || acpi_line(plan, POWER_BUTTON).map(|gsi| pulse(&vm, gsi));
     let gate = Arc::default();
-    let live = Live::new(Arc::clone(&exit), Arc::clone(&gate), parts(button(), &tree.devices, routes));
+    let handle = hotplug.as_ref().map(|running| running.handle.clone());
+    let parts = parts(button(), handle, &tree.devices, routes);
+    let live = Live::new(Arc::clone(&exit), Arc::clone(&gate), parts);
     // Until here signals end the process.
     subscribers.push(Arc::new(Mutex::new(Signals::new(Arc::clone(&exit), button())?)));
     let Board { ports, memory, .. } = board;
@@ -100,14 +102,20 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
 }
 
 /// The parts of the machine that other threads use.
-fn parts(button: Option<Interrupt>, devices: &[RunningDevice], routes: Arc<Routes>) -> LiveParts {
+fn parts(
+    button: Option<Interrupt>,
+    hotplug: Option<Handle>,
+    devices: &[RunningDevice],
+    routes: Arc<Routes>,
+) -> LiveParts {
     let functions: Vec<_> =
         devices.iter().map(|kept| (kept.id.clone(), Arc::clone(&kept.function))).collect();
     let counters = move || -> Vec<DeviceCounters> {
         let functions = functions.iter();
         functions.map(|(id, of)| DeviceCounters { id: id.clone(), counters: of.counters() }).collect()
     };
-    LiveParts { button, counters: Box::new(counters), messages: Box::new(move || routes.messages()) }
+    let messages = Box::new(move || routes.messages());
+    LiveParts { button, hotplug, is_confined: false, counters: Box::new(counters), messages }
 }
 
 /// The device that a slice is, if it is one.
@@ -122,6 +130,7 @@ fn slice(OpenedDevice { device, opened }: &OpenedDevice) -> Option<SliceDevice> 
 
 /// Starts the controller of functions, where there are any, or can be.
 fn keep(
+    plan: &Plan,
     root: &Arc<RootComplex>,
     slots: Vec<Slot>,
     fixed: Vec<Occupant>,
@@ -131,7 +140,8 @@ fn keep(
     if slots.is_empty() && fixed.is_empty() {
         return Ok(None);
     }
-    let controller = Controller::new(Arc::clone(root), slots, fixed, maker, reporter(journal))?;
+    let devices = plan.device_addresses();
+    let controller = Controller::new(Arc::clone(root), slots, fixed, devices, maker, reporter(journal))?;
     Ok(Some(controller.start().map_err(ThreadError::from)?))
 }
 

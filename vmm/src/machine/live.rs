@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use super::exit::{ExitLatch, ExitReason};
 use super::pause::{PauseGate, PauseState};
 use super::poison::Interrupt;
+use crate::hotplug::{self, DeviceAddresses, HotplugError, NewFunction, PluggedDevice, Reply};
 use crate::kvm::Message;
 use crate::lock::lock;
 use crate::virtio::Counter;
@@ -22,6 +23,10 @@ pub struct Live {
 pub(crate) struct LiveParts {
     /// Presses the power button, where the guest's tables have one.
     pub(crate) button: Option<Interrupt>,
+    /// Plugs functions in and out, where there is a function of the host or a hot-plug port.
+    pub(crate) hotplug: Option<hotplug::Handle>,
+    /// Whether a sandbox forbids to open further devices.
+    pub(crate) is_confined: bool,
     /// Counters of each device.
     pub(crate) counters: Box<dyn Fn() -> Vec<DeviceCounters> + Send>,
     /// Message interrupts that vectors use.
@@ -48,6 +53,10 @@ pub enum ControlError {
     Paused,
     /// It is not paused.
     NotPaused,
+    /// It has no hot-plug port.
+    NoPorts,
+    /// Its sandbox forbids to open a device.
+    Confined,
 }
 
 impl Live {
@@ -100,6 +109,52 @@ impl Live {
         parts.button.as_ref().map(|button| button()).ok_or(ControlError::NoButton)
     }
 
+    /// Plugs `new` in.
+    ///
+    /// # Errors
+    /// [`ControlError`], without a call of `reply`.
+    pub(crate) fn plug(&self, new: NewFunction, reply: Reply<PluggedDevice>) -> Result<(), ControlError> {
+        let is_confined =
+            |parts: &LiveParts| parts.is_confined && !egm_address::fault!("plug-while-confined");
+        if lock(&self.parts).as_ref().is_some_and(is_confined) {
+            return Err(ControlError::Confined);
+        }
+        self.of_controller(|controller| controller.plug(new, reply))
+    }
+
+    /// Asks the guest to release the device `id`; `reply` is called once it is asked.
+    ///
+    /// # Errors
+    /// [`ControlError`], without a call of `reply`.
+    pub(crate) fn unplug(&self, id: String, reply: Reply<()>) -> Result<(), ControlError> {
+        self.of_controller(|controller| controller.unplug(id, reply))
+    }
+
+    fn of_controller(
+        &self,
+        request: impl FnOnce(&hotplug::Handle) -> Result<(), HotplugError>,
+    ) -> Result<(), ControlError> {
+        let parts = lock(&self.parts);
+        let Some(parts) = parts.as_ref().filter(|_| !self.is_ending()) else {
+            return Err(ControlError::Ending);
+        };
+        let controller = parts.hotplug.as_ref().ok_or(ControlError::NoPorts)?;
+        request(controller).map_err(|_| ControlError::Ending) // the controller ends after the machine only
+    }
+
+    /// PCI addresses in the guest of the devices that the machine has now; `None` where none comes or goes, or once the
+    /// machine ends.
+    pub(crate) fn devices(&self) -> Option<DeviceAddresses> {
+        lock(&self.parts).as_ref()?.hotplug.as_ref().map(hotplug::Handle::devices)
+    }
+
+    /// From now on a sandbox forbids to open devices.
+    pub(super) fn confine(&self) {
+        if let Some(parts) = lock(&self.parts).as_mut() {
+            parts.is_confined = true;
+        }
+    }
+
     /// Ends the machine, with its disks flushed. Without effect once it ends: clients of cloud-hypervisor request
     /// `vm.shutdown` and then `vmm.shutdown`.
     pub fn stop(&self) {
@@ -141,7 +196,8 @@ mod tests {
 
     fn live(button: Option<Interrupt>) -> Live {
         let (counters, messages) = (Box::new(Vec::<DeviceCounters>::new), Box::new(Vec::<Message>::new));
-        Live::new(ExitLatch::new().unwrap(), Arc::default(), LiveParts { button, counters, messages })
+        let parts = LiveParts { button, hotplug: None, is_confined: false, counters, messages };
+        Live::new(ExitLatch::new().unwrap(), Arc::default(), parts)
     }
 
     #[test]
@@ -180,6 +236,21 @@ mod tests {
         assert_eq!((live.pause(), live.resume()), (Err(ControlError::Ending), Err(ControlError::Ending)));
     }
 
+    #[test]
+    fn a_confined_machine_opens_no_further_device() {
+        let live = live(None);
+        let plug = || {
+            let new = NewFunction { id: None, function: "0000:41:00.0".parse().unwrap(), clique: None };
+            live.plug(new, Box::new(|_| panic!("there is no controller")))
+        };
+        assert_eq!(plug(), Err(ControlError::NoPorts));
+        live.confine();
+        assert_eq!(plug(), Err(ControlError::Confined));
+        assert_eq!(live.unplug("gpu0".to_owned(), Box::new(|_| ())), Err(ControlError::NoPorts));
+        live.stop();
+        assert_eq!(live.unplug("gpu0".to_owned(), Box::new(|_| ())), Err(ControlError::Ending));
+    }
+
     /// A slice is not returned while a reference to its memory is left.
     #[test]
     fn nothing_of_a_machine_is_left_once_it_is_closed() {
@@ -187,7 +258,8 @@ mod tests {
         let kept = Arc::clone(&memory);
         let counters =
             Box::new(move || vec![DeviceCounters { id: format!("{kept:?}"), counters: Vec::new() }]);
-        let parts = LiveParts { button: None, counters, messages: Box::new(Vec::<Message>::new) };
+        let messages = Box::new(Vec::<Message>::new);
+        let parts = LiveParts { button: None, hotplug: None, is_confined: false, counters, messages };
         let live = Live::new(ExitLatch::new().unwrap(), Arc::default(), parts);
         let other = live.clone();
         assert_eq!((other.counters().unwrap().len(), Arc::strong_count(&memory)), (1, 2));

@@ -88,11 +88,6 @@ pub struct Ended {
 }
 
 impl Machine {
-    /// Handle for hot plug; a machine with neither hot-plug ports nor host functions has none.
-    pub fn hotplug(&self) -> Option<hotplug::Handle> {
-        self.hotplug.as_ref().map(|running| running.handle.clone())
-    }
-
     /// Access from other threads, until it ends.
     pub fn live(&self) -> Live {
         self.live.clone()
@@ -102,6 +97,7 @@ impl Machine {
     pub(crate) fn within(mut self, sandbox: Option<Arc<Sandbox>>) -> Self {
         if sandbox.is_some() {
             lock(&self.poison).leave_ledger();
+            self.live.confine();
         }
         self.sandbox = sandbox;
         self

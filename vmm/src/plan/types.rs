@@ -1,5 +1,6 @@
 //! The plan: every address, number and node of a virtual machine, decided before anything is opened.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use egm_address::{ByteSize, CpuSet, Gpa, Guest, Hpa, PciAddress, Span};
@@ -307,6 +308,15 @@ impl Plan {
     /// The first I/O port of `owner`.
     pub fn port(&self, owner: &str) -> Option<u16> {
         self.ports.iter().find(|p| p.owner == owner).map(|p| p.first)
+    }
+
+    /// PCI address in the guest of each device, by id.
+    pub(crate) fn device_addresses(&self) -> BTreeMap<String, PciAddress> {
+        let endpoint = |function: &FunctionPlan| match &function.role {
+            FunctionRole::Endpoint { device, .. } => Some((device.id.clone(), function.address)),
+            _ => None,
+        };
+        self.pci.iter().filter_map(endpoint).collect()
     }
 
     /// The windows that are memory, the backing of each and its offset there. The first RAM above a window has the same

@@ -1,15 +1,15 @@
-//! Scenarios of functions that come and go while their guest runs: hot-plugged by the library, or removed by the host.
+//! Scenarios of functions that come and go while their guest runs: plugged in and out by the control API, or removed by the
+//! host.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use egm_guest::findings::Check;
+use serde_json::Value;
 
+use crate::engine::command::Tool;
 use crate::engine::error::LabError;
 use crate::engine::scenario::Scenario;
 use crate::hosts::functions::free;
@@ -19,8 +19,6 @@ use crate::runner::steps::{Fault, Step, Steps, timed};
 /// The guest prints these when it waits for a drive to arrive, and to go.
 const PLUG: &str = "egm-hotplug plug ";
 const UNPLUG: &str = "egm-hotplug unplug ";
-/// Longer than the VMM waits for its guest.
-const TIMEOUT: Duration = Duration::from_secs(150);
 /// Slot Control: power off, both indicators off (PCI Express base specification 6.0, 7.5.3.10).
 const POWER_OFF: u16 = 1 << 10 | 3 << 8 | 3 << 6;
 /// Offset of the capabilities pointer in configuration space, and the ID of the PCI Express capability.
@@ -32,25 +30,30 @@ const ID: &str = "drive";
 /// Runs the scenario of a function that is plugged into a machine with spare ports, unplugged, and plugged in again.
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let Steps { runner, scenario, report, .. } = *steps;
-    let socket = runner.work.join(scenario.name).join("plug.sock");
+    let socket = runner.work.join(scenario.name).join("api.sock");
+    let ctl = |words: &[&str]| {
+        let tool = Tool::new(&runner.tools.vmm.to_string_lossy(), "egm-vmm").args(["ctl", "--json", "--api"]);
+        tool.args([&socket]).args(words).text()
+    };
     let without = Scenario { assigned: &[], ..*scenario };
-    watch(
-        steps,
-        |machine| runner.plugging(machine, &socket),
-        &without,
-        |line, function| {
-            if let Some(round) = line.split(PLUG).nth(1) {
-                let plug = || request(&socket, &format!("plug {ID} {function}"), "ok 1");
-                return Some(timed(&format!("plugged {round}"), plug));
-            }
-            let round = line.split(UNPLUG).nth(1)?;
-            let unplug = || {
-                request(&socket, &format!("unplug {ID}"), "ok Orderly")?;
-                free(function)
-            };
-            Some(timed(&format!("given back {round}"), unplug))
-        },
-    )?;
+    let start = |machine: &Machine| {
+        let mut command = runner.command(machine);
+        command.arg("--api").arg(&socket);
+        command
+    };
+    watch(steps, start, &without, |line, function| {
+        if let Some(round) = line.split(PLUG).nth(1) {
+            let plug = || plugged(&ctl(&["plug", function, "--id", ID])?, &ctl(&["info"])?);
+            return Some(timed(&format!("plugged {round}"), plug));
+        }
+        let round = line.split(UNPLUG).nth(1)?;
+        let unplug = || {
+            let printed = ctl(&["unplug", ID])?;
+            free(function)?;
+            gone(&printed, &ctl(&["info"])?)
+        };
+        Some(timed(&format!("given back {round}"), unplug))
+    })?;
     steps.step("reset by its bus", || said(report, &["resets of its bus"]));
     Ok(())
 }
@@ -140,17 +143,29 @@ fn watch(
     Ok(())
 }
 
-/// Sends `words` to the machine's socket and expects the answer `expected`.
-fn request(socket: &Path, words: &str, expected: &str) -> Step {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    writeln!(stream, "{words}")?;
-    let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer)?;
-    if answer.trim() == expected {
+/// The API answered `plugged` with the drive and its address, and shows it in `info`.
+fn plugged(plugged: &str, info: &str) -> Step {
+    let plugged: Value = serde_json::from_str(plugged)?;
+    let shown = address(info)?;
+    if plugged["id"] == ID && plugged["bdf"].is_string() && plugged["bdf"] == shown {
         return Ok(());
     }
-    Err(Fault::Untrue(format!("{words}: {}", answer.trim())))
+    Err(Fault::Untrue(format!("plugged in: {plugged}, shown at: {shown}")))
+}
+
+/// The guest released the drive, as `printed`, and `info` shows it no more.
+fn gone(printed: &str, info: &str) -> Step {
+    let shown = address(info)?;
+    if printed.contains("the guest let ") && shown.is_null() {
+        return Ok(());
+    }
+    Err(Fault::Untrue(format!("unplugged: {printed}, shown at: {shown}")))
+}
+
+/// The drive's address in a `VmInfo`.
+fn address(info: &str) -> Result<Value, Fault> {
+    let info: Value = serde_json::from_str(info)?;
+    Ok(info["device_tree"][ID]["pci_bdf"].clone())
 }
 
 /// Unbinds `function` from its driver; the kernel returns once its user has closed it.
@@ -191,6 +206,18 @@ mod tests {
         fs::write(report.path().join("vmm.log"), "the host wants it back\ngone: the host has it back")
             .unwrap();
         assert!(noted().is_ok());
+    }
+
+    #[test]
+    fn a_drive_is_in_the_machine_where_both_answers_have_it_and_gone_where_neither_has() {
+        let info = |at: &str| format!(r#"{{"device_tree":{{{at}}}}}"#);
+        let (with, without) = (info(r#""drive":{"pci_bdf":"0000:02:00.0"}"#), info(""));
+        let answer = r#"{"id":"drive","bdf":"0000:02:00.0"}"#;
+        assert!(plugged(answer, &with).is_ok() && plugged(answer, &without).is_err());
+        assert!(plugged(r#"{"id":"drive"}"#, &without).is_err());
+        let left = "device \"drive\": the guest let 0000:01:00.0 go: the host has it back\n";
+        assert!(gone(left, &without).is_ok() && gone(left, &with).is_err());
+        assert!(gone("device \"drive\": 0000:01:00.0 was taken from the guest", &without).is_err());
     }
 
     #[test]

@@ -53,8 +53,6 @@ impl Sandbox {
 pub(crate) struct Tools {
     pub(crate) lab: PathBuf,
     pub(crate) vmm: PathBuf,
-    /// A VMM that hot-plugs functions, which few scenarios need.
-    pub(crate) plug: PathBuf,
     /// `egm-device`, which grants slices.
     pub(crate) device: PathBuf,
     pub(crate) agent: PathBuf,
@@ -85,7 +83,6 @@ impl Tools {
         let (vmm, device, agent) = (beside("egm-vmm")?, beside("egm-device")?, beside("egm-guest")?);
         Ok(Self {
             vmm,
-            plug: lab.with_file_name("egm-plug"),
             device,
             agent,
             function: lab.with_file_name("egm-function"),
@@ -120,7 +117,6 @@ impl Tools {
         Self {
             lab: at("egm-lab"),
             vmm: at("egm-vmm"),
-            plug: at("egm-plug"),
             device: at("egm-device"),
             agent: at("egm-guest"),
             function: at("egm-function"),
@@ -189,7 +185,6 @@ impl Tools {
             (&self.device, &target.device),
             (&self.agent, &target.agent),
             (&self.function, &target.function),
-            (&self.plug, &target.plug),
         ];
         // The constructor decides which of them must exist; the others are optional.
         for (program, to) in programs.into_iter().filter(|(program, _)| program.exists()) {

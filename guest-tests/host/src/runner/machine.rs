@@ -186,13 +186,6 @@ impl Runner {
         Ok(Boot { signalled, disk, ..Boot::of(collected, init) })
     }
 
-    /// The command that starts `machine` with a socket at `socket` for hot-plug requests.
-    pub(crate) fn plugging(&self, machine: &Machine, socket: &Path) -> Command {
-        let mut command = Command::new(&self.tools.plug);
-        command.arg(&machine.config).arg(socket);
-        command
-    }
-
     /// The command that starts `machine`.
     pub(crate) fn command(&self, machine: &Machine) -> Command {
         match self.vmm {

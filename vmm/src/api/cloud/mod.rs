@@ -14,8 +14,8 @@ mod document;
 mod table;
 mod translate;
 
-pub(crate) use document::VmConfig;
-pub(crate) use translate::{Translation, translate};
+pub(crate) use document::{DeviceConfig, RemovedDevice, VmConfig};
+pub(crate) use translate::{Translation, added, translate};
 
 #[cfg(test)]
 mod tests;

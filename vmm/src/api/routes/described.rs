@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{ListedRequest, Operation, ROUTES, Route};
 use crate::api::answer::{JSON, LINES, METRICS, SERVER_SENT, Status};
-use crate::api::cloud::VmConfig;
+use crate::api::cloud::{DeviceConfig, RemovedDevice, VmConfig};
 use crate::api::cycle::{Language, Next};
 use crate::api::events::line_schema;
 use crate::api::openapi::{Content, Described, Outcome, Query, SchemaOf, document};
@@ -81,6 +81,8 @@ fn body(operation: Operation) -> Option<SchemaOf> {
     match operation {
         Operation::Create(Language::Own) => Some(SchemaGenerator::subschema_for::<config::File>),
         Operation::Create(Language::CloudHypervisor) => Some(SchemaGenerator::subschema_for::<VmConfig>),
+        Operation::AddDevice => Some(SchemaGenerator::subschema_for::<DeviceConfig>),
+        Operation::RemoveDevice => Some(SchemaGenerator::subschema_for::<RemovedDevice>),
         _ => None,
     }
 }
@@ -90,9 +92,11 @@ fn outcome(operation: Operation) -> Outcome {
         Operation::PowerButton
         | Operation::Pause
         | Operation::Resume
+        | Operation::RemoveDevice
         | Operation::Create(_)
         | Operation::Boot
         | Operation::End(_) => Outcome::Done,
+        Operation::AddDevice => json::<views::PciDeviceInfo>(),
         Operation::Ping => json::<views::Ping>(),
         Operation::Info => json::<views::VmInfo>(),
         Operation::Counters => json::<views::Counters>(),
@@ -123,6 +127,9 @@ const fn failures(operation: Operation) -> &'static [Status] {
         | Operation::Slices
         | Operation::Interrupts
         | Operation::End(Next::Stay) => &[Status::NotFound, Status::Conflict],
+        Operation::AddDevice | Operation::RemoveDevice => {
+            &[Status::BadRequest, Status::NotFound, Status::Conflict, Status::InternalServerError]
+        }
         Operation::Create(_) => &[Status::BadRequest, Status::Conflict, Status::NotImplemented],
         Operation::Boot => {
             &[Status::NotFound, Status::Conflict, Status::InternalServerError, Status::NotImplemented]

@@ -48,7 +48,7 @@ impl Client {
 
     /// Answers the request that it waits for, if that can be done. After the last answers the connection ends.
     pub(super) fn answer_pending(&mut self, state: &KnownState, is_last: bool, now: Instant) {
-        let outcome = |pending: &Pending| life::outcome(pending.awaited, state, is_last);
+        let outcome = |pending: &Pending| life::outcome(&pending.awaited, state, is_last);
         let Some(answer) = self.pending.as_ref().and_then(outcome) else { return };
         let keeps_alive = self.pending.take().is_some_and(|pending| pending.keeps_alive) && !is_last;
         self.connection.answer(&answer, keeps_alive, now);

@@ -70,6 +70,8 @@ struct Machine {
     controller: Controller,
     start: Instant,
     said: Arc<Mutex<Vec<EventKind>>>,
+    /// The card that is plugged in next.
+    next: Arc<Mutex<Option<Arc<Card>>>>,
 }
 
 impl Machine {
@@ -96,21 +98,37 @@ impl Machine {
         let said = Arc::new(Mutex::new(Vec::new()));
         let hears = Arc::clone(&said);
         let report = Box::new(move |event: &Event| hears.lock().unwrap().push(event.what.clone()));
-        let maker: Maker = Box::new(|_, _, _| Err(HotplugError::Unprepared));
+        let next = Arc::<Mutex<Option<Arc<Card>>>>::default();
+        let given = Arc::clone(&next);
+        let maker: Maker = Box::new(move |_, _, _| {
+            let card = given.lock().unwrap().take().ok_or(HotplugError::Unprepared)?;
+            Ok((0, New { function: card, host_events: None }))
+        });
         let root = Arc::new(RootComplex::new(bus));
-        let controller = Controller::new(root, slots, Vec::new(), maker, report).unwrap();
-        Self { controller, start: Instant::now(), said }
+        let devices = DeviceAddresses::from([("disk".to_owned(), PciAddress::new(0, 0, 9, 0).unwrap())]);
+        let controller = Controller::new(root, slots, Vec::new(), devices, maker, report).unwrap();
+        Self { controller, start: Instant::now(), said, next }
     }
 
-    fn plug(&mut self, id: &str, card: &Arc<Card>) -> Result<u16, HotplugError> {
-        self.controller.plug(id, Source::Function(Arc::clone(card) as _))
+    /// Plugs `card` in; returns the bus on which the guest finds it.
+    fn plug(&mut self, id: &str, card: &Arc<Card>) -> Result<u8, HotplugError> {
+        *self.next.lock().unwrap() = Some(Arc::clone(card));
+        let plugged = self.plug_host(Some(id));
+        self.next.lock().unwrap().take();
+        plugged.map(|device| device.address.bus())
     }
 
-    /// The end of an unplugging, when it comes.
-    fn unplug(&mut self, id: &str, timeout: u64) -> Receiver<Result<Removal, HotplugError>> {
-        let (answer, answered) = channel();
-        self.controller.unplug(id, self.start, Duration::from_secs(timeout), answer);
-        answered
+    fn plug_host(&mut self, id: Option<&str>) -> Result<PluggedDevice, HotplugError> {
+        let function = PciAddress::new(0, 1, 0, 0).unwrap();
+        self.controller.plug(&NewFunction { id: id.map(str::to_owned), function, clique: None })
+    }
+
+    fn unplug(&mut self, id: &str) -> Result<(), HotplugError> {
+        self.controller.unplug(id, self.start)
+    }
+
+    fn has(&self, id: &str) -> bool {
+        self.controller.handle.devices().contains_key(id)
     }
 
     fn turn(&mut self, seconds: u64) -> Option<Instant> {
@@ -134,14 +152,14 @@ fn a_function_answers_once_its_slot_has_power_and_leaves_when_the_guest_lets_it_
     assert_eq!(machine.plug("one", &card).unwrap(), 1);
     assert!(!machine.answers(1), "the guest has not given power");
     machine.control(1, ON);
-    assert!(machine.answers(1) && !machine.answers(2));
-    let answered = machine.unplug("one", 60);
-    assert_eq!(machine.turn(1), Some(machine.start + Duration::from_secs(60)));
-    assert!(answered.try_recv().is_err() && machine.answers(1));
+    assert!(machine.answers(1) && !machine.answers(2) && machine.has("one"));
+    machine.unplug("one").unwrap();
+    assert_eq!(machine.turn(1), Some(machine.start + UNPLUG_TIMEOUT));
+    assert!(machine.answers(1) && machine.has("one"));
     machine.control(1, ON | POWER_OFF);
     assert!(!machine.answers(1));
     assert_eq!(machine.turn(2), None);
-    assert_eq!(answered.try_recv().unwrap().unwrap(), Removal::Orderly);
+    assert!(!machine.has("one") && machine.has("disk"));
     assert_eq!(card.done(), ["end"]);
     assert_eq!(Arc::strong_count(&card), 1, "nobody holds it any more");
     assert_eq!(*machine.said.lock().unwrap(), [EventKind::Plugged(1), EventKind::Removed(Removal::Orderly)]);
@@ -153,10 +171,10 @@ fn a_guest_that_does_not_let_it_go_in_time_loses_it() {
     let (mut machine, card) = (Machine::new(), Card::new("card"));
     machine.plug("one", &card).unwrap();
     machine.control(1, ON);
-    let answered = machine.unplug("one", 60);
+    machine.unplug("one").unwrap();
     assert!(machine.turn(59).is_some() && machine.answers(1));
     assert!(machine.turn(60).is_none() && !machine.answers(1));
-    assert_eq!(answered.try_recv().unwrap().unwrap(), Removal::Surprise);
+    assert_eq!(machine.said.lock().unwrap().last(), Some(&EventKind::Removed(Removal::Surprise)));
     assert_eq!((card.done(), Arc::strong_count(&card)), (vec!["end".to_owned()], 1));
 }
 
@@ -208,16 +226,26 @@ fn functions_that_are_reset_at_once_hear_of_each_other() {
 fn what_cannot_be_done_is_refused_and_changes_nothing() {
     let (mut machine, card) = (Machine::new(), Card::new("card"));
     machine.plug("one", &card).unwrap();
-    assert!(matches!(machine.plug("one", &card), Err(HotplugError::Taken { .. })));
-    let host = Source::Host(PciAddress::new(0, 1, 0, 0).unwrap());
-    assert!(matches!(machine.controller.plug("two", host), Err(HotplugError::Unprepared)));
+    for id in ["one", "disk"] {
+        assert!(matches!(machine.plug(id, &card), Err(HotplugError::Taken { .. })), "{id}");
+    }
+    assert!(matches!(machine.plug_host(Some("two")), Err(HotplugError::Unprepared)));
+    assert!(!machine.has("two"));
     machine.plug("two", &Card::new("b")).unwrap();
     assert!(matches!(machine.plug("three", &Card::new("c")), Err(HotplugError::NoSlot { slots: 2, .. })));
-    let refused = machine.unplug("three", 1).try_recv().unwrap();
-    assert!(matches!(refused, Err(HotplugError::Unknown { .. })));
-    let _first = machine.unplug("one", 1);
-    let refused = machine.unplug("one", 1).try_recv().unwrap();
-    assert!(matches!(refused, Err(HotplugError::Leaving { .. })));
+    assert!(matches!(machine.unplug("three"), Err(HotplugError::Unknown { .. })));
+    assert!(matches!(machine.unplug("disk"), Err(HotplugError::Unknown { .. })));
+    machine.unplug("one").unwrap();
+    assert!(matches!(machine.unplug("one"), Err(HotplugError::Leaving { .. })));
+}
+
+#[test]
+fn a_function_without_an_id_gets_the_first_that_no_device_has() {
+    let mut machine = Machine::new();
+    machine.plug("vfio0", &Card::new("a")).unwrap();
+    *machine.next.lock().unwrap() = Some(Card::new("b"));
+    let device = machine.plug_host(None).unwrap();
+    assert_eq!((device.id.as_str(), device.address.to_string().as_str()), ("vfio1", "0000:02:00.0"));
 }
 
 #[test]
@@ -228,7 +256,7 @@ fn at_the_end_of_the_machine_everything_ends() {
     let handle = running.handle.clone();
     assert!(running.end().is_empty());
     assert_eq!(card.done(), ["end"]);
-    assert!(matches!(handle.unplug("one", UNPLUG_TIMEOUT), Err(HotplugError::Ended)));
+    assert!(matches!(handle.unplug("one".to_owned(), Box::new(|_| ())), Err(HotplugError::Ended)));
 }
 
 #[derive(Debug, Clone)]
@@ -259,7 +287,6 @@ proptest! {
     fn no_function_is_left_half_plugged(steps in prop::collection::vec(step(), 0..48)) {
         let mut machine = Machine::new();
         let mut cards = [Card::new("a"), Card::new("b")];
-        let mut answers = Vec::new();
         let id = |second: bool| if second { "two" } else { "one" };
         for step in steps {
             match step {
@@ -273,19 +300,17 @@ proptest! {
                         prop_assert!(machine.plug(id(second), card).is_ok());
                     }
                 }
-                Step::Unplug(second) => answers.push(machine.unplug(id(second), 30)),
+                Step::Unplug(second) => drop(machine.unplug(id(second))),
                 Step::Lose(second) => cards[usize::from(second)].lost.store(true, Ordering::Relaxed),
                 Step::Turn(seconds) => drop(machine.turn(seconds)),
             }
         }
         machine.turn(1000);
-        for answer in answers {
-            prop_assert!(answer.try_recv().is_ok(), "who asked for one was answered");
-        }
         for (card, name) in cards.iter().zip(["one", "two"]) {
             let inside = machine.controller.occupants().any(|occupant| occupant.id == name);
             let ended = card.done().contains(&"end".to_owned());
             prop_assert_eq!(inside, Arc::strong_count(card) > 1);
+            prop_assert_eq!(inside, machine.has(name));
             prop_assert!(!(inside && ended));
         }
         for slot in &machine.controller.slots {

@@ -39,6 +39,11 @@ object_types! {
         host_cpus: Vec<u64>,
     }
 
+    /// A device to remove: what vm.remove-device takes.
+    RemovedDevice {
+        id: String,
+    }
+
     /// A TPM that another process emulates.
     TpmConfig {
         socket: PathBuf,

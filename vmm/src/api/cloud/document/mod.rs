@@ -1,4 +1,5 @@
-//! The document: what vm.create takes, with every field of v54 and none besides, but for two that kata-containers sends.
+//! The documents: what vm.create, vm.add-device and vm.remove-device take, with every field of v54 and none besides, but
+//! for two that kata-containers sends.
 //!
 //! Types and defaults are cloud-hypervisor's, so that what is left out means the same.
 
@@ -7,6 +8,7 @@ mod machine;
 mod memory;
 
 pub(super) use devices::*;
+pub(crate) use devices::{DeviceConfig, RemovedDevice};
 pub(crate) use machine::VmConfig;
 pub(super) use machine::*;
 pub(super) use memory::*;

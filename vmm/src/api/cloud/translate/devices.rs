@@ -3,10 +3,14 @@
 use std::path::Path;
 
 use egm_address::PciAddress;
-use egm_config::{CliqueFile, DeviceFile, VfioBackend};
+use egm_config::{CliqueFile, DeviceFile, Refusal, VfioBackend, is_name};
+use egm_vfio::variant::clique::Clique;
+use serde_json::json;
 
 use super::super::document::{DeviceConfig, DiskConfig, NetConfig, PlatformConfig, VmConfig};
 use super::context::Context;
+use super::judge;
+use crate::hotplug::NewFunction;
 
 /// Adds the devices of `config`.
 pub(super) fn translate(config: &VmConfig, context: &mut Context) {
@@ -58,6 +62,38 @@ fn net(net: &NetConfig, at: &str, context: &mut Context) {
     let (id, mac) = (net.id.clone(), net.mac.clone());
     context
         .device(at, DeviceFile::VirtioNet { id, root_port: None, tap, mac, queue_pairs: pairs, vhost: None });
+}
+
+/// The function that `device` adds to a machine that runs.
+///
+/// # Errors
+/// A refusal for each value that cannot be honoured.
+pub(crate) fn added(device: DeviceConfig) -> Result<NewFunction, Vec<Refusal>> {
+    const AT: &str = "devices[0].";
+    let mut context = Context::default();
+    judge(&json!({ "devices": [device] }), &mut context);
+    let function = device.path.as_deref().and_then(function_of);
+    if function.is_none() && device.fd.is_none() {
+        context.refuse(format!("{AT}path"));
+    }
+    let mut refusals = context.refusals;
+    for refusal in &mut refusals {
+        refusal.key = refusal.key.trim_start_matches(AT).to_owned();
+    }
+    let mut refuse = |key: &str, reason: &str, help: &str| {
+        refusals.push(Refusal { key: key.to_owned(), reason: reason.to_owned(), help: help.to_owned() });
+    };
+    if device.id.as_deref().is_some_and(|id| !is_name(id)) {
+        refuse("id", "cannot name a device so", "use 1 to 64 letters, digits, '.', '_' and '-'");
+    }
+    let clique = device.x_nv_gpudirect_clique;
+    if clique.is_some_and(|clique| Clique::new(clique).is_none()) {
+        refuse("x_nv_gpudirect_clique", "cannot use this clique: it is beyond 15", "use 0 to 15");
+    }
+    match function {
+        Some(function) if refusals.is_empty() => Ok(NewFunction { id: device.id, function, clique }),
+        _ => Err(refusals),
+    }
 }
 
 fn function(device: &DeviceConfig, platform: Option<&PlatformConfig>, at: &str, context: &mut Context) {

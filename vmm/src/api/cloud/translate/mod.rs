@@ -16,6 +16,7 @@ use super::document::{
 };
 use super::table::{Fate, rows, values};
 use context::{Context, Origins, cpu_set};
+pub(crate) use devices::added;
 
 /// A document as our file.
 #[derive(Debug)]
