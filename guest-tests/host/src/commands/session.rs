@@ -11,7 +11,7 @@ use egm_report::show::{Screen, hanging};
 
 use crate::engine::error::LabError;
 use crate::engine::logs;
-use crate::engine::peer_program::{PeerName, PeerProgram, find};
+use crate::engine::peer_program::{PeerName, PeerProgram, find, of_scenario};
 use crate::engine::results::{Count, ScenarioResult, junit, table};
 use crate::engine::scenario::{FAULT_VARIABLE, Scenario, WITH_FAULT};
 use crate::engine::shard::Shard;
@@ -64,7 +64,7 @@ pub(crate) struct RunArguments {
     #[arg(long, default_value = "egm")]
     vmm: Vmm,
     /// Monitor that you provide for the scenario peer-NAME: cloud-hypervisor=PATH.
-    #[arg(long = "peer", value_name = "NAME=PATH")]
+    #[arg(long = "peer", value_name = "NAME=PATH", value_parser = of_scenario)]
     peers: Vec<PeerProgram>,
     /// Write the results as JUnit XML as well.
     #[arg(long, value_name = "FILE")]
