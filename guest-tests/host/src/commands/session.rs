@@ -21,7 +21,7 @@ use crate::hosts::l1;
 use crate::hosts::parts::GUEST;
 use crate::images::cache::Cache;
 use crate::images::debian::Architecture;
-use crate::images::emulator::Emulator;
+use crate::images::emulator::{self, Emulator};
 use crate::images::kernel;
 use crate::images::portable::Portable;
 use crate::images::rdma_kit::Kit;
@@ -158,6 +158,7 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
     let RunArguments { report, jobs, .. } = arguments;
     fs::create_dir_all(report).map_err(LabError::file("make", report))?;
     let cache = || Cache::open();
+    let place = place(arguments)?;
     let mut tools = match &arguments.tools {
         Some(directory) => Tools::copied(directory),
         None => Tools::of_checkout(&cache()?)?,
@@ -188,12 +189,6 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
     if tools.generic.is_none() && chosen.iter().any(|s| s.generic) {
         tools.generic = Some(kernel::generic(&cache()?, false)?);
     }
-    // A reference machine needs no KVM.
-    let place = match (arguments.place, arguments.vmm) {
-        (Some(place), _) => place,
-        (None, Vmm::Qemu) => Where::Kvm,
-        (None, Vmm::Egm) => decide(&cache()?)?,
-    };
     if chosen.iter().any(|s| s.outside) {
         // Without one they are skipped, with a reason.
         tools.emulator = Emulator::of(&cache()?).ok();
@@ -282,6 +277,20 @@ fn obtain_kit(tools: &mut Tools, chosen: &mut Vec<Scenario>) -> Result<Vec<Scena
 fn without_peer(scenario: &Scenario, tools: &Tools) -> Option<String> {
     let is_provided = |name: PeerName| name == PeerName::CloudHypervisor && tools.cloud_hypervisor.is_some();
     scenario.peer.filter(|name| !is_provided(*name)).map(PeerName::absent)
+}
+
+/// Where scenarios run. A place that this machine does not have is refused before anything is fetched for it.
+fn place(arguments: &RunArguments) -> Result<Where, LabError> {
+    let place = match (arguments.place, arguments.vmm) {
+        (Some(place), _) => place,
+        // A reference machine needs no KVM.
+        (None, Vmm::Qemu) => Where::Kvm,
+        (None, Vmm::Egm) => decide(&Cache::open()?)?,
+    };
+    if place == Where::Lab {
+        emulator::supported()?;
+    }
+    Ok(place)
 }
 
 fn decide(cache: &Cache) -> Result<Where, LabError> {
