@@ -78,7 +78,10 @@ enum Verb {
     RunConfig(RunConfigArguments),
     /// Print the skips of a test log; exit code 1 if guest-tests/skips.json does not allow one.
     Skips(SkipsArguments),
-    /// Plant faults in the programs, one at a time; exit code 1 if no test finds one.
+    /// Plant faults in the programs, one at a time
+    ///
+    /// Exit code 1: no test found one of them, or the test of one was skipped. With --unit, a skip that
+    /// guest-tests/skips.json allows is no failure.
     Faults(FaultsArguments),
     /// Run mutation tests of the pure cores
     ///

@@ -27,6 +27,16 @@ fn shells_and_readers_of_manual_pages_find_nothing_wrong() {
 }
 
 #[test]
+fn a_monitor_that_no_scenario_starts_is_refused_with_the_command_that_starts_it() {
+    let output =
+        Command::new(PROGRAM).args(["run", "--list", "--peer", "firecracker=/bin/sh"]).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("egm-lab bench --peer firecracker=PATH"), "{errors}");
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
 fn tab_completes_commands_options_values_and_files_in_bash() {
     let folder = tempfile::tempdir().unwrap();
     let files = folder.path().join("files");

@@ -30,11 +30,12 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
 
 /// The drive in a second guest, which does the same and resets itself.
 fn again(steps: &mut Steps<'_>) -> Result<(), LabError> {
-    let Steps { runner, scenario, report, .. } = *steps;
+    let Steps { runner, scenario, .. } = *steps;
     let expected = Expected { exit: 1, ..scenario.expected };
     let again = Scenario { end: "egm.exit=reset", expected, ..*scenario };
-    let machine = runner.machine(&again, report)?;
-    let boot = runner.boot(&again, &machine, report)?;
+    let folder = steps.folder("again")?;
+    let machine = runner.machine(&again, &folder)?;
+    let boot = runner.boot(&again, &machine, &folder)?;
     steps.judge(again.expected, &boot, " again");
     Ok(())
 }

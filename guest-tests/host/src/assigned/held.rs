@@ -9,6 +9,7 @@ use egm_fixtures::payload::Ports;
 
 use crate::assigned::payload::{devices, payload};
 use crate::engine::error::chain;
+use crate::engine::logs;
 use crate::engine::process::{Ending, Limit, Reaction, watch};
 use crate::engine::scenario::Scenario;
 use crate::hosts::physical::Physical;
@@ -38,7 +39,8 @@ pub(crate) fn page(function: &str, bar: u8, offset: u64, command: u8) -> Result<
     Ok(Physical::map_writable(&both(&format!("resource{bar}"))?, offset & !0xfff, 0x1000)?)
 }
 
-/// Runs a machine with `functions`, calls `look` while its guest runs, and kills it. Returns the VMM's log.
+/// Runs a machine with `functions`, calls `look` while its guest runs, and kills it. Returns the VMM's log. The logs
+/// are in `report`, or below it if that has those of an earlier machine.
 pub(crate) fn with(
     runner: &Runner,
     scenario: &Scenario,
@@ -49,7 +51,8 @@ pub(crate) fn with(
     let config =
         payload(runner, scenario, "held", &egm_fixtures::payload::halt(Ports::USUAL), devices(functions));
     let command = runner.tools.run(&config.map_err(|error| chain(&error))?);
-    let (console, log) = (report.join("console.log"), report.join("vmm.log"));
+    let folder = logs::of_next_boot(report).map_err(|error| chain(&error))?;
+    let (console, log) = (folder.join(logs::CONSOLE), folder.join(logs::VMM_LOG));
     let mut seen = None;
     let ending = watch(command, Limit::Total(scenario.deadline), &console, &log, |line| {
         if !line.contains(READY) {

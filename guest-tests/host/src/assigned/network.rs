@@ -12,7 +12,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let machine = runner.machine(scenario, report)?;
     let first = runner.boot(scenario, &machine, report)?;
     steps.judge(scenario.expected, &first, "");
-    let second = runner.boot(scenario, &machine, report)?;
+    let second = runner.boot(scenario, &machine, &steps.folder("again")?)?;
     steps.judge(scenario.expected, &second, " again");
     steps.free();
     steps.no_faults("no-dma-faults");

@@ -19,6 +19,7 @@ use crate::assigned::payload::{devices, payload};
 use crate::engine::command::output;
 use crate::engine::error::{LabError, chain};
 use crate::engine::judge::case;
+use crate::engine::logs;
 use crate::engine::process::{Ending, Limit, Reaction, watch};
 use crate::engine::scenario::Scenario;
 use crate::engine::step::{TIMEOUT, eventually};
@@ -193,7 +194,7 @@ impl Machines<'_> {
     fn in_use(&self) -> Result<Vec<Check>, LabError> {
         let mut cases = Vec::new();
         let first = self.machine(&self.config);
-        let ending = self.run(first, || {
+        let (ending, _) = self.run(first, |_| {
             let command = self.machine(&self.config);
             let words: Vec<_> = iter::once(command.get_program())
                 .chain(command.get_args())
@@ -213,12 +214,12 @@ impl Machines<'_> {
     fn taken_back(&self) -> Result<Vec<Check>, LabError> {
         let folder = Path::new("/sys/bus/pci/devices").join(self.function);
         let mut cases = Vec::new();
-        let ending = thread::scope(|scope| {
+        let (ending, _) = thread::scope(|scope| {
             let mut removal = None;
-            let ending = self.run(self.machine(&self.config), || {
+            let ending = self.run(self.machine(&self.config), |log| {
                 // The write returns when the machine has released the function.
                 removal = Some(scope.spawn(|| write(&folder.join("remove"), "1")));
-                cases.push(timed("lost", || self.prints(&format!("wants {} back", self.function))));
+                cases.push(timed("lost", || prints(log, &format!("wants {} back", self.function))));
                 Reaction::Terminate
             });
             if let Some(Ok(Err(error))) = removal.map(thread::ScopedJoinHandle::join) {
@@ -233,17 +234,6 @@ impl Machines<'_> {
         bind(self.function, VFIO)?;
         cases.push(self.starts("starts when found again", &mut self.machine(&self.config)));
         Ok(cases)
-    }
-
-    /// Waits until the log of the running VMM contains `words`.
-    fn prints(&self, words: &str) -> Step {
-        eventually(TIMEOUT, || {
-            let said = fs::read_to_string(self.report.join("vmm.log"))?;
-            match said.contains(words) {
-                true => Ok(()),
-                false => Err(Fault::Untrue(format!("no \"{words}\" in: {said}"))),
-            }
-        })
     }
 
     /// The VMM refuses the working configuration with exit code 3, and prints `words`.
@@ -271,25 +261,42 @@ impl Machines<'_> {
     /// The machine of `command` runs and ends with exit code 0 on SIGTERM; the function is free afterwards.
     fn starts(&self, name: &str, command: &mut Command) -> Check {
         let command = std::mem::replace(command, Command::new("true"));
-        timed(name, || match self.run(command, || Reaction::Terminate).map_err(|error| chain(&error))? {
-            Some(Ending::Exit(0)) => free(self.function),
-            other => {
-                let said = fs::read_to_string(self.report.join("vmm.log")).unwrap_or_default();
+        timed(name, || match self.run(command, |_| Reaction::Terminate).map_err(|error| chain(&error))? {
+            (Some(Ending::Exit(0)), _) => free(self.function),
+            (other, log) => {
+                let said = fs::read_to_string(log).unwrap_or_default();
                 Err(Fault::Untrue(format!("{other:?}: {said}")))
             }
         })
     }
 
-    /// Runs a machine; `then` decides once its guest runs. Returns `None` when the guest never ran.
-    fn run(&self, command: Command, mut then: impl FnMut() -> Reaction) -> Result<Option<Ending>, LabError> {
-        let (console, said) = (self.report.join("console.log"), self.report.join("vmm.log"));
+    /// Runs a machine; `then` receives the path of the VMM's log and decides once the guest runs. Returns the ending,
+    /// or `None` when the guest never ran, and that path.
+    fn run(
+        &self,
+        command: Command,
+        mut then: impl FnMut(&Path) -> Reaction,
+    ) -> Result<(Option<Ending>, PathBuf), LabError> {
+        let folder = logs::of_next_boot(self.report)?;
+        let (console, said) = (folder.join(logs::CONSOLE), folder.join(logs::VMM_LOG));
         let mut ran = false;
         let ending = watch(command, Limit::Total(self.scenario.deadline), &console, &said, |line| {
             ran |= line.contains(READY);
-            if line.contains(READY) { then() } else { Reaction::Go }
+            if line.contains(READY) { then(&said) } else { Reaction::Go }
         })?;
-        Ok(ran.then_some(ending))
+        Ok((ran.then_some(ending), said))
     }
+}
+
+/// Waits until the `log` of a running VMM contains `words`.
+fn prints(log: &Path, words: &str) -> Step {
+    eventually(TIMEOUT, || {
+        let said = fs::read_to_string(log)?;
+        match said.contains(words) {
+            true => Ok(()),
+            false => Err(Fault::Untrue(format!("no \"{words}\" in: {said}"))),
+        }
+    })
 }
 
 /// Checks that the machine ran and ended with exit code 0.

@@ -13,6 +13,7 @@ use crate::engine::scenario::GraceKernel;
 use crate::hosts::l1::{self, Host};
 use crate::hosts::qemu::Clock;
 use crate::images::cache::Cache;
+use crate::images::emulator;
 use crate::images::initramfs;
 use crate::images::kernel::{self, StockKernel};
 use crate::images::tools::Tools;
@@ -72,6 +73,7 @@ enum Verb {
 
 /// Starts the emulated host with a shell or a command.
 pub(crate) fn run(arguments: &GraceArguments) -> Result<ExitCode, LabError> {
+    emulator::supported()?;
     let cache = Cache::open()?;
     let share = &arguments.share;
     fs::create_dir_all(share).map_err(LabError::file("make", share))?;

@@ -12,6 +12,7 @@ use crate::engine::logs;
 use crate::hosts::l1::{self, Host};
 use crate::hosts::qemu::Clock;
 use crate::images::cache::Cache;
+use crate::images::emulator;
 use crate::images::kernel;
 use crate::images::tools::Tools;
 
@@ -38,6 +39,7 @@ pub(crate) struct RunConfigArguments {
 /// Runs it to its end; the exit code is that of `egm-vmm run`.
 pub(crate) fn run(arguments: &RunConfigArguments) -> Result<ExitCode, LabError> {
     let RunConfigArguments { config, disks, share } = arguments;
+    emulator::supported()?;
     let config = absolute(config)?;
     let disks = disks.iter().map(|disk| absolute(disk)).collect::<Result<Vec<_>, _>>()?;
     fs::create_dir_all(share).map_err(LabError::file("make", share))?;

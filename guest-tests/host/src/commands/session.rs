@@ -11,7 +11,7 @@ use egm_report::show::{Screen, hanging};
 
 use crate::engine::error::LabError;
 use crate::engine::logs;
-use crate::engine::peer_program::{PeerName, PeerProgram, find};
+use crate::engine::peer_program::{PeerName, PeerProgram, find, of_scenario};
 use crate::engine::results::{Count, ScenarioResult, junit, table};
 use crate::engine::scenario::{FAULT_VARIABLE, Scenario, WITH_FAULT};
 use crate::engine::shard::Shard;
@@ -21,7 +21,7 @@ use crate::hosts::l1;
 use crate::hosts::parts::GUEST;
 use crate::images::cache::Cache;
 use crate::images::debian::Architecture;
-use crate::images::emulator::Emulator;
+use crate::images::emulator::{self, Emulator};
 use crate::images::kernel;
 use crate::images::portable::Portable;
 use crate::images::rdma_kit::Kit;
@@ -64,7 +64,7 @@ pub(crate) struct RunArguments {
     #[arg(long, default_value = "egm")]
     vmm: Vmm,
     /// Monitor that you provide for the scenario peer-NAME: cloud-hypervisor=PATH.
-    #[arg(long = "peer", value_name = "NAME=PATH")]
+    #[arg(long = "peer", value_name = "NAME=PATH", value_parser = of_scenario)]
     peers: Vec<PeerProgram>,
     /// Write the results as JUnit XML as well.
     #[arg(long, value_name = "FILE")]
@@ -158,6 +158,7 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
     let RunArguments { report, jobs, .. } = arguments;
     fs::create_dir_all(report).map_err(LabError::file("make", report))?;
     let cache = || Cache::open();
+    let place = place(arguments)?;
     let mut tools = match &arguments.tools {
         Some(directory) => Tools::copied(directory),
         None => Tools::of_checkout(&cache()?)?,
@@ -188,12 +189,6 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
     if tools.generic.is_none() && chosen.iter().any(|s| s.generic) {
         tools.generic = Some(kernel::generic(&cache()?, false)?);
     }
-    // A reference machine needs no KVM.
-    let place = match (arguments.place, arguments.vmm) {
-        (Some(place), _) => place,
-        (None, Vmm::Qemu) => Where::Kvm,
-        (None, Vmm::Egm) => decide(&cache()?)?,
-    };
     if chosen.iter().any(|s| s.outside) {
         // Without one they are skipped, with a reason.
         tools.emulator = Emulator::of(&cache()?).ok();
@@ -282,6 +277,20 @@ fn obtain_kit(tools: &mut Tools, chosen: &mut Vec<Scenario>) -> Result<Vec<Scena
 fn without_peer(scenario: &Scenario, tools: &Tools) -> Option<String> {
     let is_provided = |name: PeerName| name == PeerName::CloudHypervisor && tools.cloud_hypervisor.is_some();
     scenario.peer.filter(|name| !is_provided(*name)).map(PeerName::absent)
+}
+
+/// Where scenarios run. A place that this machine does not have is refused before anything is fetched for it.
+fn place(arguments: &RunArguments) -> Result<Where, LabError> {
+    let place = match (arguments.place, arguments.vmm) {
+        (Some(place), _) => place,
+        // A reference machine needs no KVM.
+        (None, Vmm::Qemu) => Where::Kvm,
+        (None, Vmm::Egm) => decide(&Cache::open()?)?,
+    };
+    if place == Where::Lab {
+        emulator::supported()?;
+    }
+    Ok(place)
 }
 
 fn decide(cache: &Cache) -> Result<Where, LabError> {

@@ -2,11 +2,15 @@
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::iter;
 use std::path::{Path, PathBuf};
 
 use crate::engine::error::LabError;
 use crate::engine::results::printable;
 
+/// Names of a guest's logs.
+pub(crate) const CONSOLE: &str = "console.log";
+pub(crate) const VMM_LOG: &str = "vmm.log";
 /// Maximum lines of each log, bytes read for them, and logs of one scenario.
 const LINES: usize = 12;
 const BYTES: u64 = 4096;
@@ -19,6 +23,16 @@ pub(crate) fn ends(folder: &Path) -> String {
     let ends = logs.iter().take(LOGS).filter_map(|path| Some((path, end(path).ok()?)));
     let shown = ends.filter(|(_, lines)| !lines.is_empty());
     shown.map(|(path, lines)| format!("the end of {}:\n  {}\n", path.display(), lines.join("\n  "))).collect()
+}
+
+/// The folder for the logs of a scenario's next boot, which replace none: `report` for the first boot, and a folder in
+/// it for each later one.
+pub(crate) fn of_next_boot(report: &Path) -> Result<PathBuf, LabError> {
+    let later = (2_u32..).map(|boot| report.join(format!("boot-{boot}")));
+    let mut folders = iter::once(report.to_owned()).chain(later);
+    let folder = folders.find(|folder| !folder.join(CONSOLE).exists()).unwrap_or_else(|| report.to_owned());
+    fs::create_dir_all(&folder).map_err(LabError::file("make", &folder))?;
+    Ok(folder)
 }
 
 /// Removes the logs of an earlier run, which would be taken for those of the next.
@@ -79,6 +93,20 @@ mod tests {
         assert!(shown[0].ends_with("/vmm.log:") && shown[1] == "  error:  [31mit", "{ends}");
         assert!(shown[2].ends_with("next/console.log:"), "{ends}");
         assert_eq!((shown[3], shown[14], shown.len()), ("  line 988", "  line 999", 15));
+    }
+
+    #[test]
+    fn the_logs_of_each_boot_stay_where_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let report = folder.path().join("scenario");
+        for expected in [report.clone(), report.join("boot-2"), report.join("boot-3")] {
+            let boot = of_next_boot(&report).unwrap();
+            assert_eq!(boot, expected);
+            assert_eq!(of_next_boot(&report).unwrap(), expected, "it has not booted yet");
+            fs::write(boot.join(CONSOLE), "").unwrap();
+        }
+        fs::write(report.join("boot-2").join(VMM_LOG), "error: it\n").unwrap();
+        assert!(ends(&report).contains("boot-2/vmm.log:\n  error: it\n"));
     }
 
     #[test]

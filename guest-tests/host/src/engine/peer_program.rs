@@ -74,6 +74,18 @@ impl FromStr for PeerProgram {
     }
 }
 
+/// As [`PeerProgram::from_str`], for scenarios: refuses a monitor that only benchmarks start.
+pub(crate) fn of_scenario(text: &str) -> Result<PeerProgram, String> {
+    let name = text.split_once('=').and_then(|(name, _)| PeerName::from_str(name, false).ok());
+    match name {
+        Some(name @ (PeerName::Firecracker | PeerName::EgmVmm)) => {
+            let name = name.name();
+            Err(format!("no scenario starts {name}; egm-lab bench --peer {name}=PATH measures it"))
+        }
+        Some(PeerName::CloudHypervisor) | None => text.parse(),
+    }
+}
+
 /// The program of `name` among `peers`.
 pub(crate) fn find(peers: &[PeerProgram], name: PeerName) -> Option<PathBuf> {
     peers.iter().find(|peer| peer.name == name).map(|peer| peer.path.clone())
@@ -93,6 +105,19 @@ mod tests {
         for (text, why) in [("/bin/sh", "NAME=PATH"), ("qemu=/bin/sh", "qemu"), ("firecracker=/x/y", "/x/y")]
         {
             assert!(text.parse::<PeerProgram>().unwrap_err().contains(why), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_scenario_has_no_peer_that_none_starts() {
+        assert_eq!(of_scenario("cloud-hypervisor=/bin/sh"), "cloud-hypervisor=/bin/sh".parse());
+        for (text, why) in [
+            ("firecracker=/bin/sh", "egm-lab bench --peer firecracker=PATH"),
+            ("egm-vmm=PATH", "egm-lab bench --peer egm-vmm=PATH"),
+            ("qemu=/bin/sh", "no peer \"qemu\""),
+            ("/bin/sh", "NAME=PATH"),
+        ] {
+            assert!(of_scenario(text).unwrap_err().contains(why), "{text}");
         }
     }
 }

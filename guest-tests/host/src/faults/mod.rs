@@ -66,7 +66,11 @@ impl Verdict {
     }
 }
 
-/// Runs planted faults; exit code 1 when one stays unnoticed.
+/// How to provide what the checks of skipped faults lack.
+const REMEDY: &str = "scripts/lab/packages --yes test installs Debian packages (iasl: acpica-tools), \
+                      egm-lab kernel guest and egm-lab kernel built obtain the lab's kernels";
+
+/// Runs planted faults; exit code 1 when one stays unnoticed, or, without `--unit`, undecided.
 pub(crate) fn run(arguments: &FaultsArguments) -> Result<ExitCode, LabError> {
     let rows = chosen(arguments)?;
     if arguments.list {
@@ -91,7 +95,7 @@ pub(crate) fn run(arguments: &FaultsArguments) -> Result<ExitCode, LabError> {
             .map_err(|error| LabError::Content { what: "verdicts".into(), problem: error.to_string() })?;
         println!("{json}");
     }
-    Ok(conclude(&verdicts, arguments.json))
+    Ok(conclude(&verdicts, arguments))
 }
 
 fn chosen(FaultsArguments { faults, unit, .. }: &FaultsArguments) -> Result<Vec<Row>, LabError> {
@@ -151,23 +155,73 @@ fn line(Verdict { fault, finder, outcome, reason }: &Verdict) -> String {
     }
 }
 
-/// The closing line, after every fault that was not caught.
-fn conclude(verdicts: &[Verdict], json: bool) -> ExitCode {
-    let count = |wanted: Outcome| verdicts.iter().filter(|verdict| verdict.outcome == wanted).count();
-    let missed = verdicts.iter().filter(|verdict| verdict.outcome == Outcome::Missed);
-    let (caught, skipped) = (count(Outcome::Caught), count(Outcome::Skipped));
-    let mut text: String = missed.map(|verdict| line(verdict) + "\n").collect();
-    text += &format!("faults: planted {}, caught {caught}, skipped {skipped}", verdicts.len());
-    if json {
+/// Prints the closing line, after every fault that was not caught; with `--json` on standard error.
+fn conclude(verdicts: &[Verdict], arguments: &FaultsArguments) -> ExitCode {
+    let Closing { text, failed } = Closing::of(verdicts, arguments.unit);
+    if arguments.json {
         eprintln!("{text}");
     } else {
         println!("{text}");
     }
-    ExitCode::from(u8::from(count(Outcome::Missed) > 0))
+    ExitCode::from(u8::from(failed))
+}
+
+/// The end of a run.
+struct Closing {
+    /// Each fault that was not caught, then the closing line.
+    text: String,
+    failed: bool,
+}
+
+impl Closing {
+    /// A fault whose check was skipped was not caught. Only `unit` allows that: every scripts/test runs those, on
+    /// machines where skips.json allows their skips.
+    fn of(verdicts: &[Verdict], unit: bool) -> Self {
+        let count = |wanted: Outcome| verdicts.iter().filter(|verdict| verdict.outcome == wanted).count();
+        let missed = verdicts.iter().filter(|verdict| verdict.outcome == Outcome::Missed);
+        let mut text: String = missed.map(|verdict| line(verdict) + "\n").collect();
+        let (caught, skipped) = (count(Outcome::Caught), count(Outcome::Skipped));
+        text += &format!("faults: planted {}, caught {caught}, skipped {skipped}", verdicts.len());
+        let is_undecided = skipped > 0 && !unit;
+        if is_undecided {
+            let skips = verdicts.iter().filter(|verdict| verdict.outcome == Outcome::Skipped);
+            let reasons: BTreeSet<_> = skips.map(|verdict| verdict.reason.as_str()).collect();
+            let reasons = reasons.into_iter().collect::<Vec<_>>().join("; ");
+            text += &format!(", and a skipped fault is not caught: {reasons}; help: {REMEDY}");
+        }
+        Self { text, failed: is_undecided || count(Outcome::Missed) > 0 }
+    }
 }
 
 /// Every file below `folder`.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_with_a_skipped_fault_fails_with_the_reason_unless_it_has_unit_tests_only() {
+        let verdict = |outcome, reason: &str| Verdict {
+            fault: "a-fault".into(),
+            finder: "a test".into(),
+            outcome,
+            reason: reason.into(),
+        };
+        let (caught, missed) = (verdict(Outcome::Caught, "fails"), verdict(Outcome::Missed, "passes"));
+        let skipped = || verdict(Outcome::Skipped, "iasl is missing");
+        let all = [caught, skipped(), skipped()];
+        let Closing { text, failed } = Closing::of(&all, false);
+        assert!(failed);
+        let head = "faults: planted 3, caught 1, skipped 2, and a skipped fault is not caught: iasl is missing; help: ";
+        let last = text.lines().next_back().unwrap();
+        assert!(last.starts_with(head) && last.contains("acpica-tools"), "{last}");
+        let unit = Closing::of(&all, true);
+        assert_eq!((unit.text.as_str(), unit.failed), ("faults: planted 3, caught 1, skipped 2", false));
+        assert!(!Closing::of(&all[..1], false).failed);
+        assert!(Closing::of(&[missed], true).failed);
+    }
 }

@@ -38,8 +38,9 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     });
 
     let last = Scenario { words: "egm.checks=numa,egm_pattern", ..*scenario };
-    let machine = runner.machine(&last, report)?;
-    let boot = runner.boot(&last, &machine, report)?;
+    let folder = steps.folder("last")?;
+    let machine = runner.machine(&last, &folder)?;
+    let boot = runner.boot(&last, &machine, &folder)?;
     steps.judge(Expected::power_off(&["numa", "egm_pattern"]), &boot, " of the last");
     steps.step("returned", || zeros(machine.plan.as_ref().and_then(Plan::slice)));
     Ok(())

@@ -19,13 +19,14 @@ const MARK: u64 = 0x6465_7269_7465_7221;
 /// Runs the scenario of a slice of an EGM device.
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     owned::run(steps)?;
-    let Steps { runner, scenario, report, .. } = *steps;
+    let Steps { runner, scenario, .. } = *steps;
     let whole = Scenario { words: "egm.checks=memory_map,egm_pattern", ..*scenario };
-    let machine = runner.machine(&whole, report)?;
+    let folder = steps.folder("around")?;
+    let machine = runner.machine(&whole, &folder)?;
     let blocks = retired_in(machine.plan.as_ref().and_then(Plan::slice));
     steps.step("holes", || holes(machine.plan.as_ref(), &blocks));
     let mut marked = None;
-    let boot = runner.boot_by(runner.command(&machine), &whole, &machine, report, |line| {
+    let boot = runner.boot_by(runner.command(&machine), &whole, &machine, &folder, |line| {
         // The guest reports: the device is open by now, and will not be zeroed again.
         if marked.is_none() && Line::parse(line).is_some() {
             marked = Some(mark(&blocks));

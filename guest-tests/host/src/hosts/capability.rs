@@ -106,15 +106,17 @@ impl Device {
 impl Host {
     /// Detects what this machine has.
     pub(crate) fn detect(cache: Option<&Cache>) -> Self {
-        Self::detect_below(Path::new("/"), cache, rustix::process::geteuid().is_root())
+        let privileged = rustix::process::geteuid().is_root();
+        Self::detect_below(Path::new("/"), cache, privileged, std::env::consts::ARCH)
     }
 
-    fn detect_below(root: &Path, cache: Option<&Cache>, privileged: bool) -> Self {
+    fn detect_below(root: &Path, cache: Option<&Cache>, privileged: bool, architecture: &str) -> Self {
         let kvm = kvm(root);
         let stock = stock_kernels(root, kvm.present);
         let here = stock.present && privileged;
         let mut findings = vec![kvm, stock, administrator(privileged)];
         let lab_from = findings.len();
+        findings.push(processor(architecture));
         findings.extend(PROGRAMS.map(|program| program.find(root)));
         findings.push(memory(root));
         let lab = findings.iter().skip(lab_from).all(|f| f.present);
@@ -167,6 +169,16 @@ fn administrator(privileged: bool) -> Finding {
     Finding { name: "root", present: privileged, detail: detail.into() }
 }
 
+/// Whether the lab's emulators run on a processor of `architecture`.
+fn processor(architecture: &str) -> Finding {
+    let present = emulator::runs_on(architecture).is_ok();
+    let detail = match present {
+        true => architecture.into(),
+        false => format!("{architecture}: {}", emulator::NEEDED),
+    };
+    Finding { name: "processor", present, detail }
+}
+
 /// Emulated hosts that this machine runs at a time. Each keeps one processor busy, a Grace host with two as well.
 pub(crate) fn jobs() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -199,13 +211,17 @@ mod tests {
     use super::*;
 
     fn host(files: &[&str]) -> (tempfile::TempDir, Host) {
+        host_of("x86_64", files)
+    }
+
+    fn host_of(architecture: &str, files: &[&str]) -> (tempfile::TempDir, Host) {
         let root = tempfile::tempdir().unwrap();
         for file in files {
             let path = root.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "MemAvailable: 16777216 kB\n").unwrap();
         }
-        let host = Host::detect_below(root.path(), None, true);
+        let host = Host::detect_below(root.path(), None, true, architecture);
         (root, host)
     }
 
@@ -233,7 +249,17 @@ mod tests {
     #[test]
     fn without_root_the_lab_is_preferred_to_a_machine_without_a_network() {
         let (root, _) = host(&["dev/kvm"]);
-        assert_eq!(Host::detect_below(root.path(), None, false).place, None);
+        assert_eq!(Host::detect_below(root.path(), None, false, "x86_64").place, None);
+    }
+
+    #[test]
+    fn an_arm64_host_runs_guests_by_its_own_kvm_or_not_at_all() {
+        let (_root, without) = host_of("aarch64", &LAB);
+        assert_eq!(without.place, None);
+        assert_eq!(missing(&without, "processor"), "aarch64: the emulated hosts need an x86-64 machine");
+        assert_eq!(host(&LAB).1.place, Some(Where::Lab), "an x86-64 host with the same files");
+        let files = [&LAB[..], &["dev/kvm"]].concat();
+        assert_eq!(host_of("aarch64", &files).1.place, Some(Where::Kvm));
     }
 
     #[test]

@@ -31,6 +31,10 @@ const X86: Target =
     Target { prefix: "x86-qemu-", package: "qemu-system-x86", program: "usr/bin/qemu-system-x86_64" };
 const ARM: Target =
     Target { prefix: "arm-qemu-", package: "qemu-system-arm", program: "usr/bin/qemu-system-aarch64" };
+/// Architecture of the machine that both run on, as the compiler names it: the packages are Debian's for amd64.
+const HOST: &str = "x86_64";
+/// The reason why no emulated host starts on a machine of another architecture.
+pub(crate) const NEEDED: &str = "the emulated hosts need an x86-64 machine";
 /// The loader that belongs to the libraries; the host's may be older than they are.
 const LOADER: &str = "usr/lib64/ld-linux-x86-64.so.2";
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
@@ -48,12 +52,14 @@ pub(crate) struct Emulator {
 impl Emulator {
     /// The cached emulator, fetched when there is none or the cached one is old.
     pub(crate) fn of(cache: &Cache) -> Result<Self, LabError> {
+        supported()?;
         let root = cache.obtain(X86.prefix, "", false, |cache, held| fetch(X86, cache, held))?;
         Ok(Self { root, program: X86.program })
     }
 
     /// The same for 64-bit Arm.
     pub(crate) fn arm(cache: &Cache) -> Result<Self, LabError> {
+        supported()?;
         let root = cache.obtain(ARM.prefix, "", false, |cache, held| fetch(ARM, cache, held))?;
         Ok(Self { root, program: ARM.program })
     }
@@ -67,6 +73,22 @@ impl Emulator {
         }
         command
     }
+}
+
+/// Refuses a machine that does not run the emulators.
+pub(crate) fn supported() -> Result<(), LabError> {
+    runs_on(std::env::consts::ARCH)
+}
+
+/// Refuses a machine of another `architecture` than the emulators.
+pub(crate) fn runs_on(architecture: &str) -> Result<(), LabError> {
+    if architecture == HOST {
+        return Ok(());
+    }
+    Err(LabError::Host {
+        what: format!("{NEEDED}, and this one is {architecture}"),
+        remedy: "run scenarios as root on its own /dev/kvm, or use an x86-64 machine".into(),
+    })
 }
 
 fn fetch(kind: Target, cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
@@ -162,6 +184,15 @@ mod tests {
             assert!(!deliver_once(&mut unknown));
             assert_eq!(unknown, before);
         }
+    }
+
+    #[test]
+    fn a_machine_of_another_architecture_is_refused_as_one_that_lacks_something() {
+        assert!(runs_on("x86_64").is_ok());
+        let error = runs_on("aarch64").unwrap_err();
+        assert_eq!(error.exit_code(), 3);
+        let text = "the emulated hosts need an x86-64 machine, and this one is aarch64; ";
+        assert!(error.to_string().starts_with(text), "{error}");
     }
 
     #[test]

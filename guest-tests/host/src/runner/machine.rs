@@ -13,6 +13,7 @@ use crate::engine::command::Tool;
 use crate::engine::disk;
 use crate::engine::error::LabError;
 use crate::engine::judge::{Collected, case};
+use crate::engine::logs::{CONSOLE, VMM_LOG};
 use crate::engine::process::{Limit, Reaction, watch};
 use crate::engine::scenario::Scenario;
 use crate::engine::step::millis;
@@ -22,10 +23,6 @@ use crate::images::initramfs;
 use crate::images::tools::Tools;
 use crate::runner::machine_file;
 use crate::skips::Skips;
-
-/// Names of a guest's logs.
-const CONSOLE: &str = "console.log";
-pub(crate) const VMM_LOG: &str = "vmm.log";
 
 /// The VMM prints this at the end of a machine after a kernel panic.
 pub(crate) const PANICKED: &str = "the guest's kernel panicked";

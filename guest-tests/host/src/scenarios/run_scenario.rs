@@ -12,7 +12,7 @@ use crate::engine::progress::Stage;
 use crate::engine::results::{Count, ScenarioResult};
 use crate::engine::scenario::{Runs, Scenario};
 use crate::engine::step::millis;
-use crate::runner::machine::{Runner, VMM_LOG, init_case};
+use crate::runner::machine::{Runner, init_case};
 use crate::runner::steps;
 use crate::scenarios::steps::steps_of;
 use crate::skips::Site;
@@ -40,7 +40,7 @@ fn carried_out(runner: &Runner, scenario: &Scenario) -> Result<ScenarioResult, L
     }
 }
 
-/// Boots the scenario's machine `count` times.
+/// Boots the scenario's machine `count` times; each boot keeps its logs.
 fn boots(
     runner: &Runner,
     scenario: &Scenario,
@@ -54,11 +54,12 @@ fn boots(
         if count > 1 {
             Stage::note(&format!("boot {boot} of {count}"));
         }
-        let booted = runner.boot(scenario, &machine, report)?;
+        let folder = logs::of_next_boot(report)?;
+        let booted = runner.boot(scenario, &machine, &folder)?;
         let mut cases = judge(scenario.expected, &booted.collected);
         let Boot { init, signalled, disk, .. } = booted;
         cases.extend(disk.map(|fault| case("disk", fault, 0)));
-        cases.extend(scenario.prints.map(|words| case("prints", missing(words, report), 0)));
+        cases.extend(scenario.prints.map(|words| case("prints", missing(words, &folder), 0)));
         if scenario.terminate_on.is_some() {
             let fault = (!signalled).then(|| "the VMM ended before it was to be stopped".into());
             cases.push(case("stopped", fault, 0));
@@ -75,8 +76,8 @@ fn boots(
     Ok(result)
 }
 
-/// A fault if the VMM's log in `report` lacks `words`.
-fn missing(words: &str, report: &Path) -> Option<String> {
-    let said = fs::read_to_string(report.join(VMM_LOG)).unwrap_or_default();
+/// A fault if the VMM's log in `folder` lacks `words`.
+fn missing(words: &str, folder: &Path) -> Option<String> {
+    let said = fs::read_to_string(folder.join(logs::VMM_LOG)).unwrap_or_default();
     (!said.contains(words)).then(|| format!("the VMM does not print \"{words}\""))
 }

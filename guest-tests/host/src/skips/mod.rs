@@ -220,12 +220,13 @@ mod tests {
             assert!(ALL.iter().any(|scenario| is_like(scenario.name, &row.of)), "{row:?}");
             assert!(row.check.is_some(), "{row:?}");
         }
-        for reason in [
-            "this host has no region mem: it has dax0.0",
-            "this host has no function 0000:01:00.0 in an IOMMU group",
+        for (scenario, reason) in [
+            ("slice-mem", "this host has no region mem: it has dax0.0"),
+            ("slice-mem", "this host has no function 0000:01:00.0 in an IOMMU group"),
+            ("egm-device-kinds", "this host has no such region"),
         ] {
             for (in_lab, outcome) in [(true, Outcome::Failed), (false, Outcome::Skipped)] {
-                let mut result = skipped("slice-mem", reason);
+                let mut result = skipped(scenario, reason);
                 table.judge(&mut result, Site::of_this_host(in_lab, &[]));
                 assert_eq!(result.cases[0].outcome, outcome, "{reason}");
             }

@@ -58,7 +58,8 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let fault = (ending != Ending::Signal(9)).then(|| format!("{ending:?}, not killed"));
     steps.cases.push(case("killed", fault, 0));
     steps.step("freed", || freed(meter, before));
-    steps.step("zero-for-the-next", || zeros(runner, scenario, &machine, report, |_| Ok(())));
+    let next = steps.folder("next")?;
+    steps.step("zero-for-the-next", || zeros(runner, scenario, &machine, &next, |_| Ok(())));
     let used = Scenario { words: USE, ..*scenario };
     let machine = runner.machine(&used, report)?;
     let boot = runner.boot(&used, &machine, report)?;

@@ -239,6 +239,26 @@ fn a_reset_never_waits_for_storage_and_its_flush_comes_after_the_last_request() 
 }
 
 #[test]
+fn a_flush_of_the_guest_is_answered_by_storage_and_not_before() {
+    let mut rig = rig(false, config::FLUSH);
+    let (jobs, done) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
+    let event = eventfd::new().unwrap();
+    rig.block.engine = Box::new(Storage { event, jobs: Arc::clone(&jobs), done: Arc::clone(&done) });
+    for (result, status) in [(Ok(()), 0), (Err(std::io::Error::from(Errno::IO)), 1)] {
+        let head = rig.offer(4, 0, &[]);
+        rig.block.work();
+        assert!(rig.driver.used().is_empty(), "it is answered before storage has flushed");
+        let (tag, job) = jobs.lock().unwrap().pop().unwrap();
+        assert!(matches!(job, Job::Flush));
+        done.lock().unwrap().push((tag, result));
+        rig.block.work();
+        assert_eq!(rig.driver.used(), [(head, 1)]);
+        assert_eq!(rig.memory.read_obj::<u8>(GuestAddress(STATUS)).unwrap(), status);
+    }
+    assert_eq!(rig.counted(), [0, 1]);
+}
+
+#[test]
 fn the_configuration_states_what_the_features_promise() {
     let rig = rig(false, 0);
     let read = |offset, length: usize| {
