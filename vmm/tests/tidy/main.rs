@@ -343,7 +343,7 @@ fn packages_are_built_on_those_that_the_design_allows() {
     }
 }
 
-/// Tests are left out: their guests and functions come from `guest-tests`.
+/// Dependencies of tests count, too.
 #[test]
 fn no_package_is_built_on_one_of_a_higher_floor() {
     let packages = files::packages();
