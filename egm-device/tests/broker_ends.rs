@@ -75,7 +75,11 @@ fn a_signal_ends_it_in_order_and_the_next_one_serves() {
             assert!(String::from_utf8(show.stdout).unwrap().contains("quarantined: a descriptor in process"));
         }
         drop(loan);
-        let expected = if is_kept { "Out of quarantine: 4 MiB of local" } else { "Forgotten: vm7 (process" };
+        let expected = if is_kept {
+            "Out of quarantine: 4 MiB of local; it is clean."
+        } else {
+            "Forgotten: vm7 (process"
+        };
         let report = repair();
         assert!(report.contains(expected), "{report}");
     }

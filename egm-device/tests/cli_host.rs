@@ -85,6 +85,16 @@ fn facts_of_another_version_and_what_is_no_record_are_refused_with_the_command_t
     refused(&["regions", "--facts", "/none"], 2, &["cannot read facts from /none", "No such file", help]);
 }
 
+/// The record was made without root's rights, and its host has no memory hidden from the kernel.
+#[test]
+fn a_recorded_host_without_regions_or_addresses_is_described_as_such() {
+    let facts = "../configs/facts/x86-server.json";
+    let help = "help: record that host as root\n";
+    refused(&["carve", "advise", "--hypervisor", "64GiB", "--facts", facts], 3, &["no addresses", help]);
+    let parts = ["cannot find region \"egm\": this host has no region\n"];
+    refused(&["carve", "plan", "egm", "--size", "2MiB", "--facts", facts], 3, &parts);
+}
+
 /// An open of a pipe without a writer would never return.
 #[test]
 fn facts_are_read_from_a_regular_file_only() {

@@ -200,6 +200,7 @@ fn a_command_keeps_its_slice_when_the_one_that_took_it_is_killed() {
     assert!((0..1000).any(|_| free()));
     let output = host.says("ledger repair");
     assert!(output.starts_with("The record is sound.\nForgotten: vm1 (process "), "{output}");
+    assert!(output.ends_with(") had 4 MiB of local; it is clean.\n"), "{output}");
     assert_eq!(host.says("ledger repair"), "The record is sound.\n");
 }
 

@@ -189,7 +189,8 @@ fn bars(path: &Path) -> Result<Vec<HostBar>, HostError> {
             (false, false, false) => HostBarKind::Memory32,
         };
         let size = end.checked_sub(start).and_then(|last| last.checked_add(1));
-        let size = size.ok_or_else(|| content(path, line, "a range whose end is not below its start"))?;
+        let size =
+            size.ok_or_else(|| content(path, line, "a range with an end that is not below its start"))?;
         bars.push(HostBar { index, kind, size, start });
     }
     Ok(bars)

@@ -59,7 +59,7 @@ impl Report for ConsoleError {
         match self {
             Self::File { source, .. } if source.raw_os_error() == Some(libc::ENXIO) => {
                 Blame::Configuration.help(
-                    "start who reads this pipe first; for a socket of ours, set \"console\".\"type\" to \"socket\"",
+                    "start the reader of this pipe first; for a socket of ours, set \"console\".\"type\" to \"socket\"",
                 )
             }
             Self::File { source, .. } if source.raw_os_error() == Some(libc::ELOOP) => Blame::Configuration
@@ -73,7 +73,7 @@ impl Report for ConsoleError {
                 if matches!(source.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AlreadyExists) =>
             {
                 Blame::Configuration.help(
-                    "set \"console\".\"path\" to a path that does not exist yet, or end who listens there",
+                    "set \"console\".\"path\" to a path that does not exist yet, or end the program that listens there",
                 )
             }
             Self::Socket { .. } => Blame::Configuration.help(
@@ -392,7 +392,7 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         let config = config::Console::File { path: path.clone() };
         let error = Console::open(&config).unwrap_err(); // hangs when it waits for a reader
-        assert!(error.help().unwrap().contains("start who reads this pipe first"), "{error}");
+        assert!(error.help().unwrap().contains("start the reader of this pipe first"), "{error}");
 
         let nonblocking = libc::O_NONBLOCK;
         let mut reader = OpenOptions::new().read(true).custom_flags(nonblocking).open(&path).unwrap();

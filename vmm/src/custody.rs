@@ -250,7 +250,7 @@ fn resume(slices: Vec<LockedSlice>) -> Vec<OwnedSlice> {
 }
 
 fn open_ledger(root: &Path) -> Result<Ledger, LedgerError> {
-    let unknown = |source| LedgerError::Record { step: "tell this boot from others for", source };
+    let unknown = |source| LedgerError::Record { step: "read the id of this boot for", source };
     Ledger::open(Paths::below(root), Identity::read(root).map_err(unknown)?)
 }
 

@@ -526,7 +526,11 @@ fn a_console_pipe_without_a_reader() {
     let machine = Machine::new().with("console", json!({ "type": "file", "path": "pipe" }));
     let made = Command::new("mkfifo").arg(machine.folder.path().join("pipe")).status().unwrap();
     assert!(made.success());
-    refuses_with_kvm(&machine, CONFIGURATION, &["console file ", "pipe", "help: start who reads this pipe"]);
+    refuses_with_kvm(
+        &machine,
+        CONFIGURATION,
+        &["console file ", "pipe", "help: start the reader of this pipe"],
+    );
 }
 
 /// From enough to open what the plan names to enough for the machine too.

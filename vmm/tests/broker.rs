@@ -120,7 +120,7 @@ fn a_granted_slice_is_the_machines_alone_until_its_end() {
     let said = String::from_utf8_lossy(&third.stderr);
     assert_eq!(third.status.code(), Some(0), "{said}");
     assert!(
-        said.contains("note: egm0 comes from \"local\"") && said.contains("\"memfd\" was not to be had"),
+        said.contains("note: egm0 comes from \"local\"") && said.contains("\"memfd\" was unavailable"),
         "{said}"
     );
 

@@ -74,7 +74,7 @@ fn a_host_that_lacks_something_gets_its_name_and_ends_with_3() {
     assert_eq!(code, 3, "{out}");
     assert!(out.contains("cannot GPU0: host function 0000:18:00.0 is bound to nvidia"), "{out}");
     assert!(out.contains("help: egm-vmm bind 0000:18:00.0\n"), "{out}");
-    assert!(out.contains("Verdict\n  2 functions: 0 ready, 2 not\n"), "{out}");
+    assert!(out.contains("Verdict\n  2 functions: 0 ready, 2 not ready\n"), "{out}");
     assert!(out.contains("cannot NIC0: host function 0000:19:00.0 is in no IOMMU group"), "{out}");
     let (code, out, _) = egm_vmm(&["check", "18:00.0", "19:00.0", "--facts", path, "--json"]);
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();

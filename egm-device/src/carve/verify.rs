@@ -1,4 +1,4 @@
-//! Whether a split took: the host after the reboot, compared with what was advised.
+//! Whether a split is in effect: the host after the reboot, compared with what was advised.
 
 use egm_address::{Host, Span};
 use egm_report::show::size;
@@ -57,7 +57,7 @@ fn added(word: &str, words: &[&str]) -> SplitCheck {
 fn unused(span: Span<Host>, facts: &HostFacts) -> SplitCheck {
     let what = format!("{span} is not the kernel's");
     if facts.iomem.is_empty() {
-        return check(what, "/proc/iomem shows no addresses: read it as root", false);
+        return check(what, "/proc/iomem shows addresses to root only", false);
     }
     // Device-DAX has a line of its own below the persistent memory that it is made of.
     let system = facts.iomem.iter().find(|line| line.is_system_ram() && line.span.overlaps(span));

@@ -40,9 +40,10 @@ impl Report for UnknownRegion {
 
 /// The region called `name`.
 pub(super) fn find<'a>(survey: &'a Survey, name: &str) -> Result<&'a Region, UnknownRegion> {
-    survey.regions.iter().find(|region| region.name == name).ok_or_else(|| UnknownRegion {
-        name: name.to_owned(),
-        known: survey.regions.iter().map(|region| region.name.as_str()).collect::<Vec<_>>().join(", "),
+    survey.regions.iter().find(|region| region.name == name).ok_or_else(|| {
+        let known: Vec<_> = survey.regions.iter().map(|region| region.name.as_str()).collect();
+        let known = if known.is_empty() { "no region".to_owned() } else { known.join(", ") };
+        UnknownRegion { name: name.to_owned(), known }
     })
 }
 

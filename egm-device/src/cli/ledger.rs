@@ -168,12 +168,15 @@ fn repair(args: &LedgerArgs) -> Outcome {
     if args.json {
         print_json(&repair);
     } else {
-        print(repair_text(&repair));
+        print(repair_text(&repair, &survey.regions));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn repair_text(repair: &Repair) -> String {
+/// Changes of `repair`. Free bytes of a pool of `regions` are clean: its pages come zeroed from the kernel.
+fn repair_text(repair: &Repair, regions: &[Region]) -> String {
+    let is_pool = |name: &str| regions.iter().any(|region| region.name == name && region.kind.is_pool());
+    let state = |name: &str| if is_pool(name) { "clean" } else { "dirty" };
     let mut out = repair.doubt.map_or_else(
         || "The record is sound.\n".to_owned(),
         |doubt| match doubt {
@@ -185,7 +188,8 @@ fn repair_text(repair: &Repair) -> String {
     );
     for entry in &repair.forgotten {
         let (owner, span) = (&entry.owner, entry.span);
-        let line = format!("Forgotten: {owner} had {} of {}; it is dirty.", size(span.size()), entry.region);
+        let (bytes, region) = (size(span.size()), &entry.region);
+        let line = format!("Forgotten: {owner} had {bytes} of {region}; it is {}.", state(region));
         out.push_str(&format!("{}\n", Printable(&line)));
     }
     for claim in &repair.gpus {
@@ -195,8 +199,8 @@ fn repair_text(repair: &Repair) -> String {
         ));
     }
     for entry in &repair.freed {
-        let size = size(entry.span.size());
-        out.push_str(&format!("Out of quarantine: {size} of {}; it is dirty.\n", entry.region));
+        let (bytes, region) = (size(entry.span.size()), &entry.region);
+        out.push_str(&format!("Out of quarantine: {bytes} of {region}; it is {}.\n", state(region)));
     }
     for left in &repair.files {
         let size = size(left.bytes);

@@ -47,7 +47,7 @@ pub enum RegionRefusal {
     /// Size 0, or past the end of the address space.
     #[error("{size:#x} bytes at {base:#x} are no memory")]
     NoSpan { base: u64, size: u64 },
-    #[error("cannot check that {0} is unused, because /proc/iomem shows no addresses: read it as root")]
+    #[error("cannot check that {0} is unused, because /proc/iomem shows addresses to root only")]
     IomemHidden(Span<Host>),
     #[error("{span} is in use (/proc/iomem: \"{line}\"): name a span that the kernel does not use")]
     InUse { span: Span<Host>, line: Resource },

@@ -53,7 +53,7 @@ enum ClientRefusal {
     )]
     Region { user: u32 },
     #[error(
-        "refused user {user}: the slice has bytes of user {bound}, who may still map it; restart the server, which scrubs it"
+        "refused user {user}: the slice has bytes of user {bound}, and that user may still map it; restart the server, which scrubs it"
     )]
     Bound { user: u32, bound: u32 },
     #[error("refused a client without a user")]

@@ -188,7 +188,7 @@ static long egm_ioctl(struct file *file, unsigned int command, unsigned long arg
 		for_each_set_bit(page, region->retired, pages(region)) {
 			struct egm_retired_page entry = { (u64)page << PAGE_SHIFT, PAGE_SIZE };
 
-			/* One that went bad since it was counted is told the next time. */
+			/* A page that went bad after the count is reported by the next call. */
 			if (n == header.count)
 				break;
 			if (copy_to_user(&list->pages[n++], &entry, sizeof(entry)))

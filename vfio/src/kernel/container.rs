@@ -90,7 +90,7 @@ impl Container {
         let rule = "no driver of VFIO has a function of this IOMMU group";
         let file = open(&path).map_err(OpenError::file(&path, &function.to_string(), rule))?;
         if !is_viable(&file).map_err(OpenError::refused(format!("ask {} for its status", path.display())))? {
-            let why = io::Error::other("the kernel says that somebody else uses it");
+            let why = io::Error::other("another driver or process uses a function of it");
             return Err(OpenError::refused(format!("take IOMMU group {number}"))(why));
         }
         sys::set_container(file.as_fd(), self.file.as_fd())

@@ -99,7 +99,7 @@ impl KernelFunction {
         let (function, what) = (self.name.clone(), what.into());
         move |source| match source.raw_os_error() {
             Some(libc::ENODEV) => {
-                BackendError::Gone { function, why: format!("the kernel says so to: {what}") }
+                BackendError::Gone { function, why: format!("the kernel returned ENODEV for: {what}") }
             }
             _ => BackendError::Refused { function, what, source },
         }

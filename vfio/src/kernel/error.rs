@@ -164,7 +164,7 @@ impl OpenError {
             Self::Busy { holder: Some(_), .. } => {
                 "end it first, or give this machine another function".to_owned()
             }
-            Self::Busy { path, .. } => format!("see who, as root: fuser -v {}", path.display()),
+            Self::Busy { path, .. } => format!("find the process, as root: fuser -v {}", path.display()),
             Self::Dma(error) => return error.remedy(),
             Self::NoFile { path, .. } if path == Path::new(CONTAINER) => {
                 "modprobe vfio_iommu_type1".to_owned()

@@ -54,7 +54,7 @@ impl KernelFunction {
         for Affected { function, ours } in self.hot_reset_affects()? {
             let rule = match (ours, function == self.address() || consent.contains(&function)) {
                 (false, _) => "which this virtual machine does not have",
-                (true, false) => "which nobody agreed to",
+                (true, false) => "without consent",
                 (true, true) => continue,
             };
             let why = io::Error::other(format!("it would reset {function} too, {rule}"));

@@ -89,7 +89,7 @@ impl fmt::Display for Reason {
                 write!(f, "another root port: Xeon and EPYC pass it on, PCI Express does not promise it")
             }
             Self::OtherHostBridge => {
-                write!(f, "another host bridge of the same node: as the processor likes")
+                write!(f, "another host bridge of the same node: it depends on the processor")
             }
             Self::OtherNode => write!(f, "another NUMA node: slow where it works"),
         }

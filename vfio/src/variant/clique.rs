@@ -38,7 +38,7 @@ impl Clique {
             id: VENDOR_SPECIFIC,
             // Version 0 in the low three bits of the clique's byte.
             body: vec![LENGTH, b'P', b'2', b'P', self.0 << 3, 0],
-            reason: "the driver believes no emulated switch: this says which GPUs reach each other",
+            reason: "the driver trusts no emulated switch: this marks the GPUs that reach each other",
         }
     }
 }

@@ -148,7 +148,7 @@ pub struct BootFile {
     /// Kernel command line, at most 2047 bytes.
     #[schemars(with = "Option<CmdlineText>")]
     pub cmdline: Option<String>,
-    /// How the kernel learns what machine it runs on; "device-tree" on aarch64 only. Default: "acpi".
+    /// Form of the description of the machine for its kernel; "device-tree" on aarch64 only. Default: "acpi".
     pub tables: Option<BootTables>,
 }
 
@@ -158,7 +158,7 @@ pub struct BootFile {
 pub enum OneOrMore {
     /// A word, written without a list.
     One(String),
-    /// Several, the most wanted first.
+    /// Several, the preferred one first.
     More(Vec<String>),
 }
 
@@ -174,8 +174,8 @@ pub struct EgmFile {
     /// Bytes: a multiple of its page size and of 2 MiB.
     #[schemars(with = "SomeSizeText")]
     pub size: ByteSize,
-    /// Guest NUMA node of the slice: one of its own, or one of "memory"."nodes" without "size", which then has the
-    /// distances and access; for a device, the nearest node.
+    /// Guest NUMA node of the slice: one of its own, or one of "memory"."nodes" without "size", where distances and
+    /// access are then set. For a device: the nearest node.
     #[schemars(range(max = 255))]
     pub node: u32,
     /// "memory": RAM of a NUMA node. "device": a PCI function with the slice as its BAR. Default: "memory".
@@ -330,8 +330,8 @@ pub struct PcieFile {
     /// Size of the window for 64-bit BARs. Default: what the devices need.
     #[schemars(with = "Option<SomeSizeText>")]
     pub window64: Option<ByteSize>,
-    /// "mirror": host functions that share a PCI Express switch share one in the guest, which NCCL and drivers judge
-    /// paths by. "flat": each has a root port of its own. Default: "mirror".
+    /// "mirror": host functions that share a PCI Express switch share one in the guest, by which NCCL and drivers
+    /// choose paths. "flat": each has a root port of its own. Default: "mirror".
     pub topology: Option<PciTopology>,
     /// Root ports with nothing behind them, for functions that are plugged in while the guest runs. Default: none.
     pub spare: Option<SpareFile>,

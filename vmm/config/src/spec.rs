@@ -115,7 +115,7 @@ pub struct Node {
     pub access: Vec<Access>,
 }
 
-/// What a processor of `from` sees of some node's memory.
+/// Latency and bandwidth of a node's memory for the processors of node `from`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Access {
@@ -370,7 +370,7 @@ pub struct SparePorts {
     pub window32: ByteSize,
 }
 
-/// How a kernel learns what machine it runs on.
+/// Form of the description of a machine for its kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BootTables {

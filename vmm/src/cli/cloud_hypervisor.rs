@@ -61,7 +61,8 @@ struct NotServed {
 impl Report for NotServed {
     fn remedy(&self) -> Remedy {
         Blame::Configuration.help(
-            "start a machine by its own file: egm-vmm run FILE --api PATH\n\
+            "serve an API for the machine's document: egm-vmm serve --api PATH\n\
+             or start a machine by its own file: egm-vmm run FILE --api PATH\n\
              or plan the body of vm.create: egm-vmm plan --from cloud-hypervisor FILE",
         )
     }

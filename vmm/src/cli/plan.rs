@@ -47,8 +47,10 @@ a document of cloud-hypervisor
 
   egm-vmm plan configs/smoke.json
   egm-vmm plan configs/grace-1gpu-egm.json --facts configs/facts/grace.json
-  egm-vmm plan configs/grace-1gpu-egm.json --facts configs/facts/grace.json --html > plan.html
-  egm-vmm plan configs/hgx-h200.json --facts configs/facts/hgx-h200.json --nccl > topology.xml
+  egm-vmm plan configs/grace-1gpu-egm.json \\
+    --facts configs/facts/grace.json --html > plan.html
+  egm-vmm plan configs/hgx-h200.json \\
+    --facts configs/facts/hgx-h200.json --nccl > topology.xml
   egm-vmm plan --from cloud-hypervisor create.json
 
 Nothing is opened or started, and /dev/kvm is not needed. Record another host's facts there: egm-vmm facts > facts.json";

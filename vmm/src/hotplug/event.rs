@@ -79,13 +79,13 @@ impl fmt::Display for Event {
             ),
             EventKind::Failed => write!(
                 f,
-                "{function} reported an error that it cannot correct: it is taken from the guest; dmesg on the host \
-                 says more"
+                "{function} reported an error that it cannot correct: it is taken from the guest; see dmesg on the \
+                 host"
             ),
             EventKind::FailedFixed => write!(
                 f,
                 "{function} reported an error that it cannot correct: what the guest does with it may fail until it is \
-                 reset; dmesg on the host says more"
+                 reset; see dmesg on the host"
             ),
             EventKind::LostFixed => write!(
                 f,

@@ -25,6 +25,8 @@ pub(crate) struct Facts {
     pub(crate) ignored_lines: Vec<usize>,
     /// Lines that sleep, and whether they are in a test module.
     pub(crate) sleeps: Vec<(usize, bool)>,
+    /// Literals outside test modules as they are written, doc comments left out.
+    pub(crate) literals: Vec<String>,
 }
 
 /// The facts of a file with the content `text`, or why it is not Rust.
@@ -53,6 +55,7 @@ impl Scan<'_> {
                     after = self.attribute(line, after, in_test);
                 }
                 TokenTree::Group(group) => self.stream(group.stream(), in_test),
+                TokenTree::Literal(literal) if !in_test => self.facts.literals.push(literal.to_string()),
                 TokenTree::Punct(_) | TokenTree::Literal(_) => {}
             }
             rest = after;
@@ -93,7 +96,9 @@ impl Scan<'_> {
         if text == "ignore" || text.starts_with("ignore=") {
             self.facts.ignored_lines.push(line);
         }
-        self.stream(group.stream(), in_test);
+        if !text.starts_with("doc=") {
+            self.stream(group.stream(), in_test);
+        }
         let is_test = text == "cfg(test)" || text.starts_with("cfg(all(test,");
         if inner || !is_test { after } else { self.test_module(line, after) }
     }

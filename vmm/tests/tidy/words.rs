@@ -11,31 +11,36 @@ const EXCLUDED: &[&str] = &[
 /// Uses of excluded words that each part of the tree may still have. These numbers only become smaller.
 const ALLOWED: &[(&str, usize)] = &[];
 
-/// Parts of the tree with more uses than allowed.
-pub(crate) fn too_many(texts: &BTreeMap<String, String>) -> Vec<String> {
+/// Parts of the tree with more uses than allowed; `literals` are those of Rust's production code, by file.
+pub(crate) fn too_many(
+    texts: &BTreeMap<String, String>,
+    literals: &BTreeMap<&str, &[String]>,
+) -> Vec<String> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for (path, text) in texts {
         let part = match path.split_once('/') {
             Some((folder, _)) => folder,
             None => "pages at the top",
         };
-        *counts.entry(part).or_default() += if path.ends_with(".md") {
+        let in_lines: usize = if path.ends_with(".rs") {
+            text.lines().filter(|line| line.trim_start().starts_with("//")).map(excluded).sum()
+        } else if path.ends_with(".md") || is_script_or_unit(path, text) {
             text.lines().map(excluded).sum()
-        } else if path.ends_with(".rs") {
-            text.lines().filter(|line| is_prose(line)).map(excluded).sum()
         } else {
             0
         };
+        let strings = literals.get(path.as_str()).copied().unwrap_or_default();
+        let in_strings: usize = strings.iter().map(|string| excluded(&string.replace("\\n", " "))).sum();
+        *counts.entry(part).or_default() += in_lines + in_strings;
     }
     let allowed = |part: &str| ALLOWED.iter().find(|(name, _)| *name == part).map_or(0, |(_, count)| *count);
     let parts = counts.iter().filter(|(part, count)| **count > allowed(part));
     parts.map(|(part, count)| format!("{part}: {count} excluded words, {} allowed", allowed(part))).collect()
 }
 
-/// Whether `line` of Rust is a comment or the text of an error.
-fn is_prose(line: &str) -> bool {
-    let line = line.trim_start();
-    line.starts_with("//") || line.starts_with("#[error(")
+/// Whether a file is a script, of any language, or a unit of systemd.
+fn is_script_or_unit(path: &str, text: &str) -> bool {
+    text.starts_with("#!/") || [".service", ".socket"].iter().any(|end| path.ends_with(end))
 }
 
 fn excluded(line: &str) -> usize {
@@ -48,10 +53,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn excluded_words_count_in_comments_errors_and_pages_only() {
-        let code = "/// Who says so.\nlet who = 1;\n#[error(\"nobody has it\")]\n";
-        let texts = [("new/a.rs", code), ("new/a.md", "Told.")];
+    fn excluded_words_count_in_comments_strings_scripts_units_and_pages_only() {
+        let code = "/// Who says so.\nlet who = 1;\n";
+        let script = "#!/bin/sh\necho told\n";
+        let texts = [
+            ("new/a.rs", code),
+            ("new/a.md", "Told."),
+            ("new/a", script),
+            ("new/a.service", "# Told"),
+            ("new/b", "told"),
+        ];
         let texts = texts.map(|(path, text)| (path.to_owned(), text.to_owned())).into();
-        assert_eq!(too_many(&texts), ["new: 4 excluded words, 0 allowed"]);
+        let literals = ["\"nobody has\\ntold\"".to_owned()];
+        let literals = [("new/a.rs", literals.as_slice())].into();
+        assert_eq!(too_many(&texts, &literals), ["new: 7 excluded words, 0 allowed"]);
     }
 }

@@ -168,11 +168,11 @@ pub enum AdviseError {
 impl Report for AdviseError {
     fn remedy(&self) -> Remedy {
         match self {
-            Self::IomemHidden => Blame::Host.help("run it as root, or record the other host as root"),
+            Self::IomemHidden => Blame::Host.help("run it as root"),
             Self::AlreadySplit { .. } => Blame::Host
                 .help("take the host back first (egm-device carve advise --undo), reboot, and ask again"),
             Self::NoAffinity { .. } => {
-                Blame::Host.help("read it as root; without the table, use --how mem or --how hugetlb")
+                Blame::Host.help("run it as root; without the table, use --how mem or --how hugetlb")
             }
             Self::NothingLeft { .. } => Blame::Configuration.help("ask for less with --hypervisor"),
             Self::Short { .. } => {

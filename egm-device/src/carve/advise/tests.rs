@@ -327,7 +327,7 @@ fn an_error_blames_the_wish_or_the_host_and_has_a_way_out() {
         (AdviseError::Short { node: 0, has: bytes, wants: bytes }, Blame::Configuration, "--how"),
         (AdviseError::Parts(String::new()), Blame::Configuration, "--how memmap=1GiB,mem"),
         (AdviseError::OneLimit { keeps: bytes, nodes: 2 }, Blame::Configuration, "--how memmap"),
-        (AdviseError::IomemHidden, Blame::Host, "run it as root, or record the other host as root"),
+        (AdviseError::IomemHidden, Blame::Host, "run it as root"),
         (AdviseError::AlreadySplit { words: Vec::new() }, Blame::Host, "--undo"),
         (AdviseError::NoAffinity { nodes: 2 }, Blame::Host, "--how mem or --how hugetlb"),
         (unsupported("firmware"), Blame::Host, "on x86 also memmap"),

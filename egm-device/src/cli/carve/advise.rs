@@ -7,9 +7,12 @@ use Side::{Left, Right};
 use egm_address::{ByteSize, Printable, SizeError};
 use egm_report::program::{Outcome, print_json};
 use egm_report::show::{Screen, Side, Style, Table, print, size};
+use egm_report::{Blame, Remedy, Report};
 use serde_json::{Map, Value, json};
 
-use crate::carve::advise::{Need, Setting, Split, SplitMethod, SplitPart, SplitRequest, Undo, advise, undo};
+use crate::carve::advise::{
+    AdviseError, Need, Setting, Split, SplitMethod, SplitPart, SplitRequest, Undo, advise, undo,
+};
 use crate::host::Host;
 use crate::region::{HostFacts, HostFile, ReservedSpan, meminfo};
 
@@ -38,7 +41,7 @@ pub(super) struct Args {
 }
 
 const EXAMPLE: &str = "\
-Print the advice, keep it, apply it, reboot, and verify the result:
+Print the advice, save it, apply it, reboot, and verify the result:
 
   egm-device carve advise --hypervisor 64GiB
   egm-device carve advise --hypervisor 64GiB --json > split.json
@@ -76,7 +79,11 @@ pub(super) fn run(args: &Args) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     };
     let request = SplitRequest { hypervisor, per_node: args.per_node, parts: args.how.clone() };
-    let split = advise(&recorded.host, &recorded.regions, &request)?;
+    let split = advise(&recorded.host, &recorded.regions, &request);
+    let split = match args.host.local() {
+        Some(_) => split?,
+        None => split.map_err(RecordedHostError)?,
+    };
     let need = args.host.local().map_or_else(Need::default, |host| Need::of(&meminfo(host.root())));
     let warning = need.warning(&split);
     if args.json {
@@ -86,6 +93,22 @@ pub(super) fn run(args: &Args) -> Outcome {
         print(text(&split, &recorded.host, &again(args), screen) + &warned(warning.as_deref(), screen))
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A split that a recorded host cannot have: a command on this host does not change its record.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+struct RecordedHostError(AdviseError);
+
+impl Report for RecordedHostError {
+    fn remedy(&self) -> Remedy {
+        match self.0 {
+            AdviseError::IomemHidden => Blame::Host.help("record that host as root"),
+            AdviseError::NoAffinity { .. } => Blame::Host
+                .help("record that host as root; without the table, use --how mem or --how hugetlb"),
+            _ => self.0.remedy(),
+        }
+    }
 }
 
 /// The warning at the end of the advice, where it is not overlooked.
@@ -153,12 +176,12 @@ fn text(split: &Split, now: &HostFacts, again: &str, screen: Screen) -> String {
     if !split.regions.is_empty() {
         steps.step("Write /etc/egm-device/host/hidden.json", &[host_file(&split.regions)]);
     }
-    steps.step("Keep this advice for a look after the reboot", &[format!("{again} --json > split.json")]);
+    steps.step("Save this advice", &[format!("{again} --json > split.json")]);
     steps.step("Reboot", &[]);
     if !split.commands.is_empty() {
         steps.step("Run after this and every boot: what it writes is lost with power", &split.commands);
     }
-    steps.step("Look whether it took", &["egm-device carve verify split.json".to_owned()]);
+    steps.step("Verify the split", &["egm-device carve verify split.json".to_owned()]);
     steps.out
 }
 
@@ -255,4 +278,21 @@ fn undo_text(undo: &Undo, screen: Screen) -> String {
         steps.step("Reboot", &[]);
     }
     steps.out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_without_addresses_or_nodes_is_made_again_as_root() {
+        for error in [AdviseError::IomemHidden, AdviseError::NoAffinity { nodes: 2 }] {
+            let text = error.to_string();
+            let error = RecordedHostError(error);
+            assert_eq!((error.to_string(), error.blame()), (text, Blame::Host));
+            assert!(error.help().unwrap().starts_with("record that host as root"), "{error}");
+        }
+        let error = RecordedHostError(AdviseError::Parts(String::new()));
+        assert_eq!(error.help(), AdviseError::Parts(String::new()).help());
+    }
 }

@@ -1,4 +1,4 @@
-//! `egm-device carve verify`: whether a split took.
+//! `egm-device carve verify`: whether a split is in effect.
 
 use std::fs::File;
 use std::io;
@@ -37,13 +37,13 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Outcome {
     let split = load(&args.split)?;
     let checks = verify(&split, &args.host.survey()?);
-    let took = checks.iter().all(|check| check.ok);
+    let is_in_effect = checks.iter().all(|check| check.ok);
     if args.json {
         print_json(&checks)
     } else {
         print(text(&checks, Screen::of_stdout()))
     }
-    Ok(if took { ExitCode::SUCCESS } else { Blame::Host.into() })
+    Ok(if is_in_effect { ExitCode::SUCCESS } else { Blame::Host.into() })
 }
 
 /// A file that is not a split.
@@ -85,9 +85,9 @@ fn text(checks: &[SplitCheck], screen: Screen) -> String {
     table.write(&mut out, screen);
     let wrong = checks.iter().filter(|check| !check.ok).count();
     let verdict = if wrong == 0 {
-        "The split took.\n".to_owned()
+        "The split is in effect.\n".to_owned()
     } else {
-        format!("{wrong} of {} differ: the split did not take.\n", checks.len())
+        format!("{wrong} of {} differ: the split is not in effect.\n", checks.len())
     };
     out + "\n" + &verdict
 }

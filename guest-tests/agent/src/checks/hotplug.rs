@@ -1,4 +1,4 @@
-//! Claim: a drive that comes while the guest runs is driven, and goes without harm when it is wanted back.
+//! Claim: a drive that comes while the guest runs is driven, and goes without harm when the host requests it.
 //!
 //! The guest prints `egm-hotplug plug N` and waits for a drive, which it writes and reads; it resets the drive's bus
 //! and does so again; then it prints `egm-hotplug unplug N` and waits for it to go. So `hotplug.rounds` times (default

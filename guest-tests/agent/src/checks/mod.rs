@@ -110,7 +110,7 @@ pub(crate) static ALL: &[Check] = &[
         memory_map::run,
     ),
     check("numa", "nodes, their vCPUs, sizes and distances are as planned", numa::run),
-    check("acpi_tables", "SRAT, SLIT and HMAT say what was planned, byte by byte", acpi_tables::run),
+    check("acpi_tables", "SRAT, SLIT and HMAT are as planned, byte by byte", acpi_tables::run),
     by_name(check("acpi_numa", "the kernel logs that it took the planned nodes from ACPI", acpi_numa::run)),
     check("hmat", "Linux took the planned latencies and bandwidths from the HMAT", hmat::run),
     check("pci", "the PCI tree is the planned one: functions, BARs, buses, windows", pci::run),
@@ -162,12 +162,12 @@ pub(crate) static ALL: &[Check] = &[
     )),
     by_name(alone(
         "egm_commands",
-        "egm-guest list and test say what slices behind PCI functions are, and end as documented; their bytes are lost",
+        "egm-guest list and test print what slices behind PCI functions are, and end as documented; their bytes are lost",
         egm_commands::run,
     )),
     by_name(alone(
         "egm_plugged",
-        "a slice behind a PCI function that is plugged in passes egm_device, and goes when it is wanted back",
+        "a slice behind a PCI function that is plugged in passes egm_device, and goes when its owner requests it",
         egm_events::plugged,
     )),
     by_name(alone(
@@ -207,7 +207,7 @@ pub(crate) static ALL: &[Check] = &[
     )),
     by_name(check(
         "hotplug",
-        "a drive that is plugged in works, and goes when it is wanted back",
+        "a drive that is plugged in works, and goes when the host requests it",
         hotplug::run,
     )),
     by_name(check(

@@ -112,7 +112,7 @@ impl Row {
     fn cells(&self) -> [String; 7] {
         let range = |s: Summary| format!("{}..{} n={}", number(s.min), number(s.max), s.n);
         let verdict = match self.met {
-            Some(true) => "met",
+            Some(true) => "target reached",
             Some(false) => "target missed",
             None => "not compared",
         };

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Init of a guest whose root file system is on its first disk: loads the modules and hands over.
+# Init of a guest with its root file system on the first disk: loads the modules and starts its init.
 export PATH=/bin
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys

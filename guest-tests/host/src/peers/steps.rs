@@ -124,7 +124,7 @@ fn taken(steps: &mut Steps<'_>, parts: &Parts<'_>, qemu: &Qemu<'_>) -> Result<()
         if event != "lost" {
             return Vec::new();
         }
-        let stopped = timed("QEMU stops a guest whose slice is taken", || {
+        let stopped = timed("QEMU stops a guest when its slice is taken", || {
             let mut monitor = qemu.monitor()?;
             server.request_slice()?;
             monitor.wait("STOP")?;

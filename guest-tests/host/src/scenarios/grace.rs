@@ -70,7 +70,7 @@ pub(super) const EGM: Scenario = Scenario {
 /// A small model of a guest with a whole tray.
 pub(super) const NODES: Scenario = Scenario {
     name: "grace-nodes",
-    summary: "two sockets whose memory is EGM, four GPUs: 34 nodes, their initiators and distances as planned",
+    summary: "two sockets with EGM as memory, four GPUs: 34 nodes, their initiators and distances as planned",
     runs: Runs::Steps,
     config: "grace-lab-nodes.json",
     assigned: &["0000:00:03.0", "0000:00:05.0", "0000:00:04.0", "0000:00:06.0"],
@@ -95,7 +95,7 @@ pub(super) const NVME: Scenario = Scenario {
 /// The same drive with a guest that uses no message-signalled interrupts.
 pub(super) const INTX: Scenario = Scenario {
     name: "grace-intx",
-    summary: "an assigned NVMe drive whose interrupts come by a line",
+    summary: "an assigned NVMe drive with interrupts by a line",
     words: "pci=nomsi egm.checks=pci,nvme egm.arg.nvme.serial=egm0 egm.arg.nvme.intx=1",
     ..NVME
 };

@@ -33,7 +33,7 @@ pub(super) const IOMMUFD: Scenario = Scenario {
 /// The same drive with a guest that uses no message-signalled interrupts.
 pub(super) const INTX: Scenario = Scenario {
     name: "vfio-intx",
-    summary: "an assigned NVMe drive whose interrupts come by a line",
+    summary: "an assigned NVMe drive with interrupts by a line",
     words: "pci=nomsi egm.checks=pci,nvme egm.arg.nvme.serial=egm0 egm.arg.nvme.intx=1",
     ..NVME
 };

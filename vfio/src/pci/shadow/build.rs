@@ -179,14 +179,14 @@ impl Builder<'_> {
 
     /// Treatment of a rule under the options.
     fn decide(&self, rule: &Rule) -> (Treatment, &'static str) {
-        let nobody = "nobody delivers its messages here";
+        let undelivered = "its messages are not delivered here";
         let same = |shown: &Shown| shown.capability.id == rule.id && shown.treatment == Treatment::Emulated;
         match rule.id {
             _ if self.shown.iter().any(same) => {
                 (Treatment::Hidden, "the second of a kind, which no driver finds")
             }
-            CapabilityId::Standard(id::MSI) if !self.options.msi => (Treatment::Hidden, nobody),
-            CapabilityId::Standard(id::MSIX) if !self.options.msix => (Treatment::Hidden, nobody),
+            CapabilityId::Standard(id::MSI) if !self.options.msi => (Treatment::Hidden, undelivered),
+            CapabilityId::Standard(id::MSIX) if !self.options.msix => (Treatment::Hidden, undelivered),
             CapabilityId::Extended(extended::REBAR) if self.options.resizable == Resizable::Hidden => {
                 (Treatment::Hidden, "the machine offers none")
             }

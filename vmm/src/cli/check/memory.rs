@@ -6,18 +6,19 @@ use super::row::Row;
 use crate::facts::{Facts, HostNode};
 use crate::plan::{BackingPlan, Plan, scope};
 
-/// A row for each backing of `plan`, which the host of `facts` has room for. `takes_slices`: whether this user takes slices
-/// without a broker.
+/// A row for each backing of `plan`, which the host of `facts` has room for; a note of the plan names ordinary memory that
+/// is not available now. `takes_slices`: whether this user takes slices without a broker.
 pub(super) fn rows(plan: &Plan, facts: &Facts, takes_slices: bool) -> Vec<Row> {
     let row = |backing: &BackingPlan| match backing {
-        BackingPlan { region: Some(region), .. } => slice(backing, region, takes_slices),
+        BackingPlan { region: Some(region), .. } => Some(slice(backing, region, takes_slices)),
         BackingPlan { guest_memfd: true, .. } => {
-            Row::ok(subject(backing), format!("{}, the machine's own (guest_memfd)", size(backing.size)))
+            let found = format!("{}, the machine's own (guest_memfd)", size(backing.size));
+            Some(Row::ok(subject(backing), found))
         }
-        _ if backing.page_size.is_hugetlb() => in_pool(backing, facts),
+        _ if backing.page_size.is_hugetlb() => Some(in_pool(backing, facts)),
         _ => ordinary(backing, plan, facts),
     };
-    plan.backings.iter().map(row).collect()
+    plan.backings.iter().filter_map(row).collect()
 }
 
 fn subject(backing: &BackingPlan) -> String {
@@ -45,28 +46,21 @@ fn in_pool(backing: &BackingPlan, facts: &Facts) -> Row {
     Row::ok(subject(backing), found)
 }
 
-/// The kernel gives ordinary memory as the guest uses it, so a lack shows later than at the start.
-fn ordinary(backing: &BackingPlan, plan: &Plan, facts: &Facts) -> Row {
+/// `None` for memory that is not available now: the kernel allocates it as the guest uses it, and the plan has a note.
+fn ordinary(backing: &BackingPlan, plan: &Plan, facts: &Facts) -> Option<Row> {
     let available = match backing.host_nodes {
         None => facts.memory.available.get(),
         Some(_) => {
             nodes(backing, facts).fold(0u64, |sum, node| sum.saturating_add(node.memory.available.get()))
         }
     };
-    let needed = needed_with(backing, plan);
+    if needed_with(backing, plan) > available {
+        return None;
+    }
     let scope = scope(backing.host_nodes.as_ref());
     let pages = backing.pages.as_ref().map(|pages| format!(" in pages of {}", size(pages.size.get())));
     let own = format!("{}{}", size(backing.size), pages.unwrap_or_default());
-    if needed <= available {
-        return Row::ok(subject(backing), format!("{own}; {scope} has {} available", size(available)));
-    }
-    let found = format!(
-        "{own}; {scope} has {} available, and the machine can use {} there",
-        size(available),
-        size(needed)
-    );
-    let help = "free memory of the host (free -h), or lower \"memory\".\"size\"".to_owned();
-    Row::note(subject(backing), found, Some(help))
+    Some(Row::ok(subject(backing), format!("{own}; {scope} has {} available", size(available))))
 }
 
 /// Bytes that the machine can use where `backing` lies: on its nodes, or on any node for one without.
@@ -111,13 +105,13 @@ mod tests {
     }
 
     #[test]
-    fn less_memory_than_the_machine_can_use_is_a_note() {
+    fn memory_that_is_not_available_has_the_note_of_the_plan_alone() {
         let (mut plan, facts) = planned("smp.json", "x86-server.json");
-        assert!(rows(&plan, &facts, true).iter().all(|row| row.state == RowState::Ok));
+        let ok = rows(&plan, &facts, true);
+        assert!(ok.len() == 4 && ok.iter().all(|row| row.state == RowState::Ok), "{ok:?}");
         plan.backings[0].size = facts.memory.available.get();
         let rows = rows(&plan, &facts, true);
-        assert!(rows.iter().all(|row| row.state == RowState::Note), "{rows:?}");
-        assert!(rows[0].help.as_ref().is_some_and(|help| help.contains("free -h")));
+        assert!(rows.is_empty(), "{rows:?}");
     }
 
     #[test]

@@ -34,6 +34,17 @@ impl RowState {
             Self::NotJudged => "not judged",
         }
     }
+
+    /// `count` items with this state, for the verdict.
+    pub(super) fn counted(self, count: usize) -> String {
+        match (self, count) {
+            (Self::Note, 1) => "1 note".to_owned(),
+            (Self::Note, _) => format!("{count} notes"),
+            (Self::Cannot, 1) => "1 error".to_owned(),
+            (Self::Cannot, _) => format!("{count} errors"),
+            (Self::Ok | Self::NotJudged, _) => format!("{count} {}", self.word()),
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -130,6 +141,13 @@ mod tests {
         assert_eq!(code(&[Row::note("a", "b", None), Row::not_judged("c", "d")]), is(0));
         assert_eq!(code(&[Row::lacking("a", "b", None), Row::ok("c", "d")]), is(3));
         assert_eq!(code(&[Row::lacking("a", "b", None), row]), is(2));
+    }
+
+    #[test]
+    fn counts_have_words_in_singular_and_plural() {
+        let counted = |count| RowState::ALL.map(|state| state.counted(count));
+        assert_eq!(counted(1), ["1 ok", "1 note", "1 error", "1 not judged"]);
+        assert_eq!(counted(2), ["2 ok", "2 notes", "2 errors", "2 not judged"]);
     }
 
     #[test]

@@ -182,7 +182,7 @@ fn labelled(text: &str, label: &str, screen: Screen, out: &mut String) {
     }
 }
 
-/// `machine demo is ready: 7 ok, 1 note`, and `16 functions: 14 ready, 2 not`.
+/// `machine demo is ready: 7 ok, 1 note`, and `16 functions: 14 ready, 2 not ready`.
 fn summary(checked: &Checked) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(name) = &checked.machine {
@@ -195,7 +195,7 @@ fn summary(checked: &Checked) -> Vec<String> {
         let mut counts = Vec::new();
         for state in RowState::ALL {
             let count = checked.items().filter(|row| row.state == state).count();
-            counts.extend((count > 0).then(|| format!("{count} {}", state.word())));
+            counts.extend((count > 0).then(|| state.counted(count)));
         }
         lines.push(format!("machine {name} {result}: {}", counts.join(", ")));
     }
@@ -206,7 +206,7 @@ fn summary(checked: &Checked) -> Vec<String> {
         0 if all == 0 && checked.machine.is_none() => lines.push("no functions to judge".to_owned()),
         0 if all == 0 => {}
         0 => lines.push(format!("{functions}: {ready} ready")),
-        not => lines.push(format!("{functions}: {ready} ready, {not} not")),
+        not => lines.push(format!("{functions}: {ready} ready, {not} not ready")),
     }
     lines
 }

@@ -122,7 +122,7 @@ impl Qemu<'_> {
     fn unsaid(&mut self) {
         if !self.guest.machine.cpus.affinity.is_empty() {
             self.notes.push(
-                "cpus.affinity is left out: QEMU tells the threads of vCPUs by QMP (query-cpus-fast), taskset pins them"
+                "cpus.affinity is left out: QEMU reports the threads of vCPUs by QMP (query-cpus-fast), taskset pins them"
                     .to_owned(),
             );
         }

@@ -183,7 +183,7 @@ pub(crate) fn lost(
     why: &impl std::fmt::Display,
 ) -> String {
     let lacks = lacks(kind);
-    format!("egm{index} comes from \"{chosen}\": {lacks}; \"{first}\" was not to be had: {why}")
+    format!("egm{index} comes from \"{chosen}\": {lacks}; \"{first}\" was unavailable: {why}")
 }
 
 /// Properties of EGM that memory of a kind lacks.

@@ -196,7 +196,7 @@ impl<'g> Buffers<'g> {
             let read = self.gpu.total(&self.sums)?;
             let right = sum(self.seed, size / 8);
             claim.holds(read == right, || {
-                format!("the GPU read words whose sum is {read:#x} instead of {right:#x} ({size:#x} bytes)")
+                format!("the sum of the words that the GPU read is {read:#x} instead of {right:#x} ({size:#x} bytes)")
             });
         }
         Ok(())

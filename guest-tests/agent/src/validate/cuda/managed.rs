@@ -106,7 +106,9 @@ impl Pages<'_> {
         let is = self.gpu.total(&self.sums)?;
         let right = sum(self.seed.wrapping_add(later), size / 8);
         claim.holds(is == right, || {
-            format!("the GPU read words whose sum is {is:#x} instead of {right:#x} ({size:#x} bytes)")
+            format!(
+                "the sum of the words that the GPU read is {is:#x} instead of {right:#x} ({size:#x} bytes)"
+            )
         });
         Ok(())
     }

@@ -45,10 +45,16 @@ pub(super) fn by_descriptor(setting: &Setting, family: Family) -> Result<Finding
 }
 
 /// The GPU, and processors where they reach the memory, read the pattern.
-fn seen_by_both(gpu: &Gpu, memory: &Memory, seed: u64, who: &str, claim: &mut Claim) -> Result<(), Broken> {
-    gpu::note(claim, &format!("{who}, the GPU read"), gpu.compare(memory, memory.bytes(), seed)?, seed);
+fn seen_by_both(
+    gpu: &Gpu,
+    memory: &Memory,
+    seed: u64,
+    writer: &str,
+    claim: &mut Claim,
+) -> Result<(), Broken> {
+    gpu::note(claim, &format!("{writer}, the GPU read"), gpu.compare(memory, memory.bytes(), seed)?, seed);
     if let Ok(words) = memory.words() {
-        gpu::note(claim, &format!("{who}, a processor read"), gpu::compare(words, seed), seed);
+        gpu::note(claim, &format!("{writer}, a processor read"), gpu::compare(words, seed), seed);
     }
     Ok(())
 }

@@ -78,8 +78,9 @@ impl Transfer<'_> {
     ) -> Result<(), Broken> {
         if way == TransferKind::Read {
             let (read, right) = (self.gpu.total(self.sums)?, sum(seed, self.bytes / 8));
-            claim
-                .holds(read == right, || format!("{at}: words whose sum is {read:#x} instead of {right:#x}"));
+            claim.holds(read == right, || {
+                format!("{at}: the sum of the words is {read:#x} instead of {right:#x}")
+            });
             return Ok(());
         }
         let target = if way.to_host() { self.host } else { self.device };

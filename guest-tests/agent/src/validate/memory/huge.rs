@@ -103,7 +103,7 @@ pub(super) fn hugetlb(setting: &Setting) -> Result<Finding, Broken> {
     }
     if !tried {
         return Ok(Finding::skipped(
-            "no huge page is set aside and free: say `echo 64 > /proc/sys/vm/nr_hugepages`, or hugepages= for the kernel",
+            "no huge page is set aside and free: run `echo 64 > /proc/sys/vm/nr_hugepages`, or boot with hugepages=",
         ));
     }
     Ok(claim.finish())

@@ -87,8 +87,8 @@ fn alone_and_at_once(
     to: Range<'_>,
     from: Range<'_>,
 ) -> Result<(), Broken> {
-    let whom = if element.count() == 1 { "itself" } else { "the next PE" };
-    let what = if is_put { format!("put to {whom}") } else { format!("get from {whom}") };
+    let target = if element.count() == 1 { "itself" } else { "the next PE" };
+    let what = if is_put { format!("put to {target}") } else { format!("get from {target}") };
     element.pe.barrier();
     if element.me() == 0 {
         one(element, is_put, to, from, &what)?;

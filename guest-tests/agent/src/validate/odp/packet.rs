@@ -33,7 +33,7 @@ pub(super) fn explained(site: &Site<'_>, seed: u64, mut found: Finding) -> Findi
     });
     // The finding stays failed, whether or not a packet gets through.
     if let Err(broken) = looked {
-        found.reason = format!("{}; a single packet does not tell why: {broken}", found.reason);
+        found.reason = format!("{}; a single packet does not show why: {broken}", found.reason);
     }
     if lost {
         found.reason = format!("{}; {}", of(&site.name), found.reason);

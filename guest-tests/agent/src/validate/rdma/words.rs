@@ -150,7 +150,7 @@ impl Talk {
         let mut line = serde_json::to_string(word).unwrap_or_default();
         line.push('\n');
         let said = self.lines.get_mut().write_all(line.as_bytes());
-        said.map_err(Broken::system("cannot tell the other machine"))
+        said.map_err(Broken::system("cannot write to the other machine"))
     }
 
     /// Receives a message, of bounded length.

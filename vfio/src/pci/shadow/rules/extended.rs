@@ -15,7 +15,7 @@ const LINK: &str = "the link has a second end, which is the host's";
 const ROOT: &str = "of a root complex";
 
 pub(super) static EXTENDED: &[Rule] = &[
-    plain(id::NULL, "null", Hidden, "it says nothing"),
+    plain(id::NULL, "null", Hidden, "it has no content"),
     plain(
         id::AER,
         "advanced error reporting",
@@ -23,7 +23,7 @@ pub(super) static EXTENDED: &[Rule] = &[
         "errors are shown, but the host must be the one to mask and clear them",
     ),
     plain(0x02, "virtual channel", ReadOnly, "traffic classes are mapped by the host, at both ends"),
-    plain(0x03, "serial number", ReadOnly, "drivers and tools tell devices apart by it"),
+    plain(0x03, "serial number", ReadOnly, "drivers and tools identify devices by it"),
     Rule {
         treatment: Treatment::Emulated,
         registers: Registers::At(POWER_BUDGET),

@@ -50,7 +50,7 @@ pub(in super::super) static HEADER: &[Register] = &[
             1,
             "interrupt line",
             0xff,
-            "a note of the firmware to the driver, of which the host's says nothing",
+            "a note of the firmware to the driver; the host's means nothing to a guest",
         )
     },
     Register::zero(0x3e, 2, "minimum grant, maximum latency", PCI_ONLY),

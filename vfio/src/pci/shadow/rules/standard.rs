@@ -17,7 +17,7 @@ use Treatment::{Hidden, PassThrough};
 const OLD_BUS: &str = "of a bus that the guest's function is not on";
 
 pub(super) static STANDARD: &[Rule] = &[
-    plain(0x00, "null", Hidden, "it says nothing"),
+    plain(0x00, "null", Hidden, "it has no content"),
     emulated(id::POWER, "power management", Registers::At(POWER), "the host decides when the device sleeps"),
     plain(0x02, "AGP", Hidden, OLD_BUS),
     emulated(
@@ -77,7 +77,7 @@ pub(super) static STANDARD: &[Rule] = &[
 static POWER: &[Register] = &[
     Register {
         value: |device| device & 0x0027,
-        ..Register::constant(0x02, 2, "capabilities", "no wake-up and no D1 or D2: nobody carries them out")
+        ..Register::constant(0x02, 2, "capabilities", "no wake-up and no D1 or D2: they are not carried out")
     },
     Register {
         value: |_| NO_SOFT_RESET,

@@ -157,7 +157,7 @@ const NETS: &[Row] = &[
         "net[].fds",
         Nothing,
         "cannot use these descriptors: their numbers have no meaning in another process",
-        "name the interface in tap, or send the descriptors with the request",
+        "leave fds out, and name the interface in tap",
     ),
     refused("net[].rate_limiter_config", Nothing, RATE, NET_RATE_HELP),
 ];

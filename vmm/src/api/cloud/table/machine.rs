@@ -215,14 +215,14 @@ const PLATFORM: &[Row] = &[
     refused(
         "landlock_enable",
         Flag(false),
-        "cannot choose the sandbox in a document: the command line does",
-        "leave landlock_enable out, and use egm-vmm run --sandbox strict",
+        "cannot put a machine of a document into a sandbox: egm-vmm serve has none",
+        "leave landlock_enable out; egm-vmm run FILE --sandbox strict confines a machine of egm-vmm's own file",
     ),
     refused(
         "landlock_rules",
         Nothing,
-        "cannot choose the sandbox in a document: the command line does",
-        "leave landlock_rules out, and use egm-vmm run --sandbox strict",
+        "cannot put a machine of a document into a sandbox: egm-vmm serve has none",
+        "leave landlock_rules out; egm-vmm run FILE --sandbox strict confines a machine of egm-vmm's own file",
     ),
 ];
 
@@ -240,7 +240,7 @@ const ALL_MEMORY: &[Row] = &[
         "cannot use host pages of this size: hugepages is not set, or no pool has them",
         "set hugepages, and write 2097152 or 1073741824",
     ),
-    honoured("memory.thp", "memory.page_size", "without it and without hugepages, \"4K\""),
+    honoured("memory.thp", "memory.page_size", "\"4K\" if thp is false and hugepages is not set"),
     honoured("memory.prefault", "memory.prefault", "whether every page is present before the guest starts"),
     derived("memory.shared", Flag(false), "memory has a descriptor where a device needs one"),
     derived("memory.hotplug_method", Words(&["Acpi"]), NO_HOTPLUG),
