@@ -213,7 +213,7 @@ fn the_log_is_a_table_of_80_columns_or_the_lines_as_they_are() {
     fs::create_dir_all(paths.file.parent().unwrap()).unwrap();
     let old = r#"{"time":"2026-11-22T23:59:59.999Z","event":"grant","owner":"vm1","uid":1000,"pid":7,"program":{"comm":"vm","exe":"/vm"},"region":"egm4","span":{"offset":0,"size":4294967296},"bytes":4294967296,"duration_ms":812}"#;
     let retire = r#"{"time":"2026-11-23T08:00:00.000Z","event":"claim-refused","owner":"a-long-name-of-a-machine","uid":4294967294,"pid":8,"program":{"comm":"vm","exe":"/vm"},"region":"hugetlb-1g-node0","span":{"offset":1099511627776,"size":8192},"bytes":8192,"reason":"its owner reported it as bad, and it can be read, which is a reason of more than one line\u001b[2J","lost":1,"suppressed":2}"#;
-    let refusal = r#"{"time":"2026-11-23T08:47:35.120Z","event":"refusal","owner":"","uid":0,"pid":9,"program":{"comm":"","exe":""},"reason":"no"}"#;
+    let refusal = r#"{"time":"2026-11-23T08:47:35.120Z","event":"refusal","owner":"","uid":0,"pid":9,"program":{"comm":"","exe":""},"region":"hugetlb-2m-node0","reason":"no"}"#;
     fs::write(format!("{}.1", paths.file.display()), format!("{old}\n")).unwrap();
     fs::write(&paths.file, format!("{{\"time\":\"20\n\n{retire}\n{refusal}\n")).unwrap();
     let run = |words: &str| {
@@ -228,11 +228,13 @@ fn the_log_is_a_table_of_80_columns_or_the_lines_as_they_are() {
 time (UTC)     event         owner         user region           offset     size
 11-22 23:59:59 grant         vm1           1000 egm4                0x0    4 GiB
 11-23 08:00:00 claim-refused a-long-name~ 4294~ hugetlb-1~ 0x100000000~    8 KiB
+               owner a-long-name-of-a-machine, user 4294967294, region
+               hugetlb-1g-node0, offset 0x10000000000
                its owner reported it as bad, and it can be read, which is a
                reason of more than one line\\u{1b}[2J
                1 line lost before it
                2 lines suppressed before it
-11-23 08:47:35 refusal                        0                       -        -
+11-23 08:47:35 refusal                        0 hugetlb-2m-node0      -        -
                no
 "
     );

@@ -46,12 +46,36 @@ pub enum ConsoleError {
         #[source]
         source: io::Error,
     },
+    /// A file of another kind, or a socket in use, at the socket's path.
+    #[error("cannot listen on console socket {}: {found}", path.display())]
+    SocketTaken {
+        path: PathBuf,
+        /// What is at the path.
+        found: &'static str,
+    },
     /// The host has no descriptor or thread left to carry output.
     #[error("cannot make the pipe and the thread that write the console's output")]
     Relay(#[source] io::Error),
     /// The host gives no pseudo-terminal.
     #[error("cannot open a pseudo-terminal for the console")]
     Pty(#[source] io::Error),
+}
+
+/// [`ConsoleError::SocketTaken`]: a process listens at the path.
+const IN_USE: &str = "a process listens there";
+
+impl ConsoleError {
+    /// The error of a console socket at `path` that is not made because of `source`.
+    pub(crate) fn socket(path: &Path, source: io::Error) -> Self {
+        let path = path.to_owned();
+        match source.kind() {
+            io::ErrorKind::AlreadyExists => {
+                Self::SocketTaken { path, found: "a file that is no socket is there" }
+            }
+            io::ErrorKind::AddrInUse => Self::SocketTaken { path, found: IN_USE },
+            _ => Self::Socket { path, source },
+        }
+    }
 }
 
 impl Report for ConsoleError {
@@ -69,13 +93,12 @@ impl Report for ConsoleError {
             }
             Self::File { .. } => Blame::Configuration
                 .help("set \"console\".\"path\" to a file that you may write, in a folder that exists"),
-            Self::Socket { source, .. }
-                if matches!(source.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AlreadyExists) =>
-            {
-                Blame::Configuration.help(
-                    "set \"console\".\"path\" to a path that does not exist yet, or end the program that listens there",
-                )
-            }
+            Self::SocketTaken { found: IN_USE, .. } => Blame::Configuration.help(
+                "set \"console\".\"path\" to a path that does not exist yet, or end the process that listens there",
+            ),
+            Self::SocketTaken { .. } => Blame::Configuration.help(
+                "set \"console\".\"path\" to a path that does not exist yet; for a file, set \"console\".\"type\" to \"file\"",
+            ),
             Self::Socket { .. } => Blame::Configuration.help(
                 "set \"console\".\"path\" to a path in a folder that exists and that you may write",
             ),
@@ -142,8 +165,8 @@ impl Console {
             }
             config::Console::Pty => pty().map_err(ConsoleError::Pty)?,
             config::Console::Socket { path } => {
-                let failed = |source| ConsoleError::Socket { path: path.clone(), source };
-                Kind::Socket { listener: Listener::bind(path).map_err(failed)?, client: None }
+                let listener = Listener::bind(path).map_err(|source| ConsoleError::socket(path, source))?;
+                Kind::Socket { listener, client: None }
             }
         };
         Ok(Self { kind, lost: 0 })
@@ -359,6 +382,24 @@ mod tests {
         }
         drop(console);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_socket_replaces_no_other_file_and_no_socket_in_use() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, used) = (folder.path().join("log"), folder.path().join("used"));
+        std::fs::write(&file, "old").unwrap();
+        let _listener = std::os::unix::net::UnixListener::bind(&used).unwrap();
+        for (path, reason, help) in [
+            (&file, "a file that is no socket is there", "set \"console\".\"type\" to \"file\""),
+            (&used, "a process listens there", "or end the process that listens there"),
+        ] {
+            let error = Console::open(&config::Console::Socket { path: path.clone() }).unwrap_err();
+            let expected = format!("cannot listen on console socket {}: {reason}", path.display());
+            assert_eq!(error.to_string(), expected);
+            assert!(error.help().unwrap().ends_with(help), "{:?}", error.help());
+        }
+        assert_eq!(std::fs::read(&file).unwrap(), b"old");
     }
 
     #[test]

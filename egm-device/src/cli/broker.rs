@@ -88,7 +88,7 @@ impl Report for PolicyError {
                 Blame::Configuration.help("write rules for groups instead of users")
             }
             // The message names the remedy.
-            Self::UnknownKey { .. } | Self::Rule { .. } | Self::NotText => Blame::Configuration.into(),
+            Self::Rule { .. } | Self::NotText => Blame::Configuration.into(),
         }
     }
 

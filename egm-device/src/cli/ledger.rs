@@ -119,13 +119,13 @@ fn text(all: &[(&Region, States)], screen: Screen) -> String {
         }
     }
     let mut out = String::new();
-    table.write(&mut out, screen);
+    table.write_in_parts(&mut out, screen);
     if !gpus.is_empty() {
         out.push_str(&format!("\n{}\n", gpus.join("\n")));
     }
     if all.iter().any(|(_, states)| !states.held.is_empty()) {
         out.push('\n');
-        slices.write(&mut out, screen);
+        slices.write_in_parts(&mut out, screen);
     }
     if let Some(doubt) = all.iter().find_map(|(_, states)| states.doubt) {
         let note =
@@ -210,4 +210,45 @@ fn repair_text(repair: &Repair, regions: &[Region]) -> String {
         ));
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use egm_address::{Offset, Span, SpanSet};
+
+    use super::*;
+    use crate::record;
+    use crate::retired::Retired;
+
+    #[test]
+    fn tables_of_a_recorded_host_fit_80_columns_and_no_word_is_cut() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/facts/grace.json");
+        let mut survey = record::survey(&path).unwrap();
+        survey.regions[0].name = "hugetlb-2m-node0".to_owned();
+        let states = |region: &Region| {
+            let whole = Span::new(Offset::new(0), region.size.get()).unwrap();
+            let usage = GrantState::Quarantined;
+            let held = HeldBytes { span: whole, owner: None, usage, since: 0, evidence: Vec::new() };
+            let (clean, dirty) = (SpanSet::from_iter([whole]), SpanSet::from_iter([whole]));
+            States {
+                held: vec![held],
+                gpus: Vec::new(),
+                clean,
+                dirty,
+                retired: Retired::default(),
+                doubt: None,
+            }
+        };
+        let all: Vec<_> = survey.regions.iter().map(|region| (region, states(region))).collect();
+        let [file, terminal] = [Screen::FILE, Screen::plain(80)].map(|screen| text(&all, screen));
+        let words: BTreeSet<&str> = file.split_whitespace().collect();
+        assert!(file.lines().any(|line| line.chars().count() > 80), "{file}");
+        assert!(terminal.lines().all(|line| line.chars().count() <= 80), "{terminal}");
+        assert!(terminal.split_whitespace().all(|word| words.contains(word)), "{terminal}");
+        let is_second = |line: &str| line.split_whitespace().eq(["region", "retired"]);
+        assert!(terminal.lines().any(is_second), "{terminal}");
+    }
 }

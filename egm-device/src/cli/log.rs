@@ -249,19 +249,20 @@ fn heads() -> String {
     row(["time (UTC)", "event", "owner", "user", "region", "offset", "size"])
 }
 
-/// The line in [`WIDTH`] columns; the reason stands below.
+/// The line in [`WIDTH`] columns; texts that have no room and the reason stand below.
 fn table(line: &LogEntry) -> String {
     let short = line.time.get(5..19).map_or_else(String::new, |time| time.replace('T', " "));
     let offset = line.span.as_ref().map_or_else(|| "-".to_owned(), |span| format!("{:#x}", span.offset));
     let bytes = line.bytes.map_or_else(|| "-".to_owned(), size);
     let (owner, region) = (shown(&line.owner), shown(&line.region));
     let cells = [&short, &shown(&line.event), &owner, &line.uid.to_string(), &region, &offset, &bytes];
-    let mut out = row(cells.map(String::as_str));
+    let cells = cells.map(String::as_str);
+    let mut out = row(cells);
     let counts = [(line.lost, "lost before it"), (line.suppressed, "suppressed before it")];
     let counts = counts.into_iter().filter(|(count, _)| *count > 0);
     let counts =
         counts.map(|(count, what)| format!("{count} {}{what}", if count == 1 { "line " } else { "lines " }));
-    for reason in line.reason.as_deref().map(shown).into_iter().chain(counts) {
+    for reason in full(cells).into_iter().chain(line.reason.as_deref().map(shown)).chain(counts) {
         for part in wrap(&reason, WIDTH.saturating_sub(INDENT)) {
             out.push_str(&format!("{:INDENT$}{part}\n", ""));
         }
@@ -274,9 +275,48 @@ const INDENT: usize = 15;
 
 fn row(cells: [&str; 7]) -> String {
     let [time, event, owner, user, region, offset, size] = cells;
-    let (owner, user, region, offset) = (cut(owner, 12), cut(user, 5), cut(region, 10), cut(offset, 12));
-    let line = format!("{time:<14} {event:<13} {owner:<12} {user:>5} {region:<10} {offset:>12} {size:>8}");
+    let widths = widths(offset);
+    let (owner, user) = (cut(owner, widths.owner), cut(user, widths.user));
+    let (region, offset) = (cut(region, widths.region), cut(offset, widths.offset));
+    let pad = REGION_AND_OFFSET.saturating_sub(region.len());
+    let line = format!("{time:<14} {event:<13} {owner:<12} {user:>5} {region} {offset:>pad$} {size:>8}");
     line.trim_end().to_owned() + "\n"
+}
+
+/// Texts of `cells` that their row has no room for.
+fn full(cells: [&str; 7]) -> Option<String> {
+    let [_, _, owner, user, region, offset, _] = cells;
+    let widths = widths(offset);
+    let all = [
+        ("owner", owner, widths.owner),
+        ("user", user, widths.user),
+        ("region", region, widths.region),
+        ("offset", offset, widths.offset),
+    ];
+    let long = all.iter().filter(|(_, text, most)| text.len() > *most);
+    let long: Vec<String> = long.map(|(name, text, _)| format!("{name} {text}")).collect();
+    (!long.is_empty()).then(|| long.join(", "))
+}
+
+/// Columns of a region and its offset together.
+const REGION_AND_OFFSET: usize = 22;
+
+/// Most characters of the cells of a row.
+struct CellWidths {
+    owner: usize,
+    user: usize,
+    region: usize,
+    offset: usize,
+}
+
+/// The widths in a row with `offset`; where that is short, the region has more.
+fn widths(offset: &str) -> CellWidths {
+    CellWidths {
+        owner: 12,
+        user: 5,
+        region: REGION_AND_OFFSET.saturating_sub(offset.len()).max(10),
+        offset: 12,
+    }
 }
 
 /// `text` without what a terminal would interpret.

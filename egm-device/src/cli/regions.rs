@@ -39,7 +39,9 @@ Columns:
   granted    memory of owners, which \"egm-device ledger show\" lists
   dirty      memory that is scrubbed before the next grant
   retired    bad memory, which is never granted
-  kind       name of the kind for \"region\" of a configuration";
+  kind       name of the kind for \"region\" of a configuration
+
+On a narrow terminal, columns without a value are left out, and columns that have no room follow in a second table.";
 
 /// Output of `--json`; [`Survey`] can be read back from it.
 #[derive(Debug, serde::Serialize)]
@@ -96,7 +98,7 @@ fn text(survey: &Survey, sockets: &[Socket], usages: &Usages, screen: Screen) ->
     for (title, table) in tables.iter().filter_map(|(title, table)| Some((title, table.as_ref()?))) {
         let before = if out.is_empty() { "" } else { "\n" };
         out += &format!("{before}{}\n", screen.paint(Style::Strong, title));
-        table.write(&mut out, screen);
+        table.write_in_parts(&mut out, screen);
     }
     let shared: Vec<String> = survey.regions.iter().filter_map(file_note).collect();
     if !shared.is_empty() {
@@ -121,4 +123,48 @@ fn file_note(region: &Region) -> Option<String> {
         DaxFiles::PerSlice => return None,
     };
     Some(format!("region {}: all slices are one file; it {reason}", region.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
+
+    use egm_address::ByteSize;
+
+    use super::*;
+    use crate::record;
+    use crate::region::usage::RegionPart;
+
+    /// The recorded hosts of this repository.
+    fn surveys() -> Vec<Survey> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/facts");
+        let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        files.map(|path| record::survey(&path).unwrap()).collect()
+    }
+
+    #[test]
+    fn tables_of_recorded_hosts_fit_80_columns_and_no_word_is_cut() {
+        let surveys = surveys();
+        assert!(surveys.iter().any(|survey| !survey.regions.is_empty()));
+        for survey in surveys {
+            let dirty = vec![RegionPart { offset: 0, size: ByteSize::new(1 << 30) }];
+            let usage = Usage { dirty, ..Usage::default() };
+            let names = survey.regions.iter().map(|region| region.name.clone());
+            let granted: Usages = names.map(|name| (name, usage.clone())).collect();
+            for usages in [Usages::new(), granted] {
+                let sockets = sockets(&survey, &usages);
+                let [file, terminal] =
+                    [Screen::FILE, Screen::plain(80)].map(|screen| text(&survey, &sockets, &usages, screen));
+                let words: BTreeSet<&str> = file.split_whitespace().collect();
+                assert!(terminal.lines().all(|line| line.chars().count() <= 80), "{terminal}");
+                assert!(terminal.split_whitespace().all(|word| words.contains(word)), "{terminal}");
+                for region in &survey.regions {
+                    let mut functions = region.functions.iter().map(ToString::to_string);
+                    assert!(functions.all(|function| terminal.contains(&function)), "{terminal}");
+                }
+            }
+        }
+    }
 }

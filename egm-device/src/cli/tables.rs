@@ -21,7 +21,7 @@ pub(super) fn socket_table(sockets: &[Socket]) -> Table<'static> {
         "pages",
         "GPUs",
     ];
-    let sides = &[Right, Left, Right, Right, Right, Right, Right, Right, Right, Left, Left];
+    let sides = &[Right, Left, Right, Right, Right, Right, Right, Right, Right, Right, Left];
     let mut table = Table::new(sides, &heads);
     for socket in sockets {
         let cpus = if socket.cpus.is_empty() { "-".to_owned() } else { socket.cpus.to_string() };

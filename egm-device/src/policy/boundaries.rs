@@ -4,6 +4,8 @@ use std::fmt::Write;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use egm_report::Chain;
+
 use super::*;
 
 fn second(count: u64) -> Duration {
@@ -247,7 +249,7 @@ fn free_memory_is_no_more_than_the_quotas_leave() {
 
 fn parsed(rule: &str) -> Result<Policy, String> {
     let text = format!(r#"{{"rules": [{{"name": "rule", "user": 1{rule}}}]}}"#);
-    parse(&text, &Names::default()).map_err(|error| error.to_string())
+    parse(&text, &Names::default()).map_err(|error| Chain(&error).to_string())
 }
 
 #[test]
@@ -328,9 +330,9 @@ fn a_rule_for_an_empty_list_of_regions_is_refused_at_its_place() {
 #[test]
 fn a_key_that_is_like_none_is_answered_with_all() {
     let near = parsed(r#", "qtoa": 1"#).unwrap_err();
-    assert!(near.ends_with("did you mean \"quota\"?"), "{near}");
+    assert!(near.contains("\n  help: did you mean \"quota\"? keys here are: name, "), "{near}");
     let far = parsed(r#", "bandwidth_in_mbit": 1"#).unwrap_err();
-    assert!(far.contains(": known are name, user, group,"), "{far}");
+    assert!(far.contains("\n  help: keys here are: name, user, group,"), "{far}");
 }
 
 #[test]

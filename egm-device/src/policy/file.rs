@@ -8,12 +8,11 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use egm_address::ByteSize;
-use egm_report::json::{self, JsonError};
+use egm_report::json::{self, JsonError, Unknown};
 use egm_report::{Chain, Report};
 use schemars::JsonSchema;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
 
 use super::rules::{Policy, Rule, RuleSubject};
 use crate::schema::{self, NameOrNumberText, NameText, NamesText, SizeText};
@@ -27,21 +26,6 @@ const MAX_RULES: usize = 1000;
 const KINDS: [&str; 7] = ["egm", "reserved", "devdax", "fsdax", "hugetlb", "memfd", "guest-memfd"];
 /// A rule with an empty list, which would be for no memory.
 const NO_REGION: &str = "\"regions\" is empty";
-const KEYS: [&str; 3] = ["$schema", "description", "rules"];
-const RULE_KEYS: [&str; 12] = [
-    "name",
-    "user",
-    "group",
-    "class",
-    "regions",
-    "quota",
-    "quota_each",
-    "reservation",
-    "priority",
-    "weight",
-    "whole_device",
-    "trust_domain",
-];
 
 /// A policy file that is refused.
 #[derive(Debug, thiserror::Error)]
@@ -59,8 +43,6 @@ pub enum PolicyError {
     NotText,
     #[error("line {}, column {}: policy is not JSON of its schema", .0.line, .0.column)]
     Json(#[source] Box<JsonError>),
-    #[error("{place}: unknown key {key:?}{}", did_you_mean(key, known))]
-    UnknownKey { place: String, key: String, known: &'static [&'static str] },
     #[error("it has {count} rules, and {MAX_RULES} at most are read")]
     TooManyRules { count: usize },
     #[error("rule {rule:?}: {what}")]
@@ -71,14 +53,6 @@ impl PolicyError {
     /// Whether the host has no such file.
     pub(crate) fn is_missing(&self) -> bool {
         matches!(self, Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound)
-    }
-}
-
-fn did_you_mean(key: &str, known: &[&str]) -> String {
-    let near = known.iter().map(|k| (strsim::damerau_levenshtein(k, key), k)).min();
-    match near {
-        Some((distance, name)) if distance <= 3 => format!(": did you mean {name:?}?"),
-        _ => format!(": known are {}", known.join(", ")),
     }
 }
 
@@ -255,8 +229,7 @@ pub fn parse(text: &str, names: &Names) -> Result<Policy, PolicyError> {
     if u64::try_from(text.len()).is_ok_and(|length| length > MAX_FILE) {
         return Err(PolicyError::TooLarge);
     }
-    refuse_unknown_keys(&json::from_slice(text.as_bytes()).map_err(PolicyError::Json)?)?;
-    let file: PolicyFile = json::from_slice(text.as_bytes()).map_err(of_rule)?;
+    let file: PolicyFile = json::from_slice(text.as_bytes()).map_err(with_remedy)?;
     if file.rules.len() > MAX_RULES {
         return Err(PolicyError::TooManyRules { count: file.rules.len() });
     }
@@ -274,26 +247,25 @@ pub fn parse(text: &str, names: &Names) -> Result<Policy, PolicyError> {
     Ok(Policy::new(rules))
 }
 
-/// A mistake in the type of a value, with the remedy.
-fn of_rule(mut error: Box<JsonError>) -> PolicyError {
+/// A mistake at a place of the text, with the remedy.
+fn with_remedy(mut error: Box<JsonError>) -> PolicyError {
     if error.reason == NO_REGION {
         error.help = Some("name regions or kinds there, or remove \"regions\" for all regions".to_owned());
+    } else if let Some(unknown) = &error.unknown {
+        error.help = Some(keys(unknown));
     }
     PolicyError::Json(error)
 }
 
-/// serde finds unknown keys too, but cannot suggest the right one.
-fn refuse_unknown_keys(file: &Value) -> Result<(), PolicyError> {
-    let check = |place: String, value: &Value, known: &'static [&'static str]| {
-        let keys = value.as_object().into_iter().flat_map(|object| object.keys());
-        match keys.into_iter().find(|key| !known.contains(&key.as_str())) {
-            Some(key) => Err(PolicyError::UnknownKey { place, key: key.clone(), known }),
-            None => Ok(()),
-        }
+/// The keys that are known in place of `unknown`, with the most similar one if there is one.
+fn keys(unknown: &Unknown) -> String {
+    let Unknown { name, known } = unknown;
+    let near = known.iter().map(|key| (strsim::damerau_levenshtein(key, name), key)).min();
+    let meant = match near {
+        Some((distance, key)) if distance <= 3 => format!("did you mean \"{key}\"? "),
+        _ => String::new(),
     };
-    check("policy".to_owned(), file, &KEYS)?;
-    let rules = file.get("rules").and_then(Value::as_array).into_iter().flatten();
-    rules.enumerate().try_for_each(|(at, rule)| check(format!("rules[{at}]"), rule, &RULE_KEYS))
+    format!("{meant}keys here are: {}", known.join(", "))
 }
 
 fn rule(written: RuleFile, names: &Names) -> Result<Rule, String> {

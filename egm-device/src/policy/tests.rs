@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use egm_report::Chain;
 use proptest::prelude::*;
 
 use super::*;
@@ -191,12 +192,16 @@ fn what_can_never_be_is_refused_and_not_queued() {
 
 #[test]
 fn a_mistyped_key_is_refused_with_the_right_one() {
-    let refused = |text: &str| parse(text, &names()).unwrap_err().to_string();
-    assert_eq!(
-        refused(r#"{"rules": [{"name": "a", "user": 1, "quotta": "1GiB"}]}"#),
-        "rules[0]: unknown key \"quotta\": did you mean \"quota\"?"
-    );
-    assert!(refused(r#"{"rulez": []}"#).ends_with("did you mean \"rules\"?"));
+    let refused = |text: &str| Chain(&parse(text, &names()).unwrap_err()).to_string();
+    let quotta = refused("{\"rules\": [\n  {\"name\": \"a\", \"user\": 1, \"quotta\": \"1GiB\"}\n]}");
+    let wanted = "error: line 2, column 28: policy is not JSON of its schema\n  \
+                  2 |   {\"name\": \"a\", \"user\": 1, \"quotta\": \"1GiB\"}\n    \
+                  |                            ^^^^^^^^\n  \
+                  caused by: unknown key \"quotta\"\n  \
+                  help: did you mean \"quota\"? keys here are: name, user, group, class, regions, quota, ";
+    assert!(quotta.starts_with(wanted), "{quotta}");
+    let rulez = refused(r#"{"rulez": []}"#);
+    assert!(rulez.ends_with("did you mean \"rules\"? keys here are: $schema, description, rules"), "{rulez}");
     assert!(refused(r#"{"rules": [{"name": "a", "user": "carol"}]}"#).contains("write its number"));
     assert!(refused(r#"{"rules": [{"name": "a", "user": 1, "group": 2}]}"#).contains("either"));
     assert!(refused(r#"{"rules": [{"name": "root", "user": 1}]}"#).contains("root"));

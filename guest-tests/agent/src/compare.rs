@@ -7,7 +7,7 @@ use clap::Args;
 use egm_guest::findings::Comparison;
 use egm_report::show::{COLUMNS, Screen};
 
-use crate::output::{self, Output};
+use crate::output::{self, Misuse, Output};
 use crate::validate::read_run;
 
 /// Arguments of `egm-guest compare`.
@@ -45,12 +45,12 @@ pub(crate) fn main(options: &Options) -> ExitCode {
 }
 
 /// The text and the page.
-fn compare(options: &Options) -> Result<(String, String), String> {
+fn compare(options: &Options) -> Result<(String, String), Misuse> {
     let rename = match &options.rename {
         None => None,
         Some(text) => match text.split_once('=') {
             Some((old, new)) if !old.is_empty() => Some((old, new)),
-            _ => return Err(format!("--rename {text:?} is not OLD=NEW, say `node 1=node 0`")),
+            _ => return Err(format!("--rename {text:?} is not OLD=NEW, say `node 1=node 0`").into()),
         },
     };
     let (first, second) = (read_run(&options.first)?, read_run(&options.second)?);

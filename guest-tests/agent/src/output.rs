@@ -5,7 +5,9 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use egm_guest::findings::visible;
 use egm_report::show::Screen;
+use egm_report::{Blame, Chain, Remedy, Report};
 
 /// Exit code for a command line that is not understood.
 pub(crate) const USAGE: u8 = 2;
@@ -31,14 +33,54 @@ pub(crate) fn printed(text: &str) -> ExitCode {
 
 /// Reports what is wrong (it may quote a stranger's file) on standard error; a failure to do so keeps `code`.
 pub(crate) fn complain(wrong: &str, code: ExitCode) -> ExitCode {
-    let line = format!("error: {}", egm_guest::findings::visible(wrong));
+    let line = format!("error: {}", visible(wrong));
     let _ = writeln!(io::stderr(), "{}", Screen::of_stderr().message(&line));
     code
 }
 
-/// Reports a wrong command line.
-pub(crate) fn misused(wrong: &str) -> ExitCode {
-    complain(wrong, ExitCode::from(USAGE))
+/// What is wrong with a command line, or with a file that it names.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub(crate) struct Misuse {
+    what: String,
+    /// The line of the file that is wrong, with a mark under the place.
+    excerpt: Option<String>,
+    help: Option<String>,
+}
+
+impl Misuse {
+    /// The same with the line of the file that is wrong.
+    pub(crate) fn with_excerpt(self, excerpt: &str) -> Self {
+        let lines: Vec<String> = excerpt.lines().map(visible).collect();
+        Self { excerpt: Some(lines.join("\n")), ..self }
+    }
+
+    /// The same with a remedy.
+    pub(crate) fn with_help(self, help: &str) -> Self {
+        Self { help: Some(help.to_owned()), ..self }
+    }
+}
+
+impl From<String> for Misuse {
+    fn from(what: String) -> Self {
+        Self { what: visible(&what), excerpt: None, help: None }
+    }
+}
+
+impl Report for Misuse {
+    fn remedy(&self) -> Remedy {
+        Remedy { blame: Blame::Configuration, help: self.help.clone() }
+    }
+
+    fn excerpt(&self) -> Option<String> {
+        self.excerpt.clone()
+    }
+}
+
+/// Reports a wrong command line on standard error; a failure to do so keeps the code.
+pub(crate) fn misused(wrong: &Misuse) -> ExitCode {
+    let _ = writeln!(io::stderr(), "{}", Chain(wrong).on(Screen::of_stderr()));
+    ExitCode::from(USAGE)
 }
 
 /// A file that is written at the end; what was in it stays until then, so a run that is broken off destroys nothing.

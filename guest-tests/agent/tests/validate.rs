@@ -241,6 +241,26 @@ fn two_runs_stand_side_by_side() {
 }
 
 #[test]
+fn a_file_that_is_no_run_is_refused_with_the_place_and_a_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("other.json");
+    fs::write(&file, "{\n  \"egm-run\": 2,\n}\n").unwrap();
+    let path = file.to_str().unwrap();
+    let expected = format!(
+        "error: {path}:2:15: cannot read a run: not JSON: a comma after the last entry\n  \
+         2 |   \"egm-run\": 2,\n    |               ^\n  help: write one: egm-guest validate --json --out FILE\n"
+    );
+    for words in [&["report", path][..], &["compare", path, path]] {
+        assert_eq!(ends(&egm_guest(words), 2), expected);
+    }
+    let none = ends(&egm_guest(&["report", "/nowhere"]), 2);
+    assert!(
+        none.starts_with("error: cannot open /nowhere: ") && none.contains("\n  help: write one"),
+        "{none}"
+    );
+}
+
+#[test]
 fn a_run_is_reported_again_in_any_form() {
     let folder = tempfile::tempdir().unwrap();
     let (file, page) = (folder.path().join("run.json"), folder.path().join("page.html"));

@@ -112,20 +112,53 @@ fn written_distances(domains: &[Domain<'_>], faults: &mut Faults) -> BTreeMap<(u
                 faults.note(no_such_node(text, domains).at(key));
                 continue;
             };
-            if to == domain.id && distance != LOCAL {
-                faults.note(Rule::from(NumaRule::ToItself { distance }).at(key));
-            } else if to != domain.id {
-                faults.value(key, in_range(distance, LOCAL + 1, MAX_DISTANCE));
-            }
+            check_distance((domain.id, to), distance, key, faults);
             written.insert((domain.id, to), distance);
         }
     }
     written
 }
 
+fn check_distance((from, to): (u32, u32), distance: u8, key: String, faults: &mut Faults) {
+    if to == from && distance != LOCAL {
+        faults.note(Rule::from(NumaRule::ToItself { distance }).at(key));
+    } else if to != from {
+        faults.value(key, in_range(distance, LOCAL + 1, MAX_DISTANCE));
+    }
+}
+
+/// Notes distances and access figures that are outside their ranges, where the nodes to [`link`] are not known.
+pub(super) fn check_ranges(memory: Option<&MemoryFile>, egm: &[Slot<EgmFile>], faults: &mut Faults) {
+    let nodes = memory.and_then(|memory| memory.nodes.as_deref()).unwrap_or_default();
+    let nodes = nodes.iter().enumerate().filter_map(|(index, node)| {
+        let node = node.get()?;
+        Some((format!("memory.nodes[{index}]"), node.id, node.distances.as_ref(), node.access.as_deref()))
+    });
+    let slices = egm.iter().enumerate().filter_map(|(index, slice)| {
+        let slice = slice.get().filter(|slice| slice.form != Some(EgmForm::Device))?;
+        Some((format!("egm[{index}]"), slice.node, slice.distances.as_ref(), slice.access.as_deref()))
+    });
+    for (key, id, distances, access) in nodes.chain(slices) {
+        for (text, &distance) in distances.into_iter().flatten() {
+            if let Ok(to) = text.parse::<u32>() {
+                check_distance((id, to), distance, format!("{key}.distances.{text}"), faults);
+            }
+        }
+        check_figures(&key, access.unwrap_or_default(), faults);
+    }
+}
+
+/// Notes figures in `access` of the node at `key` that are outside their ranges.
+fn check_figures(key: &str, access: &[Access], faults: &mut Faults) {
+    for (index, access) in access.iter().enumerate() {
+        let key = |name: &str| format!("{key}.access[{index}].{name}");
+        faults.value(key("latency_ns"), in_range(access.latency_ns, 1, MAX_ENTRY));
+        faults.value(key("bandwidth_mbps"), in_range(access.bandwidth_mbps, 1, MAX_BANDWIDTH));
+    }
+}
+
 fn check_access(domain: &Domain<'_>, domains: &[Domain<'_>], faults: &mut Faults) {
     for (index, access) in domain.access.iter().enumerate() {
-        let key = |name: &str| format!("{}.access[{index}].{name}", domain.key);
         let node = access.from;
         let is_twice = domain.access.iter().take(index).any(|earlier| earlier.from == node);
         let rule = match domains.iter().find(|other| other.id == node) {
@@ -134,8 +167,8 @@ fn check_access(domain: &Domain<'_>, domains: &[Domain<'_>], faults: &mut Faults
             Some(_) if is_twice => Some(NumaRule::AccessTwice { node }.into()),
             Some(_) => None,
         };
-        rule.into_iter().for_each(|rule| faults.note(rule.at(key("from"))));
-        faults.value(key("latency_ns"), in_range(access.latency_ns, 1, MAX_ENTRY));
-        faults.value(key("bandwidth_mbps"), in_range(access.bandwidth_mbps, 1, MAX_BANDWIDTH));
+        let key = format!("{}.access[{index}].from", domain.key);
+        rule.into_iter().for_each(|rule| faults.note(rule.at(key.as_str())));
     }
+    check_figures(&domain.key, domain.access, faults);
 }

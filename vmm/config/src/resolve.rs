@@ -59,9 +59,12 @@ pub(super) fn spec(
     let mut memory = file.memory.as_ref().and_then(|file| memory::resolve(file, vcpus, faults));
     let egm_files = file.egm.unwrap_or_default();
     let mut egm = memory::resolve_egm(&egm_files, memory.as_ref(), faults);
-    if let (Some(memory_file), Some(memory), Some(egm)) = (&file.memory, &mut memory, &mut egm) {
-        let egm_files: Vec<&EgmFile> = egm_files.iter().filter_map(Slot::get).collect();
-        numa::link(memory_file, memory, &egm_files, egm, faults);
+    match (&file.memory, &mut memory, &mut egm) {
+        (Some(memory_file), Some(memory), Some(egm)) => {
+            let egm_files: Vec<&EgmFile> = egm_files.iter().filter_map(Slot::get).collect();
+            numa::link(memory_file, memory, &egm_files, egm, faults);
+        }
+        _ => numa::check_ranges(file.memory.as_ref(), &egm_files, faults),
     }
     let devices = devices::resolve(file.devices.unwrap_or_default(), name.as_deref(), join, faults);
     let console = devices::console(file.console, devices.as_deref(), join, faults);

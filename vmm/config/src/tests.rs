@@ -290,6 +290,26 @@ fn what_only_follows_from_a_mistake_is_not_shown() {
     );
 }
 
+/// A wrong number of processors does not hide distances and access figures that are outside their ranges.
+#[test]
+fn distances_and_access_figures_are_checked_beside_other_mistakes() {
+    let memory = r#"{"nodes":[{"id":0,"size":"1G","cpus":"0","distances":{"0":11}}]}"#;
+    let slice = r#"{"region":"local","size":"2M","node":1,"distances":{"0":5,"1":10},"access":[{"from":0,"latency_ns":0,"bandwidth_mbps":1}]}"#;
+    mistakes(
+        &format!(r#"{{"boot":{{"kernel":"k"}},"cpus":{{"count":0}},"memory":{memory},"egm":[{slice}]}}"#),
+        &[
+            "1:32: cpus.count: 0 is outside 1 to 254",
+            "1:106: memory.nodes[0].distances.0: the distance of a node to itself is 10, not 11",
+            "1:176: egm[0].distances.0: 5 is outside 11 to 254",
+            "1:210: egm[0].access[0].latency_ns: 0 is outside 1 to 65534",
+        ],
+    );
+    mistakes(
+        r#"{"boot":{"kernel":"k"},"memory":{"size":"3"},"egm":[{"region":"local","size":"2M","node":1,"distances":{"0":5}}]}"#,
+        &["1:34: memory.size: ", "1:105: egm[0].distances.0: 5 is outside"],
+    );
+}
+
 #[test]
 fn entries_of_a_list_keep_their_numbers_beside_one_that_is_wrong() {
     let list = r#"[{"type":"virtio-blk"},{"type":"virtio-rng","id":"a b"},{"type":"virtio-net","tap":"t","queue_pairs":0}]"#;

@@ -23,7 +23,7 @@ pub(super) fn run(args: &Arguments) -> Result<Finding, Broken> {
     let size = args.text("validate.size").unwrap_or(SIZE);
     let words = ["validate", "--json", "--select", select, "--size", size];
     let mut claim = Claim::default();
-    match said(&words).and_then(|text| Run::parse(&text)) {
+    match said(&words).and_then(|text| Run::parse(&text).map_err(|error| error.to_string())) {
         Err(why) => claim.untrue(format!("validate {why}")),
         Ok(run) => judge(&mut claim, &run),
     }

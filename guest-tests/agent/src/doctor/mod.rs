@@ -111,7 +111,7 @@ pub(crate) fn main(options: &Options) -> ExitCode {
             let live = Live::recorded(&tree);
             (tree, live)
         }
-        Some(root) => return output::misused(&format!("--root {} is no folder", root.display())),
+        Some(root) => return output::misused(&format!("--root {} is no folder", root.display()).into()),
     };
     output::printed(&if options.json {
         serde_json::to_string_pretty(&examine(&tree, &live)).unwrap_or_default() + "\n"

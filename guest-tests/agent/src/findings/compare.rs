@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use egm_report::show::wrap;
 use serde::Serialize;
 
-use crate::findings::text::{amount, number, shortened, size};
+use crate::findings::text::{amount, continued, number, shortened, size};
 use crate::findings::{Figure, Outcome, Run, visible, wrapped};
 
 /// Two runs, the second measured against the first.
@@ -114,14 +115,35 @@ impl Ratio {
         what(&self.name, &self.series, self.bytes)
     }
 
-    /// The same in at most `columns` columns: without the validation, then without the middle.
-    fn name_within(&self, columns: usize) -> String {
+    /// The same in lines of at most `columns` columns: without the validation where that needs several lines.
+    fn name_within(&self, columns: usize) -> Vec<String> {
         let whole = self.what();
         if whole.chars().count() <= columns {
-            return whole;
+            return vec![whole];
         }
-        shortened(&visible(&at_size(&self.series, self.bytes)), columns)
+        cell(&at_size(&self.series, self.bytes), columns)
     }
+
+    /// Lines of the table: the name in `wide` columns, the unit in `unit_wide`; figures are in the first line.
+    fn rows(&self, wide: usize, unit_wide: usize) -> String {
+        let (name, unit) = (self.name_within(wide), cell(&self.unit, unit_wide));
+        let mut figures = [number(self.first), number(self.second), format!("{:.3}", self.ratio)];
+        let mut text = String::new();
+        for line in 0..name.len().max(unit.len()) {
+            let part = |cell: &[String]| cell.get(line).cloned().unwrap_or_default();
+            let (name, unit, [first, second, ratio]) =
+                (part(&name), part(&unit), std::mem::take(&mut figures));
+            let row = format!("{name:<wide$} {first:>8} {second:>8} {unit:<unit_wide$} {ratio:>7}");
+            text.push_str(row.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// The text of a cell in lines of at most `columns`, broken between words; a longer word loses its middle.
+fn cell(text: &str, columns: usize) -> Vec<String> {
+    wrap(&visible(text), columns).into_iter().map(|line| shortened(line, columns)).collect()
 }
 
 fn what(name: &str, series: &str, bytes: Option<u64>) -> String {
@@ -221,17 +243,18 @@ impl Comparison {
     }
 
     /// Text for the terminal: the summary, differences of the machines, figures from the worst ratio on, and entries
-    /// of one run only. Lines of figures are at most `columns` long (60 or more).
+    /// of one run only. Lines are at most `columns` long (60 or more), but for a word that is longer.
     pub fn to_text(&self, columns: usize) -> String {
         let mut text = self.summary.to_text(&self.changed, columns);
         if !self.machines.is_empty() {
             text.push_str("\ndifferences of the machines\n");
         }
         for (what, first, second) in &self.machines {
-            text.push_str(&format!("  {what}: {} | {}\n", visible(first), visible(second)));
+            let words = format!("  {what}: {} | {}", visible(first), visible(second));
+            text.push_str(&continued(&words, columns));
         }
         text.push_str(&self.table(columns));
-        let only = only("first", &self.only_first) + &only("second", &self.only_second);
+        let only = only("first", &self.only_first, columns) + &only("second", &self.only_second, columns);
         if !only.is_empty() {
             text.push_str(&format!("\n{only}"));
         }
@@ -242,11 +265,13 @@ impl Comparison {
     fn table(&self, columns: usize) -> String {
         /// Columns of a row without the name and the unit of the figure.
         const OTHERS: usize = 27;
+        /// Most columns of a unit; a longer one is broken between words.
+        const UNIT: usize = 9;
         if self.ratios.is_empty() {
             return String::new();
         }
         let longest = |length: fn(&Ratio) -> usize| self.ratios.iter().map(length).max().unwrap_or(0);
-        let unit_wide = longest(|ratio| ratio.unit.chars().count()).clamp(4, 10);
+        let unit_wide = longest(|ratio| ratio.unit.chars().count()).clamp(4, UNIT);
         let wide = longest(|ratio| ratio.what().chars().count());
         let wide = wide.min(columns.saturating_sub(OTHERS + unit_wide)).max(20);
         let heads = format!(
@@ -255,19 +280,14 @@ impl Comparison {
         );
         let mut text = format!("\n{heads}\n");
         for ratio in self.worst_first() {
-            let (first, second) = (number(ratio.first), number(ratio.second));
-            let unit = shortened(&visible(&ratio.unit), unit_wide);
-            let name = ratio.name_within(wide);
-            let row =
-                format!("{name:<wide$} {first:>8} {second:>8} {unit:<unit_wide$} {:>7.3}\n", ratio.ratio);
-            text.push_str(&row);
+            text.push_str(&ratio.rows(wide, unit_wide));
         }
         text
     }
 }
 
 /// Lines about entries of one run only: one for each validation, with the number of its figures.
-fn only(which: &str, entries: &[String]) -> String {
+fn only(which: &str, entries: &[String], columns: usize) -> String {
     let mut by_validation: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for entry in entries {
         let name = entry.split(": ").next().unwrap_or_default();
@@ -276,8 +296,8 @@ fn only(which: &str, entries: &[String]) -> String {
     let line = |(name, entries): (&str, Vec<&str>)| {
         let figures = entries.iter().filter(|entry| entry.contains(": ")).count();
         match entries.as_slice() {
-            [one] => format!("only in the {which}: {one}\n"),
-            _ => format!("only in the {which}: {name}, {figures} figures\n"),
+            [one] => continued(&format!("only in the {which}: {one}"), columns),
+            _ => continued(&format!("only in the {which}: {name}, {figures} figures"), columns),
         }
     };
     by_validation.into_iter().map(line).collect()
@@ -424,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_runs_fit_80_columns_and_long_names_keep_what_differs() {
+    fn recorded_runs_fit_80_columns_and_no_name_is_cut() {
         let one = Run::parse(include_bytes!("../../../results/1xh200.json")).unwrap();
         let two = Run::parse(include_bytes!("../../../results/2xh200.json")).unwrap();
         let comparison = Comparison::of(&one, &two, None);
@@ -436,17 +456,25 @@ mod tests {
                      \u{20} best   6.878 nvshmem.buffer: get from the next PE's HOST_NUMA buffer, 512 MiB\n\
                      6 verdicts changed\n";
         assert!(text.starts_with(begin), "{text}");
-        let table = text.split("\nfigure ").nth(1).unwrap().split("\n\n").next().unwrap();
-        assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
-        assert!(table.contains("GPU 0, pinned memory: SM write, 1 GiB  "), "{table}");
-        assert!(table.contains("GPU 0, managed memor..essors wrote, 256 MiB "), "{table}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80) && !text.contains(".."), "{text}");
+        let managed = "GPU 0, managed memory: SM read of pages that     9.07     7.79 GB/s        0.859\n\
+                       processors wrote, 256 MiB\n";
+        let huge = "in huge pages, node 0                            1.00     1.00 of what     1.000\n\
+                    \x20                                                              can be\n";
+        let only =
+            "only in the second: cuda.registered.latency: GPU 1, registered memory:\n  latency, 1 GiB\n";
+        for rows in ["GPU 0, pinned memory: SM write, 1 GiB  ", managed, huge, only] {
+            assert!(text.contains(rows), "{rows:?} in {text}");
+        }
+        let wide = comparison.to_text(120);
+        assert!(wide.lines().all(|line| line.chars().count() <= 120) && !wide.contains(".."), "{wide}");
     }
 
     #[test]
     fn entries_of_one_run_are_counted_by_validation() {
         let entries = ["a.b", "a.b: read, 4 KiB", "a.b: write, 4 KiB", "c.d: read"].map(str::to_owned);
         assert_eq!(
-            only("second", &entries),
+            only("second", &entries, 80),
             "only in the second: a.b, 2 figures\nonly in the second: c.d: read\n"
         );
     }

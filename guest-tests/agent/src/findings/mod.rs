@@ -26,7 +26,7 @@ pub use group::{Group, group_title, groups};
 pub use html::html;
 pub use junit::{Case, Suite, junit, junit_of};
 pub use matrix::matrices;
-pub use run::{Gpu, MAX_RUN, Machine, Node, RUN_VERSION, Run, Totals};
+pub use run::{Gpu, MAX_RUN, Machine, Node, RUN_VERSION, Run, RunError, Totals};
 pub use text::{visible, wrapped};
 pub use verdict::{MAX_FIGURES, MAX_VERDICT, Verdict};
 

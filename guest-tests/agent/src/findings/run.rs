@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use egm_report::json::{self, JsonError};
 use serde::{Deserialize, Serialize};
 
 use crate::findings::{Outcome, Verdict};
@@ -103,6 +104,17 @@ pub struct Gpu {
     pub name: Option<String>,
 }
 
+/// Why a document is no run that this program reads.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RunError {
+    /// It is not JSON, or of something else.
+    #[error("no run: {}, in line {}, column {}", .0.reason, .0.line, .0.column)]
+    Json(Box<JsonError>),
+    /// It is too long, of another version, or has more parts or longer texts than a run has.
+    #[error("{0}")]
+    Refused(String),
+}
+
 /// Number of validations by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names of the fields are their documentation")]
@@ -125,24 +137,25 @@ impl Run {
     /// Reads the document of a run.
     ///
     /// # Errors
-    /// It is longer than [`MAX_RUN`], no run, of another version, or has more parts or longer texts than a run has.
-    pub fn parse(text: &[u8]) -> Result<Self, String> {
+    /// [`RunError`]: it is no run, or longer than [`MAX_RUN`], say.
+    pub fn parse(text: &[u8]) -> Result<Self, RunError> {
         #[derive(Deserialize)]
         struct Version {
             #[serde(rename = "egm-run")]
             version: u32,
         }
         if text.len() > MAX_RUN {
-            return Err(format!("a run of {} bytes, {MAX_RUN} at most", text.len()));
+            return Err(RunError::Refused(format!("a run of {} bytes, {MAX_RUN} at most", text.len())));
         }
-        let Version { version } = serde_json::from_slice(text).map_err(|error| format!("no run: {error}"))?;
+        let Version { version } = json::from_slice(text).map_err(RunError::Json)?;
         if !(OLDEST_VERSION..=RUN_VERSION).contains(&version) {
-            return Err(format!(
+            return Err(RunError::Refused(format!(
                 "a run of version {version}; this program reads versions {OLDEST_VERSION} to {RUN_VERSION}"
-            ));
+            )));
         }
-        let run: Self = serde_json::from_slice(text).map_err(|error| format!("no run: {error}"))?;
-        run.check().map(|()| Self { version: RUN_VERSION, ..run })
+        let run: Self = json::from_slice(text).map_err(RunError::Json)?;
+        run.check().map_err(RunError::Refused)?;
+        Ok(Self { version: RUN_VERSION, ..run })
     }
 
     /// Its document in one line, for a console.
@@ -340,13 +353,14 @@ pub(crate) mod tests {
     #[test]
     fn another_version_and_what_is_too_long_are_refused() {
         let newer = run().to_json().replace("\"egm-run\": 2", "\"egm-run\": 3, \"more\": 1");
-        assert!(Run::parse(newer.as_bytes()).unwrap_err().contains("version 3"));
+        let refused = |text: &[u8]| Run::parse(text).unwrap_err().to_string();
+        assert!(refused(newer.as_bytes()).contains("version 3"));
         let mut long = run();
         long.machine.cpu = "x".repeat(MAX_TEXT + 1);
-        assert!(Run::parse(long.to_json().as_bytes()).unwrap_err().contains("characters"));
+        assert!(refused(long.to_json().as_bytes()).contains("characters"));
         let mut many = run();
         many.verdicts = vec![many.verdicts[1].clone(); MAX_VERDICTS + 1];
-        assert!(Run::parse(many.to_json().as_bytes()).unwrap_err().contains("validations"));
-        assert!(Run::parse(b"[]").unwrap_err().contains("no run"));
+        assert!(refused(many.to_json().as_bytes()).contains("validations"));
+        assert!(refused(b"[]").starts_with("no run: ") && refused(b"[]").contains(", in line 1, column "));
     }
 }

@@ -21,6 +21,16 @@ pub fn wrapped(text: &str, indent: usize, columns: usize) -> String {
     lines.iter().map(|line| format!("{:indent$}{line}\n", "")).collect()
 }
 
+/// The text in lines of at most `columns` characters with a line break; the second and later ones are indented by two
+/// blanks more.
+pub(crate) fn continued(text: &str, columns: usize) -> String {
+    if text.chars().count() <= columns {
+        return format!("{text}\n");
+    }
+    let indent = text.len() - text.trim_start().len() + 2;
+    wrap(text, columns.saturating_sub(indent)).join(&format!("\n{:indent$}", "")) + "\n"
+}
+
 /// The text without its middle if it has more than `most` characters: texts differ at their ends.
 pub(crate) fn shortened(text: &str, most: usize) -> String {
     let length = text.chars().count();
@@ -84,6 +94,13 @@ mod tests {
         assert_eq!(wrapped("one two  three", 2, 9), "  one two\n  three\n");
         assert_eq!(wrapped("overlong a b", 0, 4), "overlong\na b\n");
         assert_eq!(wrapped("", 4, 80), "    \n");
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_continues_deeper() {
+        assert_eq!(continued("  one two three", 15), "  one two three\n");
+        assert_eq!(continued("  one two three", 14), "  one two\n    three\n");
+        assert_eq!(continued("one two three", 12), "one two\n  three\n");
     }
 
     #[test]

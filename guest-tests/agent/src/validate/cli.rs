@@ -14,6 +14,7 @@ use super::progress::Progress;
 use super::report::Form;
 use super::{Validation, all, core, find, required, select};
 use crate::cmdline::Arguments;
+use crate::output::Misuse;
 use crate::tree::Tree;
 use crate::{calendar, machine, output};
 
@@ -109,7 +110,7 @@ fn size(text: &str) -> Result<ByteSize, String> {
 
 /// Validates; the exit code shows whether nothing failed.
 pub(crate) fn main(options: &Options) -> ExitCode {
-    let asked = chosen(options).and_then(|(chosen, required)| {
+    let asked = chosen(options).map_err(Misuse::from).and_then(|(chosen, required)| {
         // Everything that may be wrong with the command line is found before the first validation runs.
         known(&options.args)?;
         let report = if options.list { None } else { Some(options.form.open()?) };

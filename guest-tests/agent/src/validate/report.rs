@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use egm_guest::findings::{Comparison, MAX_RUN, Run, Verdict, visible};
+use egm_guest::findings::{Comparison, MAX_RUN, Run, RunError, Verdict, visible};
+use egm_report::json::JsonError;
 use egm_report::show::Screen;
 
 use super::{select, show};
 use crate::finding::Finding;
-use crate::output::{self, Output};
+use crate::output::{self, Misuse, Output};
 
 /// Form of a report, its baseline and its files.
 #[derive(Debug, Args)]
@@ -62,14 +63,15 @@ impl Form {
     ///
     /// # Errors
     /// Which file cannot be used, and why.
-    pub(super) fn open(&self) -> Result<Report<'_>, String> {
+    pub(super) fn open(&self) -> Result<Report<'_>, Misuse> {
         if let (Some(out), Some(html)) = (&self.out, &self.html)
             && out == html
         {
             return Err(format!(
                 "--out and --html are both {}: the page would replace the run",
                 out.display()
-            ));
+            )
+            .into());
         }
         let before = self.baseline.as_deref().map(read_run).transpose()?;
         let out = self.out.as_deref().map(Output::open).transpose()?;
@@ -129,7 +131,7 @@ pub(crate) struct Again {
 /// Reports a run that was written before.
 pub(crate) fn again(options: &Again) -> ExitCode {
     let opened = read_run(&options.run)
-        .and_then(|run| selected(run, &options.select))
+        .and_then(|run| selected(run, &options.select).map_err(Misuse::from))
         .and_then(|run| Ok((run, options.form.open()?)));
     opened.map_or_else(|wrong| output::misused(&wrong), |(run, report)| report.write(run))
 }
@@ -200,24 +202,36 @@ fn regressions(comparison: &Comparison, gone: &BTreeSet<String>, least: f64, see
     finding.into_verdict(NAME, CLAIM, seed)
 }
 
+/// Remedy where a file is no run.
+const WRITE_ONE: &str = "write one: egm-guest validate --json --out FILE";
+
 /// Reads a run that was written before.
-pub(crate) fn read_run(path: &Path) -> Result<Run, String> {
+pub(crate) fn read_run(path: &Path) -> Result<Run, Misuse> {
     let file = File::open(path).map_err(|error| {
-        format!(
-            "cannot open {}: {error}; write a run with `egm-guest validate --json --out FILE`",
-            path.display()
-        )
+        Misuse::from(format!("cannot open {}: {error}", path.display())).with_help(WRITE_ONE)
     })?;
     let mut text = Vec::new();
     file.take(MAX_RUN as u64 + 1)
         .read_to_end(&mut text)
         .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     if text.len() > MAX_RUN {
-        return Err(format!("{} is longer than a run, {} MiB at most", path.display(), MAX_RUN >> 20));
+        return Err(format!("{} is longer than a run, {} MiB at most", path.display(), MAX_RUN >> 20).into());
     }
-    Run::parse(&text).map_err(|why| {
-        format!("{} is {why}; write one with `egm-guest validate --json --out FILE`", path.display())
-    })
+    Run::parse(&text).map_err(|error| no_run(path, error))
+}
+
+/// The error for the file at `path`, which is no run.
+fn no_run(path: &Path, error: RunError) -> Misuse {
+    let path = path.display();
+    let wrong = match error {
+        RunError::Json(mistake) => {
+            let JsonError { line, column, reason, excerpt, .. } = *mistake;
+            Misuse::from(format!("{path}:{line}:{column}: cannot read a run: {reason}"))
+                .with_excerpt(&excerpt)
+        }
+        RunError::Refused(why) => Misuse::from(format!("cannot read {path}: it is {why}")),
+    };
+    wrong.with_help(WRITE_ONE)
 }
 
 #[cfg(test)]

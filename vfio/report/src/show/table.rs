@@ -65,6 +65,56 @@ impl<'a> Table<'a> {
         }
     }
 
+    /// Adds the table to `out` as [`Table::write`] does where it fits `screen`. On a narrower one, columns with `-` in every
+    /// row are left out, and columns for which there is still no room follow in further tables, which have the first
+    /// column too.
+    pub fn write_in_parts(&self, out: &mut String, screen: Screen) {
+        for (number, columns) in self.parts(screen.columns()).iter().enumerate() {
+            let sides: Vec<Side> =
+                columns.iter().filter_map(|column| self.sides.get(*column).copied()).collect();
+            let part = |cells: &[String]| -> Vec<String> {
+                columns.iter().filter_map(|column| cells.get(*column).cloned()).collect()
+            };
+            let rows = self.rows.iter().map(|(style, cells)| (*style, part(cells))).collect();
+            if number > 0 {
+                out.push('\n');
+            }
+            Table { sides: &sides, rows }.write(out, screen);
+        }
+    }
+
+    /// The columns of each part that fits `most` columns of text; all of them where that is impossible.
+    fn parts(&self, most: Option<usize>) -> Vec<Vec<usize>> {
+        let all: Vec<usize> = (0..self.sides.len()).collect();
+        let most = most.unwrap_or(usize::MAX);
+        let fits = |columns: &[usize], length: &dyn Fn(usize) -> usize| {
+            columns.iter().fold(0usize, |sum, column| sum.saturating_add(length(*column) + GAP.len())) <= most
+        };
+        let (least, full) = (|column| self.least(column), |column| self.widest(column, whole));
+        if fits(&all, &least) {
+            return vec![all];
+        }
+        let filled: Vec<usize> =
+            all.into_iter().filter(|column| *column == 0 || self.has_value(*column)).collect();
+        let Some((first, others)) = filled.split_first() else { return vec![filled] };
+        if fits(&filled, &least) || !others.iter().all(|other| fits(&[*first, *other], &least)) {
+            return vec![filled];
+        }
+        let mut parts: Vec<Vec<usize>> = Vec::new();
+        for other in others {
+            match parts.last_mut() {
+                Some(part) if fits(&[part.as_slice(), &[*other]].concat(), &full) => part.push(*other),
+                _ => parts.push(vec![*first, *other]),
+            }
+        }
+        parts
+    }
+
+    /// Whether a row has something other than `-` in `column`.
+    fn has_value(&self, column: usize) -> bool {
+        self.rows.iter().skip(1).filter_map(|(_, cells)| cells.get(column)).any(|cell| cell != "-")
+    }
+
     /// Line `number` of the row with `cells`, which are in lines.
     fn line(&self, cells: &[Vec<&str>], widths: &[usize], number: usize) -> String {
         let mut line = String::new();
@@ -83,12 +133,7 @@ impl<'a> Table<'a> {
     fn widths(&self, most: Option<usize>) -> Vec<usize> {
         let columns = 0..self.sides.len();
         let mut widths: Vec<usize> = columns.clone().map(|column| self.widest(column, whole)).collect();
-        let words = columns.map(|column| self.widest(column, longest_word));
-        let least: Vec<usize> = words
-            .zip(self.sides)
-            .zip(&widths)
-            .map(|((word, side), width)| if *side == Side::Left { word } else { *width })
-            .collect();
+        let least: Vec<usize> = columns.map(|column| self.least(column)).collect();
         let used = widths.iter().fold(0usize, |sum, width| sum.saturating_add(width + GAP.len()));
         for _ in most.unwrap_or(usize::MAX)..used {
             let shrinkable = widths.iter_mut().zip(&least).filter(|(width, least)| **width > **least);
@@ -96,6 +141,12 @@ impl<'a> Table<'a> {
             *width -= 1;
         }
         widths
+    }
+
+    /// Least width of `column`: that of its longest word, and of its longest cell if it has numbers.
+    fn least(&self, column: usize) -> usize {
+        let is_text = self.sides.get(column) == Some(&Side::Left);
+        self.widest(column, if is_text { longest_word } else { whole })
     }
 
     /// The largest `length` of a column's cells.
@@ -155,5 +206,41 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         let green = lines.iter().filter(|line| line.starts_with("\u{1b}[32m") && line.ends_with("\u{1b}[0m"));
         assert!(green.count() == 2 && lines.iter().any(|line| line.contains(" file")), "{text:?}");
+    }
+    fn in_parts(columns: usize) -> String {
+        let sides = [Side::Left, Side::Right, Side::Right, Side::Right, Side::Left];
+        let mut table = Table::new(&sides, &["name", "size", "free", "retired", "GPUs"]);
+        for name in ["first", "second"] {
+            let cells = [name, "479 GiB", "-", "0 B", "0008:01:00.0 0009:01:00.0"];
+            table.row(None, cells.map(str::to_owned).into());
+        }
+        let mut out = String::new();
+        table.write_in_parts(&mut out, Screen::plain(columns));
+        out
+    }
+
+    #[test]
+    fn a_table_in_parts_is_one_table_where_its_words_fit() {
+        let gpus = "0008:01:00.0 0009:01:00.0";
+        let whole = in_parts(66);
+        assert!(whole.starts_with("  name       size  free  retired  GPUs\n"), "{whole}");
+        assert!(whole.contains(&format!("  first   479 GiB     -      0 B  {gpus}\n")), "{whole}");
+        // The addresses are words, which may stand below each other.
+        let narrow = in_parts(46);
+        assert!(narrow.contains("     -      0 B  0008:01:00.0\n") && !narrow.contains(gpus), "{narrow}");
+    }
+
+    #[test]
+    fn a_table_in_parts_leaves_out_empty_columns_before_it_is_split() {
+        let begin = "  name       size  retired  GPUs\n  first   479 GiB      0 B  0008:01:00.0\n";
+        assert!(in_parts(45).starts_with(begin), "{}", in_parts(45));
+        assert!(in_parts(40).starts_with(begin), "{}", in_parts(40));
+        assert_eq!(
+            in_parts(39),
+            "  name       size  retired\n  first   479 GiB      0 B\n  second  479 GiB      0 B\n\n\
+             \x20 name    GPUs\n  first   0008:01:00.0 0009:01:00.0\n  second  0008:01:00.0 0009:01:00.0\n"
+        );
+        // No part would have room for an address: the table stays whole.
+        assert!(in_parts(21).starts_with(begin), "{}", in_parts(21));
     }
 }

@@ -91,7 +91,7 @@ pub(crate) fn console(console: &Console, tables: &ProcTables) -> Result<Finding,
         }
         Console::File { path } => console_file(path)?,
         Console::Socket { path } => {
-            let failed = |source| ConsoleError::Socket { path: path.clone(), source };
+            let failed = |source| ConsoleError::socket(path, source);
             SocketAddr::from_pathname(path).map_err(failed)?;
             match AtPath::of(path, tables).map_err(failed)? {
                 AtPath::Listener => return Err(failed(io::ErrorKind::AddrInUse.into())),
