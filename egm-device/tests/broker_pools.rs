@@ -4,8 +4,6 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod in_flight;
-#[path = "../../vmm/tests/payloads/pool.rs"]
-mod pool;
 mod small_host;
 
 use std::fs;
@@ -19,8 +17,8 @@ use std::sync::atomic::AtomicBool;
 
 use egm_device::Mapping;
 use egm_device::broker::{Client, SliceRequest};
+use egm_fixtures::pool::Pool;
 use in_flight::{receive, send};
-use pool::Pool;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, kill_process};
 

@@ -28,6 +28,8 @@ fn test_with(cargo: &str, folder: &Path, arguments: &[&str]) -> (i32, String) {
         "case $1 in log) cat subjects 2>/dev/null ;; *) printf 'scripts/test\\0' ;; esac; true",
     );
     program(&bin, "shellcheck", "exit 0");
+    program(&bin, "mdbook", "exit 0");
+    program(&folder.join("scripts"), "book", "echo built the book | tee -a ran");
     program(&folder.join("scripts/lab"), "arm64", "echo no compiler; exit 3");
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let mut command = Command::new(folder.join("scripts/test"));
@@ -55,6 +57,7 @@ fn a_test_run_goes_on_after_a_step_that_failed_and_ends_with_it() {
         "Diff in main.rs",
         "== lints",
         "ran the documentation",
+        "built the book",
         "== skipped",
         "lints for aarch64: skipped: scripts/lab/arm64: no compiler",
         "guests: skipped: --without-lab",
@@ -119,12 +122,13 @@ fn a_quick_run_and_a_shard_leave_out_what_their_usage_states() {
         ["fmt\n", "clippy\n", "nextest run", "faults\n"].iter().all(|step| quick.contains(step)),
         "{quick}"
     );
-    assert!(!quick.contains("doc\n") && !quick.contains("deny\n"), "{quick}");
+    assert!(["doc\n", "book\n", "deny\n"].iter().all(|step| !quick.contains(step)), "{quick}");
     let first = ran(&["--without-lab", "--shard", "1/3"]);
-    assert!(["fmt\n", "doc\n", "--partition slice:1/3"].iter().all(|step| first.contains(step)), "{first}");
+    let steps = ["fmt\n", "doc\n", "book\n", "--partition slice:1/3"];
+    assert!(steps.iter().all(|step| first.contains(step)), "{first}");
     let second = ran(&["--without-lab", "--shard", "2/3"]);
     assert!(second.contains("--partition slice:2/3"), "{second}");
-    assert!(!second.contains("fmt\n") && !second.contains("doc\n"), "{second}");
+    assert!(["fmt\n", "doc\n", "book\n"].iter().all(|step| !second.contains(step)), "{second}");
 }
 
 #[test]

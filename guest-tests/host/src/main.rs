@@ -2,6 +2,16 @@
 //!
 //! On a host with a KVM that runs Linux, scenarios run on that host. Elsewhere QEMU boots an emulated host (L1), and
 //! this same program runs the scenarios inside it: there is one runner, and the lab only provides its machine.
+//!
+//! ```text
+//!  KVM runs Linux:  egm-lab ─► egm-vmm ─► guest ─► report ─► outcome of each check
+//!  elsewhere:       egm-lab ─► QEMU, the emulated host ─► egm-lab ─► egm-vmm ─► guest ─► …
+//! ```
+//! Two scenarios, and a file with their outcomes for CI:
+//!
+//! ```sh
+//! egm-lab run demo vfio-dma --junit lab.xml
+//! ```
 
 mod assigned;
 mod bench;

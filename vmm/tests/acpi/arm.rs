@@ -316,7 +316,7 @@ pub(crate) fn without_trace_buffer(madt: &[u8]) -> Vec<u8> {
 fn the_agents_recorded_tables_are_those_of_the_plan() {
     let plan = reviewed_plans().into_iter().find(|plan| plan.name == "gb200-nvl4-egm").unwrap();
     for (name, bytes) in read(&build(&plan).unwrap()) {
-        let file = Path::new("../guest-tests/agent/fixtures/grace").join(&name);
+        let file = Path::new("tests/golden-acpi").join(&name);
         match name.as_str() {
             "XSDT" => {} // Linux shows none
             _ if std::env::var_os("EGM_GOLDEN").is_some_and(|value| value == "write") => {

@@ -4,7 +4,6 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod pages;
-mod pool;
 mod programs;
 mod start;
 mod storage;

@@ -1,9 +1,9 @@
 //! Host pages behind guest memory, in machines that run.
 
 use egm_fixtures::payload::{Entry, Ports};
+use egm_fixtures::pool::Pool;
 use serde_json::json;
 
-use crate::pool::Pool;
 use crate::{Guest, assert_ok, kvm, line, plan_of, programs, run_in};
 
 /// Runs a machine with `size` of hugetlb pages as its RAM, and checks every edge of it.

@@ -10,12 +10,12 @@ use std::process::{Child, Command, Stdio};
 use egm_device::ledger::{Identity, Ledger, Paths};
 use egm_device::region::Survey;
 use egm_fixtures::payload::Ports;
+use egm_fixtures::pool::Pool;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::json;
 use tempfile::TempDir;
 
 use crate::kvm;
-use crate::pool::Pool;
 
 /// Id of the unprivileged user that every distribution has.
 const USER: &str = "65534";

@@ -63,6 +63,28 @@ pub(crate) fn module_chain(path: &str) -> Vec<String> {
     chain
 }
 
+/// Paths in Rust files that lead from a folder of `floors`, the lowest first, to a higher one: of `#[path]`, of `include_str!`
+/// and of files that a test opens.
+pub(crate) fn paths_upwards(texts: &BTreeMap<String, String>, floors: &[&str]) -> Vec<String> {
+    let floor = |path: &str| {
+        let folder = path.split('/').next();
+        floors.iter().position(|floor| folder == Some(*floor))
+    };
+    let mut wrong = Vec::new();
+    for (file, text) in texts.iter().filter(|(path, _)| path.ends_with(".rs")) {
+        let Some(own) = floor(file) else { continue };
+        for (line, number) in text.lines().zip(1..) {
+            let quoted = line.split('"').map(|text| text.trim_start_matches('/'));
+            for path in quoted.filter(|text| text.starts_with("../")) {
+                if floor(path.trim_start_matches("../")).is_some_and(|other| other > own) {
+                    wrong.push(format!("{file}:{number}: {path} lies on a higher floor"));
+                }
+            }
+        }
+    }
+    wrong
+}
+
 /// A package of ours.
 pub(crate) struct Package {
     pub(crate) name: String,
@@ -100,5 +122,32 @@ fn package(metadata: &serde_json::Value) -> Package {
         folder: top.unwrap().to_str().unwrap().to_owned(),
         built_on: ours(false),
         tested_with: ours(true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_to_a_higher_floor_is_found_and_other_paths_are_not() {
+        let of = |file: &str, line: &str| {
+            paths_upwards(&[(file.to_owned(), format!("\n{line}\n"))].into(), &["vfio", "egm-device", "vmm"])
+        };
+        let line = "#[path = \"../../vmm/tests/pool.rs\"]";
+        let wrong = ["egm-device/tests/a.rs:2: ../../vmm/tests/pool.rs lies on a higher floor"];
+        assert_eq!(of("egm-device/tests/a.rs", line), wrong);
+        let joined = "concat!(env!(\"CARGO_MANIFEST_DIR\"), \"/../egm-device/a\")";
+        assert_eq!(of("vfio/tests/a.rs", joined).len(), 1);
+        assert_eq!(of("vfio/address/src/a.rs", "include_str!(\"../../../vmm/a\")").len(), 1);
+        for (file, line) in [
+            ("vmm/tests/a.rs", "#[path = \"../../egm-device/tests/b.rs\"]"),
+            ("vmm/tests/a.rs", line),
+            ("egm-device/tests/a.rs", "include_str!(\"../../docs/api.md\")"),
+            ("egm-device/tests/a.rs", "\"vmm/a\""),
+            ("egm-device/DESIGN.md", line),
+        ] {
+            assert_eq!(of(file, line), Vec::<String>::new(), "{file}: {line}");
+        }
     }
 }

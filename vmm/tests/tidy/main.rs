@@ -362,6 +362,12 @@ fn no_package_is_built_on_one_of_a_higher_floor() {
     }
 }
 
+/// Also in tests, and as a file that is included or opened.
+#[test]
+fn no_path_leads_to_a_higher_floor() {
+    none(&files::paths_upwards(&files::texts(), &FLOORS));
+}
+
 #[test]
 fn no_files_form_a_circle() {
     none(&circles::differences(&circles::circles(&files::texts()), circles::LEFT));

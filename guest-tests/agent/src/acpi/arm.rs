@@ -169,11 +169,11 @@ mod tests {
     use crate::acpi::tests::summed;
 
     const TABLES: [&[u8]; 5] = [
-        include_bytes!("../../fixtures/grace/APIC"),
-        include_bytes!("../../fixtures/grace/GTDT"),
-        include_bytes!("../../fixtures/grace/IORT"),
-        include_bytes!("../../fixtures/grace/PPTT"),
-        include_bytes!("../../fixtures/grace/SPCR"),
+        include_bytes!("../../../../vmm/tests/golden-acpi/APIC"),
+        include_bytes!("../../../../vmm/tests/golden-acpi/GTDT"),
+        include_bytes!("../../../../vmm/tests/golden-acpi/IORT"),
+        include_bytes!("../../../../vmm/tests/golden-acpi/PPTT"),
+        include_bytes!("../../../../vmm/tests/golden-acpi/SPCR"),
     ];
 
     #[test]

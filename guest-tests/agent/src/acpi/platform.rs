@@ -93,9 +93,9 @@ pub(crate) fn dsdt(bytes: &[u8]) -> Result<usize, AcpiError> {
 mod tests {
     use super::*;
 
-    const FACP: &[u8] = include_bytes!("../../fixtures/grace/FACP");
-    const HEST: &[u8] = include_bytes!("../../fixtures/grace/HEST");
-    const MCFG: &[u8] = include_bytes!("../../fixtures/grace/MCFG");
+    const FACP: &[u8] = include_bytes!("../../../../vmm/tests/golden-acpi/FACP");
+    const HEST: &[u8] = include_bytes!("../../../../vmm/tests/golden-acpi/HEST");
+    const MCFG: &[u8] = include_bytes!("../../../../vmm/tests/golden-acpi/MCFG");
 
     #[test]
     fn any_prefix_is_an_error_and_no_panic() {

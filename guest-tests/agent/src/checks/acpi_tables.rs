@@ -175,9 +175,13 @@ mod tests {
     #[test]
     fn tables_of_a_machine_with_gpus_and_slices_are_as_planned() {
         let (mut plan, mut claim) = (grace(), Claim::default());
-        let srat = acpi::srat(include_bytes!("../../fixtures/grace/SRAT")).unwrap();
+        let srat = acpi::srat(include_bytes!("../../../../vmm/tests/golden-acpi/SRAT")).unwrap();
         affinities(&mut claim, &plan, &srat);
-        distances(&mut claim, &plan, &acpi::slit(include_bytes!("../../fixtures/grace/SLIT")).unwrap());
+        distances(
+            &mut claim,
+            &plan,
+            &acpi::slit(include_bytes!("../../../../vmm/tests/golden-acpi/SLIT")).unwrap(),
+        );
         assert_eq!(claim.finish().reason, "");
         plan.nodes[2].initiator = Some("0000:09:00.0".parse().unwrap());
         let mut claim = Claim::default();
@@ -188,9 +192,9 @@ mod tests {
     fn fixed_with(plan: &Plan, hest: &[u8]) -> String {
         let table = |name: &str| {
             let bytes: &[u8] = match name {
-                "FACP" => include_bytes!("../../fixtures/grace/FACP"),
-                "DSDT" => include_bytes!("../../fixtures/grace/DSDT"),
-                "MCFG" => include_bytes!("../../fixtures/grace/MCFG"),
+                "FACP" => include_bytes!("../../../../vmm/tests/golden-acpi/FACP"),
+                "DSDT" => include_bytes!("../../../../vmm/tests/golden-acpi/DSDT"),
+                "MCFG" => include_bytes!("../../../../vmm/tests/golden-acpi/MCFG"),
                 _ => hest,
             };
             Ok(bytes.to_vec())
@@ -200,7 +204,7 @@ mod tests {
         claim.finish().reason
     }
 
-    const HEST: &[u8] = include_bytes!("../../fixtures/grace/HEST");
+    const HEST: &[u8] = include_bytes!("../../../../vmm/tests/golden-acpi/HEST");
 
     #[test]
     fn the_machine_itself_is_as_planned_or_named() {

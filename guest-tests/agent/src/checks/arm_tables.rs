@@ -93,11 +93,11 @@ mod tests {
     fn judged(plan: &Plan) -> String {
         let table = |name: &str| {
             let bytes: &[u8] = match name {
-                "APIC" => include_bytes!("../../fixtures/grace/APIC"),
-                "GTDT" => include_bytes!("../../fixtures/grace/GTDT"),
-                "IORT" => include_bytes!("../../fixtures/grace/IORT"),
-                "PPTT" => include_bytes!("../../fixtures/grace/PPTT"),
-                _ => include_bytes!("../../fixtures/grace/SPCR"),
+                "APIC" => include_bytes!("../../../../vmm/tests/golden-acpi/APIC"),
+                "GTDT" => include_bytes!("../../../../vmm/tests/golden-acpi/GTDT"),
+                "IORT" => include_bytes!("../../../../vmm/tests/golden-acpi/IORT"),
+                "PPTT" => include_bytes!("../../../../vmm/tests/golden-acpi/PPTT"),
+                _ => include_bytes!("../../../../vmm/tests/golden-acpi/SPCR"),
             };
             Ok(bytes.to_vec())
         };
