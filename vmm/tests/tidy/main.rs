@@ -73,8 +73,8 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
 ];
 
 /// Where the target's architecture may be asked for, and why.
-const ARCH_DOORS: &[(&str, &str)] = &[
-    ("vmm/src/arch/", "the door"),
+const ARCH_PATHS: &[(&str, &str)] = &[
+    ("vmm/src/arch/", "the modules of an architecture"),
     ("egm-device/src/stream.rs", "streaming stores of x86"),
     ("guest-tests/agent/src/ports.rs", "only x86 has I/O ports"),
 ];
@@ -187,9 +187,9 @@ impl Sources {
             .collect()
     }
 
-    fn arch_outside_doors(&self) -> Vec<String> {
+    fn misplaced_target_arch(&self) -> Vec<String> {
         self.iter()
-            .filter(|(path, _, _)| !ARCH_DOORS.iter().any(|(door, _)| path.starts_with(door)))
+            .filter(|(path, _, _)| !ARCH_PATHS.iter().any(|(prefix, _)| path.starts_with(prefix)))
             .flat_map(|(path, facts, _)| {
                 facts.target_arch_lines.iter().map(move |line| format!("{path}:{line}: asks for target_arch"))
             })
@@ -305,8 +305,8 @@ fn excluded_words_become_fewer() {
 }
 
 #[test]
-fn only_the_door_asks_for_the_architecture() {
-    none(&of_repository().arch_outside_doors());
+fn only_modules_of_an_architecture_ask_for_it() {
+    none(&of_repository().misplaced_target_arch());
 }
 
 #[test]
@@ -498,8 +498,8 @@ mod tests {
     #[test]
     fn the_architecture_is_found_wherever_it_is_asked_for() {
         let code = "#[cfg(not(target_arch = \"x86_64\"))]\nfn f() { cfg!(target_arch = \"x86_64\"); }";
-        assert_eq!(tree(&[("vmm/src/a.rs", code)]).arch_outside_doors().len(), 2);
-        none(&tree(&[("vmm/src/arch/mod.rs", code)]).arch_outside_doors());
+        assert_eq!(tree(&[("vmm/src/a.rs", code)]).misplaced_target_arch().len(), 2);
+        none(&tree(&[("vmm/src/arch/mod.rs", code)]).misplaced_target_arch());
     }
 
     #[test]
