@@ -6,9 +6,9 @@ use egm_device::device::registers::Register;
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
+use crate::blocking_files::serves_and_ends;
 use crate::cli::Host;
 use crate::raw::{self, COMMAND, Raw};
-use crate::strangers::serves_and_ends;
 use crate::talk::talk;
 use crate::world::{BAR0, BAR2, CONFIG, SIZE, World, register};
 

@@ -10,9 +10,9 @@ use std::time::Duration;
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
+use crate::blocking_files::serves_and_ends;
 use crate::cli::{Host, Server};
 use crate::raw::{COMMAND, Raw, message};
-use crate::strangers::serves_and_ends;
 
 const DEVICE_INFO: u16 = 4;
 
