@@ -306,7 +306,7 @@ fn is_zero_but_for_holes(lease: &Lease) -> bool {
 }
 
 /// Runs the scenario with a break at step `at`; `false` when it ended before that step.
-fn tell(breaks: Break, at: usize, folder: &Path, open: Open) -> bool {
+fn run_with_break(breaks: Break, at: usize, folder: &Path, open: Open) -> bool {
     let files = Arc::new(Mutex::new(Files::default()));
     let world = |breaks, at| Arc::new(World { breaks, at, step: AtomicUsize::new(0) });
     let (region, _) = open(folder, PAGES);
@@ -355,7 +355,7 @@ fn tell(breaks: Break, at: usize, folder: &Path, open: Open) -> bool {
 fn everywhere(breaks: Break) {
     for open in [region, egm_region] {
         let folder = tempfile::tempdir().unwrap();
-        let steps = (0..).take_while(|at| tell(breaks, *at, folder.path(), open)).count();
+        let steps = (0..).take_while(|at| run_with_break(breaks, *at, folder.path(), open)).count();
         assert!(steps > 100, "the scenario has only {steps} steps");
     }
 }
