@@ -276,6 +276,7 @@ fn a_bar_whose_file_is_no_memory_is_refused() {
     let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     file.set_len(MEMORY).unwrap();
     let refused = open(Copier::of(file)).0.map(drop);
-    let stranger = matches!(refused, Err(OpenError::Talk { source: CallError::Stranger { region: 2 }, .. }));
-    assert!(stranger, "{refused:?}");
+    let unsafe_file =
+        matches!(refused, Err(OpenError::Talk { source: CallError::UnsafeFile { region: 2 }, .. }));
+    assert!(unsafe_file, "{refused:?}");
 }

@@ -54,7 +54,7 @@ pub enum CallError {
     #[error(
         "the file of region {region} is neither memory (memfd, tmpfs, hugetlbfs) nor a device of memory (egm, dax, mem)"
     )]
-    Stranger { region: u32 },
+    UnsafeFile { region: u32 },
     /// The server broke the protocol. The connection is closed.
     #[error("the server broke the protocol")]
     Fault(#[from] Fault),
@@ -175,7 +175,7 @@ impl Client {
         let came = self.connection.fds();
         match self.connection.take_fds(FileKind::Mapping) {
             Ok(files) if files.len() == came => Ok(files.into_iter().next()),
-            Ok(_) => Err(self.lose(CallError::Stranger { region })),
+            Ok(_) => Err(self.lose(CallError::UnsafeFile { region })),
             Err(error) => Err(self.lose(error.into())),
         }
     }
