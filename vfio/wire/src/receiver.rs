@@ -219,8 +219,8 @@ impl Drop for Attendant<'_> {
 
 impl<'a> Attendant<'a> {
     fn new(socket: BorrowedFd<'a>) -> Self {
-        let (queue, strangers) = channel::<OwnedFd>();
-        let close = move || strangers.into_iter().for_each(drop);
+        let (queue, descriptors) = channel::<OwnedFd>();
+        let close = move || descriptors.into_iter().for_each(drop);
         let thread = thread::Builder::new().name("closer".to_owned()).spawn(close);
         Self { socket, pending: Vec::new(), closer: thread.ok().map(|thread| (queue, thread)) }
     }
