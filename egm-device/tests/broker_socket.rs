@@ -394,8 +394,8 @@ fn the_kernels_word_for_the_user_decides() {
     assert!(team.status.success(), "{}", stderr(&team));
     let without = grant(&broker, 4002, 4500, &[&["--size", "2GiB"], &print[..]].concat());
     assert!(stderr(&without).contains("no rule lets user 4002 take from \"egm4\""), "{}", stderr(&without));
-    let stranger = grant(&broker, 4003, 4003, &[&["--size", "1GiB"], &print[..]].concat());
-    assert!(stderr(&stranger).contains("no rule for user 4003"), "{}", stderr(&stranger));
+    let unruled = grant(&broker, 4003, 4003, &[&["--size", "1GiB"], &print[..]].concat());
+    assert!(stderr(&unruled).contains("no rule for user 4003"), "{}", stderr(&unruled));
 }
 
 /// All slices of an EGM device are one file: a user with the file for one slice can map every other tenant's bytes.
