@@ -557,11 +557,11 @@ fn no_thread_for_a_vcpu() {
     }
     let machine = Machine::new();
     let program = machine.for_others();
-    // Whatever the mode of /dev/kvm is, this stranger may open it.
+    // Whatever the mode of /dev/kvm is, this unprivileged user may open it.
     let open = ["--inh-caps=+dac_override", "--ambient-caps=+dac_override"];
     let other = ["setpriv", "--reuid=61616", "--regid=61616", "--clear-groups"];
-    let stranger = [&other[..], &open, &["prlimit", "--nproc=1"]].concat();
-    let said = said(&stranger, &[program.to_str().unwrap(), "run", "vm.json"], machine.folder.path());
+    let unprivileged = [&other[..], &open, &["prlimit", "--nproc=1"]].concat();
+    let said = said(&unprivileged, &[program.to_str().unwrap(), "run", "vm.json"], machine.folder.path());
     said.refuses(HOST, &["cannot start the thread of vCPU 0", "os error 11", "help: ", "ulimit -u"]);
 }
 
