@@ -260,7 +260,7 @@ pub(crate) fn emulate(
     };
     let (emulator, arguments) = if grace {
         let emulator = Emulator::arm(cache)?;
-        let profile = if plugged { grace::Profile::Outside } else { grace::Profile::Inside };
+        let profile = if plugged { grace::Profile::VfioUser } else { grace::Profile::Qemu };
         let tree = grace::tree(profile, &emulator, &share)?;
         (emulator, grace::l1(&machine, &tree))
     } else {

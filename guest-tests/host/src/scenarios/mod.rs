@@ -89,7 +89,7 @@ pub(crate) const ALL: &[Scenario] = &[
     grace::INTX,
     grace::USER,
     grace::GPU,
-    grace::OUTSIDE,
+    grace::VFIO_USER_GPU,
     grace::TRUST,
     confined::GRACE_EGM,
     grace::RDMA,
