@@ -194,12 +194,12 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
         (None, Vmm::Qemu) => Where::Kvm,
         (None, Vmm::Egm) => decide(&cache()?)?,
     };
-    if chosen.iter().any(|s| s.outside) {
+    if chosen.iter().any(|s| s.on_this_machine) {
         // Without one they are skipped, with a reason.
         tools.emulator = Emulator::of(&cache()?).ok();
     }
     // This machine's KVM runs no guests of another processor.
-    let is_here = |s: &Scenario| s.outside || place == Where::Kvm && s.grace == grace::is_arm();
+    let is_here = |s: &Scenario| s.on_this_machine || place == Where::Kvm && s.grace == grace::is_arm();
     let (here, there): (Vec<_>, Vec<_>) = chosen.into_iter().partition(is_here);
     let mut results =
         if there.is_empty() { Vec::new() } else { l1::run(&there, &tools, &cache()?, report, *jobs)? };
