@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_knows_all_owners_when_none_of_them_is_unknown() {
+    fn an_entry_has_all_owners_when_none_of_them_is_unknown() {
         let known = entry(0, owner(1), vec![owner(2), owner(3)]);
         assert_eq!(known.owners().collect::<Vec<_>>(), [1, 2, 3].map(owner));
         let last = LastOwners::of(&known);
