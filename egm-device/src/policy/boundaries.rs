@@ -268,7 +268,7 @@ fn a_file_has_1_mib_and_1000_rules_at_most() {
 }
 
 #[test]
-fn a_rule_keeps_what_its_keys_say() {
+fn a_rule_keeps_the_values_of_its_keys() {
     let keys = r#", "class": "train", "regions": ["a"], "quota": "8KiB", "quota_each": "4KiB", "reservation": "8KiB",
         "priority": -3, "weight": 65536, "whole_device": true, "trust_domain": "red""#;
     let policy = parsed(keys).unwrap();
@@ -326,7 +326,7 @@ fn a_rule_for_an_empty_list_of_regions_is_refused_at_its_place() {
 }
 
 #[test]
-fn a_key_that_is_like_none_is_answered_with_all() {
+fn an_unknown_key_is_answered_with_all_keys() {
     let near = parsed(r#", "qtoa": 1"#).unwrap_err();
     assert!(near.ends_with("did you mean \"quota\"?"), "{near}");
     let far = parsed(r#", "bandwidth_in_mbit": 1"#).unwrap_err();
