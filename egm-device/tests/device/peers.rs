@@ -54,7 +54,7 @@ fn seventeen_descriptors_with_one_window_are_refused_and_closed() {
 }
 
 #[test]
-fn what_is_said_in_the_handshake_pleases_qemu() {
+fn qemu_accepts_the_handshake() {
     let (_, version) = Raw::negotiated(&World::new(&[]).path);
     let says = version.capabilities;
     assert!(says.max_msg_fds.is_some_and(|fds| (1..=16).contains(&fds)));
