@@ -157,7 +157,7 @@ fn a_plan_goes_around_what_others_have_unless_it_is_to_be_empty() {
 }
 
 #[test]
-fn an_impossible_plan_names_what_is_short_and_who_must_act() {
+fn an_impossible_plan_names_the_shortage_and_the_user_who_must_act() {
     let host = Host::new();
     let error = host.refuses(3, "carve plan hidden --size 96MiB --count 3");
     assert!(error.contains("cannot place 96MiB aligned to 2MiB in region hidden"), "{error}");
@@ -307,7 +307,7 @@ fn a_host_of_which_only_the_facts_are_known_is_planned_for_and_not_touched() {
 }
 
 #[test]
-fn a_host_that_does_not_say_which_boot_it_is_has_no_ledger() {
+fn a_host_without_a_boot_id_has_no_ledger() {
     let host = Host::new();
     fs::remove_file(host.path("proc/sys/kernel/random/boot_id")).unwrap();
     let error = host.refuses(3, "ledger show");
