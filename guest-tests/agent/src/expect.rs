@@ -321,7 +321,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_plan_is_read_with_what_the_agent_does_not_know() {
+    fn a_plan_is_read_with_unknown_keys() {
         let plan = q35();
         assert_eq!((plan.vcpus.len(), plan.nodes.len()), (2, 2));
         assert!(plan.devices().any(|(_, device)| device.kind == DeviceKind::Other));
