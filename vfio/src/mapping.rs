@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_where_the_whole_is_and_knows_its_place_in_the_file() {
+    fn a_part_is_within_the_whole_and_has_its_offset_in_the_file() {
         let file: File = tempfile::tempfile().unwrap();
         file.set_len(0x4000).unwrap();
         let kept = OwnedFd::from(file.try_clone().unwrap());

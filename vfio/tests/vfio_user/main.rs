@@ -271,7 +271,7 @@ fn a_file_that_ends_before_its_region_is_found_when_the_device_is_opened() {
 }
 
 #[test]
-fn a_bar_whose_file_is_no_memory_is_refused() {
+fn a_bar_with_a_file_that_is_no_memory_is_refused() {
     // A file of an ordinary file system: a read of its pages can wait, for FUSE's for ever.
     let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     file.set_len(MEMORY).unwrap();
