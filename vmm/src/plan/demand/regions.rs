@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_lost_is_said_of_a_kind_and_of_a_region_of_that_kind() {
+    fn losses_are_reported_of_a_kind_and_of_a_region_of_that_kind() {
         let region = Region {
             name: "dax0.0".into(),
             kind: RegionKind::Devdax {

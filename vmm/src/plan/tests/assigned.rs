@@ -304,7 +304,7 @@ fn functions_that_share_a_group_are_listed_and_busy_neighbours_noted() {
 }
 
 #[test]
-fn a_function_is_near_the_guest_node_whose_memory_is_of_its_host_node() {
+fn a_function_is_near_the_guest_node_with_memory_of_its_host_node() {
     let (mut spec, mut facts) = three_gpus();
     let mut second = node(3, GIB, "4");
     second.host_nodes = Some("1".parse().unwrap());
@@ -318,7 +318,7 @@ fn a_function_is_near_the_guest_node_whose_memory_is_of_its_host_node() {
 /// The region that the slice really comes from counts: not the host's first that the configuration names, nor only what it
 /// names by name.
 #[test]
-fn a_function_is_near_the_node_whose_slice_comes_from_its_host_node() {
+fn a_function_is_near_the_node_with_a_slice_of_its_host_node() {
     let (mut spec, mut facts) = three_gpus();
     spec.memory.nodes.push(node(3, 4 * GIB, "4"));
     spec.cpus.count = 5;

@@ -78,7 +78,7 @@ fn one_of_a_pair_is_refused_with_the_other_s_name() {
 }
 
 #[test]
-fn a_card_whose_vital_product_data_lack_a_keyword_is_refused() {
+fn a_card_with_vital_product_data_that_lack_a_keyword_is_refused() {
     let (spec, mut facts) = machine();
     host(&mut facts, "0008:03:00.0").card.as_mut().unwrap().unique = None;
     assert!(refused(&spec, &facts).0.contains("have no keyword VU"));
