@@ -341,7 +341,7 @@ fn a_slice_that_is_a_device_near_no_node() {
 }
 
 #[test]
-fn two_devices_that_want_one_thing() {
+fn two_devices_that_claim_one_thing() {
     let share = "they cannot share it, choose another";
     let cases = [
         ("id", json!({ "type": "virtio-rng", "id": "a" }), "id \"a\"", "choose another"),
