@@ -127,9 +127,9 @@ impl Function {
         self.update_core(|core| core.retire(bad));
     }
 
-    /// The owner wants the slice back: requests it from the guest and its VMM.
-    pub fn want(&self) {
-        self.update_core(Core::want);
+    /// Requests the slice back from the guest and its VMM.
+    pub fn request_return(&self) {
+        self.update_core(Core::request_return);
     }
 
     /// Waits until the guest has quiesced, no client is left, or `timeout` is over; true if the memory is unused.

@@ -225,7 +225,7 @@ fn vectors_that_are_no_eventfds_are_refused() {
     let refused =
         client.set_irqs(crate::world::SET, &[writer.as_fd(), spare.as_fd(), writer.as_fd()]).unwrap_err();
     assert!(refused.stands(), "{refused:?}");
-    world.function.want();
+    world.function.request_return();
     assert!(!crate::world::fired(&spare), "all are connected, or none");
     still_there(&mut client);
 }
