@@ -123,7 +123,7 @@ impl Sessions {
     pub(super) fn connected(&mut self, peer: Peer, pid: u32, started: u64) -> Result<Key, RefusalReply> {
         let uid = peer.uid;
         let refuse = |why: String| Err(RefusalReply::because(why));
-        if !self.queue.policy().knows(&peer) {
+        if !self.queue.policy().names(&peer) {
             return refuse(format!("the policy has no rule for user {uid}: an operator can add one"));
         }
         let most = if egm_address::fault!("connections-unbounded") { MAX } else { MAX_OF_USER };

@@ -136,13 +136,13 @@ fn a_rule_is_for_a_user_or_a_group_and_for_regions_by_name_or_kind() {
     let named = |policy: &Policy, uid| policy.tenant(&peer(uid), None, &supply("a", 8)).is_some();
     for (who, uid) in [(RuleSubject::User(1), 1), (RuleSubject::Group(1001), 1)] {
         assert_eq!([1, 2, 1001].map(|uid| named(&of(who, &[]), uid)), [true, false, false]);
-        assert!(of(who, &[]).knows(&peer(uid)) && !of(who, &[]).knows(&peer(2)));
+        assert!(of(who, &[]).names(&peer(uid)) && !of(who, &[]).names(&peer(2)));
         for (regions, covered) in [(&["a"][..], true), (&["b", "a"], true), (&["egm"], true), (&["b"], false)]
         {
             assert_eq!(named(&of(who, regions), uid), covered, "{regions:?}");
         }
     }
-    assert!(Policy::root_only().knows(&peer(0)) && !Policy::root_only().knows(&peer(1)));
+    assert!(Policy::root_only().names(&peer(0)) && !Policy::root_only().names(&peer(1)));
 }
 
 #[test]
