@@ -208,7 +208,7 @@ fn boot_under(
     let (command, _cards) = emulate(host, share, "")?;
     watch(command, Limit::Silence(silence), &share.join(LOG), &share.join("qemu.log"), |line| {
         if let Some(text) = line.strip_prefix(PREFIX) {
-            stage.say(text);
+            stage.print_line(text);
         }
         Reaction::Go
     })
