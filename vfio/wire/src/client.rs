@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use crate::message::{
-    Access, Capabilities, Command, DeviceInfo, DmaMap, DmaUnmap, IrqData, IrqInfo, Limits, Query, RegionInfo,
-    RegionReply, Request, SAID_FDS, SetIrqs, Write, Wrong,
+    ANNOUNCED_FDS, Access, Capabilities, Command, DeviceInfo, DmaMap, DmaUnmap, IrqData, IrqInfo, Limits,
+    Query, RegionInfo, RegionReply, Request, SetIrqs, Write, Wrong,
 };
 use crate::receiver::FileKind;
 use crate::session::Fault;
@@ -99,7 +99,7 @@ pub struct Client {
 #[must_use]
 pub fn capabilities() -> Capabilities {
     Capabilities {
-        max_msg_fds: Some(SAID_FDS),
+        max_msg_fds: Some(ANNOUNCED_FDS),
         max_data_xfer_size: Some(1 << 20),
         write_multiple: Some(true),
         ..Capabilities::default()
