@@ -28,7 +28,7 @@ const HOST: i32 = 3;
 /// A user that this host has no other process of.
 const UID: &str = "1073741827";
 /// The unprivileged user that every distribution has.
-const NOBODY: &str = "65534";
+const UNPRIVILEGED: &str = "65534";
 
 /// A program with an API at `vm.sock` of its folder.
 struct Machine {
@@ -290,9 +290,11 @@ fn the_api_of_a_machine_of_a_user_is_root_s_alone_and_its_socket_is_removed() {
         return println!("skipped: only root starts a machine for another user");
     }
     for mode in ["off", "strict"] {
-        let Some(mut machine) = Machine::running(&["--user", NOBODY, "--sandbox", mode]) else { return };
+        let Some(mut machine) = Machine::running(&["--user", UNPRIVILEGED, "--sandbox", mode]) else {
+            return;
+        };
         assert_eq!(machine.json("machine --json")["state"], "running");
-        machine.assert_refused_to(NOBODY);
+        machine.assert_refused_to(UNPRIVILEGED);
         let stopped = machine.ctl("shutdown --timeout 0");
         assert!(stopped.status.success(), "{stopped:?}");
         let ended = machine.end();
