@@ -139,7 +139,7 @@ impl Device for Hostile {
         DeviceInfo { resettable: true, regions: self.script.regions, irqs: self.script.irqs }
     }
     fn region(&self, index: u32) -> (RegionInfo, Option<BorrowedFd<'_>>) {
-        let Some(reports) = self.script.reports.get(index as usize) else {
+        let Some(report) = self.script.reports.get(index as usize) else {
             return (RegionInfo { index, ..RegionInfo::default() }, None);
         };
         if index == CONFIG {
@@ -148,18 +148,18 @@ impl Device for Hostile {
                 None,
             );
         }
-        let size = reports.size;
-        let areas = reports.areas.iter().map(|&(offset, size)| Area { offset, size }).collect();
+        let size = report.size;
+        let areas = report.areas.iter().map(|&(offset, size)| Area { offset, size }).collect();
         let info = RegionInfo {
             index,
             size,
-            offset: reports.offset,
+            offset: report.offset,
             read: true,
             write: true,
-            mmap: reports.mmap,
+            mmap: report.mmap,
             areas,
         };
-        (info, self.files.get(reports.file).map(AsFd::as_fd))
+        (info, self.files.get(report.file).map(AsFd::as_fd))
     }
     fn irq(&self, index: u32) -> IrqInfo {
         let known = self.script.vectors.get(index as usize).copied();
