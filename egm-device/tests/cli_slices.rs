@@ -157,7 +157,7 @@ fn a_plan_goes_around_what_others_have_unless_it_is_to_be_empty() {
 }
 
 #[test]
-fn an_impossible_plan_names_the_shortage_and_the_user_who_must_act() {
+fn an_impossible_plan_names_the_shortage_and_the_user_that_must_act() {
     let host = Host::new();
     let error = host.refuses(3, "carve plan hidden --size 96MiB --count 3");
     assert!(error.contains("cannot place 96MiB aligned to 2MiB in region hidden"), "{error}");
