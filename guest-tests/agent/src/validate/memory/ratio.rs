@@ -1,5 +1,5 @@
 //! Memory of nodes without processors, which EGM is, and that of the nearest node with some, in turns: ratios, no
-//! verdict, because the owner decides what is fast enough (`--least`).
+//! verdict, because the owner decides what is fast enough (`--min-ratio`).
 
 use egm_guest::findings::Figure;
 
