@@ -58,7 +58,7 @@ pub(crate) struct RunArguments {
     #[arg(long, value_name = "NAME")]
     fault: Option<String>,
     /// Where to run [default: kvm if this machine's KVM runs stock kernels, else lab].
-    #[arg(long = "where", value_name = "PLACE")]
+    #[arg(long = "where", value_name = "HOST")]
     place: Option<Where>,
     /// Monitor that runs the guest.
     #[arg(long, default_value = "egm")]
