@@ -305,6 +305,11 @@ fn excluded_words_become_fewer() {
 }
 
 #[test]
+fn names_of_functions_and_types_have_no_excluded_words() {
+    none(&words::in_names(&files::texts()));
+}
+
+#[test]
 fn only_modules_of_an_architecture_ask_for_it() {
     none(&of_repository().misplaced_target_arch());
 }
