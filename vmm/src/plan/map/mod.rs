@@ -51,7 +51,7 @@ impl Map {
     pub(super) fn of(demand: &Demand<'_>) -> Result<Self, PlanError> {
         let (layout, devices) = (demand.layout, &demand.devices);
         let mut space = Space::new(demand)?;
-        let Memory { pieces: memory, notes: lost_memory } = memory::plan(demand, &mut space)?;
+        let PlacedMemory { pieces: memory, notes: lost_memory } = memory::plan(demand, &mut space)?;
         let not_free = demand.check_memory()?;
         let numa = Numa::of(demand.spec, &memory);
         let tree = tree::tree(demand, numa.first())?;
