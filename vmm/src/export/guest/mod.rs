@@ -24,7 +24,7 @@ pub(crate) struct Guest {
     /// Its devices; slices that are devices are the last.
     pub(crate) devices: Vec<Placed>,
     /// Memory, ordinary nodes first.
-    pub(crate) memory: Vec<Memory>,
+    pub(crate) memory: Vec<MemoryPiece>,
     /// NUMA nodes by ascending id: those written, then eight for each coherent GPU.
     pub(crate) nodes: Vec<NumaNode>,
     /// `distances[i][j]` from `nodes[i]` to `nodes[j]`; `None` where the configuration has none.
@@ -52,7 +52,7 @@ pub(crate) struct Placed {
 
 /// A piece of guest memory, all of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Memory {
+pub(crate) struct MemoryPiece {
     /// Name for messages and the monitor: `node0`, `egm0`.
     pub id: String,
     pub node: u32,
@@ -200,7 +200,7 @@ impl Guest {
                 homes.entry(region.name.clone()).or_insert(slice.node);
                 self.notes.extend(place::notes(&id, region, *offset, slice.size.get()));
             }
-            self.memory.push(Memory { id, node: slice.node, size: slice.size.get(), source });
+            self.memory.push(MemoryPiece { id, node: slice.node, size: slice.size.get(), source });
         }
         Ok(homes)
     }
@@ -278,9 +278,9 @@ const fn function(kind: &DeviceKind) -> Option<PciAddress> {
     }
 }
 
-fn ordinary(machine: &Spec) -> Vec<Memory> {
+fn ordinary(machine: &Spec) -> Vec<MemoryPiece> {
     let nodes = machine.memory.nodes.iter().filter(|node| node.size.get() > 0);
-    let memory = nodes.map(|node| Memory {
+    let memory = nodes.map(|node| MemoryPiece {
         id: format!("node{}", node.id),
         node: node.id,
         size: node.size.get(),
