@@ -13,7 +13,7 @@ use crate::config::{BarPlaces, Device, DeviceKind, VfioBackend};
 use crate::error::Chain;
 use crate::hotplug::{HotplugError, Maker, New};
 use crate::kvm::{Routes, SlotTable};
-use crate::passthrough::{AssignedFunction, Connections, HostEvents, Line, PassthroughError, Peers};
+use crate::passthrough::{AssignedFunction, Connections, HostEvents, InterruptLine, PassthroughError, Peers};
 use crate::plan::{self, BarPlan, BridgePlan};
 use crate::reserve::reached;
 use crate::resources::left_behind;
@@ -31,7 +31,7 @@ pub(super) struct Assigner {
 /// Properties of one function.
 #[derive(Default)]
 pub(super) struct Own {
-    pub(super) line: Option<Box<dyn Line>>,
+    pub(super) line: Option<Box<dyn InterruptLine>>,
     pub(super) clique: Option<u8>,
     /// Others do not reach its BARs.
     pub(super) alone: bool,

@@ -15,7 +15,7 @@ use super::finish::RunningDevice;
 use crate::config::{Device, DeviceKind};
 use crate::hotplug::{Occupant, Slot};
 use crate::kvm::{KvmError, SlotTable, Vm};
-use crate::passthrough::{Line, PassthroughError, Peers};
+use crate::passthrough::{InterruptLine, PassthroughError, Peers};
 use crate::pci::msix::{MsiRouter, Msix};
 use crate::pci::{Bus, HostBridge, PciFunction, Port, PortConfig, PortKind, RootBus, RootComplex};
 use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, Plan};
@@ -308,7 +308,7 @@ fn assigned(
     };
     let gsi = connections.plan.intx(id);
     let own = Own {
-        line: gsi.map(|gsi| Box::new(connections.vm.level_line(gsi)) as Box<dyn Line>),
+        line: gsi.map(|gsi| Box::new(connections.vm.level_line(gsi)) as Box<dyn InterruptLine>),
         clique: decided.and_then(|assigned| assigned.clique),
         alone: decided.is_some_and(|assigned| !assigned.p2p),
         memory: decided

@@ -15,7 +15,7 @@ use super::access::natural;
 use super::coherent;
 use super::error::PassthroughError;
 use super::interrupts::Interrupts;
-use super::intx::Line;
+use super::intx::InterruptLine;
 use super::parts;
 use super::peers::Peers;
 use super::windows::{Unreachable, Windows};
@@ -36,7 +36,7 @@ const REVISION_AND_CLASS: u64 = 8;
 pub(crate) struct Connections {
     pub router: Arc<dyn MsiRouter>,
     /// The interrupt line of its pin; without one it has no pin.
-    pub line: Option<Box<dyn Line>>,
+    pub line: Option<Box<dyn InterruptLine>>,
     /// Puts mapped BARs into the guest's address space.
     pub slots: Arc<dyn SlotTable>,
     /// Other devices' address spaces.
