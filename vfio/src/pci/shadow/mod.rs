@@ -85,7 +85,7 @@ pub struct Shown {
 
 /// State that a guest's writes have set, as far as it affects the machine.
 #[derive(PartialEq)]
-struct State {
+struct GuestState {
     decoded: Vec<(u8, Span<Guest>)>,
     command: u16,
     msi: Option<Msi>,
@@ -118,7 +118,7 @@ impl Shadow {
         let forward = self.image.write(offset, data);
         self.refuse_power_state(before.power);
         let after = self.state();
-        let bit = |of: &State, bit: u16| of.command & bit != 0;
+        let bit = |of: &GuestState, bit: u16| of.command & bit != 0;
         let changed = |mask: u16| (bit(&before, mask) != bit(&after, mask)).then(|| bit(&after, mask));
         let effects = Effects {
             decoding: before.decoded != after.decoded,
@@ -238,8 +238,8 @@ impl Shadow {
         u16::try_from(self.image.get(COMMAND, 2)).unwrap_or_default()
     }
 
-    fn state(&self) -> State {
-        State {
+    fn state(&self) -> GuestState {
+        GuestState {
             decoded: self.decoded(),
             command: self.command(),
             msi: self.msi(),
