@@ -19,7 +19,7 @@ pub(crate) struct Plan {
     pub(crate) version: u32,
     pub(crate) arch: String,
     pub(crate) vcpus: Vec<Vcpu>,
-    pub(crate) memory: Vec<Memory>,
+    pub(crate) memory: Vec<RamPiece>,
     pub(crate) windows: Vec<Window>,
     pub(crate) pci: Vec<Function>,
     pub(crate) nodes: Vec<Node>,
@@ -40,7 +40,7 @@ pub(crate) struct Vcpu {
 
 /// A piece of RAM.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Memory {
+pub(crate) struct RamPiece {
     pub(crate) span: Span<Guest>,
     pub(crate) node: u32,
 }
@@ -215,7 +215,7 @@ impl Plan {
         if let Some((at, first)) = tables.zip(self.memory.first().cloned()).filter(|_| self.arch == "aarch64")
         {
             let span = self.windows.remove(at).span;
-            self.memory.insert(0, Memory { span, ..first });
+            self.memory.insert(0, RamPiece { span, ..first });
         }
         self
     }
