@@ -24,7 +24,7 @@ pub(crate) struct Plan {
     pub(crate) pci: Vec<Function>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) distances: Vec<Vec<u8>>,
-    pub(crate) lines: Vec<Line>,
+    pub(crate) lines: Vec<InterruptLine>,
     pub(crate) ports: Vec<Port>,
 }
 
@@ -185,7 +185,7 @@ pub(crate) struct Access {
 }
 
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Line {
+pub(crate) struct InterruptLine {
     pub(crate) gsi: u32,
     pub(crate) owner: String,
 }
