@@ -61,8 +61,8 @@ fn refused(result: Result<egm_device::broker::BrokerLease, ClientError>) -> Stri
 
 /// The broker still serves an honest client.
 fn serves(broker: &Broker) {
-    let loan = broker.client().take(&take("egm4", G), |_| ()).unwrap();
-    loan.return_slice(&NEVER).unwrap();
+    let lease = broker.client().take(&take("egm4", G), |_| ()).unwrap();
+    lease.return_slice(&NEVER).unwrap();
 }
 
 #[test]
@@ -282,12 +282,12 @@ fn one_connection_has_one_slice_in_its_life() {
 fn pages_that_a_client_found_bad_are_retired_before_the_next_client_has_them() {
     let broker = Broker::start(Policy::root_only(), 4 * G);
     let _first = broker.client().take(&take("egm4", G), |_| ()).unwrap();
-    let loan = broker.client().take(&take("egm4", G), |_| ()).unwrap();
+    let lease = broker.client().take(&take("egm4", G), |_| ()).unwrap();
     let page = |at: u64| Span::new(Offset::new(at), 0x1000).unwrap();
     // More than fit in one packet, and one of another client's slice.
-    let mut bad: Vec<_> = (0..200).map(|n| page(loan.offset() + n * 0x2000)).collect();
-    loan.retire(&bad.iter().copied().chain([page(0)]).collect()).unwrap();
-    loan.return_slice(&NEVER).unwrap();
+    let mut bad: Vec<_> = (0..200).map(|n| page(lease.offset() + n * 0x2000)).collect();
+    lease.retire(&bad.iter().copied().chain([page(0)]).collect()).unwrap();
+    lease.return_slice(&NEVER).unwrap();
     let mut reported = broker.source.bad();
     reported.sort_by_key(|span| span.start());
     bad.sort_by_key(|span| span.start());
@@ -428,8 +428,8 @@ fn a_client_that_dies_gives_its_slice_back() {
     let broker = Broker::start(Policy::root_only(), 2 * G);
     let died = grant(&broker, 0, 0, &["--size", "2GiB", "--", "/bin/sh", "-c", "kill -9 $PPID"]);
     assert!(!died.status.success());
-    let loan = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap(); // waits for the scrub
-    assert!(broker.source.was_scrubbed(loan.offset(), 2 * G));
+    let lease = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap(); // waits for the scrub
+    assert!(broker.source.was_scrubbed(lease.offset(), 2 * G));
 }
 
 /// A command of another user must not send requests with the rights of the process that started it.
@@ -454,6 +454,6 @@ fn a_slice_is_granted_until_the_commands_children_have_ended_too() {
     let meanwhile = broker.client().take(&now, |_| ());
     assert!(Command::new("/bin/kill").arg(child.trim()).status().unwrap().success());
     assert!(refused(meanwhile).contains("does not fit"));
-    let loan = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap(); // waits for the child's end
-    assert!(broker.source.was_scrubbed(loan.offset(), 2 * G));
+    let lease = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap(); // waits for the child's end
+    assert!(broker.source.was_scrubbed(lease.offset(), 2 * G));
 }
