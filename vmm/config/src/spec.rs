@@ -251,7 +251,7 @@ pub enum DeviceKind {
 
 impl DeviceKind {
     /// Whether it is a function of the host, of a vfio-user server, or of a slice, and not a virtio device of ours.
-    pub const fn is_passed(&self) -> bool {
+    pub const fn is_assigned(&self) -> bool {
         matches!(self, Self::Vfio { .. } | Self::VfioUser { .. } | Self::Egm { .. })
     }
 }

@@ -86,7 +86,7 @@ impl<'a> Connections<'a> {
         plan: &'a Plan,
     ) -> Result<Self, KvmError> {
         let takes = |function: &&FunctionPlan| match &function.role {
-            FunctionRole::Endpoint { device, .. } => device.kind.is_passed(),
+            FunctionRole::Endpoint { device, .. } => device.kind.is_assigned(),
             _ => is_spare(plan, function),
         };
         let assigner = Assigner {
