@@ -827,10 +827,10 @@ fn host_functions_keep_their_rules() {
 #[test]
 fn a_virtio_device_is_no_function_of_the_host_a_server_or_a_slice() {
     let assigned = |members: &str| spec(&machine(members)).devices[0].kind.is_assigned();
-    let device = |device: &str| passed(&format!(r#","devices":[{device}]"#));
+    let device = |device: &str| assigned(&format!(r#","devices":[{device}]"#));
     assert!(device(r#"{"type":"vfio","function":"01:00.0"}"#));
     assert!(device(r#"{"type":"vfio-user","socket":"s"}"#));
-    assert!(passed(r#","egm":[{"region":"local","size":"1GiB","node":0,"as":"device"}]"#));
+    assert!(assigned(r#","egm":[{"region":"local","size":"1GiB","node":0,"as":"device"}]"#));
     for virtio in [
         r#"{"type":"virtio-rng"}"#,
         r#"{"type":"virtio-blk","path":"d"}"#,
