@@ -23,7 +23,7 @@ mod cpu_set;
 #[doc(hidden)]
 pub mod fault;
 mod pci;
-mod place;
+mod placement;
 mod quoted;
 mod size;
 mod span;
@@ -31,7 +31,7 @@ mod span_set;
 
 pub use cpu_set::{CpuSet, CpuSetError};
 pub use pci::{PciAddress, PciAddressError};
-pub use place::{PlaceError, Placement, Placer, Request};
+pub use placement::{PlaceError, Placement, Placer, Request};
 pub use quoted::{Printable, Quoted, Shown};
 pub use size::{ByteSize, SizeError, align_down, align_up};
 pub use span::{
