@@ -6,7 +6,7 @@ use std::fmt;
 
 use egm_address::PciAddress;
 
-use super::place::Acs;
+use super::placement::Acs;
 use super::{Relation, find, relation};
 use crate::host::HostFunction;
 use crate::ids::{DATA_DIRECT, MELLANOX, NVIDIA};
