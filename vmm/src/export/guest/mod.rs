@@ -2,7 +2,7 @@
 
 mod distances;
 mod notes;
-mod place;
+mod placement;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -195,10 +195,10 @@ impl Guest {
                 self.notes.push(self.serve(slice, &id));
                 continue;
             }
-            let (source, region) = place::source(index, slice, survey, &mut taken)?;
+            let (source, region) = placement::source(index, slice, survey, &mut taken)?;
             if let (Source::File { offset, .. }, Some(region)) = (&source, region) {
                 homes.entry(region.name.clone()).or_insert(slice.node);
-                self.notes.extend(place::notes(&id, region, *offset, slice.size.get()));
+                self.notes.extend(placement::notes(&id, region, *offset, slice.size.get()));
             }
             self.memory.push(MemoryPiece { id, node: slice.node, size: slice.size.get(), source });
         }
