@@ -3,7 +3,7 @@
 use egm_address::PciAddress;
 
 use crate::plan::demand::devices::DeviceDemand;
-use crate::plan::map::place::{Placed, Places};
+use crate::plan::map::placement::{Placed, Places};
 use crate::plan::map::tree::{Node, Port, ROOT, Tree, What};
 use crate::plan::{BridgePlan, ExpanderPlan, FunctionPlan, FunctionRole, PlanError};
 

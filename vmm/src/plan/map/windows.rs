@@ -8,7 +8,7 @@ use egm_address::{ByteSize, Gpa, Guest, Placer, Span, SpanSet, align_down, align
 use crate::config::Spec;
 use crate::plan::demand::devices::{DeviceDemand, PAGE};
 use crate::plan::map::blocks::BRIDGE_UNIT;
-use crate::plan::map::place::{Blocks, TopBlock, fixed_bars, with_spare};
+use crate::plan::map::placement::{Blocks, TopBlock, fixed_bars, with_spare};
 use crate::plan::map::space::{Space, Windows};
 use crate::plan::{AssignedRule, PlaceRule, PlanError};
 
