@@ -12,7 +12,7 @@ use kvm_ioctls::VcpuFd;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::mapped::MappedMemory;
-use crate::arch::native::machine_check::{Check, Reporter, give, is_exception, takes_exceptions};
+use crate::arch::native::machine_check::{Check, Reporter, inject, is_exception, takes_exceptions};
 use crate::error::Chain;
 use crate::eventfd;
 use crate::kvm::KvmError;
@@ -93,7 +93,7 @@ impl MachineChecks {
                 "guest address {at:#x}; this host's KVM has no machine checks to report it with"
             ));
         };
-        if let Err(error) = give(vcpu, &reporter.consumed(bad)) {
+        if let Err(error) = inject(vcpu, &reporter.consumed(bad)) {
             return end(format!("guest address {at:#x}; cannot report it to the guest: {}", Chain(&error)));
         }
         self.report_to_others(reporter, index);
@@ -110,7 +110,7 @@ impl MachineChecks {
             if is_exception(check) && !takes_exceptions(vcpu)? {
                 return Ok(());
             }
-            give(vcpu, check)
+            inject(vcpu, check)
         };
         let delivered = self.inbox(index)?.take().iter().try_for_each(deliver);
         delivered.err().map(|error| ExitReason::BadMemory { vcpu: index, what: Chain(&error).to_string() })
