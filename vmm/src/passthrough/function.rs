@@ -8,7 +8,7 @@ use std::time::Instant;
 use egm_address::BarOffset;
 use egm_vfio::backend::{Backend, BackendError, RegionIndex};
 use egm_vfio::pci::shadow::{
-    AddedCapability, Bar, BarKind as ShadowKind, BarPlace, Forward, MsixLayout, Options, Shadow,
+    AddedCapability, Bar, BarKind as ShadowKind, BarRange, Forward, MsixLayout, Options, Shadow,
 };
 
 use super::access::natural;
@@ -214,7 +214,7 @@ impl AssignedFunction {
     /// The emulated structure at `offset` of `bar`, and the offset inside it.
     fn own(&self, bar: u8, offset: u64) -> Option<(&Msix, Own, u64)> {
         let (layout, at) = (self.msix?, BarOffset::new(offset));
-        let inside = |place: BarPlace| {
+        let inside = |place: BarRange| {
             let here = place.bar == bar && place.span.contains(at);
             here.then(|| at.offset_from(place.span.start()))?
         };

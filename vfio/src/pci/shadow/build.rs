@@ -6,7 +6,7 @@ use super::image::{Image, Masks};
 use super::options::{AddedCapability, Bar, Options, Resizable};
 use super::rules::{self, HEADER, Register, Registers, Rule};
 use super::{
-    BarPlace, ConfigError, MsiPlace, MsixLayout, Places, ROM_REGION, Shadow, Shown, Treatment, bar_register,
+    BarRange, ConfigError, MsiPlace, MsixLayout, Places, ROM_REGION, Shadow, Shown, Treatment, bar_register,
 };
 use crate::pci::capability::{self, Capability, CapabilityId, List, ListEnd};
 use crate::pci::registers::{
@@ -369,7 +369,7 @@ fn msix_layout(space: &[u8], list: &List, bars: &[Bar]) -> Result<Option<MsixLay
         let has = bars.iter().find(|have| have.index == bar);
         let span = Span::new(BarOffset::new(u64::from(offset)), u64::from(size)).ok();
         let span = span.filter(|span| has.is_some_and(|bar| span.end().get() <= bar.span.size()));
-        span.map(|span| BarPlace { bar, span }).ok_or(ConfigError::Msix { structure, bar, offset, size })
+        span.map(|span| BarRange { bar, span }).ok_or(ConfigError::Msix { structure, bar, offset, size })
     };
     let vectors_32 = u32::from(vectors);
     let table = place("table", 4, vectors_32.saturating_mul(16))?;

@@ -19,7 +19,7 @@ mod rules;
 
 use egm_address::{Gpa, Guest, Span};
 
-pub use effects::{BarPlace, Effects, Message, Msi, MsixControl, MsixLayout, PowerState, Written};
+pub use effects::{BarRange, Effects, Message, Msi, MsixControl, MsixLayout, PowerState, Written};
 pub use error::ConfigError;
 pub use image::Forward;
 pub use options::{AddedCapability, Bar, BarKind, Options, Resizable};
