@@ -6,7 +6,8 @@ use super::image::{Image, Masks};
 use super::options::{AddedCapability, Bar, Options, Resizable};
 use super::rules::{self, HEADER, Register, Registers, Rule};
 use super::{
-    BarRange, ConfigError, MsiPlace, MsixLayout, Places, ROM_REGION, Shadow, Shown, Treatment, bar_register,
+    BarRange, ConfigError, MsiRegisters, MsixLayout, Places, ROM_REGION, Shadow, Shown, Treatment,
+    bar_register,
 };
 use crate::pci::capability::{self, Capability, CapabilityId, List, ListEnd};
 use crate::pci::registers::{
@@ -264,7 +265,7 @@ impl Builder<'_> {
             let all = u32::MAX.checked_shr(32u32.saturating_sub(u32::from(vectors))).unwrap_or(0);
             self.image.register(mask, 4, kept(all), 0, 0);
         }
-        self.places.msi = Some(MsiPlace { control, is_64, data, mask, vectors });
+        self.places.msi = Some(MsiRegisters { control, is_64, data, mask, vectors });
     }
 
     /// §7.8.6: for each register the present size as the only one supported, and nothing to write.

@@ -48,7 +48,7 @@ pub struct Shadow {
 #[derive(Debug, Clone, Copy, Default)]
 struct Places {
     power: Option<u16>,
-    msi: Option<MsiPlace>,
+    msi: Option<MsiRegisters>,
     msix: Option<u16>,
     /// Device control, if it can start a function-level reset.
     express_reset: Option<u16>,
@@ -60,7 +60,7 @@ struct Places {
 
 /// Registers of an MSI capability; its control register determines which exist.
 #[derive(Debug, Clone, Copy)]
-struct MsiPlace {
+struct MsiRegisters {
     control: u16,
     /// Two registers rather than one.
     is_64: bool,
