@@ -803,15 +803,15 @@ fn host_functions_keep_their_rules() {
     ]);
     let wishes =
         vfio(r#""backend":"iommufd","clique":3,"bars":{"2":"host","4":"0x200000000000"},"p2p":false"#);
-    let at = BarPlace::At(Gpa::new(0x2000_0000_0000));
+    let at = BarPlacement::At(Gpa::new(0x2000_0000_0000));
     assert_eq!(
         spec(&wishes).devices[0].kind,
         DeviceKind::Vfio {
             function: "1:0.0".parse().unwrap(),
             backend: VfioBackend::Iommufd,
             clique: Clique::Number(3),
-            bars: BarPlaces::Each(vec![
-                FixedBar { index: 2, place: BarPlace::Host },
+            bars: BarPlacements::Each(vec![
+                FixedBar { index: 2, place: BarPlacement::Host },
                 FixedBar { index: 4, place: at }
             ]),
             p2p: false,

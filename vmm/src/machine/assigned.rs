@@ -9,7 +9,7 @@ use egm_vfio::host;
 use egm_vfio::kernel::{KernelDomain, KernelFunction};
 use egm_vfio::variant::clique::Clique;
 
-use crate::config::{BarPlaces, Device, DeviceKind, VfioBackend};
+use crate::config::{BarPlacements, Device, DeviceKind, VfioBackend};
 use crate::error::Chain;
 use crate::hotplug::{HotplugError, Maker, New};
 use crate::kvm::{Routes, SlotTable};
@@ -132,7 +132,7 @@ fn fresh(id: &str, address: PciAddress, backend: &dyn Backend) -> Result<(), Bac
 }
 
 fn device(id: &str, function: PciAddress) -> Device {
-    let (backend, clique, bars) = (VfioBackend::Auto, crate::config::Clique::Auto, BarPlaces::Guest);
+    let (backend, clique, bars) = (VfioBackend::Auto, crate::config::Clique::Auto, BarPlacements::Guest);
     let kind = DeviceKind::Vfio { function, backend, clique, bars, p2p: true };
     Device { id: id.to_owned(), root_port: true, kind }
 }

@@ -31,8 +31,8 @@ pub(crate) use arm::egm_first;
 use super::*;
 use crate::arch::layout_of;
 use crate::config::{
-    Architecture, BarPlaces, Boot, BootTables, Clique, Console, Cpus, Device, DeviceKind, EgmForm, EgmSlice,
-    Memory, Node, PageSize, PciTopology, Pcie, VfioBackend,
+    Architecture, BarPlacements, Boot, BootTables, Clique, Console, Cpus, Device, DeviceKind, EgmForm,
+    EgmSlice, Memory, Node, PageSize, PciTopology, Pcie, VfioBackend,
 };
 use crate::error::Report;
 use crate::facts::{
@@ -180,7 +180,7 @@ fn assigned(function: &HostFunction) -> DeviceKind {
         function: function.address,
         backend: VfioBackend::Auto,
         clique: Clique::Auto,
-        bars: BarPlaces::Guest,
+        bars: BarPlacements::Guest,
         p2p: true,
     }
 }
@@ -702,7 +702,7 @@ fn with_a_gpu() -> (Spec, Facts) {
     let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
     let function = "0009:01:00.0".parse().unwrap();
     facts.regions[1].region.functions = vec![function];
-    let (backend, clique, bars) = (VfioBackend::Auto, Clique::Auto, BarPlaces::Guest);
+    let (backend, clique, bars) = (VfioBackend::Auto, Clique::Auto, BarPlacements::Guest);
     spec.devices =
         vec![device("gpu0", true, DeviceKind::Vfio { function, backend, clique, bars, p2p: true })];
     (spec, facts)
