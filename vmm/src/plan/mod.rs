@@ -35,7 +35,7 @@ pub(crate) use map::intx::RootPin;
 pub use map::placement::plug;
 pub use nccl::nccl;
 pub use render::{Screen, View, html, json, text};
-pub use rules::{AssignedRule, NoPlace, PlaceRule};
+pub use rules::{AssignedRule, NoPlacement, PlacementRule};
 pub use types::*;
 
 use self::demand::Demand;

@@ -418,8 +418,8 @@ fn an_egm_region_gives_no_more_than_it_has() {
         slice.regions = vec!["egm4".to_owned()];
     }
     let error = plan(&spec, &facts()).unwrap_err();
-    let PlanError::NoPlace { slice: 1, tried } = &error else { panic!("{error}") };
-    let NoPlace::Short { short, held } = &tried[0].1 else { panic!("{error}") };
+    let PlanError::NoPlacement { slice: 1, tried } = &error else { panic!("{error}") };
+    let NoPlacement::Short { short, held } = &tried[0].1 else { panic!("{error}") };
     assert!(matches!(short.cause, Cause::Granted { short_by, .. } if short_by == 16 * GIB), "{short}");
     assert_eq!(held[0].owner, "this machine");
     spec.egm[0].regions = vec!["egm9".to_owned()];

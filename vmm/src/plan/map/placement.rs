@@ -8,7 +8,7 @@ use crate::plan::demand::devices::{BarDemand, DeviceDemand, PAGE, bars};
 use crate::plan::map::blocks::{BRIDGE_UNIT, Block, Item, PackError, pack};
 use crate::plan::map::space::Space;
 use crate::plan::map::tree::{ROOT, Tree, What};
-use crate::plan::{AssignedRule, BarPlan, BridgePlan, PlaceRule, PlanError};
+use crate::plan::{AssignedRule, BarPlan, BridgePlan, PlacementRule, PlanError};
 
 /// Size of the 64-bit window when neither BARs nor the configuration require more: space for hot-plug.
 const LEAST_WINDOW64: u64 = 64 << 30;
@@ -203,7 +203,7 @@ pub(super) fn place(
             device: blocks.device(a.node),
             what: "its block of BARs".to_owned(),
             span: a.span,
-            rule: PlaceRule::Shared(blocks.device(b.node)),
+            rule: PlacementRule::Shared(blocks.device(b.node)),
             data_direct: blocks.is_for_data_direct(a.node) || blocks.is_for_data_direct(b.node),
         }
         .into());
@@ -285,7 +285,7 @@ fn shared(one: &DeviceDemand<'_>, other: &str) -> PlanError {
             device: one.device.id.clone(),
             what: fixed.name(),
             span,
-            rule: PlaceRule::Shared(other.to_owned()),
+            rule: PlacementRule::Shared(other.to_owned()),
             data_direct: fixed.bar.data_direct,
         }
         .into(),
