@@ -109,7 +109,7 @@ pub(crate) enum GuestError {
     },
     /// The region is too small, or this machine's other slices fill it.
     #[error("egm[{index}]: no place")]
-    NoPlace {
+    NoPlacement {
         /// Index of the slice.
         index: usize,
         source: Box<PlacementError>,
@@ -133,7 +133,7 @@ impl Report for GuestError {
                  \"egm-vmm facts > facts.json\" and name the file with --facts; only egm-vmm and the\n\
                  broker make files of fsdax slices, so another monitor takes them from \"egm-device serve\"",
             ),
-            Self::NoPlace { .. } => Blame::Host.help("ask for less, or for a list of regions"),
+            Self::NoPlacement { .. } => Blame::Host.help("ask for less, or for a list of regions"),
             Self::Nodes { .. } => Blame::Configuration.help("pass fewer GPUs"),
             Self::Sockets(error) => error.remedy(),
             Self::Device { .. } => Blame::Host.help("rename the device"),
