@@ -290,7 +290,7 @@ impl Sessions {
     /// Returns a pick that the ledger has no place for to the queue; returns the refusal for its client.
     fn no_place(&mut self, peer: &Peer, pick: PickedRequest, now: Duration, supplies: &[Supply]) -> Refusal {
         let rule = self.queue.policy().rule(pick.tenant).map(|rule| rule.name.clone());
-        let why = RefusalReason::NoPlace { size: pick.size, region: pick.region.clone() };
+        let why = RefusalReason::NoPlacement { size: pick.size, region: pick.region.clone() };
         self.queue.put_back(now, pick);
         Refusal { rule, why, free: self.queue.policy().free_for(peer, self.queue.accounts(), supplies) }
     }
