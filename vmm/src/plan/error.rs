@@ -1,6 +1,6 @@
 //! Why there is no plan: which thing, by how much, and what to change.
 
-use egm_address::{ByteSize, CpuSet, Gpa, Guest, PciAddress, PlaceError, Span};
+use egm_address::{ByteSize, CpuSet, Gpa, Guest, PciAddress, PlacerError, Span};
 use egm_device::trust::Conflict;
 use egm_report::show::{self, counted, size};
 use egm_vfio::host::MISSING_REMEDY;
@@ -221,7 +221,7 @@ pub enum PlanError {
         window: &'static str,
         span: Span<Guest>,
         /// How much is missing.
-        source: PlaceError<()>,
+        source: PlacerError<()>,
         /// Size of the 64-bit window that would hold all of them.
         suggested: Option<ByteSize>,
     },
@@ -233,7 +233,7 @@ pub enum PlanError {
         /// Width of its addresses in bits: 32 or 64.
         window: u8,
         /// How much is missing.
-        source: PlaceError<()>,
+        source: PlacerError<()>,
     },
     /// The 64-bit window found no place.
     #[error(

@@ -1,6 +1,6 @@
 //! Blocks of BARs in the windows: what each node of the tree needs, and where it goes; later, in the window of a spare port.
 
-use egm_address::{ByteSize, Gpa, Guest, PlaceError, Placer, Request, Span, SpanSet};
+use egm_address::{ByteSize, Gpa, Guest, Placer, PlacerError, Request, Span, SpanSet};
 use egm_vfio::host::HostFunction;
 
 use crate::config::Device;
@@ -110,17 +110,17 @@ impl<'a> Blocks<'a> {
 
     fn no_place(
         &self,
-        error: PlaceError<usize>,
+        error: PlacerError<usize>,
         spans: &SpanSet<Guest>,
         suggested: Option<ByteSize>,
     ) -> PlanError {
-        let PlaceError { tag, size, align, largest, short_by } = error;
+        let PlacerError { tag, size, align, largest, short_by } = error;
         match spans.iter().next() {
             Some(span) => PlanError::Window {
                 device: self.device(tag),
                 window: if self.high { "64-bit" } else { "32-bit" },
                 span,
-                source: PlaceError { tag: (), size, align, largest, short_by },
+                source: PlacerError { tag: (), size, align, largest, short_by },
                 suggested,
             },
             None => PlanError::Internal("a device needs a window that was not placed"),
@@ -317,8 +317,13 @@ fn inside(
     let Some(block) = pack(&items, BRIDGE_UNIT).map_err(fault)? else { return Ok(Vec::new()) };
     let (size, largest) = (block.size, window.map_or(0, |window| window.size()));
     let Some(window) = window.filter(|_| size <= largest) else {
-        let source =
-            PlaceError { tag: (), size, align: block.align, largest, short_by: size.saturating_sub(largest) };
+        let source = PlacerError {
+            tag: (),
+            size,
+            align: block.align,
+            largest,
+            short_by: size.saturating_sub(largest),
+        };
         let (device, bits) = (device.id.clone(), if high { 64 } else { 32 });
         return Err(PlanError::SpareWindow { device, window: bits, source });
     };
