@@ -171,12 +171,12 @@ fn bridge_error(devices: &[DeviceDemand<'_>], tree: &Tree, error: &PackError) ->
 }
 
 /// Address ranges of nodes and devices in one window, by number.
-pub(super) struct Places {
+pub(super) struct Placements {
     pub(super) spans: Vec<Option<Span<Guest>>>,
     pub(super) bars: Vec<Vec<BarPlan>>,
 }
 
-impl Places {
+impl Placements {
     /// The span of node `number`, if it has one in this window.
     pub(super) fn span(&self, number: usize) -> Option<Span<Guest>> {
         self.spans.get(number).copied().flatten()
@@ -185,15 +185,15 @@ impl Places {
 
 /// Address ranges in both windows.
 pub(super) struct Placed {
-    pub(super) low: Places,
-    pub(super) high: Places,
+    pub(super) low: Placements,
+    pub(super) high: Placements,
 }
 
 pub(super) fn place(
     blocks: &Blocks<'_>,
     window: Option<Span<Guest>>,
     space: &Space,
-) -> Result<Places, PlanError> {
+) -> Result<Placements, PlanError> {
     let window: SpanSet<Guest> = window.into_iter().collect();
     let suggested = if blocks.high { Some(ByteSize::new(with_spare(blocks.needed()?))) } else { None };
     let mut tops = blocks.fixed()?;
@@ -212,8 +212,10 @@ pub(super) fn place(
     let placed = Placer::new(&window, &taken).place_all(blocks.requests());
     let placed = placed.map_err(|error| blocks.no_place(error, &window, suggested))?;
     tops.extend(placed.into_iter().map(|placed| TopBlock { node: placed.tag, span: placed.span }));
-    let mut out =
-        Places { spans: vec![None; blocks.tree.nodes.len()], bars: vec![Vec::new(); blocks.devices.len()] };
+    let mut out = Placements {
+        spans: vec![None; blocks.tree.nodes.len()],
+        bars: vec![Vec::new(); blocks.devices.len()],
+    };
     for TopBlock { node, span } in tops {
         *out.spans.get_mut(node).ok_or(PlanError::Internal("a placement is of no node"))? = Some(span);
     }
@@ -224,7 +226,7 @@ pub(super) fn place(
 }
 
 /// Places what is in the block of `node`, which has its place.
-fn place_inside(blocks: &Blocks<'_>, node: usize, out: &mut Places) -> Result<(), PlanError> {
+fn place_inside(blocks: &Blocks<'_>, node: usize, out: &mut Placements) -> Result<(), PlanError> {
     let (Some(block), Some(span)) = (blocks.block(node), out.span(node)) else {
         return Ok(());
     };
