@@ -71,9 +71,9 @@ fn the_programs_log_what_happens_to_slices_and_nothing_else() {
     // By the broker: a page that can be read, one that cannot (a mapping of `/dev/zero` at an offset has no bytes
     // beyond its size), and one outside the slice.
     let broker = host.broker();
-    let loan = host.loan(4 * MIB);
-    loan.retire(&[page(0), page(LAST), page(8 * MIB)].into_iter().collect()).unwrap();
-    loan.return_slice(&NEVER).unwrap();
+    let lease = host.lease(4 * MIB);
+    lease.retire(&[page(0), page(LAST), page(8 * MIB)].into_iter().collect()).unwrap();
+    lease.return_slice(&NEVER).unwrap();
     let grant = "carve grant --broker /run/broker.sock --region nope --size 2MiB --name vm2 -- /bin/true";
     assert_eq!(host.run(grant).0, 3);
     drop(broker);

@@ -93,9 +93,9 @@ fn bad_pages_of_a_watched_slice_become_events_and_others_are_counted() {
     assert_eq!(watch.take_events(), EventBatch::default());
     let start = mapping.as_ptr().addr();
     sigbus(libc::BUS_MCEERR_AO, start + 0x1234, 12);
-    let ((), met) = in_guest(|| sigbus(libc::BUS_MCEERR_AR, start + 0x5123, 12));
+    let ((), fault) = in_guest(|| sigbus(libc::BUS_MCEERR_AR, start + 0x5123, 12));
     let page = u64::try_from(start + 0x5000).unwrap();
-    assert_eq!(met, Some(GuestFault { address: page, size: 0x1000 }));
+    assert_eq!(fault, Some(GuestFault { address: page, size: 0x1000 }));
     assert_eq!(in_guest(|| sigbus(libc::BUS_MCEERR_AO, start + 0x1234, 12)), ((), None));
     sigbus(libc::BUS_MCEERR_AO, 0x1000, 12);
     let news = watch.take_events();

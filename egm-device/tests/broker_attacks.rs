@@ -140,10 +140,12 @@ enum RemainingAccess {
 }
 
 impl RemainingAccess {
-    fn of(loan: &BrokerLease, how: &str) -> Self {
-        let file = loan.file().try_clone().unwrap();
+    fn of(lease: &BrokerLease, how: &str) -> Self {
+        let file = lease.file().try_clone().unwrap();
         match how {
-            "mapping" => Self::Mapping(Mapping::new(&Window(file, loan.offset(), PAGE), 0, PAGE, 0).unwrap()),
+            "mapping" => {
+                Self::Mapping(Mapping::new(&Window(file, lease.offset(), PAGE), 0, PAGE, 0).unwrap())
+            }
             "descriptor" => Self::Descriptor(file),
             _ => {
                 let flags = SocketFlags::CLOEXEC;
@@ -174,8 +176,8 @@ impl RemainingAccess {
 
 /// Takes a slice, unlocks all that it can, keeps the memory, returns the slice, and reads the memory on request.
 fn attack(socket: &Path, keeps: &str) -> ! {
-    let loan = Client::connect(socket).unwrap().take(&take("r", PAGE, false), |_| ()).unwrap();
-    loan.file().write_all_at(b"tenant a", loan.offset()).unwrap();
+    let lease = Client::connect(socket).unwrap().take(&take("r", PAGE, false), |_| ()).unwrap();
+    lease.file().write_all_at(b"tenant a", lease.offset()).unwrap();
     let everything = libc::flock {
         l_type: libc::F_UNLCK.try_into().unwrap(),
         l_whence: libc::SEEK_SET.try_into().unwrap(),
@@ -183,9 +185,9 @@ fn attack(socket: &Path, keeps: &str) -> ! {
         l_len: 0,
         l_pid: 0,
     };
-    fcntl(loan.file(), FcntlArg::F_OFD_SETLK(&everything)).unwrap();
-    let kept = RemainingAccess::of(&loan, keeps);
-    let answer = match loan.return_slice(&NEVER) {
+    fcntl(lease.file(), FcntlArg::F_OFD_SETLK(&everything)).unwrap();
+    let kept = RemainingAccess::of(&lease, keeps);
+    let answer = match lease.return_slice(&NEVER) {
         Ok(()) => "returned".to_owned(),
         Err(error) => error.to_string(),
     };
@@ -207,8 +209,8 @@ fn the_next_tenant_is_safe_from_one_that_keeps(keeps: &str, test: &str) {
     let mut attacker = Attacker::start(&world, test, keeps);
     let answer = attacker.line();
     match world.client().take(&take("r", PAGE, false), |_| ()) {
-        Ok(loan) => {
-            loan.file().write_all_at(SECRET, loan.offset()).unwrap();
+        Ok(lease) => {
+            lease.file().write_all_at(SECRET, lease.offset()).unwrap();
             panic!("tenant b has the slice ({answer}), and tenant a reads {:?}", attacker.look());
         }
         Err(refused) => assert!(matches!(refused, ClientError::Refused { .. }), "{refused}"),
@@ -225,11 +227,11 @@ fn the_next_tenant_is_safe_from_one_that_keeps(keeps: &str, test: &str) {
     assert_eq!(attacker.look(), "tenant a");
     drop(attacker);
     // The broker repeats its check on its own.
-    let loan = world.client().take(&take("r", PAGE, true), |_| ()).unwrap();
+    let lease = world.client().take(&take("r", PAGE, true), |_| ()).unwrap();
     let mut bytes = [1; 8];
-    loan.file().read_exact_at(&mut bytes, loan.offset()).unwrap();
+    lease.file().read_exact_at(&mut bytes, lease.offset()).unwrap();
     assert_eq!(bytes, [0; 8]);
-    drop(loan);
+    drop(lease);
     assert_eq!(world.ledger.states(&world.region).unwrap().held.len(), 1);
 }
 
@@ -266,13 +268,13 @@ const QUOTA_TEST: &str = "memory_that_is_passed_on_stays_on_the_account_of_its_c
 
 /// Takes a slice of the pool and passes it on through standard input, a socket.
 fn pass_on(socket: &Path) -> ! {
-    if let Ok(loan) = Client::connect(socket).unwrap().take(&take("local", QUOTA, false), |_| ()) {
-        let memory = loan.backing().unwrap();
+    if let Ok(lease) = Client::connect(socket).unwrap().take(&take("local", QUOTA, false), |_| ()) {
+        let memory = lease.backing().unwrap();
         memory.file().write_all_at(&[1; 4096], 0).unwrap();
-        send(&std::io::stdin(), loan.file());
+        send(&std::io::stdin(), lease.file());
         drop(memory);
         // Its return counts for nothing as long as others have the memory.
-        let _ = loan.return_slice(&NEVER);
+        let _ = lease.return_slice(&NEVER);
     }
     std::process::exit(0)
 }
@@ -329,6 +331,6 @@ fn memory_that_is_passed_on_stays_on_the_account_of_its_client() {
     assert!(self::hoard(&socket).is_empty());
     drop(name);
     // The broker repeats its check on its own.
-    let loan = Client::connect(&socket).unwrap().take(&take("local", QUOTA, true), |_| ()).unwrap();
-    assert!(loan.return_slice(&NEVER).is_ok());
+    let lease = Client::connect(&socket).unwrap().take(&take("local", QUOTA, true), |_| ()).unwrap();
+    assert!(lease.return_slice(&NEVER).is_ok());
 }

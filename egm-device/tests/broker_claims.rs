@@ -98,8 +98,8 @@ fn take(socket: &Path) -> BrokerLease {
 }
 
 /// The most claims that one user may have, one page each and no two adjacent.
-fn most_claims(loan: &BrokerLease) -> SpanSet<InRegion> {
-    (0..4096).map(|n| page(loan.slice().offset + n * 8192)).collect()
+fn most_claims(lease: &BrokerLease) -> SpanSet<InRegion> {
+    (0..4096).map(|n| page(lease.slice().offset + n * 8192)).collect()
 }
 
 /// The same as user `uid`, as the kernel reports it to the broker.
@@ -113,19 +113,19 @@ fn take_as(uid: u32, socket: &Path) -> BrokerLease {
     })
 }
 
-/// Claims `spans` of `loan`'s slice; the broker has read the claim when this returns. A claim has no answer, so a
+/// Claims `spans` of `lease`'s slice; the broker has read the claim when this returns. A claim has no answer, so a
 /// question that has one follows it on the connection.
-fn claim(loan: &BrokerLease, spans: &SpanSet<InRegion>) {
-    loan.retire(spans).unwrap();
-    rustix::net::send(loan.connection(), b"\"free\"", SendFlags::NOSIGNAL).unwrap();
+fn claim(lease: &BrokerLease, spans: &SpanSet<InRegion>) {
+    lease.retire(spans).unwrap();
+    rustix::net::send(lease.connection(), b"\"free\"", SendFlags::NOSIGNAL).unwrap();
     let mut answer = [0; 4096];
-    let (_, length) = rustix::net::recv(loan.connection(), &mut answer, RecvFlags::empty()).unwrap();
+    let (_, length) = rustix::net::recv(lease.connection(), &mut answer, RecvFlags::empty()).unwrap();
     assert!(answer[..length].starts_with(b"{\"free\":"), "{}", String::from_utf8_lossy(&answer[..length]));
 }
 
 /// All bytes of a slice, as one claim.
-fn all_of(loan: &BrokerLease) -> SpanSet<InRegion> {
-    SpanSet::from_iter([Span::new(Offset::new(loan.slice().offset), SIZE).unwrap()])
+fn all_of(lease: &BrokerLease) -> SpanSet<InRegion> {
+    SpanSet::from_iter([Span::new(Offset::new(lease.slice().offset), SIZE).unwrap()])
 }
 
 /// The reasons of claims that were refused, in order.
@@ -141,11 +141,11 @@ fn refused_claims(folder: &Path) -> Vec<String> {
 fn one_user_claims_256_mib_at_most_whatever_the_number_of_slices() {
     let folder = tempfile::tempdir().unwrap();
     let (socket, ..) = broker(folder.path(), 5);
-    let loans: Vec<_> = (0..5).map(|_| take(&socket)).collect();
-    for loan in &loans {
-        claim(loan, &all_of(loan));
+    let leases: Vec<_> = (0..5).map(|_| take(&socket)).collect();
+    for lease in &leases {
+        claim(lease, &all_of(lease));
     }
-    loans.into_iter().for_each(|loan| loan.return_slice(&NEVER).unwrap());
+    leases.into_iter().for_each(|lease| lease.return_slice(&NEVER).unwrap());
     let refused = refused_claims(folder.path());
     assert!(matches!(&*refused, [one] if one.ends_with("than 4096 spans or 256 MiB")), "{refused:?}");
 }
@@ -161,9 +161,9 @@ fn users_claim_16384_spans_and_1_gib_of_a_region_at_most_together() {
         set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
         let (socket, ..) = broker(folder.path(), 4 * slices + 1);
         let users = (4001..=4004).flat_map(|uid| std::iter::repeat_n(uid, usize::try_from(slices).unwrap()));
-        let loans: Vec<_> = users.map(|uid| take_as(uid, &socket)).collect();
-        for loan in &loans {
-            claim(loan, &claims(loan));
+        let leases: Vec<_> = users.map(|uid| take_as(uid, &socket)).collect();
+        for lease in &leases {
+            claim(lease, &claims(lease));
         }
         let last = take_as(4005, &socket);
         claim(&last, &SpanSet::from_iter([page(last.slice().offset)]));
@@ -178,12 +178,12 @@ fn users_claim_16384_spans_and_1_gib_of_a_region_at_most_together() {
 fn a_claim_beyond_the_limit_of_its_user_is_refused_and_logged() {
     let folder = tempfile::tempdir().unwrap();
     let (socket, ledger, region) = broker(folder.path(), 1);
-    let loan = take(&socket);
-    let most = most_claims(&loan);
-    loan.retire(&most).unwrap();
-    let more = page(loan.slice().offset + SIZE - 4096);
-    loan.retire(&SpanSet::from_iter([more])).unwrap();
-    loan.return_slice(&NEVER).unwrap();
+    let lease = take(&socket);
+    let most = most_claims(&lease);
+    lease.retire(&most).unwrap();
+    let more = page(lease.slice().offset + SIZE - 4096);
+    lease.retire(&SpanSet::from_iter([more])).unwrap();
+    lease.return_slice(&NEVER).unwrap();
     let log = std::fs::read_to_string(egm_device::audit::Paths::below(folder.path()).file).unwrap();
     let refused: Vec<serde_json::Value> = log
         .lines()
@@ -206,10 +206,10 @@ fn no_number_of_claims_makes_the_ledger_forget_a_bad_page_or_lose_a_sound_one() 
     let (socket, ledger, region) = broker(folder.path(), slices);
     let bad = SpanSet::from_iter([page(slices * SIZE)]);
     ledger.retire(&region, &bad, &Owner::this("test"), "a memory error").unwrap();
-    let loans: Vec<_> = (0..slices).map(|_| take(&socket)).collect();
-    for loan in loans {
-        loan.retire(&most_claims(&loan)).unwrap();
-        loan.return_slice(&NEVER).unwrap();
+    let leases: Vec<_> = (0..slices).map(|_| take(&socket)).collect();
+    for lease in leases {
+        lease.retire(&most_claims(&lease)).unwrap();
+        lease.return_slice(&NEVER).unwrap();
     }
     let states = ledger.states(&region).unwrap();
     assert!(states.doubt.is_none(), "{:?}", states.doubt);

@@ -60,21 +60,21 @@ fn a_signal_ends_it_in_order_and_the_next_one_serves() {
     };
     for (signal, is_kept) in [(Signal::TERM, true), (Signal::INT, false)] {
         let mut broker = broker(root);
-        let loan = Client::connect(&root.join("broker.sock")).unwrap().take(&take, |_| ()).unwrap();
+        let lease = Client::connect(&root.join("broker.sock")).unwrap().take(&take, |_| ()).unwrap();
         let idle = Client::connect(&root.join("broker.sock")).unwrap();
         kill_process(Pid::from_child(&broker.0), signal).unwrap();
         assert_eq!(broker.0.wait().unwrap().code(), Some(0), "{signal:?}");
         assert!(!root.join("broker.sock").exists());
-        assert_eq!(poll(&mut [PollFd::new(&loan.connection(), PollFlags::IN)], None), Ok(1));
+        assert_eq!(poll(&mut [PollFd::new(&lease.connection(), PollFlags::IN)], None), Ok(1));
         assert!(idle.free().is_err(), "its connection is closed");
-        assert_eq!(loan.backing().unwrap().size(), 4 << 20, "who has memory keeps it");
+        assert_eq!(lease.backing().unwrap().size(), 4 << 20, "who has memory keeps it");
         // The broker had this grant and has ended: the record keeps it while its client has the memory.
         if is_kept {
             assert_eq!(repair(), "The record is sound.\n");
             let show = command(root, &["ledger", "show"]).output().unwrap();
             assert!(String::from_utf8(show.stdout).unwrap().contains("quarantined: a descriptor in process"));
         }
-        drop(loan);
+        drop(lease);
         let expected = if is_kept {
             "Out of quarantine: 4 MiB of local; it is clean."
         } else {

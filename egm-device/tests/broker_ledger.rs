@@ -52,21 +52,21 @@ fn a_granted_slice_is_in_the_ledger_under_its_client_and_usable_as_memory() {
         class: None,
         wait: false,
     };
-    let loan = Client::connect(&path).unwrap().take(&take, |_| ()).unwrap();
-    assert_eq!(*loan.region(), region(), "its retired pages are more than a packet holds");
+    let lease = Client::connect(&path).unwrap().take(&take, |_| ()).unwrap();
+    assert_eq!(*lease.region(), region(), "its retired pages are more than a packet holds");
     let held = ledger.states(&region()).unwrap().held;
     let owner = held[0].owner.as_ref().unwrap();
     assert_eq!((owner.name.as_str(), owner.pid), ("vm7", std::process::id()));
     assert!(owner.is_alive());
 
-    let memory = loan.backing().unwrap();
+    let memory = lease.backing().unwrap();
     assert_eq!((memory.size(), memory.offset()), (SIZE, 0));
     drop(Mapping::new(memory.as_ref(), 0, SIZE, 0).unwrap());
     drop(memory);
 
     let refused = Client::connect(&path).unwrap().take(&take, |_| ()).unwrap_err().to_string();
     assert!(refused.contains("rule \"root\": 8MiB does not fit in \"local\" now"), "{refused}");
-    loan.return_slice(&AtomicBool::new(false)).unwrap();
+    lease.return_slice(&AtomicBool::new(false)).unwrap();
     assert!(
         ledger.states(&region()).unwrap().held.is_empty(),
         "the kernel counts no other description of it"
@@ -165,7 +165,7 @@ fn a_scrub_of_idle_memory_that_the_kernel_keeps_waiting_holds_up_no_other_region
         class: None,
         wait: false,
     };
-    let loan = Client::connect(&path).unwrap().take(&take, |_| ()).unwrap();
-    assert_eq!(loan.region().name, "other");
+    let lease = Client::connect(&path).unwrap().take(&take, |_| ()).unwrap();
+    assert_eq!(lease.region().name, "other");
     drop(go);
 }

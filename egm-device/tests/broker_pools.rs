@@ -157,9 +157,9 @@ fn play(role: &str) -> ! {
     let client = Client::connect(&variable(SOCKET)).unwrap();
     match role {
         "send" => match client.take(&take(&region, false), |_| ()) {
-            Ok(loan) => {
-                send(&std::io::stdin(), loan.file());
-                let returned = loan.return_slice(&NEVER);
+            Ok(lease) => {
+                send(&std::io::stdin(), lease.file());
+                let returned = lease.return_slice(&NEVER);
                 println!(
                     "{ANSWER}{}",
                     returned.map_or_else(|error| error.to_string(), |()| "returned".into())
@@ -168,12 +168,12 @@ fn play(role: &str) -> ! {
             Err(error) => println!("{ANSWER}{error}"),
         },
         "wait" => {
-            let loan = client.take(&take(&region, true), |_| ()).unwrap();
-            println!("{ANSWER}{}", loan.return_slice(&NEVER).is_ok());
+            let lease = client.take(&take(&region, true), |_| ()).unwrap();
+            println!("{ANSWER}{}", lease.return_slice(&NEVER).is_ok());
         }
         "keep" => {
-            let loan = client.take(&take(&region, false), |_| ()).unwrap();
-            let memory = loan.backing().unwrap();
+            let lease = client.take(&take(&region, false), |_| ()).unwrap();
+            let memory = lease.backing().unwrap();
             let _mapping = Mapping::new(memory.as_ref(), 0, QUOTA, 0).unwrap();
             println!("{ANSWER}taken");
             park();

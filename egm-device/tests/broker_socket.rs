@@ -38,12 +38,12 @@ fn raw(path: &Path) -> OwnedFd {
     socket
 }
 
-fn say(socket: &OwnedFd, packet: &[u8]) {
+fn send(socket: &OwnedFd, packet: &[u8]) {
     rustix::net::send(socket, packet, SendFlags::NOSIGNAL).unwrap();
 }
 
 /// The next answer; empty after the broker closed the connection.
-fn hear(socket: &OwnedFd) -> String {
+fn receive(socket: &OwnedFd) -> String {
     let mut buffer = [0; 2 * MAX_PACKET];
     match rustix::net::recv(socket, &mut buffer, RecvFlags::empty()) {
         Ok((_, length)) => String::from_utf8(buffer[..length].to_vec()).unwrap(),
@@ -61,8 +61,8 @@ fn refused(result: Result<egm_device::broker::BrokerLease, ClientError>) -> Stri
 
 /// The broker still serves an honest client.
 fn serves(broker: &Broker) {
-    let loan = broker.client().take(&take("egm4", G), |_| ()).unwrap();
-    loan.return_slice(&NEVER).unwrap();
+    let lease = broker.client().take(&take("egm4", G), |_| ()).unwrap();
+    lease.return_slice(&NEVER).unwrap();
 }
 
 #[test]
@@ -90,12 +90,12 @@ fn a_ledger_that_does_not_answer_delays_only_requests_to_it() {
     let broker = Broker::start(Policy::root_only(), G);
     let locked = broker.source.ledger.lock().unwrap();
     let asks = raw(&broker.path);
-    say(&asks, b"\"free\"");
+    send(&asks, b"\"free\"");
     let hostile = raw(&broker.path);
-    say(&hostile, b"{}");
-    assert!(hear(&hostile).starts_with("{\"refused\":"));
+    send(&hostile, b"{}");
+    assert!(receive(&hostile).starts_with("{\"refused\":"));
     drop(locked);
-    assert!(hear(&asks).starts_with("{\"free\":"));
+    assert!(receive(&asks).starts_with("{\"free\":"));
     serves(&broker);
 }
 
@@ -176,13 +176,13 @@ fn malformed_packets_cost_the_connection_and_nothing_else() {
     let cases: [&[u8]; 5] = [&whole[..40], &[0xff; 100], b"{}", b"[[[[[[[[", &[b'x'; MAX_PACKET + 1]];
     for packet in cases {
         let hostile = raw(&broker.path);
-        say(&hostile, packet);
-        assert!(hear(&hostile).starts_with("{\"refused\":"), "{packet:?}");
-        assert_eq!(hear(&hostile), "", "cut off");
+        send(&hostile, packet);
+        assert!(receive(&hostile).starts_with("{\"refused\":"), "{packet:?}");
+        assert_eq!(receive(&hostile), "", "cut off");
     }
     let empty = raw(&broker.path);
-    say(&empty, b"");
-    assert_eq!(hear(&empty), "");
+    send(&empty, b"");
+    assert_eq!(receive(&empty), "");
     serves(&broker);
 }
 
@@ -201,13 +201,13 @@ fn descriptors_that_a_client_sends_are_dropped() {
             Err(rustix::io::Errno::PERM) => continue, // a kernel that can refuse them was asked to
             sent => assert!(sent.is_ok(), "{sent:?}"),
         }
-        assert!(hear(&hostile).starts_with("{\"free\":"));
+        assert!(receive(&hostile).starts_with("{\"free\":"));
     }
     drop(writer);
     // The pipe ends only when no process has its other end open: the broker, which still runs, does not.
     assert_eq!(reader.read(&mut [0; 1]).unwrap(), 0);
-    say(&hostile, b"\"free\"");
-    assert!(hear(&hostile).starts_with("{\"free\":"));
+    send(&hostile, b"\"free\"");
+    assert!(receive(&hostile).starts_with("{\"free\":"));
     serves(&broker);
 }
 
@@ -230,11 +230,11 @@ fn a_client_that_does_not_read_is_cut_off() {
 fn a_user_has_a_bounded_number_of_connections() {
     let broker = Broker::start(Policy::root_only(), 4 * G);
     let mut open: Vec<OwnedFd> = (0..64).map(|_| raw(&broker.path)).collect();
-    say(&open[63], b"\"free\"");
-    assert!(hear(&open[63]).starts_with("{\"free\":"), "all are served");
+    send(&open[63], b"\"free\"");
+    assert!(receive(&open[63]).starts_with("{\"free\":"), "all are served");
     let more = raw(&broker.path);
-    assert!(hear(&more).contains("user 0 has 64 connections, the most: close one"));
-    assert_eq!(hear(&more), "");
+    assert!(receive(&more).contains("user 0 has 64 connections, the most: close one"));
+    assert_eq!(receive(&more), "");
     open.truncate(1);
     // A closed connection counts until the broker has seen its end; it looks at its sockets in turn.
     while Client::connect(&broker.path).unwrap().free().is_err() {}
@@ -246,11 +246,11 @@ fn a_waiting_client_that_hangs_up_is_out_of_the_queue() {
     let broker = Broker::start(Policy::root_only(), 2 * G);
     let held = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap();
     let gone = raw(&broker.path);
-    say(
+    send(
         &gone,
         br#"{"take":{"name":"v","regions":["egm4"],"size":2147483648,"align":0,"class":null,"wait":true}}"#,
     );
-    assert!(hear(&gone).starts_with("{\"waiting\":"));
+    assert!(receive(&gone).starts_with("{\"waiting\":"));
     drop(gone);
     held.return_slice(&NEVER).unwrap();
     serves(&broker);
@@ -262,18 +262,18 @@ fn one_connection_has_one_slice_in_its_life() {
     let socket = raw(&broker.path);
     let wanted =
         br#"{"take":{"name":"v","regions":["egm4"],"size":1073741824,"align":0,"class":null,"wait":true}}"#;
-    say(&socket, b"\"return\"");
-    assert!(hear(&socket).contains("no slice to return"));
-    say(&socket, wanted);
-    assert!(hear(&socket).starts_with("{\"granted\":"));
-    say(&socket, wanted);
-    assert!(hear(&socket).contains("a connection has one slice"));
-    say(&socket, b"\"return\"");
-    assert_eq!(hear(&socket), "\"returned\"");
+    send(&socket, b"\"return\"");
+    assert!(receive(&socket).contains("no slice to return"));
+    send(&socket, wanted);
+    assert!(receive(&socket).starts_with("{\"granted\":"));
+    send(&socket, wanted);
+    assert!(receive(&socket).contains("a connection has one slice"));
+    send(&socket, b"\"return\"");
+    assert_eq!(receive(&socket), "\"returned\"");
     // A process that inherits the connection has the rights of the process that opened it, so it gets nothing more.
-    say(&socket, wanted);
-    assert!(hear(&socket).contains("this connection has returned its slice"));
-    assert_eq!(hear(&socket), "", "the connection is closed");
+    send(&socket, wanted);
+    assert!(receive(&socket).contains("this connection has returned its slice"));
+    assert_eq!(receive(&socket), "", "the connection is closed");
     serves(&broker);
 }
 
@@ -282,19 +282,19 @@ fn one_connection_has_one_slice_in_its_life() {
 fn pages_that_a_client_found_bad_are_retired_before_the_next_client_has_them() {
     let broker = Broker::start(Policy::root_only(), 4 * G);
     let _first = broker.client().take(&take("egm4", G), |_| ()).unwrap();
-    let loan = broker.client().take(&take("egm4", G), |_| ()).unwrap();
+    let lease = broker.client().take(&take("egm4", G), |_| ()).unwrap();
     let page = |at: u64| Span::new(Offset::new(at), 0x1000).unwrap();
     // More than fit in one packet, and one of another client's slice.
-    let mut bad: Vec<_> = (0..200).map(|n| page(loan.offset() + n * 0x2000)).collect();
-    loan.retire(&bad.iter().copied().chain([page(0)]).collect()).unwrap();
-    loan.return_slice(&NEVER).unwrap();
+    let mut bad: Vec<_> = (0..200).map(|n| page(lease.offset() + n * 0x2000)).collect();
+    lease.retire(&bad.iter().copied().chain([page(0)]).collect()).unwrap();
+    lease.return_slice(&NEVER).unwrap();
     let mut reported = broker.source.bad();
     reported.sort_by_key(|span| span.start());
     bad.sort_by_key(|span| span.start());
     assert_eq!(reported, bad);
     let socket = raw(&broker.path);
-    say(&socket, br#"{"bad":[[0,4096]]}"#);
-    assert!(hear(&socket).contains("no slice that could go bad"));
+    send(&socket, br#"{"bad":[[0,4096]]}"#);
+    assert!(receive(&socket).contains("no slice that could go bad"));
     serves(&broker);
 }
 
@@ -394,8 +394,8 @@ fn the_kernels_word_for_the_user_decides() {
     assert!(team.status.success(), "{}", stderr(&team));
     let without = grant(&broker, 4002, 4500, &[&["--size", "2GiB"], &print[..]].concat());
     assert!(stderr(&without).contains("no rule lets user 4002 take from \"egm4\""), "{}", stderr(&without));
-    let stranger = grant(&broker, 4003, 4003, &[&["--size", "1GiB"], &print[..]].concat());
-    assert!(stderr(&stranger).contains("no rule for user 4003"), "{}", stderr(&stranger));
+    let unruled = grant(&broker, 4003, 4003, &[&["--size", "1GiB"], &print[..]].concat());
+    assert!(stderr(&unruled).contains("no rule for user 4003"), "{}", stderr(&unruled));
 }
 
 /// All slices of an EGM device are one file: a user with the file for one slice can map every other tenant's bytes.
@@ -428,8 +428,8 @@ fn a_client_that_dies_gives_its_slice_back() {
     let broker = Broker::start(Policy::root_only(), 2 * G);
     let died = grant(&broker, 0, 0, &["--size", "2GiB", "--", "/bin/sh", "-c", "kill -9 $PPID"]);
     assert!(!died.status.success());
-    let loan = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap(); // waits for the scrub
-    assert!(broker.source.was_scrubbed(loan.offset(), 2 * G));
+    let lease = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap(); // waits for the scrub
+    assert!(broker.source.was_scrubbed(lease.offset(), 2 * G));
 }
 
 /// A command of another user must not send requests with the rights of the process that started it.
@@ -454,6 +454,6 @@ fn a_slice_is_granted_until_the_commands_children_have_ended_too() {
     let meanwhile = broker.client().take(&now, |_| ());
     assert!(Command::new("/bin/kill").arg(child.trim()).status().unwrap().success());
     assert!(refused(meanwhile).contains("does not fit"));
-    let loan = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap(); // waits for the child's end
-    assert!(broker.source.was_scrubbed(loan.offset(), 2 * G));
+    let lease = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap(); // waits for the child's end
+    assert!(broker.source.was_scrubbed(lease.offset(), 2 * G));
 }

@@ -79,7 +79,7 @@ impl Host {
 
     /// Standard output of a command that must succeed.
     #[track_caller]
-    fn says(&self, words: &str) -> String {
+    fn output(&self, words: &str) -> String {
         let (code, out, error) = self.run(words);
         assert_eq!(code, 0, "{error}");
         out
@@ -87,7 +87,7 @@ impl Host {
 
     #[track_caller]
     fn json(&self, words: &str) -> Value {
-        serde_json::from_str(&self.says(&format!("{words} --json"))).unwrap()
+        serde_json::from_str(&self.output(&format!("{words} --json"))).unwrap()
     }
 
     /// Standard error of a command that must end with `code` and print nothing else.
@@ -118,7 +118,7 @@ fn a_plan_shows_places_and_takes_none() {
     let host = Host::new();
     let plan = "carve plan hidden --size 96MiB --count 2";
     assert_eq!(
-        host.says(plan),
+        host.output(plan),
         "  region     offset    size     address  retired\n  \
            hidden        0x0  96 MiB  0x40000000      0 B\n  \
            hidden  0x6000000  96 MiB  0x46000000      0 B\n"
@@ -126,15 +126,15 @@ fn a_plan_shows_places_and_takes_none() {
     let slice = |offset: u64, base: &str| json!({ "region": "hidden", "offset": offset, "size": 96 * MIB, "base": base, "holes": [] });
     assert_eq!(host.json(plan), json!([slice(0, "0x40000000"), slice(96 * MIB, "0x46000000")]));
     assert_eq!(host.json("carve plan hidden --size 2MiB --at 4MiB")[0]["offset"], 4 * MIB);
-    assert_eq!(host.says(plan), host.says(plan));
+    assert_eq!(host.output(plan), host.output(plan));
 }
 
 #[test]
 fn a_region_is_named_as_for_a_grant_or_as_a_word_of_its_own() {
     let host = Host::new();
     for command in ["carve plan {} --size 2MiB", "carve scrub {}", "carve return {} --at 0 --size 2MiB"] {
-        let says = |region| host.says(&command.replace("{}", region));
-        assert_eq!(says("local"), says("--region local"), "{command}");
+        let output = |region| host.output(&command.replace("{}", region));
+        assert_eq!(output("local"), output("--region local"), "{command}");
         host.refuses(2, &command.replace(" {}", ""));
         host.refuses(2, &command.replace("{}", "local --region local"));
     }
@@ -157,7 +157,7 @@ fn a_plan_goes_around_what_others_have_unless_it_is_to_be_empty() {
 }
 
 #[test]
-fn an_impossible_plan_names_what_is_short_and_who_must_act() {
+fn an_impossible_plan_names_the_shortage_and_the_user_that_must_act() {
     let host = Host::new();
     let error = host.refuses(3, "carve plan hidden --size 96MiB --count 3");
     assert!(error.contains("cannot place 96MiB aligned to 2MiB in region hidden"), "{error}");
@@ -184,7 +184,7 @@ fn a_command_has_its_slice_as_long_as_it_runs_and_ends_as_it_ended() {
     assert!(out.starts_with("4194304\n0 4194304\n"), "{out}");
     assert_eq!(row(&out, "local"), "local 64 MiB 4 MiB 0 B 0 B 60 MiB 0 B 0 B");
     assert!(out.contains("vm1") && out.contains("granted"), "{out}");
-    let after = host.says("ledger show");
+    let after = host.output("ledger show");
     assert_eq!(row(&after, "local"), "local 64 MiB 0 B 0 B 0 B 64 MiB 0 B 0 B");
     assert!(!after.contains("vm1"), "{after}");
 }
@@ -198,10 +198,10 @@ fn a_command_keeps_its_slice_when_the_one_that_took_it_is_killed() {
     let free = || host.json("ledger show")[1]["held"] == json!([]);
     // This process cannot wait for the shell's end: its descriptors are gone a moment after its output.
     assert!((0..1000).any(|_| free()));
-    let output = host.says("ledger repair");
+    let output = host.output("ledger repair");
     assert!(output.starts_with("The record is sound.\nForgotten: vm1 (process "), "{output}");
     assert!(output.ends_with(") had 4 MiB of local; it is clean.\n"), "{output}");
-    assert_eq!(host.says("ledger repair"), "The record is sound.\n");
+    assert_eq!(host.output("ledger repair"), "The record is sound.\n");
 }
 
 /// The command may run as a tenant, which could release every lock on a description that it shares.
@@ -222,7 +222,7 @@ fn what_cannot_be_granted_is_refused_with_the_reason() {
     let error = host.refuses(3, grant);
     assert!(error.contains("held by vm1 (process") && error.contains(" at 0x0 (62MiB)"), "{error}");
     drop(lease);
-    host.says(grant);
+    host.output(grant);
     host.refuses(3, "carve grant --region other --size 4MiB -- true");
     let error = host.refuses(3, "carve grant --region local --size 1GiB -- true");
     assert!(error.contains("it has 64 MiB in all, 960 MiB too few"), "{error}");
@@ -237,7 +237,7 @@ fn a_slice_with_an_owner_is_not_returned_by_another() {
     assert!(error.contains("help: a slice returns when its owner ends"), "{error}");
     assert_eq!(lease.size(), 4 * MIB);
     drop(lease);
-    assert_eq!(host.says("carve return local --at 2MiB --size 2MiB"), "0 B scrubbed.\n");
+    assert_eq!(host.output("carve return local --at 2MiB --size 2MiB"), "0 B scrubbed.\n");
     assert_eq!(host.json("carve scrub local"), json!({ "scrubbed": 0 }));
     host.refuses(2, "carve return local --at 1KiB --size 2MiB");
     host.refuses(3, "carve return local --at 0 --size 1GiB");
@@ -256,7 +256,7 @@ fn a_copy_of_a_host_opens_no_device() {
         assert!(error.contains("--root names a copy of another host"), "{error}");
     }
     assert_eq!(fs::read(host.path("memory")).unwrap(), b"precious");
-    assert_eq!(row(&host.says("ledger show"), "hidden"), "hidden 256 MiB 0 B 0 B 0 B 0 B 256 MiB 0 B");
+    assert_eq!(row(&host.output("ledger show"), "hidden"), "hidden 256 MiB 0 B 0 B 0 B 0 B 256 MiB 0 B");
 }
 
 #[test]
@@ -278,13 +278,13 @@ fn a_record_that_is_not_trusted_is_reported_and_put_aside() {
     drop(host.lease("vm1", 4 * MIB));
     let record = host.path("var/lib/egm-device/ledger.json");
     fs::write(&record, "{").unwrap();
-    let shown = host.says("ledger show");
+    let shown = host.output("ledger show");
     assert!(shown.contains("The record is not used: it is broken."), "{shown}");
     assert_eq!(host.json("ledger repair"), json!({ "doubt": "broken", "forgotten": [], "freed": [] }));
     assert_eq!(fs::read(record.with_extension("json.aside")).unwrap(), b"{");
-    assert_eq!(host.says("ledger repair"), "The record is sound.\n");
+    assert_eq!(host.output("ledger repair"), "The record is sound.\n");
     fs::remove_file(&record).unwrap();
-    let output = host.says("ledger repair");
+    let output = host.output("ledger repair");
     assert_eq!(output, "The record is not used: it is gone. A new one is begun.\n");
 }
 
@@ -308,7 +308,7 @@ fn a_host_of_which_only_the_facts_are_known_is_planned_for_and_not_touched() {
 }
 
 #[test]
-fn a_host_that_does_not_say_which_boot_it_is_has_no_ledger() {
+fn a_host_without_a_boot_id_has_no_ledger() {
     let host = Host::new();
     fs::remove_file(host.path("proc/sys/kernel/random/boot_id")).unwrap();
     let error = host.refuses(3, "ledger show");

@@ -138,11 +138,11 @@ fn a_return_that_no_thread_can_work_at_is_refused_and_frees_nothing() {
         r#"{{"rules": [{{"name": "all", "user": {user}, "regions": ["egm4"], "whole_device": true}}]}}"#
     );
     let broker = Broker::start(parse(&rule, &Names::default()).unwrap(), G);
-    let loan = broker.client().take(&take("egm4", G), |_| ()).unwrap();
-    let connection = loan.connection().try_clone_to_owned().unwrap();
+    let lease = broker.client().take(&take("egm4", G), |_| ()).unwrap();
+    let connection = lease.connection().try_clone_to_owned().unwrap();
     let most = getrlimit(Resource::Nproc);
     setrlimit(Resource::Nproc, Rlimit { current: Some(0), ..most }).unwrap();
-    let Err(ClientError::Refused { why, .. }) = loan.return_slice(&AtomicBool::new(false)) else { panic!() };
+    let Err(ClientError::Refused { why, .. }) = lease.return_slice(&AtomicBool::new(false)) else { panic!() };
     assert_eq!(why, "the host cannot take the slice back now: it stays on your account, return it again");
     assert!(!broker.source.was_scrubbed(0, G), "with {more} more threads");
     setrlimit(Resource::Nproc, most).unwrap();

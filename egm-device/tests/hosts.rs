@@ -147,16 +147,16 @@ mod tests {
         let mut wrong = Vec::new();
         for (name, commands) in STORIES {
             let folder = tempfile::tempdir().unwrap();
-            let mut story = String::new();
+            let mut transcript = String::new();
             for (host, command) in *commands {
                 let (code, printed) = run(host, command, folder.path());
                 let printed = printed.replace(folder.path().to_str().unwrap(), "");
-                writeln!(story, "{host}$ egm-device {command}\n{printed}[{code}]\n").unwrap();
+                writeln!(transcript, "{host}$ egm-device {command}\n{printed}[{code}]\n").unwrap();
             }
             let golden = format!("tests/golden/{name}.txt");
             if write {
-                fs::write(&golden, &story).unwrap();
-            } else if fs::read_to_string(&golden).ok().as_deref() != Some(&story) {
+                fs::write(&golden, &transcript).unwrap();
+            } else if fs::read_to_string(&golden).ok().as_deref() != Some(&transcript) {
                 wrong.push(golden);
             }
         }

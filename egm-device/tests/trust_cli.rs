@@ -279,9 +279,9 @@ fn a_broker_gives_a_slice_of_an_exclusive_region_to_users_of_its_domain_alone() 
         let last = log.lines().last().unwrap();
         assert!(last.contains("refusal") && last.contains("the region is exclusive to vm1"), "{last}");
     }
-    let loan = take(4001).unwrap();
-    assert_eq!(loan.slice().size.get(), 2 << 20);
-    drop(loan);
+    let lease = take(4001).unwrap();
+    assert_eq!(lease.slice().size.get(), 2 << 20);
+    drop(lease);
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
 }

@@ -195,7 +195,7 @@ fn the_broker_starts_and_serves_with_the_capabilities_of_its_unit() {
 }
 
 #[test]
-fn our_command_line_takes_what_the_units_say() {
+fn our_command_line_takes_the_commands_of_the_units() {
     let mut count = 0;
     for line in UNITS.iter().flat_map(|unit| {
         let text = config(&format!("systemd/{unit}"));

@@ -112,13 +112,13 @@ fn the_broker_gives_the_file_of_a_whole_region_to_no_user_without_a_rule_for_it(
     }
     let show = || host.run("ledger show").1;
     assert!(!show().contains("4001"), "{}", show());
-    let loan = take(&host, BOB, "dax0.0").unwrap();
+    let lease = take(&host, BOB, "dax0.0").unwrap();
     assert!(
         show().lines().any(|line| line.contains("4002") && line.ends_with("granted, with the whole device")),
         "{}",
         show()
     );
-    drop(loan);
+    drop(lease);
 }
 
 /// `egm-device serve` of 2 MiB of dax0.0 on the host's `run/vm.sock`, which every user can reach.

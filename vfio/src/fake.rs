@@ -9,7 +9,7 @@ use egm_address::{InBar, PciAddress, Span};
 use rustix::fs::MemfdFlags;
 
 use crate::backend::{Backend, BackendError, InterruptKind, Interrupts, Region, RegionIndex};
-use crate::mapping::{MadeOf, Mapping, Part};
+use crate::mapping::{MadeOf, Mapping, MemoryPart};
 use crate::memory::HostMemory;
 
 mod domain;
@@ -222,7 +222,7 @@ impl Backend for FakeFunction {
         let known = self.regions.get(&region);
         let inside = known.filter(|known| known.region.mappable.iter().any(|span| span.covers(part)));
         let memory = inside.and_then(|known| known.memory.clone());
-        let mapped = memory.and_then(|memory| Part::new(memory, part.start().get(), part.size()));
+        let mapped = memory.and_then(|memory| MemoryPart::new(memory, part.start().get(), part.size()));
         let mapped = mapped.ok_or_else(|| self.absent(format!("mappable {part} in {region:?}")))?;
         Ok(Arc::new(mapped))
     }

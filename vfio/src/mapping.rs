@@ -152,13 +152,13 @@ unsafe impl HostMemory for Mapping {
 }
 
 /// A part of other memory, which it keeps mapped.
-pub struct Part {
+pub struct MemoryPart {
     whole: Arc<dyn HostMemory>,
     offset: u64,
     size: u64,
 }
 
-impl Part {
+impl MemoryPart {
     /// `size` bytes of `whole` from `offset`; `None` when they do not lie in it.
     pub fn new(whole: Arc<dyn HostMemory>, offset: u64, size: u64) -> Option<Self> {
         let end = offset.checked_add(size)?;
@@ -167,7 +167,7 @@ impl Part {
 }
 
 // SAFETY: the part lies in `whole`, which it keeps; the implementer of `whole` made the same promise.
-unsafe impl HostMemory for Part {
+unsafe impl HostMemory for MemoryPart {
     fn address(&self) -> NonNull<u8> {
         let offset = usize::try_from(self.offset).unwrap_or_default(); // `new` checked this
         self.whole.address().map_addr(|address| address.saturating_add(offset))
@@ -246,17 +246,17 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_where_the_whole_is_and_knows_its_place_in_the_file() {
+    fn a_part_is_within_the_whole_and_has_its_offset_in_the_file() {
         let file: File = tempfile::tempfile().unwrap();
         file.set_len(0x4000).unwrap();
         let kept = OwnedFd::from(file.try_clone().unwrap());
         let whole = Mapping::of(file.as_fd(), 0x1000, 0x3000, 0, MadeOf::File(kept, 0x1000)).unwrap();
         let whole: Arc<dyn HostMemory> = Arc::new(whole);
-        let part = Part::new(Arc::clone(&whole), 0x1000, 0x2000).unwrap();
+        let part = MemoryPart::new(Arc::clone(&whole), 0x1000, 0x2000).unwrap();
         assert!(matches!(part.backing(), HostBacking::File { offset: 0x2000, .. }));
         assert_eq!(part.address().addr().get() - whole.address().addr().get(), 0x1000);
-        assert!(Part::new(Arc::clone(&whole), 0x1000, 0x2001).is_none());
-        assert!(Part::new(whole, u64::MAX, 2).is_none());
+        assert!(MemoryPart::new(Arc::clone(&whole), 0x1000, 0x2001).is_none());
+        assert!(MemoryPart::new(whole, u64::MAX, 2).is_none());
     }
 
     #[test]

@@ -28,7 +28,7 @@ const HOST: i32 = 3;
 /// A user that this host has no other process of.
 const UID: &str = "1073741827";
 /// The unprivileged user that every distribution has.
-const NOBODY: &str = "65534";
+const UNPRIVILEGED: &str = "65534";
 
 /// A program with an API at `vm.sock` of its folder.
 struct Machine {
@@ -304,8 +304,10 @@ fn the_api_of_a_machine_of_a_user_is_root_s_alone_and_its_socket_is_removed() {
         return println!("skipped: only root starts a machine for another user");
     }
     for mode in ["off", "strict"] {
-        let Some(mut machine) = Machine::running(&["--user", NOBODY, "--sandbox", mode]) else { return };
-        machine.assert_refused_to(NOBODY);
+        let Some(mut machine) = Machine::running(&["--user", UNPRIVILEGED, "--sandbox", mode]) else {
+            return;
+        };
+        machine.assert_refused_to(UNPRIVILEGED);
         for process in machine.children() {
             let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap();
             assert_eq!(name, "egm-vmm\n", "{mode}: ps and killall show this name");

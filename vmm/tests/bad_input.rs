@@ -57,7 +57,7 @@ impl Machine {
         self
     }
 
-    fn run(&self) -> Said {
+    fn run(&self) -> Outcome {
         self.run_by(&[])
     }
 
@@ -72,21 +72,21 @@ impl Machine {
     }
 
     /// Runs the program as the last argument of the command `wrapper`.
-    fn run_by(&self, wrapper: &[&str]) -> Said {
+    fn run_by(&self, wrapper: &[&str]) -> Outcome {
         let file = self.folder.path().join("vm.json");
         fs::write(&file, self.config.to_string()).unwrap();
-        said(wrapper, &[PROGRAM, "run", "vm.json"], self.folder.path())
+        run_command(wrapper, &[PROGRAM, "run", "vm.json"], self.folder.path())
     }
 }
 
 #[derive(Debug)]
-struct Said {
+struct Outcome {
     code: Option<i32>,
     messages: String,
 }
 
 /// Runs a command that has a minute.
-fn said(wrapper: &[&str], command: &[&str], folder: &Path) -> Said {
+fn run_command(wrapper: &[&str], command: &[&str], folder: &Path) -> Outcome {
     let output = Command::new("timeout")
         .args(["--signal=KILL", "60"])
         .args(wrapper)
@@ -95,10 +95,10 @@ fn said(wrapper: &[&str], command: &[&str], folder: &Path) -> Said {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    Said { code: output.status.code(), messages: String::from_utf8(output.stderr).unwrap() }
+    Outcome { code: output.status.code(), messages: String::from_utf8(output.stderr).unwrap() }
 }
 
-impl Said {
+impl Outcome {
     /// The message begins as errors do and contains all of `parts`, in that order.
     #[track_caller]
     fn refuses(&self, code: i32, parts: &[&str]) {
@@ -128,17 +128,20 @@ fn refuses_with_kvm(machine: &Machine, code: i32, parts: &[&str]) {
 #[test]
 fn without_a_mistake_the_machine_runs() {
     if kvm() {
-        let said = Machine::new().run();
-        assert_eq!((said.code, said.messages.as_str()), (Some(0), ""));
+        let outcome = Machine::new().run();
+        assert_eq!((outcome.code, outcome.messages.as_str()), (Some(0), ""));
     }
 }
 
 /// The unprivileged machine would keep a connection with root's rights.
 #[test]
 fn another_user_and_a_broker_at_once() {
-    let said =
-        said(&[], &[PROGRAM, "run", "vm.json", "--user", "65534", "--broker", "none.sock"], Path::new("/"));
-    said.refuses(CONFIGURATION, &["'--user <NAME>' cannot be used with '--broker <SOCKET>'"]);
+    let outcome = run_command(
+        &[],
+        &[PROGRAM, "run", "vm.json", "--user", "65534", "--broker", "none.sock"],
+        Path::new("/"),
+    );
+    outcome.refuses(CONFIGURATION, &["'--user <NAME>' cannot be used with '--broker <SOCKET>'"]);
 }
 
 /// The configuration on standard input, of a working directory with its files.
@@ -149,8 +152,8 @@ fn a_configuration_on_standard_input() {
     fs::write(&path, machine.config.to_string()).unwrap();
     for command in ["run -", "plan -", "check -", "export qemu --config -"] {
         let shell = format!("{PROGRAM} {command} < vm.json");
-        let said = said(&[], &["sh", "-c", &shell], machine.folder.path());
-        said.refuses(
+        let outcome = run_command(&[], &["sh", "-c", &shell], machine.folder.path());
+        outcome.refuses(
             CONFIGURATION,
             &["<stdin>:1:", "cpus.count: 0 is outside", "\nerror: <stdin>:1:", "\"egn\""],
         );
@@ -167,8 +170,8 @@ fn a_configuration_on_standard_input() {
 
 #[test]
 fn a_configuration_that_is_not_there() {
-    let said = said(&[], &[PROGRAM, "run", "none.json"], Path::new("/"));
-    said.refuses(CONFIGURATION, &["none.json", "No such file", "help: name a configuration file"]);
+    let outcome = run_command(&[], &[PROGRAM, "run", "none.json"], Path::new("/"));
+    outcome.refuses(CONFIGURATION, &["none.json", "No such file", "help: name a configuration file"]);
 }
 
 #[test]
@@ -278,8 +281,8 @@ fn an_initramfs_that_cannot_be_loaded() {
 
 #[test]
 fn more_memory_than_the_host_has() {
-    let said = Machine::new().with("memory", json!({ "size": "4TiB" })).run();
-    said.refuses(
+    let outcome = Machine::new().with("memory", json!({ "size": "4TiB" })).run();
+    outcome.refuses(
         HOST,
         &["guest memory needs 4 TiB", "the host has", " too few\n", "help: lower \"memory.size\"\n"],
     );
@@ -295,53 +298,53 @@ fn a_hugepage_pool_that_is_too_small() {
     if free.trim() != "0" {
         return println!("skipped: {pool} has {} free", free.trim());
     }
-    let said = Machine::new().with("memory", json!({ "size": "1GiB", "page_size": "1G" })).run();
+    let outcome = Machine::new().with("memory", json!({ "size": "1GiB", "page_size": "1G" })).run();
     let file = format!("{pool}/nr_hugepages");
-    said.refuses(HOST, &["needs 1 free huge page of 1GiB", "has 0", "help: echo ", &file, "\"auto\""]);
+    outcome.refuses(HOST, &["needs 1 free huge page of 1GiB", "has 0", "help: echo ", &file, "\"auto\""]);
 }
 
 #[test]
 fn vcpus_on_processors_that_the_host_lacks() {
-    let said = Machine::new().with("cpus", json!({ "count": 1, "affinity": "4000" })).run();
-    said.refuses(HOST, &["vCPU 0", "host CPU 4000", "the host has CPUs 0", "help: change \"cpus\""]);
+    let outcome = Machine::new().with("cpus", json!({ "count": 1, "affinity": "4000" })).run();
+    outcome.refuses(HOST, &["vCPU 0", "host CPU 4000", "the host has CPUs 0", "help: change \"cpus\""]);
 }
 
 #[test]
 fn nodes_that_are_the_same() {
     let nodes = json!([{ "id": 0, "size": "32MiB", "cpus": "0" }, { "id": 0, "size": "32MiB" }]);
-    let said = Machine::new().with("memory", json!({ "nodes": nodes })).run();
-    said.refuses(CONFIGURATION, &["vm.json:1:", "memory.nodes[1].id: node 0", "choose another number"]);
+    let outcome = Machine::new().with("memory", json!({ "nodes": nodes })).run();
+    outcome.refuses(CONFIGURATION, &["vm.json:1:", "memory.nodes[1].id: node 0", "choose another number"]);
     let slice = json!([{ "region": "local", "size": "2MiB", "node": 0 }]);
-    let said = Machine::new().with("egm", slice).run();
-    said.refuses(CONFIGURATION, &["vm.json:1:", "egm[0].node: node 0", "choose another number"]);
+    let outcome = Machine::new().with("egm", slice).run();
+    outcome.refuses(CONFIGURATION, &["vm.json:1:", "egm[0].node: node 0", "choose another number"]);
     let nodes =
         json!([{ "id": 0, "size": "32MiB", "cpus": "0-1" }, { "id": 1, "size": "32MiB", "cpus": "1" }]);
-    let said =
+    let outcome =
         Machine::new().with("cpus", json!({ "count": 2 })).with("memory", json!({ "nodes": nodes })).run();
-    said.refuses(CONFIGURATION, &["vm.json:1:", "memory.nodes[1].cpus: vCPU 1"]);
+    outcome.refuses(CONFIGURATION, &["vm.json:1:", "memory.nodes[1].cpus: vCPU 1"]);
 }
 
 #[test]
 fn an_egm_region_that_the_host_lacks() {
     let slice = json!([{ "region": "egm4", "size": "2MiB", "node": 1 }]);
-    let said = Machine::new().with("egm", slice).run();
-    said.refuses(HOST, &["slice 0", "\"egm4\"", "the host has ", "help: ", "\"egm-device regions\""]);
+    let outcome = Machine::new().with("egm", slice).run();
+    outcome.refuses(HOST, &["slice 0", "\"egm4\"", "the host has ", "help: ", "\"egm-device regions\""]);
     for (typed, meant) in [("locla", "local"), ("memfdd", "memfd"), ("hugtlb", "hugetlb")] {
         let slice = json!([{ "region": typed, "size": "2MiB", "node": 1 }]);
-        let said = Machine::new().with("egm", slice).run();
-        said.refuses(HOST, &["slice 0", typed, &format!("help: did you mean \"{meant}\"? ")]);
+        let outcome = Machine::new().with("egm", slice).run();
+        outcome.refuses(HOST, &["slice 0", typed, &format!("help: did you mean \"{meant}\"? ")]);
     }
 }
 
 #[test]
 fn a_slice_that_is_a_device_near_no_node() {
     let slice = json!([{ "region": "local", "size": "2MiB", "node": 4, "as": "device" }]);
-    let said = Machine::new().with("egm", slice).run();
-    said.refuses(CONFIGURATION, &["egm[0].node", "no node \"4\""]);
+    let outcome = Machine::new().with("egm", slice).run();
+    outcome.refuses(CONFIGURATION, &["egm[0].node", "no node \"4\""]);
 }
 
 #[test]
-fn two_devices_that_want_one_thing() {
+fn two_devices_that_claim_one_thing() {
     let share = "they cannot share it, choose another";
     let cases = [
         ("id", json!({ "type": "virtio-rng", "id": "a" }), "id \"a\"", "choose another"),
@@ -352,26 +355,26 @@ fn two_devices_that_want_one_thing() {
         ("socket", json!({ "type": "vfio-user", "socket": "s" }), "socket ", share),
     ];
     for (key, device, value, rule) in cases {
-        let said = Machine::new().with("devices", json!([device, device])).run();
+        let outcome = Machine::new().with("devices", json!([device, device])).run();
         let parts = ["vm.json:1:", &format!("devices[1].{key}: "), value, "devices[0]", rule];
-        said.refuses(CONFIGURATION, &parts);
+        outcome.refuses(CONFIGURATION, &parts);
     }
     let sockets = json!([
         { "type": "virtio-vsock", "cid": 3, "socket": "s" },
         { "type": "vfio-user", "socket": "s" },
     ]);
-    let said = Machine::new().with("devices", sockets).run();
-    said.refuses(CONFIGURATION, &["devices[1].socket: ", "devices[0].socket", share]);
+    let outcome = Machine::new().with("devices", sockets).run();
+    outcome.refuses(CONFIGURATION, &["devices[1].socket: ", "devices[0].socket", share]);
 }
 
 #[test]
 fn a_console_on_a_devices_path() {
-    let said = Machine::new()
+    let outcome = Machine::new()
         .with("devices", json!([{ "type": "virtio-blk", "path": "disk" }]))
         .with("console", json!({ "type": "file", "path": "disk" }))
         .zeros("disk", 1 << 20)
         .run();
-    said.refuses(CONFIGURATION, &["console.path: ", "disk", "devices[0].path", "choose another"]);
+    outcome.refuses(CONFIGURATION, &["console.path: ", "disk", "devices[0].path", "choose another"]);
 }
 
 #[test]
@@ -431,10 +434,10 @@ fn a_vfio_user_server_that_is_not_there_or_does_not_behave() {
         let device = json!({ "type": "vfio-user", "socket": socket });
         Machine::new().with("devices", json!([device]))
     };
-    let said = machine("none.sock").run();
-    said.refuses(HOST, &["device \"user0\"", "none.sock", "No such file", "help: start the server first"]);
-    let said = machine("file").zeros("file", 1).run();
-    said.refuses(CONFIGURATION, &["device \"user0\"", "file is not a socket", "help: set \"socket\""]);
+    let outcome = machine("none.sock").run();
+    outcome.refuses(HOST, &["device \"user0\"", "none.sock", "No such file", "help: start the server first"]);
+    let outcome = machine("file").zeros("file", 1).run();
+    outcome.refuses(CONFIGURATION, &["device \"user0\"", "file is not a socket", "help: set \"socket\""]);
     // A server that hangs up during the handshake.
     let rude = machine("rude.sock");
     let listener = UnixListener::bind(rude.folder.path().join("rude.sock")).unwrap();
@@ -447,8 +450,9 @@ fn a_vfio_user_server_that_is_not_there_or_does_not_behave() {
 #[test]
 fn a_host_function_that_does_not_exist() {
     let device = json!({ "type": "vfio", "function": "0009:01:00.0" });
-    let said = Machine::new().with("devices", json!([device])).run();
-    said.refuses(HOST, &["device \"vfio0\"", "0009:01:00.0 does not exist", "help: \"egm-vmm check\" lists"]);
+    let outcome = Machine::new().with("devices", json!([device])).run();
+    outcome
+        .refuses(HOST, &["device \"vfio0\"", "0009:01:00.0 does not exist", "help: \"egm-vmm check\" lists"]);
 }
 
 #[test]
@@ -457,8 +461,8 @@ fn a_guest_of_another_architecture() {
     // Whether its files are here does not matter, and nothing is taken for it.
     let slice = json!([{ "region": "hugetlb", "size": "2MiB", "node": 1 }]);
     for machine in [Machine::new(), Machine::new().booting("kernel", "none").with("egm", slice)] {
-        let said = machine.with("arch", json!(other)).run();
-        said.refuses(
+        let outcome = machine.with("arch", json!(other)).run();
+        outcome.refuses(
             HOST,
             &[&format!("is for {other}"), std::env::consts::ARCH, "help: run it on such a host"],
         );
@@ -481,8 +485,8 @@ fn facts_that_never_end_or_are_no_regular_file() {
     ] {
         for command in ["plan", "check"] {
             let words = [PROGRAM, command, "--facts", facts, "vm.json"];
-            let said = said(&["prlimit", "--as=1073741824"], &words, folder);
-            said.refuses(CONFIGURATION, &[&format!("cannot read facts from {facts}"), reason, help]);
+            let outcome = run_command(&["prlimit", "--as=1073741824"], &words, folder);
+            outcome.refuses(CONFIGURATION, &[&format!("cannot read facts from {facts}"), reason, help]);
         }
     }
 }
@@ -491,7 +495,8 @@ fn facts_that_never_end_or_are_no_regular_file() {
 fn facts_that_are_not_there_or_no_record() {
     let machine = Machine::new().file("other.json", b"{\"host\": {}, \"regions\": []}");
     fs::write(machine.folder.path().join("vm.json"), machine.config.to_string()).unwrap();
-    let plan = |facts| said(&[], &[PROGRAM, "plan", "vm.json", "--facts", facts], machine.folder.path());
+    let plan =
+        |facts| run_command(&[], &[PROGRAM, "plan", "vm.json", "--facts", facts], machine.folder.path());
     let help = "help: record them on their host: egm-vmm facts > facts.json";
     plan("none").refuses(CONFIGURATION, &["cannot read facts from none", "No such file", help]);
     let other = "cannot read facts from other.json: it is output of \"egm-device regions --json\"";
@@ -504,7 +509,7 @@ fn facts_that_are_not_there_or_no_record() {
         "found \"2\", expected a number",
         help,
     ];
-    said(&[], &plan, machine.folder.path()).refuses(CONFIGURATION, &parts);
+    run_command(&[], &plan, machine.folder.path()).refuses(CONFIGURATION, &parts);
 }
 
 /// Requested output that was not written must fail the command: a script relies on it.
@@ -514,11 +519,11 @@ fn a_full_disk_for_what_is_printed() {
     fs::write(machine.folder.path().join("vm.json"), machine.config.to_string()).unwrap();
     for arguments in ["schema", "facts", "plan vm.json", "man", "completions bash"] {
         let full = format!("{PROGRAM} {arguments} > /dev/full");
-        let said = said(&[], &["sh", "-c", &full], machine.folder.path());
-        said.refuses(HOST, &["cannot write to standard output", "No space left", "help: "]);
+        let outcome = run_command(&[], &["sh", "-c", &full], machine.folder.path());
+        outcome.refuses(HOST, &["cannot write to standard output", "No space left", "help: "]);
     }
     let enough = format!("{PROGRAM} schema | head -n 1");
-    assert_eq!(said(&[], &["bash", "-o", "pipefail", "-c", &enough], Path::new("/")).code, Some(0));
+    assert_eq!(run_command(&[], &["bash", "-o", "pipefail", "-c", &enough], Path::new("/")).code, Some(0));
 }
 
 #[test]
@@ -541,11 +546,11 @@ fn too_few_descriptors() {
     }
     let machine = Machine::new().with("console", json!("stdio"));
     let enough = (12..64).find(|limit| {
-        let said = machine.run_by(&["prlimit", &format!("--nofile={limit}")]);
-        if said.code != Some(0) {
-            said.refuses(HOST, &["os error 24"]);
+        let outcome = machine.run_by(&["prlimit", &format!("--nofile={limit}")]);
+        if outcome.code != Some(0) {
+            outcome.refuses(HOST, &["os error 24"]);
         }
-        said.code == Some(0)
+        outcome.code == Some(0)
     });
     assert!(enough.is_some());
 }
@@ -561,12 +566,13 @@ fn no_thread_for_a_vcpu() {
     }
     let machine = Machine::new();
     let program = machine.for_others();
-    // Whatever the mode of /dev/kvm is, this stranger may open it.
+    // Whatever the mode of /dev/kvm is, this unprivileged user may open it.
     let open = ["--inh-caps=+dac_override", "--ambient-caps=+dac_override"];
     let other = ["setpriv", "--reuid=61616", "--regid=61616", "--clear-groups"];
-    let stranger = [&other[..], &open, &["prlimit", "--nproc=1"]].concat();
-    let said = said(&stranger, &[program.to_str().unwrap(), "run", "vm.json"], machine.folder.path());
-    said.refuses(HOST, &["cannot start the thread of vCPU 0", "os error 11", "help: ", "ulimit -u"]);
+    let unprivileged = [&other[..], &open, &["prlimit", "--nproc=1"]].concat();
+    let outcome =
+        run_command(&unprivileged, &[program.to_str().unwrap(), "run", "vm.json"], machine.folder.path());
+    outcome.refuses(HOST, &["cannot start the thread of vCPU 0", "os error 11", "help: ", "ulimit -u"]);
 }
 
 /// Recorded facts have no such memory.
@@ -586,7 +592,7 @@ fn memory_of_the_machine_itself_on_a_host_without() {
         recorded["arch"] = json!(std::env::consts::ARCH);
         fs::write(machine.folder.path().join("facts.json"), recorded.to_string()).unwrap();
         let plan = [PROGRAM, "plan", "--facts", "facts.json", "vm.json"];
-        said(&[], &plan, machine.folder.path()).refuses(HOST, &parts);
+        run_command(&[], &plan, machine.folder.path()).refuses(HOST, &parts);
     }
 }
 
@@ -598,8 +604,8 @@ fn a_host_without_kvm() {
         return println!("skipped: this host lets us make no mount namespace");
     }
     let hide = ["sh", "-c", "mount -t tmpfs none /dev && exec \"$@\"", "sh"];
-    let said = Machine::new().run_by(&[&namespace[..], &hide[..]].concat());
-    said.refuses(HOST, &["cannot use KVM", "/dev/kvm does not exist", "help: load kvm_amd or kvm_intel"]);
+    let outcome = Machine::new().run_by(&[&namespace[..], &hide[..]].concat());
+    outcome.refuses(HOST, &["cannot use KVM", "/dev/kvm does not exist", "help: load kvm_amd or kvm_intel"]);
 }
 
 #[test]
@@ -614,11 +620,12 @@ fn a_user_without_access_to_kvm() {
     let machine = Machine::new();
     let program = machine.for_others();
     let groups = fs::metadata("/dev/kvm").unwrap().mode() & 0o060 == 0o060;
-    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-    let said = said(&nobody, &[program.to_str().unwrap(), "run", "vm.json"], machine.folder.path());
+    let unprivileged = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let outcome =
+        run_command(&unprivileged, &[program.to_str().unwrap(), "run", "vm.json"], machine.folder.path());
     let parts = match groups {
         true => ["it belongs to group \"", "help: add yourself", "sudo usermod -aG "],
         false => ["only its owner", "help: run it as root", "chmod 660 /dev/kvm"],
     };
-    said.refuses(HOST, &[&["/dev/kvm: permission denied: "], &parts[..]].concat());
+    outcome.refuses(HOST, &[&["/dev/kvm: permission denied: "], &parts[..]].concat());
 }

@@ -160,8 +160,8 @@ fn a_machine_that_waits_holds_no_slice_of_a_pool() {
     std::thread::spawn(move || granted.send(Box::new(second.take(&take(40), |_| ()).unwrap())));
     let second =
         grant.recv_timeout(Duration::from_secs(30)).expect("the machine keeps a slice while it waits");
-    for loan in [first, *second] {
-        loan.return_slice(&AtomicBool::new(false)).unwrap();
+    for lease in [first, *second] {
+        lease.return_slice(&AtomicBool::new(false)).unwrap();
     }
     let rest: Vec<_> = said.filter(|line| line.contains("waits")).collect();
     assert!(rest.len() <= 1, "each slice is announced once: {rest:?}");

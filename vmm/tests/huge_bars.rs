@@ -74,7 +74,7 @@ mod tests {
         fake
     }
 
-    fn passed(plan: &Plan) -> impl Iterator<Item = (&FunctionPlan, &Device)> {
+    fn assigned(plan: &Plan) -> impl Iterator<Item = (&FunctionPlan, &Device)> {
         plan.pci.iter().filter_map(|function| match &function.role {
             FunctionRole::Endpoint { device, .. } => Some((function, device)),
             _ => None,
@@ -104,7 +104,7 @@ mod tests {
             payload.code.store(Width::Word);
         }
         let mut entry = 0;
-        for (number, (function, device)) in (0u32..).zip(passed(plan)) {
+        for (number, (function, device)) in (0u32..).zip(assigned(plan)) {
             let bar = function.bars.iter().find(|bar| bar.index == 2).unwrap().span;
             let start = bar.start().get();
             let halves = [(0x18, low(start) | 0xc), (0x1c, low(start >> 32))];
@@ -161,7 +161,7 @@ mod tests {
         without.passthrough = None;
         let mut resources =
             Resources::open(&without, &facts, &Leases::default(), Servers::default(), &|_, _| ()).unwrap();
-        let fakes = (0..).zip(passed(&plan));
+        let fakes = (0..).zip(assigned(&plan));
         resources.devices = fakes
             .map(|(number, (_, device))| {
                 let opened = OpenDevice::Assigned(Arc::new(fake(number)));

@@ -152,7 +152,7 @@ fn a_bind_that_is_killed_while_it_records_the_driver_can_be_undone() {
 }
 
 #[test]
-fn a_function_that_does_not_exist_is_said_alike_by_every_command() {
+fn a_function_that_does_not_exist_is_reported_alike_by_every_command() {
     let folder = tempfile::tempdir().unwrap();
     tree(folder.path());
     let root = folder.path().to_str().unwrap();

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_has_everything_in_itself_and_escapes_what_files_say() {
+    fn a_page_has_everything_in_itself_and_escapes_the_contents_of_files() {
         let (mut plan, facts) = plan_and_host(&Path::new(CONFIGS).join("demo.json"));
         plan.description = "<script>alert('x')</script>".to_owned();
         let page = plan::html(&plan, &View::of(&facts));

@@ -33,10 +33,10 @@ fn test_with(cargo: &str, folder: &Path, arguments: &[&str]) -> (i32, String) {
     program(&folder.join("scripts/lab"), "arm64", "echo no compiler; exit 3");
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let mut command = Command::new(folder.join("scripts/test"));
-    said(command.args(arguments).env("PATH", path).output().unwrap())
+    code_and_text(command.args(arguments).env("PATH", path).output().unwrap())
 }
 
-fn said(output: Output) -> (i32, String) {
+fn code_and_text(output: Output) -> (i32, String) {
     let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
     (output.status.code().unwrap(), text)
 }
@@ -136,7 +136,8 @@ fn a_mistyped_argument_is_answered_at_once_with_the_usage() {
     for script in ["bench", "check-host", "demo", "mutants", "test"] {
         let mut command = Command::new(format!("../scripts/{script}"));
         // Without a cargo nothing can be built.
-        let (code, text) = said(command.arg("--hlep").env("PATH", "/usr/bin:/bin").output().unwrap());
+        let (code, text) =
+            code_and_text(command.arg("--hlep").env("PATH", "/usr/bin:/bin").output().unwrap());
         let usage = format!("error: scripts/{script} knows no \"--hlep\"\nusage: scripts/{script} ");
         assert!(code == 2 && text.starts_with(&usage), "{code}: {text}");
     }

@@ -128,7 +128,7 @@ fn planned(folder: &Path) -> (Plan, Facts, Servers) {
 }
 
 #[test]
-fn what_the_plan_knows_of_a_device_is_what_its_server_states() {
+fn the_plans_facts_of_a_device_are_its_servers() {
     let folder = tempfile::tempdir().unwrap();
     let server = server(&folder.path().join("fn.sock"));
     let (plan, facts, servers) = planned(folder.path());

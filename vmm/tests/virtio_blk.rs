@@ -16,7 +16,7 @@ use egm_vmm::pci::msix::{MsiMessage, MsiRouter, Msix};
 use egm_vmm::pci::{DecodedBar, PciFunction};
 use egm_vmm::plan::{BarKind, BarPlan, FunctionPlan, FunctionRole};
 use egm_vmm::virtio::blk::{Block, Disk};
-use egm_vmm::virtio::{BAR_SIZE, DoorBell, VirtioDevice, VirtioPci};
+use egm_vmm::virtio::{BAR_SIZE, Doorbell, VirtioDevice, VirtioPci};
 use event_manager::{EventManager, MutEventSubscriber, SubscriberOps};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
@@ -40,9 +40,9 @@ impl MsiRouter for Keep {
 }
 
 /// No kernel: kicks come through the BAR.
-struct NoDoors;
+struct NoDoorbell;
 
-impl DoorBell for NoDoors {
+impl Doorbell for NoDoorbell {
     fn attach(&self, _gpa: u64, _fd: &EventFd) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -210,7 +210,7 @@ fn machine() -> (File, Driver, Arc<Mutex<Block>>, Loop) {
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();
     let device: Arc<Mutex<dyn VirtioDevice>> = block.clone();
     let function =
-        VirtioPci::new(device, &plan, Arc::clone(&msix), memory.clone(), Arc::new(NoDoors)).unwrap();
+        VirtioPci::new(device, &plan, Arc::clone(&msix), memory.clone(), Arc::new(NoDoorbell)).unwrap();
     function.place(&[DecodedBar::new(0, span)]);
     (file, Driver::find(function, msix, memory), block.clone(), Loop::start(block))
 }

@@ -123,7 +123,7 @@ impl Sessions {
     pub(super) fn connected(&mut self, peer: Peer, pid: u32, started: u64) -> Result<Key, RefusalReply> {
         let uid = peer.uid;
         let refuse = |why: String| Err(RefusalReply::because(why));
-        if !self.queue.policy().knows(&peer) {
+        if !self.queue.policy().names(&peer) {
             return refuse(format!("the policy has no rule for user {uid}: an operator can add one"));
         }
         let most = if egm_address::fault!("connections-unbounded") { MAX } else { MAX_OF_USER };
@@ -290,7 +290,7 @@ impl Sessions {
     /// Returns a pick that the ledger has no place for to the queue; returns the refusal for its client.
     fn no_place(&mut self, peer: &Peer, pick: PickedRequest, now: Duration, supplies: &[Supply]) -> Refusal {
         let rule = self.queue.policy().rule(pick.tenant).map(|rule| rule.name.clone());
-        let why = RefusalReason::NoPlace { size: pick.size, region: pick.region.clone() };
+        let why = RefusalReason::NoPlacement { size: pick.size, region: pick.region.clone() };
         self.queue.put_back(now, pick);
         Refusal { rule, why, free: self.queue.policy().free_for(peer, self.queue.accounts(), supplies) }
     }

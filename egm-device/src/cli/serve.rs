@@ -357,7 +357,7 @@ fn wait(
             return Ok(());
         }
         if signals.is_asked() {
-            devices.iter().for_each(|device| device.server.function().want());
+            devices.iter().for_each(|device| device.server.function().request_return());
             tracing::info!("the guests were asked for their slices");
         }
         for event in &watch.take_events().events {
@@ -377,7 +377,7 @@ fn end(
     timeout: Duration,
     watch: &mut poison::PoisonWatch,
 ) -> Outcome {
-    devices.iter().for_each(|device| device.server.function().want());
+    devices.iter().for_each(|device| device.server.function().request_return());
     let begun = std::time::Instant::now();
     for device in &devices {
         let _ = device.server.function().wait_unused(timeout.saturating_sub(begun.elapsed()));

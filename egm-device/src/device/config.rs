@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_function_is_memory_with_an_id_that_is_nobodys_and_four_capabilities() {
+    fn the_function_is_memory_with_an_unassigned_id_and_four_capabilities() {
         let config = Config::new(Id::default(), &facts());
         assert_eq!((word(&config, 0), word(&config, 8)), (0x0001_e60d, 0x0500_0001));
         assert_eq!(capabilities(&config), [0x01, 0x10, 0x11, 0x09]);

@@ -265,8 +265,8 @@ impl Core {
         self.raise(&[Event::Retired, Event::Resized])
     }
 
-    /// The owner wants the slice back.
-    pub fn want(&mut self) -> Effect {
+    /// The owner requests the slice back.
+    pub fn request_return(&mut self) -> Effect {
         self.wanted = true;
         self.raise(&[Event::Wanted])
     }

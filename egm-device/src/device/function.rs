@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use super::config::{Config, Id, LENGTH};
 use super::core::{Core, Effect, Facts};
 use super::interrupts::Interrupts;
-use super::memory::{Effort, Memory, areas};
+use super::memory::{Effort, SliceMemory, areas};
 use super::registers::SIZE;
 use crate::backing::Backing;
 use crate::scrub::ScrubError;
@@ -58,7 +58,7 @@ pub struct Setup {
 pub struct Function(Arc<Shared>);
 
 struct Shared {
-    memory: Memory,
+    memory: SliceMemory,
     bar: u64,
     bad: Box<BadBytes>,
     scrub_end: Box<ScrubEnd>,
@@ -108,7 +108,7 @@ impl Function {
         let core = Core::new(facts, retired);
         let (interrupts, cancel) = (Interrupts::default(), Arc::default());
         let state = LockedState { core, config, interrupts, clients: 0, closed: false, cancel, scrub: None };
-        let (memory, scrubbed) = (Memory::of(backing, near)?, AtomicU64::new(0));
+        let (memory, scrubbed) = (SliceMemory::of(backing, near)?, AtomicU64::new(0));
         let (state, unused) = (Mutex::new(state), Condvar::new());
         Ok(Self(Arc::new(Shared { memory, bar: facts.bar(), bad, scrub_end, scrubbed, state, unused })))
     }
@@ -127,9 +127,9 @@ impl Function {
         self.update_core(|core| core.retire(bad));
     }
 
-    /// The owner wants the slice back: requests it from the guest and its VMM.
-    pub fn want(&self) {
-        self.update_core(Core::want);
+    /// Requests the slice back from the guest and its VMM.
+    pub fn request_return(&self) {
+        self.update_core(Core::request_return);
     }
 
     /// Waits until the guest has quiesced, no client is left, or `timeout` is over; true if the memory is unused.

@@ -40,13 +40,13 @@ impl Effort {
 
 /// A slice's memory by a separate descriptor: the holder of the slice can return it once this is dropped.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct SliceMemory {
     window: Window,
     /// The host processors near it, where known.
     near: Option<CpuSet>,
 }
 
-impl Memory {
+impl SliceMemory {
     pub(super) fn of(backing: &dyn Backing, near: Option<CpuSet>) -> io::Result<Self> {
         Ok(Self { window: Window::again(backing, granule(backing))?, near })
     }
@@ -184,8 +184,8 @@ mod tests {
         spans.into_iter().map(|(start, size)| Span::new(BarOffset::new(start), size).unwrap()).collect()
     }
 
-    fn memory() -> Memory {
-        Memory::of(&Anonymous::new("test", SIZE, None).unwrap(), None).unwrap()
+    fn memory() -> SliceMemory {
+        SliceMemory::of(&Anonymous::new("test", SIZE, None).unwrap(), None).unwrap()
     }
 
     #[test]
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn zeros_of_a_client_s_scrub_reach_the_medium_or_the_scrub_fails() {
         let file = std::fs::File::options().read(true).write(true).open("/dev/zero").unwrap();
-        let memory = Memory::of(&NoMedium(file), None).unwrap();
+        let memory = SliceMemory::of(&NoMedium(file), None).unwrap();
         for effort in [Effort::Doorbell, Effort::Reset] {
             let (_, end) = memory.scrub(&set([(0, SIZE)]), effort, &|_| {}, &AtomicBool::new(false));
             assert!(matches!(end.unwrap_err().cause, scrub::Cause::Persist { .. }), "{effort:?}");
@@ -263,7 +263,7 @@ mod tests {
         let sixteen: CpuSet = "0-15".parse().unwrap();
         assert_eq!(workers(Some(&"0-71".parse().unwrap())).get(), 9);
         assert_eq!(workers(Some(&"3".parse().unwrap())).get(), 1);
-        let memory = Memory::of(&Anonymous::new("test", SIZE, None).unwrap(), Some(sixteen)).unwrap();
+        let memory = SliceMemory::of(&Anonymous::new("test", SIZE, None).unwrap(), Some(sixteen)).unwrap();
         let threads = Mutex::new(BTreeSet::new());
         let progress = |_| {
             // proc_pid_stat(5): behind the name, from field 3 on, field 41 is the policy.

@@ -14,8 +14,8 @@ pub mod core;
 mod function;
 mod interrupts;
 mod memory;
-mod places;
 pub mod registers;
+mod translate;
 
 pub use function::{BadBytes, Connected, Function, ScrubEnd, Setup};
-pub use places::{in_region, in_slice};
+pub use translate::{in_region, in_slice};

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn root_s_processes_are_looked_at_one_by_one_and_too_many_silent_ones_are_said() {
+    fn root_s_processes_are_inspected_one_by_one_and_too_many_silent_ones_are_reported() {
         let mut readers = Readers::new(Duration::MAX, Arc::default());
         let stuck = Arc::clone(&readers.stuck);
         for pid in 1..u32::try_from(MAX_STUCK).unwrap() {

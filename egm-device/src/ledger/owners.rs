@@ -23,7 +23,7 @@ impl Entry {
     }
 
     /// Whether [`Entry::owners`] are all.
-    pub(super) fn knows_all(&self) -> bool {
+    pub(super) fn has_all_owners(&self) -> bool {
         self.all_owners().all(|owner| owner.pid != 0)
     }
 
@@ -44,7 +44,7 @@ impl Record {
         }
         self.was_lost |= owners.len() > MAX_EARLIER;
         let known: SpanSet<InRecordSpace> =
-            entries.iter().filter(|entry| entry.knows_all()).map(|entry| entry.span).collect();
+            entries.iter().filter(|entry| entry.has_all_owners()).map(|entry| entry.span).collect();
         if owners.len() > MAX_EARLIER || (self.was_lost && !bytes.minus(&known).is_empty()) {
             owners.truncate(MAX_EARLIER);
             owners.push(unknown());
@@ -65,7 +65,7 @@ impl LastOwners {
     }
 
     pub(super) fn of(entry: &Entry) -> Self {
-        Self { owners: entry.owners().collect(), are_all: entry.knows_all() }
+        Self { owners: entry.owners().collect(), are_all: entry.has_all_owners() }
     }
 }
 
@@ -114,14 +114,14 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_knows_all_owners_when_none_of_them_is_unknown() {
+    fn an_entry_has_all_owners_when_none_of_them_is_unknown() {
         let known = entry(0, owner(1), vec![owner(2), owner(3)]);
         assert_eq!(known.owners().collect::<Vec<_>>(), [1, 2, 3].map(owner));
         let last = LastOwners::of(&known);
-        assert_eq!((known.knows_all(), last.owners.len(), last.are_all), (true, 3, true));
+        assert_eq!((known.has_all_owners(), last.owners.len(), last.are_all), (true, 3, true));
         for some in [entry(0, owner(1), vec![unknown()]), entry(0, unknown(), vec![owner(1)])] {
             assert_eq!(some.owners().collect::<Vec<_>>(), [owner(1)]);
-            assert!(!some.knows_all() && !LastOwners::of(&some).are_all);
+            assert!(!some.has_all_owners() && !LastOwners::of(&some).are_all);
         }
         let only = LastOwners::only(owner(4));
         assert_eq!((only.owners, only.are_all), (vec![owner(4)], true));

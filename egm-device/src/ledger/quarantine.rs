@@ -277,7 +277,7 @@ impl LockedSlice {
     /// Owners that left the dirty bytes of the slice.
     pub(crate) fn last(&self) -> LastOwners {
         let known: SpanSet<InRecordSpace> =
-            self.before.iter().filter(|entry| entry.knows_all()).map(|entry| entry.span).collect();
+            self.before.iter().filter(|entry| entry.has_all_owners()).map(|entry| entry.span).collect();
         let are_all = self.space.places(&self.dirty).minus(&known).is_empty();
         LastOwners { owners: self.before.iter().flat_map(Entry::owners).collect(), are_all }
     }

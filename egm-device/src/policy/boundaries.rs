@@ -138,13 +138,13 @@ fn a_rule_is_for_a_user_or_a_group_and_for_regions_by_name_or_kind() {
     let named = |policy: &Policy, uid| policy.tenant(&peer(uid), None, &supply("a", 8)).is_some();
     for (who, uid) in [(RuleSubject::User(1), 1), (RuleSubject::Group(1001), 1)] {
         assert_eq!([1, 2, 1001].map(|uid| named(&of(who, &[]), uid)), [true, false, false]);
-        assert!(of(who, &[]).knows(&peer(uid)) && !of(who, &[]).knows(&peer(2)));
+        assert!(of(who, &[]).names(&peer(uid)) && !of(who, &[]).names(&peer(2)));
         for (regions, covered) in [(&["a"][..], true), (&["b", "a"], true), (&["egm"], true), (&["b"], false)]
         {
             assert_eq!(named(&of(who, regions), uid), covered, "{regions:?}");
         }
     }
-    assert!(Policy::root_only().knows(&peer(0)) && !Policy::root_only().knows(&peer(1)));
+    assert!(Policy::root_only().names(&peer(0)) && !Policy::root_only().names(&peer(1)));
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn a_file_has_1_mib_and_1000_rules_at_most() {
 }
 
 #[test]
-fn a_rule_keeps_what_its_keys_say() {
+fn a_rule_keeps_the_values_of_its_keys() {
     let keys = r#", "class": "train", "regions": ["a"], "quota": "8KiB", "quota_each": "4KiB", "reservation": "8KiB",
         "priority": -3, "weight": 65536, "whole_device": true, "trust_domain": "red""#;
     let policy = parsed(keys).unwrap();
@@ -328,7 +328,7 @@ fn a_rule_for_an_empty_list_of_regions_is_refused_at_its_place() {
 }
 
 #[test]
-fn a_key_that_is_like_none_is_answered_with_all() {
+fn an_unknown_key_is_answered_with_all_keys() {
     let near = parsed(r#", "qtoa": 1"#).unwrap_err();
     assert!(near.contains("\n  help: did you mean \"quota\"? keys here are: name, "), "{near}");
     let far = parsed(r#", "bandwidth_in_mbit": 1"#).unwrap_err();

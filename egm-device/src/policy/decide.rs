@@ -68,7 +68,7 @@ pub enum RefusalReason {
     NoRoom { size: u64, region: String, free: u64, largest: u64 },
     #[error("{} does not fit in {region:?} now: the free memory is not so aligned, or an earlier owner still maps it",
         ByteSize::new(*size))]
-    NoPlace { size: u64, region: String },
+    NoPlacement { size: u64, region: String },
     #[error(
         "all slices of {region:?} are one file, which would give user {uid} every tenant's bytes, and the host's for \
         reserved memory: run the machine as root with egm-vmm run --user, or add \"whole_device\": true to the rule"

@@ -202,11 +202,11 @@ impl Queue {
                 self.accounts.take(tenant, &pick.region, pick.size);
                 return Some(pick);
             }
-            let wanted = self.wanted(waiter);
+            let regions = self.within_quota(waiter);
             if self.is_overdue(waiter) {
-                closed.extend(wanted.iter().map(|region| (*region).to_owned()));
+                closed.extend(regions.iter().map(|region| (*region).to_owned()));
             }
-            if !wanted.is_empty() {
+            if !regions.is_empty() {
                 ahead.push(waiter.ticket);
             }
         }
@@ -236,7 +236,7 @@ impl Queue {
     }
 
     /// Regions in which only room keeps `waiter` from its slice: its quota does not.
-    fn wanted<'a>(&self, waiter: &'a Waiter) -> Vec<&'a str> {
+    fn within_quota<'a>(&self, waiter: &'a Waiter) -> Vec<&'a str> {
         let has_quota = |candidate: &&Candidate| {
             self.policy.quota_used(candidate.tenant, waiter.size, &self.accounts).is_none()
         };
@@ -267,7 +267,7 @@ impl Queue {
             let Some(waiter) = self.waiting.get(index) else { break };
             let first = waiter.tenant().is_some_and(|tenant| firsts.insert(tenant));
             let passed = ahead.contains(&waiter.ticket);
-            if !self.wanted(waiter).contains(&pick.region.as_str()) {
+            if !self.within_quota(waiter).contains(&pick.region.as_str()) {
                 continue;
             }
             if let Some(waiter) = self.waiting.get_mut(index) {

@@ -204,7 +204,7 @@ impl Policy {
 
     /// Whether any rule names `peer`: the broker may ignore a peer that no rule names.
     #[must_use]
-    pub(crate) fn knows(&self, peer: &Peer) -> bool {
+    pub(crate) fn names(&self, peer: &Peer) -> bool {
         self.rules.iter().any(|rule| rule.who.names(peer))
     }
 

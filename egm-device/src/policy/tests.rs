@@ -377,7 +377,7 @@ proptest! {
     /// For any arrivals: no quota is exceeded and no reservation used up (checked after each grant), each request that
     /// stays is served, once, when all others have returned, and a replay is the same.
     #[test]
-    fn limits_hold_everybody_is_served_and_a_replay_is_the_same(
+    fn limits_hold_all_are_served_and_a_replay_is_the_same(
         limits in prop::collection::vec((1..100u64, 0..20u64, -1..2i32, 1..4u32), 1..5),
         script in steps(4, 40),
         passes in 0..4u32,
@@ -529,7 +529,7 @@ fn a_large_request_is_passed_over_a_bounded_number_of_times() {
 }
 
 #[test]
-fn time_in_which_a_tenant_wanted_nothing_is_no_credit() {
+fn time_in_which_a_tenant_requested_nothing_is_no_credit() {
     let mut world =
         World::new(rules_with(&[(1 << 40, 0, 0, 1), (1 << 40, 0, 0, 1)]), 10, OvertakeLimits::default());
     world.ask_times(100, 1, 10);
@@ -561,7 +561,7 @@ fn a_tenant_at_its_quota_delays_no_other() {
 }
 
 #[test]
-fn a_request_takes_the_region_that_it_likes_best() {
+fn a_request_takes_the_region_that_it_prefers() {
     let mut queue = Queue::new(Policy::root_only(), OvertakeLimits::default());
     let supplies = [supply("a", "egm", 10, 0), supply("b", "egm", 10, 10), supply("c", "egm", 10, 10)];
     let tenant = queue.policy().tenant(&peer(0, &[]), None, &supplies[0]).unwrap();

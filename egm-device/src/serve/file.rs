@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_place_and_what_was_meant() {
+    fn an_error_has_its_position_and_a_suggestion() {
         for (text, slice, expected) in [
             (
                 "{\"devices\": [\n{\"name\": \"a\", \"regoin\": \"egm\"}]}",

@@ -113,7 +113,7 @@ impl DaxHost {
     }
 
     /// A slice of `size` bytes from the broker.
-    pub(crate) fn loan(&self, size: u64) -> BrokerLease {
+    pub(crate) fn lease(&self, size: u64) -> BrokerLease {
         let take = SliceRequest {
             name: "vm".to_owned(),
             regions: vec!["dax0.0".to_owned()],

@@ -264,7 +264,7 @@ fn what_was_granted_before_serving_fails_goes_back() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_an_exit_code() {
+fn an_error_is_reported_with_an_exit_code() {
     let host = Host::new();
     let error = host.refuses(3, "serve --region nowhere --size 2MiB --socket vm.sock");
     assert!(error.contains("no region or kind named \"nowhere\" on this host"), "{error}");

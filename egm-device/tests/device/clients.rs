@@ -30,7 +30,7 @@ fn the_word_by_which_a_guest_gives_its_slice_back_is_answered_before_the_server_
         let mut client = world.client();
         let (function, server) = (world.function.clone(), world.server.clone());
         let owner = std::thread::spawn(move || {
-            function.want();
+            function.request_return();
             assert!(function.wait_unused(LIMIT), "the guest did not answer");
             server.stop();
         });
@@ -115,7 +115,7 @@ fn the_owner_asks_and_the_guest_answers_by_quiescing() {
     let (sender, waited) = channel();
     let function = world.function.clone();
     let waiter = std::thread::spawn(move || sender.send(function.wait_unused(Duration::from_secs(600))));
-    world.function.want();
+    world.function.request_return();
     assert_eq!(events.each_ref().map(fired), [false, false, true]);
     assert_eq!(register(&mut client, Register::Pending), u64::from(Event::Wanted.bit()));
     assert!(waited.try_recv().is_err(), "nobody has answered yet");
@@ -139,7 +139,7 @@ fn the_vmm_is_asked_too_before_and_after_it_listens_and_notified_when_the_device
     connect(&mut client, ERROR, &error);
     connect(&mut client, REQUEST, &early);
     assert_eq!((fired(&early), fired(&error)), (false, false));
-    world.function.want();
+    world.function.request_return();
     assert_eq!((fired(&early), fired(&error)), (true, false));
     connect(&mut client, REQUEST, &late);
     assert!(fired(&late), "the owner still asks");
@@ -308,7 +308,7 @@ fn the_slice_stays_when_the_client_reconnects_and_its_vectors_and_windows_go() {
     client.read(BAR2, 0, &mut data).unwrap();
     assert_eq!(&data, b"kept");
     client.dma_map(map, None).unwrap();
-    world.function.want();
+    world.function.request_return();
     assert_eq!(events.each_ref().map(fired), [false; 3]);
 }
 
@@ -325,7 +325,7 @@ fn interrupts_are_fired_by_flags_one_by_one_and_let_go() {
     client.set_irqs(SetIrqs { start: 1, count: 1, data: IrqData::None, ..SET }, &[]).unwrap();
     assert_eq!(events.each_ref().map(fired), [false, true, false]);
     client.set_irqs(SetIrqs { count: 0, data: IrqData::None, ..SET }, &[]).unwrap();
-    world.function.want();
+    world.function.request_return();
     assert_eq!(events.each_ref().map(fired), [false; 3]);
     for wrong in
         [SetIrqs { start: 1, ..SET }, SetIrqs { index: 5, ..SET }, SetIrqs { index: 0, count: 1, ..SET }]

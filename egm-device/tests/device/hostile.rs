@@ -6,9 +6,9 @@ use egm_device::device::registers::Register;
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
+use crate::blocking_files::serves_and_ends;
 use crate::cli::Host;
 use crate::raw::{self, COMMAND, Raw};
-use crate::strangers::serves_and_ends;
 use crate::talk::talk;
 use crate::world::{BAR0, BAR2, CONFIG, SIZE, World, register};
 
@@ -77,7 +77,7 @@ fn a_message_longer_than_agreed_ends_its_connection_and_no_other() {
     let host = Host::new();
     let server = host.serve("serve --region local --size 2MiB --socket vm.sock --timeout 0");
     let mut hostile = Raw::negotiated(&host.path("vm.sock")).0;
-    hostile.say(&raw::message(2, RESET, COMMAND, &vec![0; 4 << 20]));
-    assert!(hostile.hear().is_none(), "the server took it");
+    hostile.send(&raw::message(2, RESET, COMMAND, &vec![0; 4 << 20]));
+    assert!(hostile.receive().is_none(), "the server took it");
     assert_eq!(serves_and_ends(server, &host), Some(0));
 }

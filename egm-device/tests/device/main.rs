@@ -3,6 +3,7 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod blocking_files;
 mod cli;
 mod clients;
 mod fuse;
@@ -13,7 +14,6 @@ mod raw;
 mod silent;
 #[path = "../small_host/mod.rs"]
 mod small_host;
-mod strangers;
 mod talk;
 mod urgent;
 mod users;

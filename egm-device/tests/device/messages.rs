@@ -30,11 +30,11 @@ fn longs(head: [u32; 2], longs: &[u64]) -> Vec<u8> {
 fn errno(raw: &mut Raw, command: u16, body: &[u8], fds: &[OwnedFd]) -> Option<u32> {
     let bytes = message(9, command, COMMAND, body);
     if fds.is_empty() {
-        raw.say(&bytes);
+        raw.send(&bytes);
     } else {
-        raw.say_with(&bytes, fds);
+        raw.send_with(&bytes, fds);
     }
-    let (id, errno, _) = raw.hear().expect("the connection stands");
+    let (id, errno, _) = raw.receive().expect("the connection stands");
     assert_eq!(id, 9);
     errno
 }
@@ -74,24 +74,24 @@ fn version_that_is_short_of_another_major_or_no_json_is_answered_with_einval_and
     ];
     for (command, body) in wrong {
         let mut raw = Raw::connect(&world.path);
-        raw.say(&message(1, command, COMMAND, &body));
+        raw.send(&message(1, command, COMMAND, &body));
         let text = String::from_utf8_lossy(&body).into_owned();
-        assert_eq!(raw.hear(), Some((1, Some(EINVAL), vec![])), "{text:?}");
-        assert!(raw.hear().is_none(), "{text:?}: the server hangs up");
+        assert_eq!(raw.receive(), Some((1, Some(EINVAL), vec![])), "{text:?}");
+        assert!(raw.receive().is_none(), "{text:?}: the server hangs up");
     }
     // The vfio_user crate proposes a migration page of 4096 bytes.
     let mut raw = Raw::connect(&world.path);
-    raw.say(&message(1, 1, COMMAND, &capability("\"migration\":{\"pgsize\":4096}")));
-    assert_eq!(raw.hear().unwrap().1, None);
+    raw.send(&message(1, 1, COMMAND, &capability("\"migration\":{\"pgsize\":4096}")));
+    assert_eq!(raw.receive().unwrap().1, None);
 }
 
 #[test]
 fn version_that_comes_with_descriptors_is_refused() {
     let world = World::new(&[]);
     let mut raw = Raw::connect(&world.path);
-    raw.say_with(&message(1, 1, COMMAND, b"\0\0\x01\0{}\0"), &[event()]);
-    assert_eq!(raw.hear(), Some((1, Some(EINVAL), vec![])));
-    assert!(raw.hear().is_none());
+    raw.send_with(&message(1, 1, COMMAND, b"\0\0\x01\0{}\0"), &[event()]);
+    assert_eq!(raw.receive(), Some((1, Some(EINVAL), vec![])));
+    assert!(raw.receive().is_none());
 }
 
 #[test]

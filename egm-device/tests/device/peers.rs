@@ -31,9 +31,9 @@ fn a_version_of_no_size_or_19_bytes_or_without_nul_costs_the_connection_only() {
     short.extend([0; 64]);
     for (bytes, answer) in [(none, None), (short, Some(22)), (no_nul, Some(22)), (text, Some(22))] {
         let mut raw = Raw::connect(&world.path);
-        raw.say(&bytes);
-        assert_eq!(raw.hear().and_then(|(_, errno, _)| errno), answer);
-        assert!(raw.hear().is_none(), "the server hangs up");
+        raw.send(&bytes);
+        assert_eq!(raw.receive().and_then(|(_, errno, _)| errno), answer);
+        assert!(raw.receive().is_none(), "the server hangs up");
         still_serves(&world);
     }
 }
@@ -44,17 +44,17 @@ fn seventeen_descriptors_with_one_window_are_refused_and_closed() {
     let (mut raw, _) = Raw::negotiated(&world.path);
     let (reader, writer) = std::io::pipe().unwrap();
     let seventeen: Vec<_> = (0..17).map(|_| OwnedFd::from(writer.try_clone().unwrap())).collect();
-    raw.say_with(&message(2, MAP, COMMAND, &window(0)), &seventeen);
-    assert_eq!(raw.hear(), Some((2, Some(22), vec![])));
+    raw.send_with(&message(2, MAP, COMMAND, &window(0)), &seventeen);
+    assert_eq!(raw.receive(), Some((2, Some(22), vec![])));
     drop((seventeen, writer));
     // No process holds the pipe any more: it ends.
     assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(0));
-    raw.say(&message(3, MAP, COMMAND, &window(0)));
-    assert_eq!(raw.hear().map(|(id, error, _)| (id, error)), Some((3, None)), "the connection stands");
+    raw.send(&message(3, MAP, COMMAND, &window(0)));
+    assert_eq!(raw.receive().map(|(id, error, _)| (id, error)), Some((3, None)), "the connection stands");
 }
 
 #[test]
-fn what_is_said_in_the_handshake_pleases_qemu() {
+fn qemu_accepts_the_handshake() {
     let (_, version) = Raw::negotiated(&World::new(&[]).path);
     let says = version.capabilities;
     assert!(says.max_msg_fds.is_some_and(|fds| (1..=16).contains(&fds)));
@@ -74,8 +74,8 @@ fn a_request_without_a_reply_gets_none_and_requests_sent_ahead_are_answered_in_o
         message(10, READ, COMMAND, &access(0x1000, BAR2, &[], 5)),
         message(11, READ, COMMAND, &access(0, BAR0, &[], 4)),
     ];
-    raw.say(&all.concat());
-    let mut received = || raw.hear().map(|(id, error, body)| (id, error, body[16..].to_vec()));
+    raw.send(&all.concat());
+    let mut received = || raw.receive().map(|(id, error, body)| (id, error, body[16..].to_vec()));
     assert_eq!(received(), Some((10, None, b"ahead".to_vec())));
     assert_eq!(received(), Some((11, None, b"EGMD".to_vec())));
 }
@@ -93,11 +93,11 @@ fn dirty_pages_migration_and_features_are_refused_and_the_connection_stands() {
         (4, 18, state, 95),
         (5, 99, vec![], 22),
     ] {
-        raw.say(&message(id, command, COMMAND, &body));
-        assert_eq!(raw.hear(), Some((id, Some(errno), vec![])), "command {command}");
+        raw.send(&message(id, command, COMMAND, &body));
+        assert_eq!(raw.receive(), Some((id, Some(errno), vec![])), "command {command}");
     }
-    raw.say(&message(6, READ, COMMAND, &access(0, BAR0, &[], 4)));
-    assert_eq!(raw.hear().unwrap().2[16..], *b"EGMD");
+    raw.send(&message(6, READ, COMMAND, &access(0, BAR0, &[], 4)));
+    assert_eq!(raw.receive().unwrap().2[16..], *b"EGMD");
 }
 
 /// The crate waits for the data of every read, so that an error reply would keep it waiting: cloud-hypervisor reads
@@ -172,9 +172,9 @@ fn half_a_message_and_a_stall_ends_that_connection_and_no_other() {
     let world = World::new(&[]);
     let other = World::new(&[]);
     let (mut raw, _) = Raw::negotiated(&world.path);
-    raw.say(&message(2, WRITE, COMMAND, &access(0, BAR2, &[7; 64], 64))[..40]);
+    raw.send(&message(2, WRITE, COMMAND, &access(0, BAR2, &[7; 64], 64))[..40]);
     still_serves(&other);
-    assert!(raw.hear().is_none(), "it is given up");
+    assert!(raw.receive().is_none(), "it is given up");
     still_serves(&world);
     let mut data = [0; 8];
     world.client().read(BAR2, 0, &mut data).unwrap();
@@ -187,7 +187,7 @@ fn a_client_that_goes_in_the_middle_of_anything_is_followed_by_the_next() {
     let whole = message(2, WRITE, COMMAND, &access(0, BAR2, &[7; 64], 64));
     for cut in [1, 15, 16, 17, 40, whole.len() - 1] {
         let (mut raw, _) = Raw::negotiated(&world.path);
-        raw.say(&whole[..cut]);
+        raw.send(&whole[..cut]);
         drop(raw);
         still_serves(&world);
     }
@@ -195,7 +195,7 @@ fn a_client_that_goes_in_the_middle_of_anything_is_followed_by_the_next() {
     let (mut raw, _) = Raw::negotiated(&world.path);
     raw.0.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
     let read = message(3, READ, COMMAND, &access(0, BAR2, &[], 1 << 20));
-    (0..8).for_each(|_| raw.say(&read));
+    (0..8).for_each(|_| raw.send(&read));
     drop(raw);
     still_serves(&world);
 }
@@ -225,7 +225,7 @@ fn vectors_that_are_no_eventfds_are_refused() {
     let refused =
         client.set_irqs(crate::world::SET, &[writer.as_fd(), spare.as_fd(), writer.as_fd()]).unwrap_err();
     assert!(refused.stands(), "{refused:?}");
-    world.function.want();
+    world.function.request_return();
     assert!(!crate::world::fired(&spare), "all are connected, or none");
     still_there(&mut client);
 }

@@ -49,31 +49,31 @@ impl Raw {
     pub(crate) fn negotiated(path: &Path) -> (Self, Version) {
         let mut raw = Self::connect(path);
         let proposed = b"\0\0\0\0{\"capabilities\":{\"max_msg_fds\":8,\"pgsizes\":4096}}\0";
-        raw.say(&message(1, 1, COMMAND, proposed));
-        let (_, error, body) = raw.hear().unwrap();
+        raw.send(&message(1, 1, COMMAND, proposed));
+        let (_, error, body) = raw.receive().unwrap();
         assert_eq!(error, None);
         (raw, Version::decode(&body).unwrap())
     }
 
-    pub(crate) fn say(&mut self, bytes: &[u8]) {
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
         // The server may have closed the connection already.
         let _ = self.0.write_all(bytes);
     }
 
-    pub(crate) fn say_with(&mut self, bytes: &[u8], fds: &[impl AsFd]) {
+    pub(crate) fn send_with(&mut self, bytes: &[u8], fds: &[impl AsFd]) {
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
         match sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()) {
-            // As in `say`.
+            // As in `send`.
             Err(Errno::PIPE | Errno::CONNRESET) => {}
             sent => assert_eq!(sent, Ok(bytes.len())),
         }
     }
 
     /// Id, error and body of the next reply; `None` at the end of the connection.
-    pub(crate) fn hear(&mut self) -> Option<(u16, Option<u32>, Vec<u8>)> {
+    pub(crate) fn receive(&mut self) -> Option<(u16, Option<u32>, Vec<u8>)> {
         let mut head = [0; 16];
         self.0.read_exact(&mut head).ok()?;
         let word = |at: usize| u32::from_le_bytes(*head[at..].first_chunk().unwrap());

@@ -10,9 +10,9 @@ use std::time::Duration;
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
+use crate::blocking_files::serves_and_ends;
 use crate::cli::{Host, Server};
 use crate::raw::{COMMAND, Raw, message};
-use crate::strangers::serves_and_ends;
 
 const DEVICE_INFO: u16 = 4;
 
@@ -72,9 +72,9 @@ fn a_descriptor_with_an_urgent_byte_between_two_messages_does_not_hang_the_serve
     let mut world = World::new();
     let mut raw = Raw::negotiated(&world.host.path("vm.sock")).0;
     world.send_urgent(&raw);
-    raw.say(&message(2, DEVICE_INFO, COMMAND, &[32_u32, 0, 0, 0].map(u32::to_le_bytes).concat()));
+    raw.send(&message(2, DEVICE_INFO, COMMAND, &[32_u32, 0, 0, 0].map(u32::to_le_bytes).concat()));
     raw.0.shutdown(Shutdown::Write).unwrap();
-    assert!(raw.hear().is_none(), "the byte is the first of a header that makes no sense");
+    assert!(raw.receive().is_none(), "the byte is the first of a header that makes no sense");
     drop(raw);
     world.ends_well();
 }
@@ -84,9 +84,9 @@ fn a_descriptor_with_an_urgent_byte_before_the_handshake_does_not_hang_the_serve
     let mut world = World::new();
     let mut raw = world.connect();
     world.send_urgent(&raw);
-    raw.say(&message(1, 1, COMMAND, b"\0\0\0\0{}\0"));
+    raw.send(&message(1, 1, COMMAND, b"\0\0\0\0{}\0"));
     raw.0.shutdown(Shutdown::Write).unwrap();
-    assert!(raw.hear().is_none(), "the server hangs up");
+    assert!(raw.receive().is_none(), "the server hangs up");
     drop(raw);
     world.ends_well();
 }
@@ -97,7 +97,7 @@ fn a_descriptor_with_an_urgent_byte_and_nothing_else_does_not_hang_the_server() 
     let mut silent = world.connect();
     world.send_urgent(&silent);
     silent.0.shutdown(Shutdown::Write).unwrap();
-    assert!(silent.hear().is_none(), "the server hangs up");
+    assert!(silent.receive().is_none(), "the server hangs up");
     let idle = Raw::negotiated(&world.host.path("vm.sock")).0;
     world.send_urgent(&idle);
     drop(idle);
@@ -110,8 +110,8 @@ fn a_descriptor_with_an_urgent_byte_to_a_busy_server_does_not_hang_it() {
     let first = Raw::negotiated(&world.host.path("vm.sock")).0;
     let mut second = world.connect();
     world.send_urgent(&second);
-    second.say(&message(1, 1, COMMAND, b"\0\0\0\0{}\0"));
-    assert!(second.hear().is_none(), "the server hangs up");
+    second.send(&message(1, 1, COMMAND, b"\0\0\0\0{}\0"));
+    assert!(second.receive().is_none(), "the server hangs up");
     drop((first, second));
     world.ends_well();
 }
@@ -125,7 +125,7 @@ fn a_descriptor_behind_others_that_were_cut_off_does_not_hang_the_server() {
     send(&raw, &bytes[..8], &[reader.as_fd(); 253], SendFlags::empty());
     send(&raw, &bytes[8..], &[reader.as_fd()], SendFlags::empty());
     world.send_lingering(&raw, SendFlags::empty());
-    assert!(raw.hear().is_none(), "the server hangs up");
+    assert!(raw.receive().is_none(), "the server hangs up");
     drop(raw);
     world.ends_well();
 }

@@ -237,7 +237,7 @@ fn take(lease: Result<Lease, GrantError>, word: u64) -> Option<Lease> {
 }
 
 /// Owners take and return slices. Returns the pages that are surely retired, and the leases at the end.
-fn story(ledger: &Ledger, memory: &Arc<dyn Memory>, region: &Region) -> (SpanSet<InRegion>, Vec<Lease>) {
+fn scenario(ledger: &Ledger, memory: &Arc<dyn Memory>, region: &Region) -> (SpanSet<InRegion>, Vec<Lease>) {
     let grant = |name: &str, pages, word| {
         take(ledger.grant_from(memory, region, &request(name, pages), &UNOBSERVED), word)
     };
@@ -306,7 +306,7 @@ fn is_zero_but_for_holes(lease: &Lease) -> bool {
 }
 
 /// Runs the scenario with a break at step `at`; `false` when it ended before that step.
-fn tell(breaks: Break, at: usize, folder: &Path, open: Open) -> bool {
+fn run_with_break(breaks: Break, at: usize, folder: &Path, open: Open) -> bool {
     let files = Arc::new(Mutex::new(Files::default()));
     let world = |breaks, at| Arc::new(World { breaks, at, step: AtomicUsize::new(0) });
     let (region, _) = open(folder, PAGES);
@@ -325,7 +325,7 @@ fn tell(breaks: Break, at: usize, folder: &Path, open: Open) -> bool {
 
     let broken = world(breaks, at);
     let (ledger, memory) = party(&broken, identity());
-    let (retired, ours) = story(&ledger, &memory, &region);
+    let (retired, ours) = scenario(&ledger, &memory, &region);
     let mut held = vec![keeper];
     // After a failure, a process may keep memory that it opens once until it ends.
     if matches!(breaks, Break::Killed | Break::Power) || matches!(region.kind, RegionKind::Egm { .. }) {
@@ -355,8 +355,8 @@ fn tell(breaks: Break, at: usize, folder: &Path, open: Open) -> bool {
 fn everywhere(breaks: Break) {
     for open in [region, egm_region] {
         let folder = tempfile::tempdir().unwrap();
-        let steps = (0..).take_while(|at| tell(breaks, *at, folder.path(), open)).count();
-        assert!(steps > 100, "the story has only {steps} steps");
+        let steps = (0..).take_while(|at| run_with_break(breaks, *at, folder.path(), open)).count();
+        assert!(steps > 100, "the scenario has only {steps} steps");
     }
 }
 

@@ -205,7 +205,7 @@ fn nor_is_it_forgotten_that_owners_are_unknown() {
 
 /// Its lock file was removed: a new lock file has no such lock.
 #[test]
-fn a_repair_spares_a_living_owner_whose_lock_file_was_removed() {
+fn a_repair_spares_a_living_owner_without_its_lock_file() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 2);
     let ledger = ledger(folder.path());
@@ -230,7 +230,7 @@ fn nor_when_the_record_is_repaired() {
 }
 
 #[test]
-fn where_a_repair_does_not_know_the_region_any_user_may_be_an_earlier_owner() {
+fn where_a_repair_lacks_the_region_any_user_may_be_an_earlier_owner() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 2);
     let ledger = ledger(folder.path());

@@ -110,7 +110,7 @@ fn a_page_that_went_bad_while_it_was_granted_is_not_touched_by_the_scrub() {
 }
 
 #[test]
-fn memory_whose_bad_pages_are_not_known_is_not_handed_out() {
+fn memory_with_unknown_bad_pages_is_not_handed_out() {
     let folder = tempfile::tempdir().unwrap();
     let (region, file) = egm(folder.path());
     let ledger = ledger(folder.path());

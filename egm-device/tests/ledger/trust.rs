@@ -72,10 +72,10 @@ fn a_gpu_makes_its_region_exclusive_to_one_owner_or_one_trust_domain() {
     let ((region, memory), ledger) = (reached(folder.path()), ledger(folder.path()));
     // Its owner has no slice of the region.
     let gpus = claim(&ledger, &region, &memory, &own(Some("a"))).unwrap().unwrap();
-    for stranger in [other(None), other(Some("b"))] {
-        let slice = ledger.grant_from(&memory, &region, &two_pages(stranger.clone()), &UNOBSERVED);
-        assert!(matches!(slice, Err(GrantError::Exclusive(_))), "{stranger:?}");
-        assert!(matches!(claim(&ledger, &region, &memory, &stranger), Err(GrantError::Exclusive(_))));
+    for owner in [other(None), other(Some("b"))] {
+        let slice = ledger.grant_from(&memory, &region, &two_pages(owner.clone()), &UNOBSERVED);
+        assert!(matches!(slice, Err(GrantError::Exclusive(_))), "{owner:?}");
+        assert!(matches!(claim(&ledger, &region, &memory, &owner), Err(GrantError::Exclusive(_))));
     }
     for friend in [own(None), other(Some("a"))] {
         assert!(ledger.grant_from(&memory, &region, &two_pages(friend.clone()), &UNOBSERVED).is_ok());

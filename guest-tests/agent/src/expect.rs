@@ -19,12 +19,12 @@ pub(crate) struct Plan {
     pub(crate) version: u32,
     pub(crate) arch: String,
     pub(crate) vcpus: Vec<Vcpu>,
-    pub(crate) memory: Vec<Memory>,
+    pub(crate) memory: Vec<RamPiece>,
     pub(crate) windows: Vec<Window>,
     pub(crate) pci: Vec<Function>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) distances: Vec<Vec<u8>>,
-    pub(crate) lines: Vec<Line>,
+    pub(crate) lines: Vec<InterruptLine>,
     pub(crate) ports: Vec<Port>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Vcpu {
 
 /// A piece of RAM.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Memory {
+pub(crate) struct RamPiece {
     pub(crate) span: Span<Guest>,
     pub(crate) node: u32,
 }
@@ -185,7 +185,7 @@ pub(crate) struct Access {
 }
 
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Line {
+pub(crate) struct InterruptLine {
     pub(crate) gsi: u32,
     pub(crate) owner: String,
 }
@@ -215,7 +215,7 @@ impl Plan {
         if let Some((at, first)) = tables.zip(self.memory.first().cloned()).filter(|_| self.arch == "aarch64")
         {
             let span = self.windows.remove(at).span;
-            self.memory.insert(0, Memory { span, ..first });
+            self.memory.insert(0, RamPiece { span, ..first });
         }
         self
     }
@@ -321,7 +321,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_plan_is_read_with_what_the_agent_does_not_know() {
+    fn a_plan_is_read_with_unknown_keys() {
         let plan = q35();
         assert_eq!((plan.vcpus.len(), plan.nodes.len()), (2, 2));
         assert!(plan.devices().any(|(_, device)| device.kind == DeviceKind::Other));

@@ -31,7 +31,7 @@ pub(crate) fn printed(text: &str) -> ExitCode {
     print(text).map_or_else(|wrong| complain(&wrong, ExitCode::FAILURE), |()| ExitCode::SUCCESS)
 }
 
-/// Reports what is wrong (it may quote a stranger's file) on standard error; a failure to do so keeps `code`.
+/// Reports what is wrong (it may quote any file) on standard error; a failure to do so keeps `code`.
 pub(crate) fn complain(wrong: &str, code: ExitCode) -> ExitCode {
     let line = format!("error: {}", visible(wrong));
     let _ = writeln!(io::stderr(), "{}", Screen::of_stderr().message(&line));

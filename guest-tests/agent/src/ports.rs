@@ -1,4 +1,4 @@
-//! I/O ports, which only x86 has: the agent's one door to an architecture.
+//! I/O ports, which only x86 has: the agent's one module that depends on an architecture.
 
 #[cfg(target_arch = "x86_64")]
 mod x86;

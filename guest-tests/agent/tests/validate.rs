@@ -67,7 +67,7 @@ fn a_command_line_that_is_not_understood_ends_with_2_before_anything_runs() {
         &["--select", "memroy"][..],
         &["--size", "many"],
         &["--seed", "-1"],
-        &["--least", "0.9"],
+        &["--min-ratio", "0.9"],
         &["--json", "--junit"],
         &["--arg", "novalue"],
         &["--arg", "memory.round=1"],
@@ -82,7 +82,7 @@ fn a_command_line_that_is_not_understood_ends_with_2_before_anything_runs() {
         &["--baseline", no_run],
         &["--out", "/nowhere/out"],
         &["--html", "/nowhere/out.html"],
-        &["--baseline", no_run, "--least", "NaN"],
+        &["--baseline", no_run, "--min-ratio", "NaN"],
     ] {
         // Clap takes an option once; the last of these words is what is wrong.
         let quick = QUICK.chunks(2).filter(|quick| !words.contains(&quick[0])).flatten().copied();
@@ -177,13 +177,14 @@ fn a_baseline_gives_ratios_and_fails_a_run_only_on_request() {
     let baseline = ["--baseline", file.to_str().unwrap()];
     let shown = ends(&validate(&[&quick[..], &baseline].concat()), 0);
     assert!(shown.contains(" of before") && shown.contains("worst against before"), "{shown}");
-    let judged = ends(&validate(&[&quick[..], &baseline, &["--least", "0.5"]].concat()), 1);
+    let judged = ends(&validate(&[&quick[..], &baseline, &["--min-ratio", "0.5"]].concat()), 1);
     assert!(judged.contains("baseline.least") && judged.contains("are below 0.5"), "{judged}");
+    // The option's earlier name.
     ends(&validate(&[&quick[..], &baseline, &["--least", "1e-12"]].concat()), 0);
     // A fast figure that is gone fails, however good the rest is.
     before.verdicts[0].figures[0].series = "read, node 99".into();
     fs::write(&file, before.to_json()).unwrap();
-    let gone = ends(&validate(&[&quick[..], &baseline, &["--least", "1e-12"]].concat()), 1);
+    let gone = ends(&validate(&[&quick[..], &baseline, &["--min-ratio", "1e-12"]].concat()), 1);
     assert!(gone.contains("1 series of the baseline are gone: memory.bandwidth: read, node 99"), "{gone}");
     let hostile = before.to_json().replacen("\"seed\"", "\"\\u001b[2J\": 1, \"seed\"", 1);
     fs::write(&file, hostile).unwrap();
@@ -274,7 +275,7 @@ fn a_run_is_reported_again_in_any_form() {
     assert_eq!(ends(&egm_guest(&["report", path, "--json"]), 0), run.to_json());
     assert!(ends(&egm_guest(&["report", path, "--junit"]), 0).contains("<testsuites"));
     assert!(
-        ends(&egm_guest(&["report", path, "--baseline", path, "--least", "1"]), 0)
+        ends(&egm_guest(&["report", path, "--baseline", path, "--min-ratio", "1"]), 0)
             .contains("1.000 of before")
     );
     run.verdicts[0].outcome = Outcome::Failed;

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_say_what_the_capability_does_and_what_is_retired() {
+    fn registers_show_the_capabilitys_values_and_the_retired_pages() {
         let retired = [(0x1000, 0x2000), (0x5000, 0x1000)];
         let registers = registers(&testing::registers(&FACTS, &retired)).unwrap();
         assert_eq!(registers.facts(), Some(FACTS));

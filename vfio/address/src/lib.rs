@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!  window, taken: SpanSet ────────┐
-//!  Request { tag, size, align } ──┴─► Placer ──► Placement { tag, span }, or PlaceError with the tag
+//!  Request { tag, size, align } ──┴─► Placer ──► Placement { tag, span }, or PlacerError with the tag
 //! ```
 //! ```
 //! use egm_address::{Gpa, Placer, Request, Span, SpanSet};
@@ -23,7 +23,7 @@ mod cpu_set;
 #[doc(hidden)]
 pub mod fault;
 mod pci;
-mod place;
+mod placement;
 mod quoted;
 mod size;
 mod span;
@@ -31,7 +31,7 @@ mod span_set;
 
 pub use cpu_set::{CpuSet, CpuSetError};
 pub use pci::{PciAddress, PciAddressError};
-pub use place::{PlaceError, Placement, Placer, Request};
+pub use placement::{Placement, Placer, PlacerError, Request};
 pub use quoted::{Printable, Quoted, Shown};
 pub use size::{ByteSize, SizeError, align_down, align_up};
 pub use span::{

@@ -214,7 +214,7 @@ fn of_type(message: &str) -> Words {
         && let Some((found, wanted)) = rest.rsplit_once(", expected ")
     {
         return Words::new(
-            format!("found {}, expected {}", found_in_json(found), wanted_in_json(wanted)),
+            format!("found {}, expected {}", found_in_json(found), expected_in_json(wanted)),
             "",
         );
     }
@@ -252,7 +252,7 @@ fn found_in_json(found: &str) -> String {
 
 /// A type, in the words of JSON.
 #[must_use]
-pub fn wanted_in_json(wanted: &str) -> String {
+pub fn expected_in_json(wanted: &str) -> String {
     let words = match wanted {
         "u8" => "a number from 0 to 255",
         "u16" => "a number from 0 to 65535",

@@ -172,12 +172,12 @@ mod tests {
 
     #[derive(Debug, thiserror::Error)]
     #[error("cannot open {name}")]
-    struct Stranger {
+    struct OpenError {
         name: String,
         source: std::io::Error,
     }
 
-    impl Report for Stranger {
+    impl Report for OpenError {
         fn remedy(&self) -> Remedy {
             Blame::Host.help(format!("rename {}:\nmv it", self.name.trim_end()))
         }
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn a_line_repeats_neither_control_characters_nor_everything() {
         let source = std::io::Error::other("\u{9b}2J\0");
-        let shown = Chain(&Stranger { name: "\u{1b}[31mé\r\n".to_owned(), source }).to_string();
+        let shown = Chain(&OpenError { name: "\u{1b}[31mé\r\n".to_owned(), source }).to_string();
         let lines: Vec<_> = shown.split('\n').collect();
         assert_eq!(
             lines,
@@ -198,14 +198,14 @@ mod tests {
             ]
         );
         let source = std::io::Error::other("none");
-        let coloured = Chain(&Stranger { name: "it".to_owned(), source }).on(Screen::coloured(80));
+        let coloured = Chain(&OpenError { name: "it".to_owned(), source }).on(Screen::coloured(80));
         for label in
             ["\u{1b}[1;31merror:\u{1b}[0m cannot", "\n  \u{1b}[2mcaused by:\u{1b}[0m none", "\n        mv it"]
         {
             assert!(coloured.contains(label), "{coloured:?}");
         }
         let source = std::io::Error::other("é".repeat(9999));
-        let shown = Chain(&Stranger { name: "a\n".repeat(9999), source }).to_string();
+        let shown = Chain(&OpenError { name: "a\n".repeat(9999), source }).to_string();
         let longest = shown.split('\n').map(|line| line.chars().count()).max();
         assert!(longest < Some(4000), "{longest:?}");
     }

@@ -134,7 +134,7 @@ impl Binder {
         group: bool,
     ) -> Result<Vec<Change>, BindError> {
         let wanted = self.checked(functions, driver, group)?;
-        wanted.iter().map(|(function, driver)| self.give(function, driver)).collect()
+        wanted.iter().map(|(function, driver)| self.change_driver(function, driver)).collect()
     }
 
     /// Restores the drivers that `functions` had before [`Binder::bind`]. A function without a record stays as it is.
@@ -199,7 +199,7 @@ impl Binder {
         if path.is_dir() { Ok(()) } else { Err(BindError::NoDriver { driver: driver.to_owned(), path }) }
     }
 
-    fn give(&self, function: &HostFunction, driver: &str) -> Result<Change, BindError> {
+    fn change_driver(&self, function: &HostFunction, driver: &str) -> Result<Change, BindError> {
         let (address, before) = (function.address, function.driver.clone());
         if before.as_deref() != Some(driver) {
             let state = self.state(address);

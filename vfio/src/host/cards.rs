@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn the_partner_of_a_wanted_function_is_read_with_its_card_and_only_where_there_is_one() {
+    fn the_partner_of_a_requested_function_is_read_with_its_card_and_only_where_there_is_one() {
         let wanted = "0000:03:00.0".parse().unwrap();
         let pairs = host("0x2100");
         let number = |function: &HostFunction| function.card.clone().and_then(|card| card.number);

@@ -16,7 +16,7 @@ impl Message {
     }
 
     /// Bytes that an answer needs; `None` if it has them, or needs too many.
-    pub(super) fn wants(&self) -> Option<usize> {
+    pub(super) fn bytes_needed(&self) -> Option<usize> {
         let needed = usize::try_from(self.get(0)?).ok()?;
         (needed > self.0.len() && needed <= MOST).then_some(needed)
     }
@@ -83,9 +83,9 @@ mod tests {
         let mut message = Message::of::<[u32; 4]>(8).with(4, 0xdead).with_long(16, 1 << 40);
         assert_eq!(message.get(0), Some(24));
         message = message.with(0, 64);
-        assert_eq!(message.wants(), Some(64));
+        assert_eq!(message.bytes_needed(), Some(64));
         message.seal();
-        assert_eq!((message.get(0), message.wants()), (Some(24), None));
+        assert_eq!((message.get(0), message.bytes_needed()), (Some(24), None));
         assert_eq!((message.get(4), message.get_long(16)), (Some(0xdead), Some(1 << 40)));
     }
 
@@ -94,6 +94,6 @@ mod tests {
         let message = Message::of::<[u32; 2]>(0).with(8, 1).with(6, 1);
         assert_eq!(message, Message::of::<[u32; 2]>(0));
         assert_eq!((message.get(5), message.get_long(4), message.get(usize::MAX)), (None, None, None));
-        assert_eq!(message.with(0, u32::MAX).wants(), None);
+        assert_eq!(message.with(0, u32::MAX).bytes_needed(), None);
     }
 }

@@ -79,7 +79,7 @@ pub(super) fn exchange_all(
 ) -> io::Result<Message> {
     let question = message.clone();
     exchange(file, request, &mut message)?;
-    let Some(needed) = message.wants() else { return Ok(message) };
+    let Some(needed) = message.bytes_needed() else { return Ok(message) };
     let mut message = question.resized(needed);
     exchange(file, request, &mut message)?;
     Ok(message)

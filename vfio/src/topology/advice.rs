@@ -6,7 +6,7 @@ use std::fmt;
 
 use egm_address::PciAddress;
 
-use super::place::Acs;
+use super::placement::Acs;
 use super::{Relation, find, relation};
 use crate::host::HostFunction;
 use crate::ids::{DATA_DIRECT, MELLANOX, NVIDIA};
@@ -155,7 +155,7 @@ mod tests {
     use super::super::testing::Host;
     use super::*;
 
-    fn said(host: &Host, change: impl Fn(&mut HostFunction)) -> Vec<String> {
+    fn advice_for(host: &Host, change: impl Fn(&mut HostFunction)) -> Vec<String> {
         let mut all = host.functions();
         all.iter_mut().for_each(change);
         let assigned: Vec<&HostFunction> =
@@ -167,10 +167,10 @@ mod tests {
     fn the_port_above_a_nic_lets_translated_requests_pass() {
         let host = Host::two_switches();
         assert_eq!(
-            said(&host, |_| {}),
+            advice_for(&host, |_| {}),
             ["0000:17:01.0: ACS is 0011101, better 1x111x1: boot with pci=config_acs=1x111x1@0000:17:01.0"]
         );
-        let good = said(&host, |f| {
+        let good = advice_for(&host, |f| {
             if f.address.to_string() == "0000:17:01.0" {
                 f.place.express.as_mut().unwrap().acs.as_mut().unwrap().control = 0x5d;
             }
@@ -181,19 +181,19 @@ mod tests {
     #[test]
     fn a_nic_without_ats_is_shown_with_the_way_to_get_it() {
         let host = Host::two_switches();
-        let said = said(&host, |f| {
+        let advice = advice_for(&host, |f| {
             if let Some(express) = &mut f.place.express {
                 express.ats = None;
             }
         });
-        assert!(said[1].contains("mlxconfig -d 0000:19:00.0 set ATS_ENABLED=true"), "{said:?}");
+        assert!(advice[1].contains("mlxconfig -d 0000:19:00.0 set ATS_ENABLED=true"), "{advice:?}");
     }
 
     #[test]
     fn data_direct_has_a_recipe_of_its_own() {
         let host = Host::two_switches();
         let nic = host.nic(0);
-        let said = said(&host, |f| {
+        let advice = advice_for(&host, |f| {
             if f.address == nic {
                 f.device = DATA_DIRECT;
             }
@@ -204,7 +204,7 @@ mod tests {
             "0000:15:01.0: ACS is 0011101, better xx111x0",
             "different IOMMU groups",
         ] {
-            assert!(said.iter().any(|line| line.contains(part)), "{part} in {said:?}");
+            assert!(advice.iter().any(|line| line.contains(part)), "{part} in {advice:?}");
         }
     }
 

@@ -16,7 +16,7 @@ mod advice;
 mod class;
 mod group;
 mod peer;
-mod place;
+mod placement;
 mod relation;
 
 use egm_address::PciAddress;
@@ -25,7 +25,7 @@ pub use advice::{Advice, advice};
 pub use class::{class_name, vendor_name};
 pub use group::{GroupError, IOMMU_REMEDY, Member, is_bridge, is_vfio_driver, members, remedy, usable};
 pub use peer::{Peer, Reason, Route, peer};
-pub use place::{Acs, Ats, Express, FunctionPlacement, Link, Port};
+pub use placement::{Acs, Ats, Express, FunctionPlacement, Link, Port};
 pub use relation::{Relation, relation, upstream_port};
 
 use crate::host::HostFunction;

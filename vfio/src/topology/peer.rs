@@ -8,7 +8,7 @@ use std::fmt;
 
 use egm_address::PciAddress;
 
-use super::place::{Acs, Port};
+use super::placement::{Acs, Port};
 use super::relation::common;
 use super::{Relation, find, relation};
 use crate::host::{HostBarKind, HostFunction};

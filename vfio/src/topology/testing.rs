@@ -20,7 +20,7 @@ use crate::host::{self, HostFunction};
 pub(crate) struct Host(tempfile::TempDir);
 
 /// Properties of one function.
-struct Says {
+struct Properties {
     path: &'static str,
     ids: (u16, u16),
     class: u32,
@@ -36,7 +36,7 @@ const BRIDGE: u32 = 0x06_0400;
 impl Host {
     pub(crate) fn two_switches() -> Self {
         let host = Self(tempfile::tempdir().unwrap());
-        let port = |path, port, acs| Says {
+        let port = |path, port, acs| Properties {
             path,
             ids: (0x1000, 0xc030),
             class: BRIDGE,
@@ -46,7 +46,7 @@ impl Host {
             driver: "pcieport",
             bar: 0,
         };
-        let device = |path, ids, class, driver, ats| Says {
+        let device = |path, ids, class, driver, ats| Properties {
             path,
             ids,
             class,
@@ -75,15 +75,15 @@ impl Host {
             device("0000:9a:00.0", (0x10de, 0x2335), 0x03_0200, "vfio-pci", false),
         ];
         let mut folder = host.root().join("sys/devices");
-        for (number, says) in (0u32..).zip(&functions) {
-            folder = match says.path.strip_prefix("../") {
+        for (number, properties) in (0u32..).zip(&functions) {
+            folder = match properties.path.strip_prefix("../") {
                 Some(name) => folder.ancestors().find(|f| f.ends_with("0000:16:00.0")).unwrap().join(name),
-                None => match says.path.strip_prefix('/') {
+                None => match properties.path.strip_prefix('/') {
                     Some(path) => host.root().join("sys/devices").join(path),
-                    None => folder.join(says.path),
+                    None => folder.join(properties.path),
                 },
             };
-            host.function(&folder, says, number);
+            host.function(&folder, properties, number);
         }
         host
     }
@@ -116,18 +116,18 @@ impl Host {
         "0000:21:00.0".parse().unwrap()
     }
 
-    fn function(&self, folder: &Path, says: &Says, number: u32) {
+    fn function(&self, folder: &Path, properties: &Properties, number: u32) {
         let name = folder.file_name().unwrap();
         fs::create_dir_all(folder).unwrap();
         let write = |file: &str, text: String| fs::write(folder.join(file), text).unwrap();
-        write("vendor", format!("{:#06x}\n", says.ids.0));
-        write("device", format!("{:#06x}\n", says.ids.1));
-        write("class", format!("{:#08x}\n", says.class));
+        write("vendor", format!("{:#06x}\n", properties.ids.0));
+        write("device", format!("{:#06x}\n", properties.ids.1));
+        write("class", format!("{:#08x}\n", properties.class));
         write("numa_node", format!("{}\n", i32::from(folder.to_string_lossy().contains("pci0000:97"))));
-        let resource = if says.bar == 0 {
+        let resource = if properties.bar == 0 {
             "0x0 0x0 0x0\n".to_owned()
         } else {
-            format!("{:#x} {:#x} 0x14220c\n", says.bar << 8, (says.bar << 8) + says.bar - 1)
+            format!("{:#x} {:#x} 0x14220c\n", properties.bar << 8, (properties.bar << 8) + properties.bar - 1)
         };
         write("resource", resource);
         write("reset_method", "flr bus\n".to_owned());
@@ -135,8 +135,8 @@ impl Host {
         write("max_link_speed", "32.0 GT/s PCIe\n".to_owned());
         write("current_link_width", "16\n".to_owned());
         write("max_link_width", "16\n".to_owned());
-        fs::write(folder.join("config"), config(says)).unwrap();
-        if says.driver == "vfio-pci" {
+        fs::write(folder.join("config"), config(properties)).unwrap();
+        if properties.driver == "vfio-pci" {
             fs::create_dir_all(folder.join("vfio-dev/vfio0")).unwrap();
         }
         let group = self.root().join(format!("sys/kernel/iommu_groups/{number}"));
@@ -144,7 +144,7 @@ impl Host {
         fs::write(group.join("devices").join(name), "").unwrap();
         fs::write(group.join("reserved_regions"), "0xfee00000 0xfeefffff msi\n").unwrap();
         symlink(&group, folder.join("iommu_group")).unwrap();
-        symlink(format!("/sys/bus/pci/drivers/{}", says.driver), folder.join("driver")).unwrap();
+        symlink(format!("/sys/bus/pci/drivers/{}", properties.driver), folder.join("driver")).unwrap();
         let bus = self.root().join("sys/bus/pci/devices");
         fs::create_dir_all(&bus).unwrap();
         symlink(folder, bus.join(name)).unwrap();
@@ -152,16 +152,16 @@ impl Host {
 }
 
 /// A configuration space with a PCI Express capability, and ACS and ATS where the function has them.
-fn config(says: &Says) -> Vec<u8> {
+fn config(properties: &Properties) -> Vec<u8> {
     let mut space = vec![0; 4096];
     let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
     put(0x06, &[0x10]);
     put(0x34, &[0x40]);
-    put(0x40, &[0x10, 0, says.port << 4 | 2, 0]);
-    if let Some(control) = says.acs {
+    put(0x40, &[0x10, 0, properties.port << 4 | 2, 0]);
+    if let Some(control) = properties.acs {
         put(0x100, &[0x0d, 0, 1, 0, 0x5f, 0, control, 0]);
     }
-    if says.ats {
+    if properties.ats {
         put(0x100, &[0x0f, 0, 1, 0, 0, 0, 0, 0]);
     }
     space

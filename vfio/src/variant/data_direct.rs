@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_bar_of_a_gpu_is_wanted_where_the_host_has_it() {
+    fn the_second_bar_of_a_gpu_is_requested_where_the_host_has_it() {
         let kind = HostBarKind::Memory64Prefetchable;
         let bar = |index, size, start| HostBar { index, kind, size, start };
         let bars = [bar(0, 16 << 20, 0x1000), bar(2, 256 << 30, 0x2000_0000_0000), bar(4, 32 << 20, 0x3000)];

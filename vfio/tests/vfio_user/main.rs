@@ -271,11 +271,12 @@ fn a_file_that_ends_before_its_region_is_found_when_the_device_is_opened() {
 }
 
 #[test]
-fn a_bar_whose_file_is_no_memory_is_refused() {
+fn a_bar_with_a_file_that_is_no_memory_is_refused() {
     // A file of an ordinary file system: a read of its pages can wait, for FUSE's for ever.
     let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     file.set_len(MEMORY).unwrap();
     let refused = open(Copier::of(file)).0.map(drop);
-    let stranger = matches!(refused, Err(OpenError::Talk { source: CallError::Stranger { region: 2 }, .. }));
-    assert!(stranger, "{refused:?}");
+    let unsafe_file =
+        matches!(refused, Err(OpenError::Talk { source: CallError::UnsafeFile { region: 2 }, .. }));
+    assert!(unsafe_file, "{refused:?}");
 }

@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use crate::message::{
-    Access, Capabilities, Command, DeviceInfo, DmaMap, DmaUnmap, IrqData, IrqInfo, Limits, Query, RegionInfo,
-    RegionReply, Request, SAID_FDS, SetIrqs, Write, Wrong,
+    ANNOUNCED_FDS, Access, Capabilities, Command, DeviceInfo, DmaMap, DmaUnmap, IrqData, IrqInfo, Limits,
+    Query, RegionInfo, RegionReply, Request, SetIrqs, Write, Wrong,
 };
 use crate::receiver::FileKind;
 use crate::session::Fault;
@@ -54,7 +54,7 @@ pub enum CallError {
     #[error(
         "the file of region {region} is neither memory (memfd, tmpfs, hugetlbfs) nor a device of memory (egm, dax, mem)"
     )]
-    Stranger { region: u32 },
+    UnsafeFile { region: u32 },
     /// The server broke the protocol. The connection is closed.
     #[error("the server broke the protocol")]
     Fault(#[from] Fault),
@@ -99,7 +99,7 @@ pub struct Client {
 #[must_use]
 pub fn capabilities() -> Capabilities {
     Capabilities {
-        max_msg_fds: Some(SAID_FDS),
+        max_msg_fds: Some(ANNOUNCED_FDS),
         max_data_xfer_size: Some(1 << 20),
         write_multiple: Some(true),
         ..Capabilities::default()
@@ -175,7 +175,7 @@ impl Client {
         let came = self.connection.fds();
         match self.connection.take_fds(FileKind::Mapping) {
             Ok(files) if files.len() == came => Ok(files.into_iter().next()),
-            Ok(_) => Err(self.lose(CallError::Stranger { region })),
+            Ok(_) => Err(self.lose(CallError::UnsafeFile { region })),
             Err(error) => Err(self.lose(error.into())),
         }
     }

@@ -81,7 +81,7 @@ enum Request {
     /// Read so many bytes of the peer's and return them.
     Take(usize),
     /// Return the descriptors that came, if all are of this kind, and close the others.
-    Give(FileKind),
+    HandOver(FileKind),
     /// Read and close all that is left in the socket, which was shut down.
     Drain,
 }
@@ -90,7 +90,7 @@ impl Request {
     fn encode(&self) -> [u8; REQUEST] {
         let (what, number) = match self {
             Self::Take(bytes) => (0, u32::try_from(*bytes).unwrap_or(u32::MAX)),
-            Self::Give(kind) => (1, *kind as u32),
+            Self::HandOver(kind) => (1, *kind as u32),
             Self::Drain => (2, 0),
         };
         let ([a, b, c, d], [e, f, g, h]) = (u32::to_le_bytes(what), u32::to_le_bytes(number));
@@ -102,7 +102,7 @@ impl Request {
         let number = u32::from_le_bytes([e, f, g, h]);
         match u32::from_le_bytes([a, b, c, d]) {
             0 => usize::try_from(number).ok().filter(|bytes| *bytes <= CHUNK).map(Self::Take),
-            1 => FileKind::try_from(number).ok().map(Self::Give),
+            1 => FileKind::try_from(number).ok().map(Self::HandOver),
             2 => Some(Self::Drain),
             _ => None,
         }
@@ -162,8 +162,8 @@ impl Receiver {
     }
 
     /// Returns the descriptors that came since the last call; none at all unless each is of `kind`.
-    pub(crate) fn give(&self, kind: FileKind) -> io::Result<Vec<OwnedFd>> {
-        self.ask(&Request::Give(kind))?;
+    pub(crate) fn hand_over(&self, kind: FileKind) -> io::Result<Vec<OwnedFd>> {
+        self.ask(&Request::HandOver(kind))?;
         let mut fds = Vec::new();
         receive(self.pair.as_fd(), &mut [0; HEAD], &mut fds, RecvFlags::empty())?;
         Ok(fds)
@@ -219,8 +219,8 @@ impl Drop for Attendant<'_> {
 
 impl<'a> Attendant<'a> {
     fn new(socket: BorrowedFd<'a>) -> Self {
-        let (queue, strangers) = channel::<OwnedFd>();
-        let close = move || strangers.into_iter().for_each(drop);
+        let (queue, descriptors) = channel::<OwnedFd>();
+        let close = move || descriptors.into_iter().for_each(drop);
         let thread = thread::Builder::new().name("closer".to_owned()).spawn(close);
         Self { socket, pending: Vec::new(), closer: thread.ok().map(|thread| (queue, thread)) }
     }
@@ -237,7 +237,7 @@ impl<'a> Attendant<'a> {
         while receive(pair, &mut request, &mut Vec::new(), RecvFlags::empty())? == REQUEST {
             match Request::decode(request).ok_or(io::ErrorKind::InvalidData)? {
                 Request::Take(bytes) => self.take(pair, bytes)?,
-                Request::Give(kind) => self.give(pair, kind)?,
+                Request::HandOver(kind) => self.hand_over(pair, kind)?,
                 Request::Drain => {
                     self.drain();
                     reply(pair, 0, &[], &[])?;
@@ -258,11 +258,11 @@ impl<'a> Attendant<'a> {
         reply(pair, self.pending.len().saturating_sub(before), &data, &[])
     }
 
-    fn give(&mut self, pair: BorrowedFd<'_>, kind: FileKind) -> io::Result<()> {
+    fn hand_over(&mut self, pair: BorrowedFd<'_>, kind: FileKind) -> io::Result<()> {
         let fds = std::mem::take(&mut self.pending);
         let right = fds.iter().all(|fd| kind.is_of(fd.as_fd())) || egm_address::fault!("any-file-passed-on");
-        let given: Vec<_> = fds.iter().filter(|_| right).map(AsFd::as_fd).collect();
-        let outcome = reply(pair, given.len(), &[], &given);
+        let descriptors: Vec<_> = fds.iter().filter(|_| right).map(AsFd::as_fd).collect();
+        let outcome = reply(pair, descriptors.len(), &[], &descriptors);
         self.close(fds);
         outcome
     }

@@ -17,8 +17,8 @@ pub use self::vectors::Vectors;
 pub use self::windows::{WindowBytes, Windows};
 use crate::frame::{Header, Kind};
 use crate::message::{
-    Access, Call, Capabilities, Command, DeviceInfo, DmaAccess, DmaMap, DmaUnmap, IrqInfo, Query, RegionInfo,
-    Request, SAID_FDS, SetIrqs, Write,
+    ANNOUNCED_FDS, Access, Call, Capabilities, Command, DeviceInfo, DmaAccess, DmaMap, DmaUnmap, IrqInfo,
+    Query, RegionInfo, Request, SetIrqs, Write,
 };
 use crate::receiver::FileKind;
 use crate::session::server::{Server as Session, Step};
@@ -108,7 +108,7 @@ pub enum Served {
 #[must_use]
 pub fn capabilities() -> Capabilities {
     Capabilities {
-        max_msg_fds: Some(SAID_FDS),
+        max_msg_fds: Some(ANNOUNCED_FDS),
         max_data_xfer_size: Some(1 << 20),
         max_dma_maps: Some(windows::MOST_WINDOWS as u64),
         pgsizes: Some(0x1000),

@@ -160,7 +160,7 @@ impl Connection {
     /// # Errors
     /// [`Broken`]: there is no further message.
     pub fn take_fds(&mut self, kind: FileKind) -> Result<Vec<OwnedFd>, Broken> {
-        if std::mem::take(&mut self.came) == 0 { Ok(Vec::new()) } else { self.given(kind) }
+        if std::mem::take(&mut self.came) == 0 { Ok(Vec::new()) } else { self.handed_over(kind) }
     }
 
     /// Refuses descriptors from now on: they end the connection.
@@ -215,7 +215,7 @@ impl Connection {
     /// [`Broken`]: there is no further message.
     pub fn receive(&mut self, most: u32) -> Result<(), Broken> {
         if std::mem::take(&mut self.came) > 0 {
-            drop(self.given(FileKind::Nothing)?);
+            drop(self.handed_over(FileKind::Nothing)?);
         }
         self.consume_last()?;
         let mut ahead = [0; AHEAD];
@@ -313,9 +313,9 @@ impl Connection {
         self.receiver.as_ref().ok_or(Broken::Unwanted)
     }
 
-    fn given(&mut self, kind: FileKind) -> Result<Vec<OwnedFd>, Broken> {
-        let given = self.receiver()?.give(kind);
-        given.map_err(|error| self.lost(error))
+    fn handed_over(&mut self, kind: FileKind) -> Result<Vec<OwnedFd>, Broken> {
+        let descriptors = self.receiver()?.hand_over(kind);
+        descriptors.map_err(|error| self.lost(error))
     }
 
     /// Error for a receiver without an answer: it waits for bytes, for a descriptor's file system, or it ended.

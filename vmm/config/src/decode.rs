@@ -8,7 +8,7 @@ use std::collections::btree_map;
 use std::fmt::{self, Display};
 
 use egm_address::Quoted;
-use egm_report::json::wanted_in_json;
+use egm_report::json::expected_in_json;
 use serde::de::value::StrDeserializer;
 use serde::de::{
     self, Deserialize, DeserializeSeed, Deserializer, EnumAccess, Expected, IntoDeserializer, MapAccess,
@@ -32,7 +32,7 @@ impl de::Error for Fault {
         Rule::Value { reason: message.to_string() }.here()
     }
     fn invalid_type(found: Unexpected<'_>, wanted: &dyn Expected) -> Self {
-        Rule::WrongType { found: in_json_words(found), wanted: wanted_in_json(&wanted.to_string()) }.here()
+        Rule::WrongType { found: in_json_words(found), wanted: expected_in_json(&wanted.to_string()) }.here()
     }
     fn invalid_value(found: Unexpected<'_>, wanted: &dyn Expected) -> Self {
         Self::invalid_type(found, wanted)

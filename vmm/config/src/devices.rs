@@ -11,7 +11,9 @@ use super::faults::Faults;
 use super::file::{BarsFile, CliqueFile, ConsoleFile, DeviceFile};
 use super::rules::{DeviceRule, MAX_SOCKET, MAX_TAP};
 use super::slot::Slot;
-use super::spec::{BarPlace, BarPlaces, Clique, Console, Device, DeviceKind, EgmForm, EgmSlice, FixedBar};
+use super::spec::{
+    BarPlacement, BarPlacements, Clique, Console, Device, DeviceKind, EgmForm, EgmSlice, FixedBar,
+};
 
 /// A PCI segment has 256 buses; the devices of one machine fit in one.
 const MAX_DEVICES: usize = 255;
@@ -152,7 +154,8 @@ fn kind(
         DeviceFile::VirtioRng { .. } => DeviceKind::VirtioRng,
         DeviceFile::Vfio { function, backend, clique: number, bars, p2p, .. } => {
             let clique = faults.value(key("clique"), number.map_or(Ok(Clique::Auto), clique));
-            let bars = bars.map_or(Ok(BarPlaces::Guest), places).map_err(|fault| fault.inside(&key("bars")));
+            let bars =
+                bars.map_or(Ok(BarPlacements::Guest), places).map_err(|fault| fault.inside(&key("bars")));
             let bars = faults.keep(bars);
             DeviceKind::Vfio {
                 function,
@@ -180,18 +183,18 @@ fn clique(file: CliqueFile) -> Result<Clique, Rule> {
     }
 }
 
-fn places(file: BarsFile) -> Result<BarPlaces, Fault> {
+fn places(file: BarsFile) -> Result<BarPlacements, Fault> {
     match file {
         BarsFile::All(name) => match name.as_str() {
-            "guest" => Ok(BarPlaces::Guest),
-            "host" => Ok(BarPlaces::Host),
+            "guest" => Ok(BarPlacements::Guest),
+            "host" => Ok(BarPlacements::Host),
             _ => Err(Rule::UnknownName { name, known: vec!["guest", "host"] }.here()),
         },
         BarsFile::Each(places) => {
             let fixed = |(index, place): (String, String)| {
                 bar_place(&index, place).map_err(|rule| Rule::from(rule).at(index))
             };
-            places.into_iter().map(fixed).collect::<Result<_, _>>().map(BarPlaces::Each)
+            places.into_iter().map(fixed).collect::<Result<_, _>>().map(BarPlacements::Each)
         }
     }
 }
@@ -202,11 +205,11 @@ fn bar_place(index: &str, place: String) -> Result<FixedBar, DeviceRule> {
         _ => return Err(DeviceRule::BarIndex { index: index.to_owned() }),
     };
     if place == "host" {
-        return Ok(FixedBar { index: number, place: BarPlace::Host });
+        return Ok(FixedBar { index: number, place: BarPlacement::Host });
     }
     let digits = place.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
-    let address = digits.ok_or(DeviceRule::BarPlace { place })?;
-    Ok(FixedBar { index: number, place: BarPlace::At(Gpa::new(address)) })
+    let address = digits.ok_or(DeviceRule::BarPlacement { place })?;
+    Ok(FixedBar { index: number, place: BarPlacement::At(Gpa::new(address)) })
 }
 
 /// Key and name of each host resource that a device must have for itself.

@@ -89,7 +89,7 @@ pub enum DeviceRule {
         "{} is not a place for a BAR: write \"host\", or an address as hexadecimal digits after 0x, for instance \"0x200000000000\"",
         Quoted(place)
     )]
-    BarPlace { place: String },
+    BarPlacement { place: String },
     #[error("a guest has one virtio-vsock, which {first} names already: remove one")]
     SecondVsock { first: String },
 }

@@ -231,7 +231,7 @@ pub enum DeviceKind {
         clique: Clique,
         /// Where its BARs lie.
         #[serde(default)]
-        bars: BarPlaces,
+        bars: BarPlacements,
         /// Whether the machine's other assigned devices reach its BARs.
         p2p: bool,
     },
@@ -251,7 +251,7 @@ pub enum DeviceKind {
 
 impl DeviceKind {
     /// Whether it is a function of the host, of a vfio-user server, or of a slice, and not a virtio device of ours.
-    pub const fn is_passed(&self) -> bool {
+    pub const fn is_assigned(&self) -> bool {
         matches!(self, Self::Vfio { .. } | Self::VfioUser { .. } | Self::Egm { .. })
     }
 }
@@ -286,7 +286,7 @@ pub enum Clique {
 /// Where the BARs of a host function lie in the guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum BarPlaces {
+pub enum BarPlacements {
     /// Where the plan puts them.
     #[default]
     Guest,
@@ -302,13 +302,13 @@ pub struct FixedBar {
     /// Register number, 0 to 5.
     pub index: u8,
     /// Its guest physical address: the host's, or as given.
-    pub place: BarPlace,
+    pub place: BarPlacement,
 }
 
 /// Where one BAR lies in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum BarPlace {
+pub enum BarPlacement {
     /// At its host physical address.
     Host,
     /// At this guest physical address.

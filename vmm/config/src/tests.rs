@@ -823,15 +823,15 @@ fn host_functions_keep_their_rules() {
     ]);
     let wishes =
         vfio(r#""backend":"iommufd","clique":3,"bars":{"2":"host","4":"0x200000000000"},"p2p":false"#);
-    let at = BarPlace::At(Gpa::new(0x2000_0000_0000));
+    let at = BarPlacement::At(Gpa::new(0x2000_0000_0000));
     assert_eq!(
         spec(&wishes).devices[0].kind,
         DeviceKind::Vfio {
             function: "1:0.0".parse().unwrap(),
             backend: VfioBackend::Iommufd,
             clique: Clique::Number(3),
-            bars: BarPlaces::Each(vec![
-                FixedBar { index: 2, place: BarPlace::Host },
+            bars: BarPlacements::Each(vec![
+                FixedBar { index: 2, place: BarPlacement::Host },
                 FixedBar { index: 4, place: at }
             ]),
             p2p: false,
@@ -846,11 +846,11 @@ fn host_functions_keep_their_rules() {
 
 #[test]
 fn a_virtio_device_is_no_function_of_the_host_a_server_or_a_slice() {
-    let passed = |members: &str| spec(&machine(members)).devices[0].kind.is_passed();
-    let device = |device: &str| passed(&format!(r#","devices":[{device}]"#));
+    let assigned = |members: &str| spec(&machine(members)).devices[0].kind.is_assigned();
+    let device = |device: &str| assigned(&format!(r#","devices":[{device}]"#));
     assert!(device(r#"{"type":"vfio","function":"01:00.0"}"#));
     assert!(device(r#"{"type":"vfio-user","socket":"s"}"#));
-    assert!(passed(r#","egm":[{"region":"local","size":"1GiB","node":0,"as":"device"}]"#));
+    assert!(assigned(r#","egm":[{"region":"local","size":"1GiB","node":0,"as":"device"}]"#));
     for virtio in [
         r#"{"type":"virtio-rng"}"#,
         r#"{"type":"virtio-blk","path":"d"}"#,

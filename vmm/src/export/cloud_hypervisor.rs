@@ -8,7 +8,7 @@ use egm_address::CpuSet;
 use egm_config::{Architecture, Console, DeviceKind};
 
 use super::command::Command;
-use super::guest::{Guest, Memory, NumaNode, Placed, Source};
+use super::guest::{Guest, MemoryPiece, NumaNode, Placed, Source};
 use super::words::{self, text};
 use super::{Export, ExportError, Output};
 
@@ -94,8 +94,8 @@ impl Exporter<'_> {
         Ok(())
     }
 
-    fn zone(&self, memory: &Memory) -> Result<String, ExportError> {
-        let Memory { id, size, source, .. } = memory;
+    fn zone(&self, memory: &MemoryPiece) -> Result<String, ExportError> {
+        let MemoryPiece { id, size, source, .. } = memory;
         let zone = match source {
             Source::Own { page_size, host_nodes, prefault } => {
                 let pages = page_size.hugetlb();

@@ -12,7 +12,7 @@ use acpi_tables::aml::Uuid;
 use acpi_tables::{Aml, AmlSink};
 use egm_address::{Gpa, Guest, Span, SpanSet};
 
-use super::room::Room;
+use super::buffer::WindowBuffer;
 use super::tree::DESCRIPTOR_SIZE;
 use super::{Efi, FirmwareError};
 use crate::arch::aarch64::layout::{LAYOUT, MOST_REGIONS};
@@ -41,20 +41,20 @@ pub(super) struct Tables {
     pub(super) smbios: Gpa,
 }
 
-/// Writes everything; `firmware` is the window of `room`.
+/// Writes everything; `firmware` is the window of `buffer`.
 pub(super) fn place(
     plan: &Plan,
-    room: &mut Room,
+    buffer: &mut WindowBuffer,
     firmware: Span<Guest>,
     tables: Tables,
 ) -> Result<Efi, FirmwareError> {
     let mut vendor: Vec<u8> = VENDOR.encode_utf16().flat_map(u16::to_le_bytes).collect();
     vendor.resize(VENDOR_SIZE, 0);
-    let vendor = room.place(&vendor);
+    let vendor = buffer.place(&vendor);
     // Version 1, 8 bytes, no service supported (4.6.2).
-    let runtime = room.place(&[1, 0, 8, 0, 0, 0, 0, 0]);
+    let runtime = buffer.place(&[1, 0, 8, 0, 0, 0, 0, 0]);
     // `struct linux_efi_memreserve` without entries: size, count, next.
-    let reserve = room.place(&[0; 16]);
+    let reserve = buffer.place(&[0; 16]);
     let list = [
         ("8868E871-E4F1-11D3-BC22-0080C73C8881", tables.rsdp),
         ("F2FD1544-9794-4A2C-992E-E5BBCF20E394", tables.smbios),
@@ -66,7 +66,7 @@ pub(super) fn place(
         configuration.extend(guid_bytes(guid));
         configuration.qword(address.get());
     }
-    let configuration = room.place(&configuration);
+    let configuration = buffer.place(&configuration);
 
     let mut table = Vec::new();
     table.extend(SYSTEM_TABLE);
@@ -77,10 +77,10 @@ pub(super) fn place(
     table.extend([0; 8 + 48 + 16]); // firmware revision, consoles, runtime and boot services
     table.qword(u64::try_from(list.len()).unwrap_or(u64::MAX));
     table.qword(configuration.get());
-    let system_table = room.place(&table);
+    let system_table = buffer.place(&table);
 
     let map = memory_map(plan, firmware)?;
-    let start = room.place(&map);
+    let start = buffer.place(&map);
     let size = u64::try_from(map.len()).unwrap_or(u64::MAX);
     let memory_map = Span::new(start, size).map_err(|_| FirmwareError::Memory(firmware))?;
     Ok(Efi { system_table, memory_map })

@@ -7,14 +7,14 @@
 
 mod acpi;
 mod bridges;
+mod buffer;
 mod efi;
-mod room;
 mod smbios;
 pub mod tree;
 
 use egm_address::{Gpa, Guest, Span};
 
-use room::{Contents, Room};
+use buffer::{Contents, WindowBuffer};
 
 use crate::arch::aarch64::layout::{MOST_REGIONS, REDISTRIBUTOR, TREE};
 use crate::config::{Architecture, MAX_NODES, MAX_VCPUS};
@@ -147,16 +147,16 @@ pub fn build(plan: &Plan) -> Result<Image, FirmwareError> {
     };
     let fits = |s: Span<Guest>| s.start().is_aligned(align) && s.size() > kept;
     let window = window(plan, WindowKind::Firmware, "firmware", rule, fits)?;
-    let mut room = Room::new(window);
-    let acpi::Roots { rsdp, errors } = acpi::place(plan, &mut room)?;
+    let mut buffer = WindowBuffer::new(window);
+    let acpi::Roots { rsdp, errors } = acpi::place(plan, &mut buffer)?;
     let efi = match plan.arch {
         Architecture::X86_64 => None,
         Architecture::Aarch64 => {
-            let smbios = smbios::place(plan, &mut room);
-            Some(efi::place(plan, &mut room, window, efi::Tables { rsdp, smbios })?)
+            let smbios = smbios::place(plan, &mut buffer);
+            Some(efi::place(plan, &mut buffer, window, efi::Tables { rsdp, smbios })?)
         }
     };
-    let Contents { bytes, tables } = room.finish(kept)?;
+    let Contents { bytes, tables } = buffer.finish(kept)?;
     Ok(Image { base: window.start(), bytes, rsdp, tables, efi, errors })
 }
 

@@ -5,7 +5,7 @@
 use acpi_tables::AmlSink;
 use egm_address::Gpa;
 
-use super::room::Room;
+use super::buffer::WindowBuffer;
 use crate::plan::Plan;
 
 const VENDOR: &str = "egm-vmm";
@@ -28,7 +28,7 @@ const SAFE: u8 = 3;
 const NO_LOCK: u8 = 3;
 
 /// Writes structures and entry point; the address is the entry point's.
-pub(super) fn place(plan: &Plan, room: &mut Room) -> Gpa {
+pub(super) fn place(plan: &Plan, buffer: &mut WindowBuffer) -> Gpa {
     let mut all = Vec::new();
     let mut firmware = vec![1, 2, 0, 0, 0, 0]; // vendor, version; no segment, date, size of a ROM
     firmware.qword(CHARACTERISTICS_UNSUPPORTED);
@@ -46,12 +46,12 @@ pub(super) fn place(plan: &Plan, room: &mut Room) -> Gpa {
     let mut entry = b"_SM3_\0".to_vec();
     entry.extend([24, 3, 4, 0, 1, 0]); // length, version 3.4.0, revision of the entry point
     entry.dword(u32::try_from(all.len()).unwrap_or(u32::MAX));
-    entry.qword(room.place(&all).get());
+    entry.qword(buffer.place(&all).get());
     let sum = entry.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
     if let Some(checksum) = entry.get_mut(5) {
         *checksum = sum.wrapping_neg();
     }
-    room.place(&entry)
+    buffer.place(&entry)
 }
 
 /// Type, length, handle, fields, strings (clause 6.1). Strings are counted from 1; a plan's name has no NUL.

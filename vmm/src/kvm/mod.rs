@@ -174,7 +174,7 @@ pub struct Doorbells {
     fd: Arc<VmFd>,
 }
 
-impl crate::virtio::DoorBell for Doorbells {
+impl crate::virtio::Doorbell for Doorbells {
     fn attach(&self, gpa: u64, fd: &EventFd) -> std::io::Result<()> {
         self.fd.register_ioevent(fd, &IoEventAddress::Mmio(gpa), NoDatamatch).map_err(into_io)
     }

@@ -13,7 +13,7 @@ use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{KvmError, Vm, into_io};
-use crate::passthrough::Line;
+use crate::passthrough::InterruptLine;
 
 impl Vm {
     /// Returns a function that adds a VFIO file that this machine uses to KVM (`true`), or removes it.
@@ -53,7 +53,7 @@ pub(crate) struct LevelLine {
     gsi: u32,
 }
 
-impl Line for LevelLine {
+impl InterruptLine for LevelLine {
     fn connect(&self, trigger: &EventFd, resample: &EventFd) -> io::Result<()> {
         self.fd.register_irqfd_with_resample(trigger, resample, self.gsi).map_err(into_io)
     }

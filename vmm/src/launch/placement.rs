@@ -59,11 +59,11 @@ impl Placement {
         broker: &Broker,
         waiting: &dyn Fn(&str, &str),
     ) -> Result<Self, ReserveError> {
-        let loans = broker.borrow(spec, waiting)?;
+        let granted = broker.borrow(spec, waiting)?;
         let (mut pinned, mut facts) = (spec.clone(), read_facts()?);
-        let notes = loans.pin(&mut pinned, &mut facts);
+        let notes = granted.pin(&mut pinned, &mut facts);
         let mut plan = plan::plan(&pinned, &facts)?;
         plan.notes.extend(notes);
-        Ok(Self { facts, plan, leases: loans.into_leases()? })
+        Ok(Self { facts, plan, leases: granted.into_leases()? })
     }
 }

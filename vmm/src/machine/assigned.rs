@@ -9,11 +9,11 @@ use egm_vfio::host;
 use egm_vfio::kernel::{KernelDomain, KernelFunction};
 use egm_vfio::variant::clique::Clique;
 
-use crate::config::{BarPlaces, Device, DeviceKind, VfioBackend};
+use crate::config::{BarPlacements, Device, DeviceKind, VfioBackend};
 use crate::error::Chain;
 use crate::hotplug::{HotplugError, Maker, New, NewFunction};
 use crate::kvm::{Routes, SlotTable};
-use crate::passthrough::{AssignedFunction, Connections, HostEvents, Line, PassthroughError, Peers};
+use crate::passthrough::{AssignedFunction, Connections, HostEvents, InterruptLine, PassthroughError, Peers};
 use crate::plan::{self, BarPlan, BridgePlan};
 use crate::reserve::reached;
 use crate::resources::left_behind;
@@ -31,7 +31,7 @@ pub(super) struct Assigner {
 /// Properties of one function.
 #[derive(Default)]
 pub(super) struct Own {
-    pub(super) line: Option<Box<dyn Line>>,
+    pub(super) line: Option<Box<dyn InterruptLine>>,
     pub(super) clique: Option<u8>,
     /// Others do not reach its BARs.
     pub(super) alone: bool,
@@ -134,7 +134,7 @@ fn fresh(id: &str, address: PciAddress, backend: &dyn Backend) -> Result<(), Bac
 }
 
 fn device(id: &str, function: PciAddress) -> Device {
-    let (backend, clique, bars) = (VfioBackend::Auto, crate::config::Clique::Auto, BarPlaces::Guest);
+    let (backend, clique, bars) = (VfioBackend::Auto, crate::config::Clique::Auto, BarPlacements::Guest);
     let kind = DeviceKind::Vfio { function, backend, clique, bars, p2p: true };
     Device { id: id.to_owned(), root_port: true, kind }
 }

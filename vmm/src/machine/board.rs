@@ -9,7 +9,7 @@ use super::bus::{Bus, BusDevice, Overlap};
 use super::error::BuildError;
 use super::exit::ExitLatch;
 use super::platform::{Clock, Pvpanic, ResetRegister, SleepControl};
-use super::serial::{ArmSerialPort, ConsoleInput, Line, Port, SerialPort};
+use super::serial::{ArmSerialPort, ConsoleInput, Port, SerialLine, SerialPort};
 use crate::console::Console;
 use crate::eventfd;
 use crate::kvm::Vm;
@@ -71,7 +71,7 @@ impl<'a> Board<'a> {
             let planned = planned.ok_or(BuildError::Missing("serial port"))?;
             let line = eventfd::new()?;
             self.vm.connect_line(gsi, &line)?;
-            let port = SerialPort::new(Line(line), Arc::clone(&console))?;
+            let port = SerialPort::new(SerialLine(line), Arc::clone(&console))?;
             let device = Arc::clone(&port) as Arc<dyn BusDevice>;
             self.ports.add(range(planned.first, planned.count), device)?;
             port

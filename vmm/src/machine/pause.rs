@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_resumes_before_it_is_paused_runs_and_its_client_learns_that() {
+    fn a_machine_that_resumes_before_it_is_paused_runs_and_its_client_is_notified() {
         let gate = PauseGate::default();
         gate.close();
         assert!(gate.open());

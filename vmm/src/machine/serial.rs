@@ -17,9 +17,9 @@ use crate::kvm::WiredLine;
 use crate::lock::lock;
 
 /// Raises the serial line.
-pub(super) struct Line(pub(super) EventFd);
+pub(super) struct SerialLine(pub(super) EventFd);
 
-impl Trigger for Line {
+impl Trigger for SerialLine {
     type E = io::Error;
     fn trigger(&self) -> io::Result<()> {
         self.0.write(1)
@@ -38,7 +38,7 @@ impl SerialEvents for Drained {
     }
 }
 
-type Uart = Serial<Line, Drained, Output>;
+type Uart = Serial<SerialLine, Drained, Output>;
 
 /// Output of the port. A reader that is slow or gone costs output, never time or an error: the port is locked.
 struct Output(Arc<Mutex<Console>>);
@@ -64,7 +64,7 @@ impl SerialPort {
     ///
     /// # Errors
     /// When an eventfd cannot be made.
-    pub(super) fn new(line: Line, console: Arc<Mutex<Console>>) -> io::Result<Arc<Self>> {
+    pub(super) fn new(line: SerialLine, console: Arc<Mutex<Console>>) -> io::Result<Arc<Self>> {
         let drained = Arc::new(eventfd::new()?);
         let uart = Serial::with_events(line, Drained(Arc::clone(&drained)), Output(console));
         Ok(Arc::new(Self { uart: Mutex::new(uart), drained }))
@@ -255,7 +255,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let socket = config::Console::Socket { path: folder.path().join("console") };
             let console = Arc::new(Mutex::new(Console::open(&socket).unwrap()));
-            let line = Line(eventfd::new().unwrap());
+            let line = SerialLine(eventfd::new().unwrap());
             let port = SerialPort::new(line, Arc::clone(&console)).unwrap();
             let mut events = EventManager::new().unwrap();
             events.add_subscriber(ConsoleInput::new(Arc::clone(&port) as Arc<dyn Port>, console));

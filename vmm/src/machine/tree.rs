@@ -15,7 +15,7 @@ use super::finish::RunningDevice;
 use crate::config::{Device, DeviceKind};
 use crate::hotplug::{Occupant, Slot};
 use crate::kvm::{KvmError, SlotTable, Vm};
-use crate::passthrough::{Line, PassthroughError, Peers};
+use crate::passthrough::{InterruptLine, PassthroughError, Peers};
 use crate::pci::msix::{MsiRouter, Msix};
 use crate::pci::{Bus, HostBridge, PciFunction, Port, PortConfig, PortKind, RootBus, RootComplex};
 use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, Plan};
@@ -23,7 +23,7 @@ use crate::resources::{AddressSpaces, OpenDevice, OpenedDevice};
 use crate::virtio::blk::Block;
 use crate::virtio::net::Net;
 use crate::virtio::rng::Rng;
-use crate::virtio::{DoorBell, TransportError, VirtioDevice, VirtioPci};
+use crate::virtio::{Doorbell, TransportError, VirtioDevice, VirtioPci};
 
 /// Why the tree could not be built; all are faults of ours but the lack of descriptors.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +68,7 @@ pub(super) struct Tree {
 /// Parts of the machine that every device is connected to.
 pub(super) struct Connections<'a> {
     vm: &'a Vm,
-    bell: Arc<dyn DoorBell>,
+    doorbell: Arc<dyn Doorbell>,
     memory: GuestMemoryMmap,
     plan: &'a Plan,
     pub(super) assigner: Assigner,
@@ -86,7 +86,7 @@ impl<'a> Connections<'a> {
         plan: &'a Plan,
     ) -> Result<Self, KvmError> {
         let takes = |function: &&FunctionPlan| match &function.role {
-            FunctionRole::Endpoint { device, .. } => device.kind.is_passed(),
+            FunctionRole::Endpoint { device, .. } => device.kind.is_assigned(),
             _ => is_spare(plan, function),
         };
         let assigner = Assigner {
@@ -95,7 +95,7 @@ impl<'a> Connections<'a> {
             peers: Arc::new(Peers::new(spaces.domains())),
             has_peers: plan.pci.iter().filter(takes).count() > 1,
         };
-        Ok(Self { vm, bell: Arc::new(vm.doorbells()), memory, plan, assigner })
+        Ok(Self { vm, doorbell: Arc::new(vm.doorbells()), memory, plan, assigner })
     }
 
     fn transport(
@@ -111,7 +111,7 @@ impl<'a> Connections<'a> {
             plan,
             Arc::new(msix),
             self.memory.clone(),
-            Arc::clone(&self.bell),
+            Arc::clone(&self.doorbell),
         )?))
     }
 }
@@ -308,7 +308,7 @@ fn assigned(
     };
     let gsi = connections.plan.intx(id);
     let own = Own {
-        line: gsi.map(|gsi| Box::new(connections.vm.level_line(gsi)) as Box<dyn Line>),
+        line: gsi.map(|gsi| Box::new(connections.vm.level_line(gsi)) as Box<dyn InterruptLine>),
         clique: decided.and_then(|assigned| assigned.clique),
         alone: decided.is_some_and(|assigned| !assigned.p2p),
         memory: decided

@@ -112,7 +112,7 @@ impl Vcpu {
     fn run_once(&mut self, shared: &Shared) -> Option<ExitReason> {
         let vcpu = self.index;
         let hypervisor = |what: String| Some(ExitReason::Hypervisor { vcpu, what });
-        let (exit, met) = in_guest(|| crate::kvm::run(&mut self.fd));
+        let (exit, fault) = in_guest(|| crate::kvm::run(&mut self.fd));
         let mut reason = None;
         match exit {
             Ok((VcpuExit::IoIn(port, data), size)) => {
@@ -146,7 +146,7 @@ impl Vcpu {
             }
             Err(error) => reason = hypervisor(format!("KVM_RUN: {error}")),
         }
-        reason.or_else(|| shared.checks.consumed(vcpu, &self.fd, met?))
+        reason.or_else(|| shared.checks.consumed(vcpu, &self.fd, fault?))
     }
 }
 

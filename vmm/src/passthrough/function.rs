@@ -8,14 +8,14 @@ use std::time::Instant;
 use egm_address::BarOffset;
 use egm_vfio::backend::{Backend, BackendError, RegionIndex};
 use egm_vfio::pci::shadow::{
-    AddedCapability, Bar, BarKind as ShadowKind, BarPlace, Forward, MsixLayout, Options, Shadow,
+    AddedCapability, Bar, BarKind as ShadowKind, BarRange, Forward, MsixLayout, Options, Shadow,
 };
 
 use super::access::natural;
 use super::coherent;
 use super::error::PassthroughError;
 use super::interrupts::Interrupts;
-use super::intx::Line;
+use super::intx::InterruptLine;
 use super::parts;
 use super::peers::Peers;
 use super::windows::{Unreachable, Windows};
@@ -36,7 +36,7 @@ const REVISION_AND_CLASS: u64 = 8;
 pub(crate) struct Connections {
     pub router: Arc<dyn MsiRouter>,
     /// The interrupt line of its pin; without one it has no pin.
-    pub line: Option<Box<dyn Line>>,
+    pub line: Option<Box<dyn InterruptLine>>,
     /// Puts mapped BARs into the guest's address space.
     pub slots: Arc<dyn SlotTable>,
     /// Other devices' address spaces.
@@ -214,7 +214,7 @@ impl AssignedFunction {
     /// The emulated structure at `offset` of `bar`, and the offset inside it.
     fn own(&self, bar: u8, offset: u64) -> Option<(&Msix, Own, u64)> {
         let (layout, at) = (self.msix?, BarOffset::new(offset));
-        let inside = |place: BarPlace| {
+        let inside = |place: BarRange| {
             let here = place.bar == bar && place.span.contains(at);
             here.then(|| at.offset_from(place.span.start()))?
         };

@@ -175,7 +175,7 @@ fn hardware_registers_in_place_of_memory_are_a_plain_function() {
 }
 
 #[test]
-fn a_host_whose_kvm_cannot_map_it_is_refused_by_name() {
+fn a_host_with_a_kvm_that_cannot_map_it_is_refused_by_name() {
     let plan = plan_of(function());
     let grace = Grace::new(Vec::new(), FakeDomain::default());
     let error = grace.open(&plan).err().unwrap();

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_that_has_nothing_to_say_is_not_asked() {
+    fn a_backend_without_events_is_not_asked() {
         let fake = FakeFunction::default();
         assert_eq!(HostEvents::new(&fake).unwrap().descriptors().count(), 0);
         assert!(fake.take_calls().is_empty());

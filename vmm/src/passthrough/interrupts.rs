@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use egm_vfio::backend::{Backend, InterruptKind};
 use egm_vfio::pci::shadow::{Effects, Msi, Shadow};
 
-use super::intx::{Intx, Line};
+use super::intx::{InterruptLine, Intx};
 use super::vectors::DeviceVectors;
 use crate::pci::msix::{MsiMessage, MsiRouter, Msix};
 
@@ -35,7 +35,7 @@ impl Interrupts {
         backend: &Arc<dyn Backend>,
         shadow: &Shadow,
         router: &Arc<dyn MsiRouter>,
-        line: Option<Box<dyn Line>>,
+        line: Option<Box<dyn InterruptLine>>,
     ) -> io::Result<Self> {
         let intx = line.map(|line| Intx::new(Arc::clone(backend), line).map(Arc::new)).transpose()?;
         let source = |kind| Arc::new(DeviceVectors::new(Arc::clone(backend), kind, intx.clone()));

@@ -16,7 +16,7 @@ use crate::eventfd::{self, borrowed};
 use crate::lock::lock;
 
 /// An interrupt line of the machine; KVM implements it.
-pub(crate) trait Line: Send + Sync {
+pub(crate) trait InterruptLine: Send + Sync {
     /// A write to `trigger` raises the line; the guest's end of interrupt lowers it and writes `resample`.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ struct IntxState {
 /// INTx of one function.
 pub(super) struct Intx {
     backend: Arc<dyn Backend>,
-    line: Box<dyn Line>,
+    line: Box<dyn InterruptLine>,
     trigger: EventFd,
     resample: EventFd,
     state: Mutex<IntxState>,
@@ -49,7 +49,7 @@ pub(super) struct Intx {
 
 impl Intx {
     /// Off until [`Intx::set_disabled`] is called first.
-    pub(super) fn new(backend: Arc<dyn Backend>, line: Box<dyn Line>) -> io::Result<Self> {
+    pub(super) fn new(backend: Arc<dyn Backend>, line: Box<dyn InterruptLine>) -> io::Result<Self> {
         let (trigger, resample) = (eventfd::new()?, eventfd::new()?);
         Ok(Self { backend, line, trigger, resample, state: Mutex::default() })
     }

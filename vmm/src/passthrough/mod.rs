@@ -27,7 +27,7 @@ pub(crate) use coherent::NEEDS_CACHING;
 pub(crate) use error::PassthroughError;
 pub(crate) use function::{AssignedFunction, Connections};
 pub(crate) use host_events::HostEvents;
-pub(crate) use intx::Line;
+pub(crate) use intx::InterruptLine;
 pub(crate) use peers::Peers;
 
 #[cfg(test)]

@@ -124,7 +124,7 @@ impl MsiRouter for FakeRouter {
 #[derive(Default, Clone)]
 struct FakeLine(Arc<Mutex<bool>>);
 
-impl Line for FakeLine {
+impl InterruptLine for FakeLine {
     fn connect(&self, _trigger: &EventFd, _resample: &EventFd) -> io::Result<()> {
         *self.0.lock().unwrap() = true;
         Ok(())

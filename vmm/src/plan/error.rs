@@ -1,13 +1,13 @@
 //! Why there is no plan: which thing, by how much, and what to change.
 
-use egm_address::{ByteSize, CpuSet, Gpa, Guest, PciAddress, PlaceError, Span};
+use egm_address::{ByteSize, CpuSet, Gpa, Guest, PciAddress, PlacerError, Span};
 use egm_device::trust::Conflict;
 use egm_report::show::{self, counted, size};
 use egm_vfio::host::MISSING_REMEDY;
 
 use crate::config::PageSize;
 use crate::error::{Blame, Remedy, Report};
-use crate::plan::{AddressBits, AssignedRule, NoPlace};
+use crate::plan::{AddressBits, AssignedRule, NoPlacement};
 
 /// Why a specification has no plan on a host.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -163,11 +163,11 @@ pub enum PlanError {
     Exclusive(#[from] Box<Conflict>),
     /// None of the regions that a slice would take can give it.
     #[error("EGM slice {slice} has no place: {}", tried.iter().map(|(region, why)| format!("\"{region}\": {why}")).collect::<Vec<_>>().join("; "))]
-    NoPlace {
+    NoPlacement {
         /// Index of the slice.
         slice: usize,
         /// Each region, and why it cannot.
-        tried: Vec<(String, NoPlace)>,
+        tried: Vec<(String, NoPlacement)>,
     },
     /// More root ports than the bus near a node has places: the node, and their number.
     #[error("cannot put {1} root ports near node {0}: the bus of its host bridge has 32 places")]
@@ -221,7 +221,7 @@ pub enum PlanError {
         window: &'static str,
         span: Span<Guest>,
         /// How much is missing.
-        source: PlaceError<()>,
+        source: PlacerError<()>,
         /// Size of the 64-bit window that would hold all of them.
         suggested: Option<ByteSize>,
     },
@@ -233,7 +233,7 @@ pub enum PlanError {
         /// Width of its addresses in bits: 32 or 64.
         window: u8,
         /// How much is missing.
-        source: PlaceError<()>,
+        source: PlacerError<()>,
     },
     /// The 64-bit window found no place.
     #[error(
@@ -281,10 +281,10 @@ impl Report for PlanError {
                 .help("make \"sockets\", \"cores\" and \"threads\" powers of two, or their product smaller"),
             Self::VcpuNode { .. } => Blame::Configuration.help("name it in the \"cpus\" of a node"),
             Self::Region { region, known, kinds, .. } => {
-                Blame::Host.help(NoPlace::unknown(region, known, kinds))
+                Blame::Host.help(NoPlacement::unknown(region, known, kinds))
             }
             Self::Exclusive(conflict) => conflict.remedy(),
-            Self::NoPlace { tried, .. } => Blame::Host.help(NoPlace::remedy(tried)),
+            Self::NoPlacement { tried, .. } => Blame::Host.help(NoPlacement::remedy(tried)),
             Self::Bus0 { .. } | Self::NodeBus(..) | Self::Buses { .. } => {
                 Blame::Configuration.help("remove devices")
             }

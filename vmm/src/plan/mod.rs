@@ -32,10 +32,10 @@ pub use error::PlanError;
 pub use functions::*;
 pub use map::intx::IntxLines;
 pub(crate) use map::intx::RootPin;
-pub use map::place::plug;
+pub use map::placement::plug;
 pub use nccl::nccl;
 pub use render::{Screen, View, html, json, text};
-pub use rules::{AssignedRule, NoPlace, PlaceRule};
+pub use rules::{AssignedRule, NoPlacement, PlacementRule};
 pub use types::*;
 
 use self::demand::Demand;

@@ -35,7 +35,7 @@ pub enum AssignedRule {
         what: String,
         span: Span<Guest>,
         /// The rule that it breaks.
-        rule: PlaceRule,
+        rule: PlacementRule,
         /// Whether Data Direct requires that range.
         data_direct: bool,
     },
@@ -131,7 +131,7 @@ pub enum AssignedRule {
 /// Why a place that a configuration names is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
-pub enum PlaceRule {
+pub enum PlacementRule {
     #[error("guest memory ends at {0}, and BARs come after it")]
     Memory(Gpa),
     #[error("guest addresses end at {limit:#x}, the end of {bits}")]
@@ -152,10 +152,10 @@ impl AssignedRule {
         match self {
             Self::Place { data_direct: true, rule, .. } => {
                 let free = match rule {
-                    PlaceRule::Memory(_) => "give the guest less memory",
-                    PlaceRule::Beyond { .. } => "let the guest have the host's address bits",
-                    PlaceRule::Reserved(_) => "let the host's firmware move that BAR",
-                    PlaceRule::Shared(_) => "move the other device's BAR",
+                    PlacementRule::Memory(_) => "give the guest less memory",
+                    PlacementRule::Beyond { .. } => "let the guest have the host's address bits",
+                    PlacementRule::Reserved(_) => "let the host's firmware move that BAR",
+                    PlacementRule::Shared(_) => "move the other device's BAR",
                 };
                 return format!(
                     "{free}, or leave the Data Direct functions (15b3:2100) out: they use the host's address of a GPU's \
@@ -191,7 +191,7 @@ impl AssignedRule {
 /// Why a slice cannot come from a region.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
-pub enum NoPlace {
+pub enum NoPlacement {
     /// The host has no such region.
     #[error("the host has none")]
     Unknown,
@@ -219,7 +219,7 @@ pub enum NoPlace {
     },
 }
 
-impl NoPlace {
+impl NoPlacement {
     /// Remedy for a slice that none of the regions `tried` can give.
     pub(super) fn remedy(tried: &[(String, Self)]) -> String {
         let conflict = tried.iter().find_map(|(_, why)| match why {
@@ -265,10 +265,10 @@ mod tests {
 
     #[test]
     fn only_what_the_host_has_is_suggested() {
-        let remedy = |kinds: &[&str]| NoPlace::unknown("egm4", &["dax0.0".to_owned()], kinds);
+        let remedy = |kinds: &[&str]| NoPlacement::unknown("egm4", &["dax0.0".to_owned()], kinds);
         assert!(remedy(&["devdax"]).starts_with("\"egm-device regions\" shows"), "{}", remedy(&["devdax"]));
         assert!(remedy(&["devdax", "egm"]).starts_with("did you mean \"egm\"? "));
-        let local = NoPlace::unknown("locla", &[], &[]);
+        let local = NoPlacement::unknown("locla", &[], &[]);
         assert!(local.starts_with("did you mean \"local\"? "), "{local}");
     }
 }

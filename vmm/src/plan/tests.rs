@@ -31,8 +31,8 @@ pub(crate) use arm::egm_first;
 use super::*;
 use crate::arch::layout_of;
 use crate::config::{
-    Architecture, BarPlaces, Boot, BootTables, Clique, Console, Cpus, Device, DeviceKind, EgmForm, EgmSlice,
-    Memory, Node, PageSize, PciTopology, Pcie, VfioBackend,
+    Architecture, BarPlacements, Boot, BootTables, Clique, Console, Cpus, Device, DeviceKind, EgmForm,
+    EgmSlice, Memory, Node, PageSize, PciTopology, Pcie, VfioBackend,
 };
 use crate::error::Report;
 use crate::facts::{
@@ -180,7 +180,7 @@ fn assigned(function: &HostFunction) -> DeviceKind {
         function: function.address,
         backend: VfioBackend::Auto,
         clique: Clique::Auto,
-        bars: BarPlaces::Guest,
+        bars: BarPlacements::Guest,
         p2p: true,
     }
 }
@@ -418,8 +418,8 @@ fn an_egm_region_gives_no_more_than_it_has() {
         slice.regions = vec!["egm4".to_owned()];
     }
     let error = plan(&spec, &facts()).unwrap_err();
-    let PlanError::NoPlace { slice: 1, tried } = &error else { panic!("{error}") };
-    let NoPlace::Short { short, held } = &tried[0].1 else { panic!("{error}") };
+    let PlanError::NoPlacement { slice: 1, tried } = &error else { panic!("{error}") };
+    let NoPlacement::Short { short, held } = &tried[0].1 else { panic!("{error}") };
     assert!(matches!(short.cause, Cause::Granted { short_by, .. } if short_by == 16 * GIB), "{short}");
     assert_eq!(held[0].owner, "this machine");
     spec.egm[0].regions = vec!["egm9".to_owned()];
@@ -702,7 +702,7 @@ fn with_a_gpu() -> (Spec, Facts) {
     let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
     let function = "0009:01:00.0".parse().unwrap();
     facts.regions[1].region.functions = vec![function];
-    let (backend, clique, bars) = (VfioBackend::Auto, Clique::Auto, BarPlaces::Guest);
+    let (backend, clique, bars) = (VfioBackend::Auto, Clique::Auto, BarPlacements::Guest);
     spec.devices =
         vec![device("gpu0", true, DeviceKind::Vfio { function, backend, clique, bars, p2p: true })];
     (spec, facts)

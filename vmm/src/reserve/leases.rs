@@ -57,7 +57,7 @@ impl Taken {
     pub(crate) fn region(&self) -> &Region {
         match self {
             Self::Own(lease) => lease.region(),
-            Self::Broker(loan, _) => loan.region(),
+            Self::Broker(lease, _) => lease.region(),
         }
     }
 
@@ -65,7 +65,7 @@ impl Taken {
     pub(crate) fn slice(&self) -> &Slice {
         match self {
             Self::Own(lease) => lease.slice(),
-            Self::Broker(loan, _) => loan.slice(),
+            Self::Broker(lease, _) => lease.slice(),
         }
     }
 
@@ -78,7 +78,7 @@ impl Taken {
     pub(crate) fn retire(&self, bad: &SpanSet<InRegion>) -> Result<(), Box<dyn Report>> {
         match self {
             Self::Own(lease) => Ok(lease.retire(bad)?),
-            Self::Broker(loan, _) => Ok(loan.retire(bad)?),
+            Self::Broker(lease, _) => Ok(lease.retire(bad)?),
         }
     }
 
@@ -215,10 +215,10 @@ impl Leases {
     ///
     /// # Errors
     /// [`ReserveError::Broker`] where its memory did not come with it.
-    pub(super) fn add(&mut self, id: String, loan: Box<BrokerLease>) -> Result<(), ReserveError> {
-        match loan.backing() {
+    pub(super) fn add(&mut self, id: String, lease: Box<BrokerLease>) -> Result<(), ReserveError> {
+        match lease.backing() {
             Ok(memory) => {
-                let taken = Arc::new(Taken::Broker(loan, BrokerMemory(memory)));
+                let taken = Arc::new(Taken::Broker(lease, BrokerMemory(memory)));
                 self.0.push(Named { id, taken });
                 Ok(())
             }
@@ -323,9 +323,9 @@ impl Named {
         let id = self.id;
         match Arc::into_inner(self.taken) {
             None => Err(ReserveError::InUse { id }),
-            Some(Taken::Broker(loan, memory)) => {
+            Some(Taken::Broker(lease, memory)) => {
                 drop(memory);
-                loan.return_slice(cancel).map_err(|source| ReserveError::Broker { id, source })
+                lease.return_slice(cancel).map_err(|source| ReserveError::Broker { id, source })
             }
             Some(Taken::Own(lease)) => {
                 let (near, report) = (near(facts, lease.region()), |step| progress(&id, step));

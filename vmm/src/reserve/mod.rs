@@ -3,22 +3,23 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `leases` | slices of the host's regions, granted and scrubbed; `loans`: slices from a broker |
+//! | `leases` | slices of the host's regions, granted and scrubbed; `broker`: slices from a broker |
 //! | `gpus` | claims on GPUs that reach a whole region |
 //! | `servers` | vfio-user servers, connected |
 //! | `close` | closes the files of slices once their memory is mapped |
 
+mod broker;
 mod close;
 mod error;
 mod gpus;
 mod leases;
-mod loans;
+
 mod servers;
 
+pub use self::broker::Broker;
 pub use self::error::{ReserveError, ServerError};
 pub use self::gpus::claim_gpus;
 pub(crate) use self::gpus::reached;
 pub use self::leases::{Leases, SliceProgress};
 pub(crate) use self::leases::{OwnSlice, SliceRecord, Taken};
-pub use self::loans::Broker;
 pub use self::servers::Servers;

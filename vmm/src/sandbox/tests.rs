@@ -321,7 +321,7 @@ fn threads_that_wait_confine_themselves_and_go_on() {
 
 #[test]
 fn a_thread_of_no_known_kind_is_an_error_that_names_it() {
-    let (end, _, stranger) = waiting("a-stranger");
+    let (end, _, unlisted) = waiting("a-unlisted");
     let program = filter(Mode::Strict, &[], ThreadKind::Vcpu).unwrap();
     let restrictions = Box::leak(Box::new(restrictions()));
     let sandbox = Sandbox {
@@ -335,7 +335,7 @@ fn a_thread_of_no_known_kind_is_an_error_that_names_it() {
     let error = sandbox.confine_others().unwrap_err();
     assert!(matches!(error, SandboxError::Unknown { .. }), "{error}");
     drop(end);
-    stranger.join().unwrap();
+    unlisted.join().unwrap();
 }
 
 #[test]

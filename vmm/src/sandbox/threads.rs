@@ -208,8 +208,8 @@ mod tests {
         let found = with_kinds(|| Ok(lists.next().unwrap()), NAMING).unwrap();
         let kinds: Vec<_> = found.into_iter().map(|(_, kind)| kind).collect();
         assert_eq!(kinds, [ThreadKind::Console, ThreadKind::Block]);
-        let error = with_kinds(|| Ok(vec![named("blk"), named("stranger")]), Duration::ZERO).unwrap_err();
-        assert!(matches!(error, SandboxError::Unknown { thread } if thread == "stranger"));
+        let error = with_kinds(|| Ok(vec![named("blk"), named("unlisted")]), Duration::ZERO).unwrap_err();
+        assert!(matches!(error, SandboxError::Unknown { thread } if thread == "unlisted"));
     }
 
     #[test]

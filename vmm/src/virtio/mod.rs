@@ -34,7 +34,7 @@ use virtio_queue::Queue;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
-pub use self::transport::{BAR_SIZE, DoorBell, TransportError, VirtioPci};
+pub use self::transport::{BAR_SIZE, Doorbell, TransportError, VirtioPci};
 
 /// VIRTIO_F_INDIRECT_DESC (virtio 1.3 §6): every device here follows indirect tables.
 pub(crate) const RING_INDIRECT: u64 = 1 << 28;

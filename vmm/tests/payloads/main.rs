@@ -357,7 +357,7 @@ fn console_at(path: &Path) -> Value {
 }
 
 #[test]
-fn a_console_file_whose_storage_hangs_holds_up_neither_the_guest_nor_the_end() {
+fn a_console_file_on_storage_that_hangs_holds_up_neither_the_guest_nor_the_end() {
     if !kvm() {
         return;
     }

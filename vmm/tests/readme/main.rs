@@ -106,7 +106,7 @@ fn recorded() -> Vec<(String, String)> {
 
 /// The pages' output about recorded hosts is in the golden output of such a host.
 #[test]
-fn every_command_about_a_host_was_said_of_a_host_that_was_written_down() {
+fn every_command_about_a_host_names_a_recorded_host() {
     let recorded = recorded();
     let mut count = 0;
     for block in blocks("console") {

@@ -25,7 +25,7 @@ const MAX_LONG_FILE: usize = 600;
 const LONG_FILES: &[(&str, &str)] = &[];
 
 /// Production modules in which `unsafe` is allowed, and what for. (In tests rustc's `unsafe_code` lint is enough.)
-const ROOMS: &[(&str, &str)] = &[
+const UNSAFE_MODULES: &[(&str, &str)] = &[
     ("egm-device/src/backing/huge_files.rs", "a child that mounts in a user namespace"),
     ("egm-device/src/broker/peer.rs", "the peer of a socket"),
     ("egm-device/src/mapping.rs", "mmap, mbind and madvise"),
@@ -73,8 +73,8 @@ const ROOMS: &[(&str, &str)] = &[
 ];
 
 /// Where the target's architecture may be asked for, and why.
-const ARCH_DOORS: &[(&str, &str)] = &[
-    ("vmm/src/arch/", "the door"),
+const ARCH_PATHS: &[(&str, &str)] = &[
+    ("vmm/src/arch/", "the modules of an architecture"),
     ("egm-device/src/stream.rs", "streaming stores of x86"),
     ("guest-tests/agent/src/ports.rs", "only x86 has I/O ports"),
 ];
@@ -174,19 +174,22 @@ impl Sources {
             .collect()
     }
 
-    fn unsafe_outside_rooms(&self) -> Vec<String> {
-        let is_room = |path: &String| self.0.get(path).is_some_and(|(facts, _)| facts.is_room);
+    fn misplaced_unsafe(&self) -> Vec<String> {
+        let opts_in = |path: &String| self.0.get(path).is_some_and(|(facts, _)| facts.is_unsafe_module);
         self.production()
-            .filter(|(path, _)| !files::module_chain(path).iter().any(is_room))
+            .filter(|(path, _)| !files::module_chain(path).iter().any(opts_in))
             .flat_map(|(path, facts)| {
-                facts.unsafe_lines.iter().map(move |line| format!("{path}:{line}: unsafe outside a room"))
+                facts
+                    .unsafe_lines
+                    .iter()
+                    .map(move |line| format!("{path}:{line}: unsafe outside an unsafe module"))
             })
             .collect()
     }
 
-    fn arch_outside_doors(&self) -> Vec<String> {
+    fn misplaced_target_arch(&self) -> Vec<String> {
         self.iter()
-            .filter(|(path, _, _)| !ARCH_DOORS.iter().any(|(door, _)| path.starts_with(door)))
+            .filter(|(path, _, _)| !ARCH_PATHS.iter().any(|(prefix, _)| path.starts_with(prefix)))
             .flat_map(|(path, facts, _)| {
                 facts.target_arch_lines.iter().map(move |line| format!("{path}:{line}: asks for target_arch"))
             })
@@ -238,20 +241,21 @@ fn files_have_400_lines_at_most_or_a_reason_for_600() {
 }
 
 #[test]
-fn unsafe_is_in_rooms_and_every_room_is_in_the_table() {
+fn unsafe_is_in_unsafe_modules_which_the_table_lists() {
     let sources = of_repository();
-    none(&sources.unsafe_outside_rooms());
-    let rooms: BTreeSet<&str> =
-        sources.production().filter(|(_, f)| f.is_room).map(|(path, _)| path).collect();
-    let table: BTreeSet<&str> = ROOMS.iter().map(|(path, _)| *path).collect();
-    assert_eq!(rooms, table, "rooms as they are, and as ROOMS in {} says", file!());
+    none(&sources.misplaced_unsafe());
+    let modules: BTreeSet<&str> =
+        sources.production().filter(|(_, f)| f.is_unsafe_module).map(|(path, _)| path).collect();
+    let table: BTreeSet<&str> = UNSAFE_MODULES.iter().map(|(path, _)| *path).collect();
+    assert_eq!(modules, table, "unsafe modules as they are, and as UNSAFE_MODULES in {} has them", file!());
 }
 
 #[test]
-fn the_security_page_counts_the_unsafe_of_every_room() {
+fn the_security_page_counts_the_unsafe_of_every_module() {
     let (sources, texts) = (of_repository(), files::texts());
-    let rows =
-        ROOMS.iter().map(|(path, _)| format!("| `{path}` | {} |", sources.0[*path].0.unsafe_lines.len()));
+    let rows = UNSAFE_MODULES
+        .iter()
+        .map(|(path, _)| format!("| `{path}` | {} |", sources.0[*path].0.unsafe_lines.len()));
     let missing = rows.filter(|row| !texts["docs/security.md"].contains(row));
     none(&missing.map(|row| format!("docs/security.md has no row {row}")).collect::<Vec<_>>());
 }
@@ -307,8 +311,13 @@ fn excluded_words_become_fewer() {
 }
 
 #[test]
-fn only_the_door_asks_for_the_architecture() {
-    none(&of_repository().arch_outside_doors());
+fn names_of_functions_and_types_have_no_excluded_words() {
+    none(&words::in_names(&files::texts()));
+}
+
+#[test]
+fn only_modules_of_an_architecture_ask_for_it() {
+    none(&of_repository().misplaced_target_arch());
 }
 
 #[test]
@@ -482,7 +491,7 @@ mod tests {
 
     #[test]
     fn unsafe_is_found_in_code_but_not_in_words() {
-        let room = "#![expect(unsafe_code, reason = \"mmap\")]\nmod b;";
+        let module = "#![expect(unsafe_code, reason = \"mmap\")]\nmod b;";
         for code in [
             "fn f() { unsafe { g() } }",
             "m! { unsafe }",
@@ -490,24 +499,24 @@ mod tests {
             "mod t { unsafe fn f() {} }",
         ] {
             assert_eq!(
-                tree(&[("x/src/b.rs", code)]).unsafe_outside_rooms(),
-                ["x/src/b.rs:1: unsafe outside a room"]
+                tree(&[("x/src/b.rs", code)]).misplaced_unsafe(),
+                ["x/src/b.rs:1: unsafe outside an unsafe module"]
             );
-            assert_eq!(tree(&[("x/src/a.rs", room), ("x/src/b.rs", code)]).unsafe_outside_rooms().len(), 1);
-            none(&tree(&[("x/src/a/mod.rs", room), ("x/src/a/b.rs", code)]).unsafe_outside_rooms());
-            none(&tree(&[("x/src/a.rs", room), ("x/src/a/b/c.rs", code)]).unsafe_outside_rooms());
+            assert_eq!(tree(&[("x/src/a.rs", module), ("x/src/b.rs", code)]).misplaced_unsafe().len(), 1);
+            none(&tree(&[("x/src/a/mod.rs", module), ("x/src/a/b.rs", code)]).misplaced_unsafe());
+            none(&tree(&[("x/src/a.rs", module), ("x/src/a/b/c.rs", code)]).misplaced_unsafe());
         }
         none(
             &tree(&[("x/src/b.rs", "//! unsafe\n#![forbid(unsafe_code)]\nconst U: &str = \"unsafe\";")])
-                .unsafe_outside_rooms(),
+                .misplaced_unsafe(),
         );
     }
 
     #[test]
     fn the_architecture_is_found_wherever_it_is_asked_for() {
         let code = "#[cfg(not(target_arch = \"x86_64\"))]\nfn f() { cfg!(target_arch = \"x86_64\"); }";
-        assert_eq!(tree(&[("vmm/src/a.rs", code)]).arch_outside_doors().len(), 2);
-        none(&tree(&[("vmm/src/arch/mod.rs", code)]).arch_outside_doors());
+        assert_eq!(tree(&[("vmm/src/a.rs", code)]).misplaced_target_arch().len(), 2);
+        none(&tree(&[("vmm/src/arch/mod.rs", code)]).misplaced_target_arch());
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub(crate) struct Facts {
     /// Test modules in files of their own.
     pub(crate) test_files: Vec<String>,
     /// Whether the file opens with `#![expect(unsafe_code, …)]`.
-    pub(crate) is_room: bool,
+    pub(crate) is_unsafe_module: bool,
     /// Lines outside test modules with the keyword `unsafe`.
     pub(crate) unsafe_lines: Vec<usize>,
     /// Lines that ask for the target's architecture.
@@ -92,7 +92,7 @@ impl Scan<'_> {
             _ => return after,
         };
         let text: String = group.stream().to_string().split_whitespace().collect();
-        self.facts.is_room |= inner && text.starts_with("expect(unsafe_code");
+        self.facts.is_unsafe_module |= inner && text.starts_with("expect(unsafe_code");
         if text == "ignore" || text.starts_with("ignore=") {
             self.facts.ignored_lines.push(line);
         }

@@ -11,6 +11,17 @@ const EXCLUDED: &[&str] = &[
 /// Uses of excluded words that each part of the tree may still have. These numbers only become smaller.
 const ALLOWED: &[(&str, usize)] = &[];
 
+/// Words that names of functions and types do without as well.
+const EXCLUDED_IN_NAMES: &[&str] = &["hear", "knows", "learns", "likes", "nobodys", "said", "say", "wants"];
+
+/// Names that still have such words. This list only becomes shorter.
+const ALLOWED_NAMES: &[&str] = &[
+    "a_slow_reader_learns_how_many_events_it_lost",
+    "an_end_whose_disks_failed_keeps_its_reason_with_the_text_of_the_failure",
+    "functions_that_are_reset_at_once_hear_of_each_other",
+    "hear",
+];
+
 /// Parts of the tree with more uses than allowed; `literals` are those of Rust's production code, by file.
 pub(crate) fn too_many(
     texts: &BTreeMap<String, String>,
@@ -36,6 +47,33 @@ pub(crate) fn too_many(
     let allowed = |part: &str| ALLOWED.iter().find(|(name, _)| *name == part).map_or(0, |(_, count)| *count);
     let parts = counts.iter().filter(|(part, count)| **count > allowed(part));
     parts.map(|(part, count)| format!("{part}: {count} excluded words, {} allowed", allowed(part))).collect()
+}
+
+/// Functions and types with an excluded word in their name.
+pub(crate) fn in_names(texts: &BTreeMap<String, String>) -> Vec<String> {
+    let rust = texts.iter().filter(|(path, _)| path.ends_with(".rs"));
+    let lines = rust.flat_map(|(path, text)| (1_usize..).zip(text.lines()).map(move |line| (path, line)));
+    let names = lines.filter_map(|(path, (number, line))| Some((path, number, declared(line)?)));
+    names
+        .filter(|(_, _, name)| !ALLOWED_NAMES.contains(name) && has_excluded_part(name))
+        .map(|(path, number, name)| format!("{path}:{number}: {name} has an excluded word"))
+        .collect()
+}
+
+/// The name of the function or type that `line` declares.
+fn declared(line: &str) -> Option<&str> {
+    let code = line.split("//").next()?.split('"').next()?;
+    let mut words = code.split(|c: char| !c.is_alphanumeric() && c != '_');
+    words.find(|word| ["fn", "struct", "enum", "trait", "type"].contains(word))?;
+    words.next()
+}
+
+/// Whether a part of `name`, in snake or camel case, is excluded.
+fn has_excluded_part(name: &str) -> bool {
+    let snake: String =
+        name.chars().flat_map(|c| c.is_uppercase().then_some('_').into_iter().chain([c])).collect();
+    let is_excluded = |part: &str| EXCLUDED.contains(&part) || EXCLUDED_IN_NAMES.contains(&part);
+    snake.to_lowercase().split('_').any(is_excluded)
 }
 
 /// Whether a file is a script, of any language, or a unit of systemd.
@@ -67,5 +105,24 @@ mod tests {
         let literals = ["\"nobody has\\ntold\"".to_owned()];
         let literals = [("new/a.rs", literals.as_slice())].into();
         assert_eq!(too_many(&texts, &literals), ["new: 7 excluded words, 0 allowed"]);
+    }
+
+    #[test]
+    fn excluded_words_are_found_in_names_of_functions_and_types() {
+        let code = [
+            "    pub(crate) fn a_server_that_says_no() {}",
+            "struct WhoAsks;",
+            "fn hears() {} // fn told",
+            "fn essay() { let who = \"fn tells\"; }",
+        ];
+        let found = in_names(&[("new/a.rs".to_owned(), code.join("\n"))].into());
+        assert_eq!(
+            found,
+            [
+                "new/a.rs:1: a_server_that_says_no has an excluded word",
+                "new/a.rs:2: WhoAsks has an excluded word",
+                "new/a.rs:3: hears has an excluded word"
+            ]
+        );
     }
 }

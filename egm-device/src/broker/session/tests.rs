@@ -20,7 +20,7 @@ struct World {
     alive: BTreeSet<Key>,
     making: BTreeMap<Key, u64>,
     returning: BTreeSet<Key>,
-    said_return: BTreeSet<Key>,
+    sent_return: BTreeSet<Key>,
     answers: Vec<(Key, Reply)>,
 }
 
@@ -34,7 +34,7 @@ impl World {
             alive: BTreeSet::new(),
             making: BTreeMap::new(),
             returning: BTreeSet::new(),
-            said_return: BTreeSet::new(),
+            sent_return: BTreeSet::new(),
             answers: Vec::new(),
         }
     }
@@ -57,7 +57,7 @@ impl World {
                     let is_unused = !self.open.contains(&key) && !self.alive.contains(&key);
                     let undelivered = self.making.remove(&key).is_some();
                     assert!(
-                        is_unused || undelivered || self.said_return.remove(&key),
+                        is_unused || undelivered || self.sent_return.remove(&key),
                         "{key} may still map it"
                     );
                     assert!(self.returning.insert(key));
@@ -78,22 +78,22 @@ impl World {
         key
     }
 
-    fn say(&mut self, key: Key, request: Request) {
+    fn send(&mut self, key: Key, request: Request) {
         let supplies = self.supplies();
         let effects = self.sessions.request(key, request, self.now, &supplies);
         self.apply(effects);
     }
 
     fn take(&mut self, key: Key, size: u64, wait: bool) {
-        self.say(key, Request::Take(SliceRequest { wait, ..take("egm4", size) }));
+        self.send(key, Request::Take(SliceRequest { wait, ..take("egm4", size) }));
     }
 
     fn return_slice(&mut self, key: Key) {
         if self.given.contains_key(&key) && !self.returning.contains(&key) {
-            self.said_return.insert(key);
+            self.sent_return.insert(key);
         }
-        self.say(key, Request::Return);
-        self.said_return.remove(&key); // what was not begun is not asked for later
+        self.send(key, Request::Return);
+        self.sent_return.remove(&key); // what was not begun is not asked for later
     }
 
     fn close(&mut self, key: Key) {

@@ -28,7 +28,7 @@ pub(super) struct Args {
     per_node: bool,
     /// Method: mem, memmap, hugetlb, dax or firmware [default: by the host]. Several methods share each node's memory from
     /// the lowest address up, and the last one gets the rest: memmap=1GiB,dax=1GiB,mem
-    #[arg(long, value_name = "WAY[=SIZE]", value_delimiter = ',', value_parser = part)]
+    #[arg(long, value_name = "METHOD[=SIZE]", value_delimiter = ',', value_parser = part)]
     how: Vec<SplitPart>,
     /// Print how to undo the split
     #[arg(long, conflicts_with_all = ["hypervisor", "per_node", "how"])]

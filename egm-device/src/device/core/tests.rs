@@ -148,7 +148,7 @@ fn retired_pages_are_reported_once_and_only_those_of_the_slice() {
 fn a_reset_forgets_what_the_guest_did_and_keeps_what_is_so() {
     let mut core = Core::new(FACTS, SpanSet::default());
     let _ = core.retire(&spans(&[(0, 0x1000)]));
-    let _ = core.want();
+    let _ = core.request_return();
     for (register, word) in [(Register::First, 7), (Register::Doorbell, 2)] {
         let _ = write(&mut core, register, word);
     }
@@ -251,7 +251,7 @@ proptest! {
                     generation += u64::from(fires);
                 }
                 Step::Want => {
-                    prop_assert_eq!(core.want(), Effect::Fire(&[Event::Wanted]));
+                    prop_assert_eq!(core.request_return(), Effect::Fire(&[Event::Wanted]));
                     events += 1;
                 }
                 Step::Ended(well) => {

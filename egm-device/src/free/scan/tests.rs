@@ -199,7 +199,7 @@ fn processes_that_begin_faster_than_a_scan_count_for_their_user_alone() {
 
 /// The kernel's own words: a child that has a descriptor, and one that a socket has in flight.
 #[test]
-fn the_kernel_shows_a_descriptor_and_one_in_flight_like_that() {
+fn the_kernel_shows_a_descriptor_and_one_in_flight_that_way() {
     use std::os::fd::AsFd;
 
     let memory = tempfile::NamedTempFile::new().unwrap();

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_would_never_hear_of_bad_memory_is_named() {
+    fn a_guest_that_would_get_no_report_of_bad_memory_is_named() {
         let mut none = HEST.to_vec();
         let [sum, count] = [9, 36];
         none[sum] = none[sum].wrapping_add(none[count]);

@@ -35,7 +35,7 @@ const DECODES_AND_SENDS: u16 = 1 << 1 | 1 << 2;
 pub(super) fn plugged(_: &Arguments) -> Result<Finding, Broken> {
     let mut claim = Claim::default();
     let before = addresses();
-    say("plug");
+    print_event("plug");
     let Some(address) = came(&before) else {
         claim.untrue("no function came");
         return Ok(claim.finish());
@@ -49,7 +49,7 @@ pub(super) fn plugged(_: &Arguments) -> Result<Finding, Broken> {
         return Ok(claim.finish());
     };
     check(&mut claim, &found)?;
-    say("unplug");
+    print_event("unplug");
     let folder = sysfs::pci(found.address);
     claim.holds(wait(|| (!folder.exists()).then_some(())).is_some(), || format!("{address} did not go"));
     Ok(claim.finish())
@@ -66,7 +66,7 @@ pub(super) fn wanted(args: &Arguments) -> Result<Finding, Broken> {
     let word = |at| function.registers.read_word(at);
     let events = word(narrow::EVENTS);
     claim.equal("what is pending before", &(word(narrow::PENDING) & WANTED_BIT), &0);
-    say("want");
+    print_event("want");
     // The interrupt, not the register: that it comes is the claim.
     let came = wait(|| posted().ok().flatten().filter(|count| *count > before));
     claim.equal("the interrupts", &came.map(|count| count - before), &Some(1));
@@ -85,7 +85,7 @@ pub(super) fn lost(args: &Arguments) -> Result<Finding, Broken> {
     let Some(function) = first()? else { return Ok(none()) };
     let mut claim = Claim::default();
     let (word, before) = (function.memory.read(0), addresses());
-    say("lost");
+    print_event("lost");
     claim
         .holds(came(&before).is_some(), || "no function appeared, so the end of the server was not reported");
     without_server(&mut claim, &function, args)?;
@@ -156,7 +156,7 @@ fn count(interrupts: &str) -> Option<u64> {
 }
 
 /// Standard error is the console; standard output is the report.
-fn say(what: &str) {
+fn print_event(what: &str) {
     let _ = std::io::stderr().write_all(format!("egm-device {what}\n").as_bytes());
 }
 

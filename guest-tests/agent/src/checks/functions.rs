@@ -55,7 +55,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     // A server receives files: it reaches a host function's BAR only where the kernel gives one for that.
     let asked = context.args.get("functions.host_bar", 0u8)?;
     let mut claim = Claim::default();
-    let mut places = Places {
+    let mut copies = Copies {
         claim: &mut claim,
         count: 0,
         source: Mapping::new(PAGE).map_err(Broken::system("no page"))?,
@@ -63,31 +63,31 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     for function in &functions {
         let config = sysfs::bytes(sysfs::pci(function.planned.address).join("config"))?;
         let planned = Plan::clique(function.planned);
-        places.claim.equal(format!("the clique of {}", function.planned.address), &clique(&config), &planned);
-        places.memory(function, "memory", Mapping::new(PAGE).map_err(Broken::system("no page"))?)?;
+        copies.claim.equal(format!("the clique of {}", function.planned.address), &clique(&config), &planned);
+        copies.memory(function, "memory", Mapping::new(PAGE).map_err(Broken::system("no page"))?)?;
         for node in context.plan.egm_nodes().filter_map(|node| context.plan.linux_node(node.id)) {
             let page = Mapping::on_node(PAGE, node).map_err(Broken::system("no page of the EGM node"))?;
-            places.memory(function, "EGM", page)?;
+            copies.memory(function, "EGM", page)?;
         }
         for peer in functions.iter().filter(|peer| peer.planned.address != function.planned.address) {
-            places.peer(function, "another function's BAR", peer.bar()?, &peer.memory)?;
+            copies.peer(function, "another function's BAR", peer.bar()?, &peer.memory)?;
         }
         for (gpu, bar) in context.plan.gpu_memory() {
             let memory = map(gpu, bar.index, PAGE)?;
-            places.peer(function, "GPU memory", bar.span.start().get(), &memory)?;
+            copies.peer(function, "GPU memory", bar.span.start().get(), &memory)?;
         }
         if let (1, Some(peer)) = (asked, find(&context.plan, edu::IVSHMEM)?) {
             let memory = map(peer, MEMORY_BAR, PAGE)?;
-            places.peer(function, "a host function's BAR", start_of(peer)?, &memory)?;
+            copies.peer(function, "a host function's BAR", start_of(peer)?, &memory)?;
         }
     }
     if let Some(engine) = find(&context.plan, edu::EDU)? {
         let engine = Engine::open(engine)?;
         for function in &functions {
-            places.by_engine(&engine, function)?;
+            copies.by_engine(&engine, function)?;
         }
     }
-    let count = places.count;
+    let count = copies.count;
     let promised = context.args.get("functions.places", count)?;
     claim.equal("the number of places", &count, &promised);
     Ok(claim.finish().with_value(f64::from(count), "places"))
@@ -175,13 +175,13 @@ impl Function<'_> {
 }
 
 /// Copies, each of a pattern of its own.
-struct Places<'a> {
+struct Copies<'a> {
     claim: &'a mut Claim,
     count: u32,
     source: Mapping,
 }
 
-impl Places<'_> {
+impl Copies<'_> {
     fn next(&mut self) -> Result<u64, Broken> {
         self.count += 1;
         pattern::fill(self.source.bytes_mut(), self.count.into(), 0, 0);

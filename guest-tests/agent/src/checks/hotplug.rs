@@ -24,7 +24,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let mut claim = Claim::default();
     let rounds: u32 = context.args.get("hotplug.rounds", 1)?;
     for round in 1..=rounds {
-        say(&format!("plug {round}"));
+        print_event(&format!("plug {round}"));
         let Some((controller, address)) = wait(drive) else {
             claim.untrue(format!("no drive came in round {round}"));
             break;
@@ -36,7 +36,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
         let reset = reset_bus(&Path::new("/sys/bus/pci/devices").join(&address));
         claim.holds(reset.is_ok(), || format!("the bus of {address} cannot be reset: {reset:?}"));
         keeps(&mut claim)?;
-        say(&format!("unplug {round}"));
+        print_event(&format!("unplug {round}"));
         let gone = || (!Path::new("/sys/bus/pci/devices").join(&address).exists()).then_some(());
         claim.holds(wait(gone).is_some(), || format!("{address} did not go in round {round}"));
         claim.seen(format!("{controller} at {address} came and went"));
@@ -51,7 +51,7 @@ fn reset_bus(device: &Path) -> io::Result<()> {
 }
 
 /// Standard error is the console; standard output is the report.
-fn say(what: &str) {
+fn print_event(what: &str) {
     let _ = io::stderr().write_all(format!("egm-hotplug {what}\n").as_bytes());
 }
 

@@ -3,6 +3,8 @@
 mod acpi_numa;
 mod acpi_tables;
 mod arm_tables;
+mod assigned_fuzz;
+mod assigned_net;
 mod clock;
 mod cpus;
 mod disk_busy;
@@ -24,8 +26,6 @@ mod memory_map;
 mod msix;
 mod numa;
 mod nvme;
-mod passed_fuzz;
-mod passed_net;
 mod pci;
 mod power_button;
 mod rng;
@@ -135,7 +135,7 @@ pub(crate) static ALL: &[Check] = &[
     check(
         "passed_net",
         "bytes go through an assigned network card and back, with interrupts by MSI-X",
-        passed_net::run,
+        assigned_net::run,
     ),
     check("virtio_net", "UDP and TCP through the tap come back byte for byte", virtio_net::run),
     check("vsock", "256 KiB to the host's vsock port come back byte for byte", vsock::run),
@@ -203,7 +203,7 @@ pub(crate) static ALL: &[Check] = &[
     by_name(check(
         "passed_fuzz",
         "assigned functions are reset and moved over memory; the VMM must live, and a drive that is left alone work",
-        passed_fuzz::run,
+        assigned_fuzz::run,
     )),
     by_name(check(
         "hotplug",

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_whose_vector_stays_silent_fails() {
+    fn a_queue_with_a_silent_vector_fails() {
         let device = Device { id: "disk0".into(), kind: DeviceKind::VirtioBlk { read_only: false } };
         let judged = |after: &str, used| {
             let mut claim = Claim::default();

@@ -23,11 +23,11 @@ pub(super) fn run(args: &Arguments) -> Result<Finding, Broken> {
     let size = args.text("validate.size").unwrap_or(SIZE);
     let words = ["validate", "--json", "--select", select, "--size", size];
     let mut claim = Claim::default();
-    match said(&words).and_then(|text| Run::parse(&text).map_err(|error| error.to_string())) {
+    match output_of(&words).and_then(|text| Run::parse(&text).map_err(|error| error.to_string())) {
         Err(why) => claim.untrue(format!("validate {why}")),
         Ok(run) => judge(&mut claim, &run),
     }
-    match said(&["doctor", "--json"]).map(|text| serde_json::from_slice::<Vec<Value>>(&text)) {
+    match output_of(&["doctor", "--json"]).map(|text| serde_json::from_slice::<Vec<Value>>(&text)) {
         Ok(Ok(lines)) if !lines.is_empty() => {
             let lacking = lines.iter().filter(|line| line["state"] == "lacks").count();
             claim.seen(format!("doctor: {} lines, {lacking} lacking", lines.len()));
@@ -38,7 +38,7 @@ pub(super) fn run(args: &Arguments) -> Result<Finding, Broken> {
 }
 
 /// Output of this program, called with `words`.
-fn said(words: &[&str]) -> Result<Vec<u8>, String> {
+fn output_of(words: &[&str]) -> Result<Vec<u8>, String> {
     let mut command = Command::new("/proc/self/exe");
     command.args(words);
     answer_of(command, TIMEOUT, MAX_RUN, &mut |_| {})

@@ -188,7 +188,7 @@ mod tests {
     }
 
     /// What is missing or cannot be seen comes with what to do about it.
-    fn wants_remedy(line: &TopicReport) -> bool {
+    fn needs_remedy(line: &TopicReport) -> bool {
         matches!(line.state, TopicState::Lacks | TopicState::Unknown)
     }
 
@@ -228,7 +228,7 @@ mod tests {
         let lines = examine(&tree, &Live::recorded(&tree));
         for line in &lines {
             assert!(!line.seen.is_empty(), "{line:?}");
-            assert!(!wants_remedy(line) || !line.remedy.is_empty(), "{line:?}");
+            assert!(!needs_remedy(line) || !line.remedy.is_empty(), "{line:?}");
         }
         // What doctor is to look at: none of it goes away unnoticed.
         for topic in TOPICS {
@@ -290,7 +290,7 @@ mod tests {
             let tree = Tree::at(folder.path());
             for line in examine(&tree, &Live::recorded(&tree)) {
                 proptest::prop_assert!(!line.seen.is_empty());
-                proptest::prop_assert!(!wants_remedy(&line) || !line.remedy.is_empty(), "{:?}", line);
+                proptest::prop_assert!(!needs_remedy(&line) || !line.remedy.is_empty(), "{:?}", line);
                 for screen in [Screen::FILE, Screen::plain(40)] {
                     proptest::prop_assert!(show::text(&line, screen).chars().all(|c| c == '\n' || !c.is_control()));
                 }

@@ -235,10 +235,10 @@ impl Comparison {
         ratios
     }
 
-    /// The ratios below `least`, the worst first.
-    pub fn below(&self, least: f64) -> Vec<&Ratio> {
+    /// The ratios below `minimum`, the worst first.
+    pub fn below(&self, minimum: f64) -> Vec<&Ratio> {
         let mut below = self.worst_first();
-        below.retain(|ratio| ratio.ratio < least);
+        below.retain(|ratio| ratio.ratio < minimum);
         below
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::findings::Figure;
-use crate::findings::series::{Memory, Series};
+use crate::findings::series::{MemoryKind, Series};
 use crate::findings::text::{escaped, number, size};
 
 /// Width and height of the drawing, and the margins that its words need.
@@ -17,7 +17,7 @@ const BOTTOM: f64 = 40.0;
 const MOST_BARS: usize = 64;
 /// Most series of one plot; more are not distinguishable.
 const MOST_SERIES: usize = 24;
-/// Number of colours for series without a known memory, from [`Memory::Other`] on.
+/// Number of colours for series without a known memory, from [`MemoryKind::Other`] on.
 const OTHERS: usize = 4;
 /// Dash patterns of lines that share a colour in one plot.
 const DASHES: [&str; 4] = ["", "6 3", "2 3", "8 3 2 3"];
@@ -50,7 +50,7 @@ impl<'a> Point<'a> {
 struct Line<'a> {
     key: (&'a str, &'a str),
     name: &'a str,
-    memory: Memory,
+    memory: MemoryKind,
     /// Number of the lines before it with the same kind of memory.
     number: usize,
     points: Vec<Point<'a>>,
@@ -59,13 +59,13 @@ struct Line<'a> {
 impl Line<'_> {
     /// Number of its colour: that of its memory. Series without a known memory take turns with the last colours.
     fn colour(&self) -> usize {
-        let turn = if self.memory == Memory::Other { self.number % OTHERS } else { 0 };
+        let turn = if self.memory == MemoryKind::Other { self.number % OTHERS } else { 0 };
         usize::from(self.memory as u8) + turn
     }
 
     /// Attributes of its curve.
     fn style(&self) -> String {
-        let number = if self.memory == Memory::Other { self.number / OTHERS } else { self.number };
+        let number = if self.memory == MemoryKind::Other { self.number / OTHERS } else { self.number };
         let dash = DASHES.get(number % DASHES.len()).copied().unwrap_or_default();
         let colour = self.colour();
         format!("class=\"c{colour}\" fill=\"none\" stroke-width=\"2\" stroke-dasharray=\"{dash}\"")
@@ -353,7 +353,7 @@ mod tests {
         let style = |colour: u8, dash: &str| {
             format!("<g class=\"c{colour}\" fill=\"none\" stroke-width=\"2\" stroke-dasharray=\"{dash}\">")
         };
-        let (pool, pinned) = (Memory::Pool as u8, Memory::Pinned as u8);
+        let (pool, pinned) = (MemoryKind::Pool as u8, MemoryKind::Pinned as u8);
         let styles = [style(pinned, ""), style(pool, ""), style(pool, "6 3")];
         assert!(styles.iter().all(|style| svg.matches(style.as_str()).count() == 1), "{svg}");
         assert!(svg.contains("</svg>GPU 1, a pool on node 0</li>"), "{svg}");
@@ -370,7 +370,7 @@ mod tests {
         let styles: BTreeSet<String> = Curves::of(&points).lines.iter().map(Line::style).collect();
         assert_eq!(styles.len(), names.len(), "{styles:?}");
         let page = include_str!("html/page.css");
-        for colour in 0..usize::from(Memory::Other as u8) + OTHERS {
+        for colour in 0..usize::from(MemoryKind::Other as u8) + OTHERS {
             let (class, light) =
                 (format!(".c{colour} {{ --c: var(--c{colour}); }}"), format!("--c{colour}: #"));
             assert!(page.contains(&class) && page.matches(&light).count() == 2, "{colour}");

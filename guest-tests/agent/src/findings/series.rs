@@ -3,7 +3,7 @@
 /// Kind of memory. The discriminant is the number of its colour, so one kind has one colour in every plot of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Memory {
+pub(crate) enum MemoryKind {
     Device,
     HostNuma,
     Pool,
@@ -18,18 +18,18 @@ pub(crate) enum Memory {
     Other,
 }
 
-impl Memory {
+impl MemoryKind {
     /// The kind of memory with a name as series of `cuda` have it.
     fn named(name: &str) -> Self {
-        const NAMES: [(&str, Memory); 8] = [
-            ("the GPU's memory", Memory::Device),
-            ("HOST_NUMA memory", Memory::HostNuma),
-            ("a pool", Memory::Pool),
-            ("pinned memory", Memory::Pinned),
-            ("registered memory", Memory::Registered),
-            ("managed memory", Memory::Managed),
-            ("system memory", Memory::System),
-            ("memory of the EGM device", Memory::EgmDevice),
+        const NAMES: [(&str, MemoryKind); 8] = [
+            ("the GPU's memory", MemoryKind::Device),
+            ("HOST_NUMA memory", MemoryKind::HostNuma),
+            ("a pool", MemoryKind::Pool),
+            ("pinned memory", MemoryKind::Pinned),
+            ("registered memory", MemoryKind::Registered),
+            ("managed memory", MemoryKind::Managed),
+            ("system memory", MemoryKind::System),
+            ("memory of the EGM device", MemoryKind::EgmDevice),
         ];
         NAMES.iter().find(|(start, _)| name.starts_with(start)).map_or(Self::Other, |(_, kind)| *kind)
     }
@@ -63,7 +63,7 @@ pub(crate) struct Series<'a> {
     pub(crate) plot: &'a str,
     /// The line in it: memory and GPU, or the whole series.
     pub(crate) line: &'a str,
-    pub(crate) memory: Memory,
+    pub(crate) memory: MemoryKind,
 }
 
 impl<'a> Series<'a> {
@@ -71,14 +71,14 @@ impl<'a> Series<'a> {
         if let Some((ends, plot)) = ends(series) {
             let line = series.strip_suffix(plot).and_then(|line| line.strip_suffix(": ")).unwrap_or(series);
             let memory = match ends {
-                Ends::Pair { .. } => Memory::Peer,
-                Ends::Memory { name, .. } => Memory::named(name),
+                Ends::Pair { .. } => MemoryKind::Peer,
+                Ends::Memory { name, .. } => MemoryKind::named(name),
             };
             return Self { plot, line, memory };
         }
         match series.split_once(", ") {
-            Some((plot, line)) if line.starts_with("node ") => Self { plot, line, memory: Memory::Node },
-            _ => Self { plot: validation, line: series, memory: Memory::Other },
+            Some((plot, line)) if line.starts_with("node ") => Self { plot, line, memory: MemoryKind::Node },
+            _ => Self { plot: validation, line: series, memory: MemoryKind::Other },
         }
     }
 }
@@ -102,8 +102,9 @@ mod tests {
             Kind::System,
             Kind::EgmDevice(address),
         ];
-        let mut colours: Vec<u8> = kinds.iter().map(|kind| Memory::named(&kind.to_string()) as u8).collect();
-        assert!(!colours.contains(&(Memory::Other as u8)), "{colours:?}");
+        let mut colours: Vec<u8> =
+            kinds.iter().map(|kind| MemoryKind::named(&kind.to_string()) as u8).collect();
+        assert!(!colours.contains(&(MemoryKind::Other as u8)), "{colours:?}");
         colours.sort_unstable();
         colours.dedup();
         assert_eq!(colours.len(), kinds.len());
@@ -115,17 +116,17 @@ mod tests {
         let series = |plot, line, memory| Series { plot, line, memory };
         assert_eq!(
             of("GPU 0, HOST_NUMA memory of node 0: SM read"),
-            series("SM read", "GPU 0, HOST_NUMA memory of node 0", Memory::HostNuma)
+            series("SM read", "GPU 0, HOST_NUMA memory of node 0", MemoryKind::HostNuma)
         );
         assert_eq!(
             of("GPU 3, memory of the EGM device 0000:01:00.0: latency"),
-            series("latency", "GPU 3, memory of the EGM device 0000:01:00.0", Memory::EgmDevice)
+            series("latency", "GPU 3, memory of the EGM device 0000:01:00.0", MemoryKind::EgmDevice)
         );
-        assert_eq!(of("GPU 0 to GPU 1: SM read"), series("SM read", "GPU 0 to GPU 1", Memory::Peer));
-        assert_eq!(of("read, node 0, 32 threads"), series("read", "node 0, 32 threads", Memory::Node));
+        assert_eq!(of("GPU 0 to GPU 1: SM read"), series("SM read", "GPU 0 to GPU 1", MemoryKind::Peer));
+        assert_eq!(of("read, node 0, 32 threads"), series("read", "node 0, 32 threads", MemoryKind::Node));
         for other in ["rdma write", "GPU 0 alone: SM read", "GPU x, pinned memory: SM read", "GPU 0, latency"]
         {
-            assert_eq!(of(other), series("the.validation", other, Memory::Other));
+            assert_eq!(of(other), series("the.validation", other, MemoryKind::Other));
         }
     }
 }

@@ -21,9 +21,9 @@ pub(super) struct Form {
     /// Earlier run of "validate --json", to show its figures beside the new ones.
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
-    /// Least ratio of a figure to the baseline's, such as 0.95; the run fails below it.
-    #[arg(long, value_name = "RATIO", requires = "baseline", value_parser = ratio)]
-    least: Option<f64>,
+    /// Minimum ratio of a figure to the baseline's, such as 0.95; the run fails below it.
+    #[arg(long, alias = "least", value_name = "RATIO", requires = "baseline", value_parser = ratio)]
+    min_ratio: Option<f64>,
     /// Print a table, bars and reasons (default).
     #[arg(long, group = "format")]
     table: bool,
@@ -85,9 +85,9 @@ impl Report<'_> {
     pub(super) fn write(self, mut run: Run) -> ExitCode {
         let Self { form, before, out, html } = self;
         let comparison = before.as_ref().map(|before| Comparison::of(before, &run, None));
-        if let (Some(before), Some(comparison), Some(least)) = (&before, &comparison, form.least) {
+        if let (Some(before), Some(comparison), Some(minimum)) = (&before, &comparison, form.min_ratio) {
             let gone = gone(before, &run, comparison);
-            run.verdicts.push(regressions(comparison, &gone, least, run.seed));
+            run.verdicts.push(regressions(comparison, &gone, minimum, run.seed));
         }
         if form.brief {
             run = run.brief();
@@ -160,13 +160,13 @@ fn gone(before: &Run, run: &Run, comparison: &Comparison) -> BTreeSet<String> {
         .collect()
 }
 
-/// Verdict on figures below `least`, and on series that are gone.
-fn regressions(comparison: &Comparison, gone: &BTreeSet<String>, least: f64, seed: u64) -> Verdict {
+/// Verdict on figures below `minimum`, and on series that are gone.
+fn regressions(comparison: &Comparison, gone: &BTreeSet<String>, minimum: f64, seed: u64) -> Verdict {
     const NAME: &str = "baseline.least";
-    const CLAIM: &str = "no figure is below --least of the baseline's, and none is gone";
+    const CLAIM: &str = "no figure is below --min-ratio of the baseline's, and none is gone";
     /// Most that a reason names.
     const NAMED: usize = 6;
-    let (ratios, below) = (&comparison.ratios, comparison.below(least));
+    let (ratios, below) = (&comparison.ratios, comparison.below(minimum));
     let mut wrong = Vec::new();
     if ratios.is_empty() {
         wrong.push(
@@ -179,7 +179,7 @@ fn regressions(comparison: &Comparison, gone: &BTreeSet<String>, least: f64, see
             below.iter().take(NAMED).map(|ratio| format!("{} is {:.3} of before", ratio.what(), ratio.ratio));
         let said: Vec<String> = said.collect();
         wrong.push(format!(
-            "{} of {} figures are below {least}: {}",
+            "{} of {} figures are below {minimum}: {}",
             below.len(),
             ratios.len(),
             said.join("; ")
@@ -190,7 +190,7 @@ fn regressions(comparison: &Comparison, gone: &BTreeSet<String>, least: f64, see
         wrong.push(format!("{} series of the baseline are gone: {}", gone.len(), named.join("; ")));
     }
     let finding = if wrong.is_empty() {
-        Finding::passed(format!("{} figures, least {least}", ratios.len()))
+        Finding::passed(format!("{} figures, minimum {minimum}", ratios.len()))
     } else {
         Finding::failed(wrong.join("; "))
     };
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_below_the_least_fails_and_is_named() {
+    fn a_figure_below_the_minimum_fails_and_is_named() {
         let ratio = |series: &str, ratio| egm_guest::findings::Ratio {
             name: "memory.bandwidth".into(),
             series: series.into(),

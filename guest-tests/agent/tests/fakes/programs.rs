@@ -60,7 +60,7 @@ fn what_gdrcopys_programs_print_is_in_the_findings() {
 }
 
 #[test]
-fn what_goes_wrong_with_gdrcopys_programs_is_said() {
+fn failures_of_gdrcopys_programs_are_reported() {
     let Some(fakes) = build::fakes() else { return };
     let folder = scripts(&[
         (

@@ -17,7 +17,7 @@ const ARRIVE: &str = "of pages that processors wrote";
 type Times = BTreeMap<String, u32>;
 
 /// How often turns were asked for, and seconds reported, until the line `end`.
-fn give(listener: &UnixListener) -> (Times, Times) {
+fn serve_turns(listener: &UnixListener) -> (Times, Times) {
     let (mut asked, mut reported, mut now) = (Times::new(), Times::new(), String::new());
     loop {
         let mut stream = BufReader::new(listener.accept().unwrap().0);
@@ -45,11 +45,11 @@ fn every_round_waits_for_its_turn_and_is_named_as_its_figure_is() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("turns");
     let listener = UnixListener::bind(&path).unwrap();
-    let giver = thread::spawn(move || give(&listener));
+    let server = thread::spawn(move || serve_turns(&listener));
     let turns = format!("turns={}", path.display());
     let verdicts = run(&fakes, &fakes.folder, (1, SELECT, None, 7), &["--arg", &turns]);
     UnixStream::connect(&path).unwrap().write_all(b"end\n").unwrap();
-    let (asked, reported) = giver.join().unwrap();
+    let (asked, reported) = server.join().unwrap();
 
     let mut should = BTreeMap::new();
     for verdict in verdicts.values() {

@@ -54,7 +54,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
         };
         Some(timed(&format!("given back {round}"), unplug))
     })?;
-    steps.step("reset by its bus", || said(report, &["resets of its bus"]));
+    steps.step("reset by its bus", || logged(report, &["resets of its bus"]));
     Ok(())
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn requested(steps: &mut Steps<'_>) -> Result<(), LabError> {
         scenario,
         |line, function| line.contains(UNPLUG).then(|| timed("unbound", || unbind(function))),
     )?;
-    steps.step("noted", || said(report, &["the host wants", "the host has it back"]));
+    steps.step("noted", || logged(report, &["the host wants", "the host has it back"]));
     Ok(())
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn pulled(steps: &mut Steps<'_>) -> Result<(), LabError> {
     })?;
     steps.judge(scenario.expected, &boot, "");
     steps.cases.extend(done);
-    steps.step("noted", || said(report, &["is gone: it is taken from the guest"]));
+    steps.step("noted", || logged(report, &["is gone: it is taken from the guest"]));
     steps.no_faults("no-dma-faults");
     Ok(())
 }
@@ -185,11 +185,11 @@ fn bind(function: &str) -> Result<(), LabError> {
 }
 
 /// The VMM's log contains each of `wanted`.
-fn said(report: &Path, wanted: &[&str]) -> Step {
-    let said = fs::read_to_string(report.join("vmm.log"))?;
-    match wanted.iter().find(|words| !said.contains(**words)) {
+fn logged(report: &Path, wanted: &[&str]) -> Step {
+    let log = fs::read_to_string(report.join("vmm.log"))?;
+    match wanted.iter().find(|words| !log.contains(**words)) {
         None => Ok(()),
-        Some(words) => Err(Fault::Untrue(format!("the VMM did not say \"{words}\": {said}"))),
+        Some(words) => Err(Fault::Untrue(format!("the VMM did not log \"{words}\": {log}"))),
     }
 }
 
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn every_note_is_required() {
         let report = tempfile::tempdir().unwrap();
-        let noted = || said(report.path(), &["the host wants", "the host has it back"]);
+        let noted = || logged(report.path(), &["the host wants", "the host has it back"]);
         fs::write(report.path().join("vmm.log"), "the host wants 0000:01:00.0 back\n").unwrap();
         assert!(noted().is_err());
         fs::write(report.path().join("vmm.log"), "the host wants it back\ngone: the host has it back")

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missed_target_is_said_and_one_without_its_peer_is_not_judged() {
+    fn a_missed_target_is_reported_and_one_without_its_peer_is_not_judged() {
         let row = |target| {
             let ours = Summary::of(&[5.0]).unwrap();
             Row::new("start", "ms", ours).beside("QEMU", Summary::of(&[10.0])).should(target)

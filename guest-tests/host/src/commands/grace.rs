@@ -45,8 +45,8 @@ pub(crate) struct GraceArguments {
     #[arg(long, global = true)]
     stock: bool,
     /// Add GPUs with NVIDIA's id, a copy engine and a reset, behind a virtio-iommu instead of the SMMUv3.
-    #[arg(long, global = true)]
-    outside: bool,
+    #[arg(long, global = true, alias = "outside")]
+    vfio_user_gpus: bool,
 }
 
 impl GraceArguments {
@@ -89,7 +89,7 @@ pub(crate) fn run(arguments: &GraceArguments) -> Result<ExitCode, LabError> {
         Some(path) => kernel_of(path, share)?,
         None => kernel::grace(arguments.kind(), &cache, false)?,
     };
-    let plugged = arguments.outside;
+    let plugged = arguments.vfio_user_gpus;
     let host = Host {
         kernel: &kernel,
         cache: &cache,

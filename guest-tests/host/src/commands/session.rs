@@ -58,7 +58,7 @@ pub(crate) struct RunArguments {
     #[arg(long, value_name = "NAME")]
     fault: Option<String>,
     /// Where to run [default: kvm if this machine's KVM runs stock kernels, else lab].
-    #[arg(long = "where", value_name = "PLACE")]
+    #[arg(long = "where", value_name = "HOST")]
     place: Option<Where>,
     /// Monitor that runs the guest.
     #[arg(long, default_value = "egm")]
@@ -189,12 +189,12 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
     if tools.generic.is_none() && chosen.iter().any(|s| s.generic) {
         tools.generic = Some(kernel::generic(&cache()?, false)?);
     }
-    if chosen.iter().any(|s| s.outside) {
+    if chosen.iter().any(|s| s.on_this_machine) {
         // Without one they are skipped, with a reason.
         tools.emulator = Emulator::of(&cache()?).ok();
     }
     // This machine's KVM runs no guests of another processor.
-    let is_here = |s: &Scenario| s.outside || place == Where::Kvm && s.grace == grace::is_arm();
+    let is_here = |s: &Scenario| s.on_this_machine || place == Where::Kvm && s.grace == grace::is_arm();
     let (here, there): (Vec<_>, Vec<_>) = chosen.into_iter().partition(is_here);
     let mut results =
         if there.is_empty() { Vec::new() } else { l1::run(&there, &tools, &cache()?, report, *jobs)? };

@@ -48,7 +48,7 @@ impl Stage {
     }
 
     /// A line that stays above the moving one.
-    pub(crate) fn say(&self, text: &str) {
+    pub(crate) fn print_line(&self, text: &str) {
         self.bar.suspend(|| eprintln!("{PREFIX}{text}"));
     }
 

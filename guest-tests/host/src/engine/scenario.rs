@@ -80,7 +80,7 @@ pub(crate) struct Scenario {
     /// Time for one boot, under emulation on two slow cores.
     pub(crate) deadline: Duration,
     /// Whether its guests run on this machine where others run in the emulated host: in an emulator, without privilege.
-    pub(crate) outside: bool,
+    pub(crate) on_this_machine: bool,
     /// The monitor that runs its guests, which the user provides.
     pub(crate) peer: Option<PeerName>,
     /// Whether it runs only by name or with `--full`.
@@ -219,7 +219,7 @@ pub(crate) const PLAIN: Scenario = Scenario {
     debian: false,
     tests: false,
     deadline: Duration::from_secs(180),
-    outside: false,
+    on_this_machine: false,
     peer: None,
     long: false,
     fault: None,

@@ -40,7 +40,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let mut neighbour = None;
     let boot = runner.boot_by(command, scenario, &machine, report, |line| {
         if neighbour.is_none() && line.contains(WAITS) {
-            steps.step("slice refused", || stranger(runner, region, scenario.name));
+            steps.step("slice refused", || refused_grant(runner, region, scenario.name));
             neighbour = Some(Neighbour::start(runner, region, Some(DOMAIN)));
         }
     })?;
@@ -55,7 +55,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
 }
 
 /// An owner without a trust domain gets no slice while machine `name` has the GPU.
-fn stranger(runner: &Runner, region: &str, name: &str) -> Step {
+fn refused_grant(runner: &Runner, region: &str, name: &str) -> Step {
     let mut command = Command::new(&runner.tools.device);
     command.args(["carve", "grant", "--region", region, "--size", SIZE, "--name", NEIGHBOUR, "--", "true"]);
     refused(&mut command, HOST_LACKS, &["the region is exclusive to", name])

@@ -208,7 +208,7 @@ fn boot_under(
     let (command, _cards) = emulate(host, share, "")?;
     watch(command, Limit::Silence(silence), &share.join(LOG), &share.join("qemu.log"), |line| {
         if let Some(text) = line.strip_prefix(PREFIX) {
-            stage.say(text);
+            stage.print_line(text);
         }
         Reaction::Go
     })
@@ -260,7 +260,7 @@ pub(crate) fn emulate(
     };
     let (emulator, arguments) = if grace {
         let emulator = Emulator::arm(cache)?;
-        let profile = if plugged { grace::Profile::Outside } else { grace::Profile::Inside };
+        let profile = if plugged { grace::Profile::VfioUser } else { grace::Profile::Qemu };
         let tree = grace::tree(profile, &emulator, &share)?;
         (emulator, grace::l1(&machine, &tree))
     } else {

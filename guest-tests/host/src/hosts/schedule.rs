@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_hosts_run_at_a_time_than_wanted_and_every_group_runs() {
+    fn no_more_hosts_run_at_a_time_than_requested_and_every_group_runs() {
         for jobs in [1, 2, 3] {
             let groups = groups(ALL, jobs);
             let (running, count) = (AtomicUsize::new(0), groups.len());

@@ -15,7 +15,7 @@ use crate::peers::parts::{Parts, SIZE};
 use crate::runner::steps::{Fault, Step, Steps};
 
 /// Prefix of the guest's lines about its checks.
-const SAID: &str = "egm-device ";
+const EVENT_PREFIX: &str = "egm-device ";
 /// The check with the number of earlier checks as its value.
 pub(crate) const CHECK: &str = "egm_device";
 /// First word of the slice, without the number of checks in its low bits; each following word is larger by `STEP`.
@@ -61,7 +61,7 @@ pub(crate) fn boot(
         &steps.report.join(format!("{name}-console.log")),
         &steps.report.join(format!("{name}-vmm.log")),
         |text| {
-            if let Some((_, event)) = text.split_once(SAID) {
+            if let Some((_, event)) = text.split_once(EVENT_PREFIX) {
                 done.extend(react(event.trim(), &mut lines));
             }
             lines.extend(Line::parse(text).filter(|_| lines.len() < MAX_LINES));

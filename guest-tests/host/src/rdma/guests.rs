@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn each_line_of_doctor_is_wanted_and_none_of_a_library_that_died() {
+    fn each_line_of_doctor_is_required_and_none_of_a_library_that_died() {
         assert!(doctor(&healthy()).is_ok());
         for without in 0..healthy().len() {
             let mut lines = healthy();

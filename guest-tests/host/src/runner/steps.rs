@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_story_of_a_function_that_the_host_lacks_is_skipped_before_its_first_step() {
+    fn a_scenario_of_a_function_that_the_host_lacks_is_skipped_before_its_first_step() {
         let (cases, _) = results(&["ffff:1f:1f.7"], |_| panic!("a step was taken"));
         assert_eq!(cases, names(&[("run", Outcome::Skipped)]));
     }

@@ -128,8 +128,8 @@ pub(super) const GPU: Scenario = Scenario {
 };
 
 /// The first socket's GPU of a vfio-user server, its EGM, and QEMU's DMA engine.
-pub(super) const OUTSIDE: Scenario = Scenario {
-    name: "grace-outside",
+pub(super) const VFIO_USER_GPU: Scenario = Scenario {
+    name: "grace-vfio-user-gpu",
     summary: "a GPU of NVIDIA's id behind a virtio-iommu: waited for after resets, its engine reaches all memory, it reports an error",
     runs: Runs::Steps,
     region: Some("egm4"),

@@ -89,7 +89,7 @@ pub(crate) const ALL: &[Scenario] = &[
     grace::INTX,
     grace::USER,
     grace::GPU,
-    grace::OUTSIDE,
+    grace::VFIO_USER_GPU,
     grace::TRUST,
     confined::GRACE_EGM,
     grace::RDMA,
@@ -141,7 +141,7 @@ mod tests {
 
     /// A reader assumes that a scenario without such a note is part of every run.
     #[test]
-    fn the_pages_say_which_scenarios_run_only_when_asked_for() {
+    fn the_pages_list_the_scenarios_that_run_only_on_request() {
         let pages = [
             include_str!("../../../../README.md"),
             include_str!("../../../../docs/evidence.md"),

@@ -10,7 +10,7 @@ pub(super) const QEMU: Scenario = Scenario {
     name: "peer-qemu",
     summary: "stock QEMU has a slice by vfio-user: checked, kept through a reset, plugged, given back, its server killed",
     runs: Runs::Steps,
-    outside: true,
+    on_this_machine: true,
     deadline: Duration::from_secs(300),
     ..PLAIN
 };

@@ -66,7 +66,7 @@ const STEPS: &[(&str, StepsOf)] = &[
     (grace::EGM.name, crate::grace::egm::run),
     (grace::GPU.name, crate::grace::gpu::run),
     (grace::LARGE_PAGES.name, crate::grace::gpu::run),
-    (grace::OUTSIDE.name, crate::grace::outside::run),
+    (grace::VFIO_USER_GPU.name, crate::grace::vfio_user_gpu::run),
     (grace::TRUST.name, crate::grace::trust::run),
     (grace::RDMA.name, crate::grace::rdma::run),
     (grace::AGAIN.name, crate::grace::again::run),

@@ -99,20 +99,20 @@ impl Skips {
 impl Row {
     fn matches(&self, skip: Skip<'_>) -> bool {
         let check = match (&self.check, skip.check) {
-            (Some(pattern), Some(check)) => is_like(check, pattern),
+            (Some(pattern), Some(check)) => matches_pattern(check, pattern),
             (pattern, check) => pattern.is_none() && check.is_none(),
         };
         let kind = self.kind == skip.kind || (self.kind, skip.kind) == (Kind::Tests, Kind::TestsAsAarch64);
-        kind && check && is_like(skip.of, &self.of) && is_like(skip.reason, &self.reason)
+        kind && check && matches_pattern(skip.of, &self.of) && matches_pattern(skip.reason, &self.reason)
     }
 }
 
 /// Whether `text` is as `pattern`, in which `*` stands for any text.
-fn is_like(text: &str, pattern: &str) -> bool {
+fn matches_pattern(text: &str, pattern: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return text == pattern };
     let Some(text) = text.strip_prefix(head) else { return false };
     let starts = text.char_indices().map(|(at, _)| at).chain([text.len()]);
-    starts.filter_map(|at| text.get(at..)).any(|tail| is_like(tail, rest))
+    starts.filter_map(|at| text.get(at..)).any(|tail| matches_pattern(tail, rest))
 }
 
 /// Arguments of `egm-lab skips`.
@@ -164,10 +164,10 @@ mod tests {
     #[test]
     fn a_star_stands_for_any_text() {
         for (text, pattern) in [("", "*"), ("abc", "a*c"), ("abc", "abc"), ("ac", "a*c"), ("a*c", "a*c*")] {
-            assert!(is_like(text, pattern), "{text} {pattern}");
+            assert!(matches_pattern(text, pattern), "{text} {pattern}");
         }
         for (text, pattern) in [("abc", "ab"), ("abc", "*b"), ("", "a*"), ("ba", "a*")] {
-            assert!(!is_like(text, pattern), "{text} {pattern}");
+            assert!(!matches_pattern(text, pattern), "{text} {pattern}");
         }
     }
 
@@ -217,7 +217,7 @@ mod tests {
     fn the_table_is_sound_and_allows_no_missing_region_or_function_in_the_lab() {
         let table = Skips::read().unwrap();
         for row in table.0.iter().filter(|row| row.kind == Kind::Lab) {
-            assert!(ALL.iter().any(|scenario| is_like(scenario.name, &row.of)), "{row:?}");
+            assert!(ALL.iter().any(|scenario| matches_pattern(scenario.name, &row.of)), "{row:?}");
             assert!(row.check.is_some(), "{row:?}");
         }
         for (scenario, reason) in [

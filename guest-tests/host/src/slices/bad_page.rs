@@ -37,14 +37,14 @@ const POISON: &str = "poison";
 const LOCAL: &str = "local";
 
 /// Expected messages about a bad page of one kind of memory.
-struct Said {
+struct ExpectedMessages {
     /// Parts of the line that the VMM logs.
     machine: &'static [&'static str],
     /// From a guest that still uses the page; empty where that is allowed.
     guest: &'static [&'static str],
 }
 
-impl Said {
+impl ExpectedMessages {
     fn of(region: &str) -> Self {
         const ALL: &[&str] = &["guest address", "reported to the guest", "no later owner gets it"];
         let (machine, guest): (_, &[&str]) = match region {
@@ -73,7 +73,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let beat = Scenario { words: BEAT, ..*scenario };
     let machine = runner.machine(&beat, report)?;
     let (console, said) = (report.join("beat-console.log"), report.join("beat-vmm.log"));
-    let all = Said::of(region);
+    let all = ExpectedMessages::of(region);
     let mut bad = None;
     let ending = watch(runner.command(&machine), Limit::Total(scenario.deadline), &console, &said, |line| {
         let Some(address) = line.split("egm-beat 0x").nth(1) else { return Reaction::Go };

@@ -103,7 +103,7 @@ fn serve_slice(runner: &Runner, region: &str, scenario: &Scenario) -> Result<Ser
 
 /// Both guests reported the same, except for durations.
 fn same(one: &Boot, other: &Boot) -> Step {
-    let [one, other] = [one, other].map(said);
+    let [one, other] = [one, other].map(checks_of);
     match one.iter().zip(&other).find(|(one, other)| one != other) {
         _ if one.is_empty() || one.len() != other.len() => {
             Err(Fault::Untrue(format!("{} and {} checks", one.len(), other.len())))
@@ -113,7 +113,7 @@ fn same(one: &Boot, other: &Boot) -> Step {
     }
 }
 
-fn said(boot: &Boot) -> Vec<Check> {
+fn checks_of(boot: &Boot) -> Vec<Check> {
     let checks = boot.collected.lines.iter().filter_map(|line| match line {
         Line::Check(check) => Some(Check { millis: 0, ..check.clone() }),
         _ => None,

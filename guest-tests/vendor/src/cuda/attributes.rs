@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_driver_that_knows_no_such_attributes_has_pinned_memory_only() {
+    fn an_old_driver_without_such_attributes_has_pinned_memory_only() {
         let old = Attributes::default();
         let left: Vec<Kind> = kinds().into_iter().filter(|kind| old.denied(*kind).is_none()).collect();
         assert_eq!(left, [Kind::Pinned]);

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_is_said_in_words() {
+    fn a_status_is_shown_in_words() {
         let error = ShmemError::Status { call: "nvshmemx_hostlib_init_attr", status: 5 };
         assert_eq!(error.to_string(), "nvshmemx_hostlib_init_attr failed with 5 (no GPU selected)");
         assert!(ShmemError::Status { call: "x", status: -9 }.to_string().ends_with("(not a known status)"));

@@ -6,7 +6,8 @@ use super::image::{Image, Masks};
 use super::options::{AddedCapability, Bar, Options, Resizable};
 use super::rules::{self, HEADER, Register, Registers, Rule};
 use super::{
-    BarPlace, ConfigError, MsiPlace, MsixLayout, Places, ROM_REGION, Shadow, Shown, Treatment, bar_register,
+    BarRange, CapabilityRegisters, ConfigError, MsiRegisters, MsixLayout, ROM_REGION, Shadow, Shown,
+    Treatment, bar_register,
 };
 use crate::pci::capability::{self, Capability, CapabilityId, List, ListEnd};
 use crate::pci::registers::{
@@ -17,8 +18,13 @@ use crate::pci::registers::{
 pub(super) fn shadow(space: &[u8], options: &Options) -> Result<Shadow, ConfigError> {
     judge(space)?;
     let (standard, extended) = (capability::standard(space), capability::extended(space));
-    let mut builder =
-        Builder { space, options, image: Image::new(), places: Places::default(), shown: Vec::new() };
+    let mut builder = Builder {
+        space,
+        options,
+        image: Image::new(),
+        registers: CapabilityRegisters::default(),
+        shown: Vec::new(),
+    };
     builder.registers_of_its_own(&standard, &extended);
     for register in HEADER {
         builder.register(0, register);
@@ -32,7 +38,7 @@ pub(super) fn shadow(space: &[u8], options: &Options) -> Result<Shadow, ConfigEr
         image: builder.image,
         bars: options.bars.clone(),
         rom: options.rom,
-        places: builder.places,
+        registers: builder.registers,
         msix,
         shown: builder.shown,
         remarks: remarks(&standard, &extended),
@@ -65,7 +71,7 @@ struct Builder<'a> {
     space: &'a [u8],
     options: &'a Options,
     image: Image,
-    places: Places,
+    registers: CapabilityRegisters,
     shown: Vec<Shown>,
 }
 
@@ -230,16 +236,16 @@ impl Builder<'_> {
         let at = |offset: u16| capability.offset.saturating_add(offset);
         let says = |offset: u16, bit: u32| self.recorded(at(offset), 4) & bit != 0;
         let (express_reset, advanced_reset) = (says(4, 1 << 28), says(0, 1 << 25));
-        let places = &mut self.places;
+        let registers = &mut self.registers;
         match capability.id {
-            CapabilityId::Standard(id::POWER) => places.power = Some(at(0)),
-            CapabilityId::Standard(id::MSIX) => places.msix = Some(at(0)),
+            CapabilityId::Standard(id::POWER) => registers.power = Some(at(0)),
+            CapabilityId::Standard(id::MSIX) => registers.msix = Some(at(0)),
             CapabilityId::Standard(id::EXPRESS) => {
-                places.device_control = Some(at(8));
-                places.express_reset = express_reset.then(|| at(8));
+                registers.device_control = Some(at(8));
+                registers.express_reset = express_reset.then(|| at(8));
             }
             CapabilityId::Standard(id::ADVANCED) if advanced_reset => {
-                places.advanced_reset = Some(at(4));
+                registers.advanced_reset = Some(at(4));
             }
             _ => {}
         }
@@ -264,7 +270,7 @@ impl Builder<'_> {
             let all = u32::MAX.checked_shr(32u32.saturating_sub(u32::from(vectors))).unwrap_or(0);
             self.image.register(mask, 4, kept(all), 0, 0);
         }
-        self.places.msi = Some(MsiPlace { control, is_64, data, mask, vectors });
+        self.registers.msi = Some(MsiRegisters { control, is_64, data, mask, vectors });
     }
 
     /// §7.8.6: for each register the present size as the only one supported, and nothing to write.
@@ -369,7 +375,7 @@ fn msix_layout(space: &[u8], list: &List, bars: &[Bar]) -> Result<Option<MsixLay
         let has = bars.iter().find(|have| have.index == bar);
         let span = Span::new(BarOffset::new(u64::from(offset)), u64::from(size)).ok();
         let span = span.filter(|span| has.is_some_and(|bar| span.end().get() <= bar.span.size()));
-        span.map(|span| BarPlace { bar, span }).ok_or(ConfigError::Msix { structure, bar, offset, size })
+        span.map(|span| BarRange { bar, span }).ok_or(ConfigError::Msix { structure, bar, offset, size })
     };
     let vectors_32 = u32::from(vectors);
     let table = place("table", 4, vectors_32.saturating_mul(16))?;

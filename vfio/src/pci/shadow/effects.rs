@@ -94,9 +94,9 @@ pub struct MsixLayout {
     /// Vectors, 1 to 2048.
     pub vectors: u16,
     /// The table: 16 bytes a vector.
-    pub table: BarPlace,
+    pub table: BarRange,
     /// The pending bit array: 8 bytes for every 64 vectors.
-    pub pending: BarPlace,
+    pub pending: BarRange,
 }
 
 impl MsixLayout {
@@ -108,7 +108,7 @@ impl MsixLayout {
 
 /// A span of a BAR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BarPlace {
+pub struct BarRange {
     /// Number of the base address register, 0 to 5.
     pub bar: u8,
     /// Offsets in the BAR.

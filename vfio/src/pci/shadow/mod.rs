@@ -19,7 +19,7 @@ mod rules;
 
 use egm_address::{Gpa, Guest, Span};
 
-pub use effects::{BarPlace, Effects, Message, Msi, MsixControl, MsixLayout, PowerState, Written};
+pub use effects::{BarRange, Effects, Message, Msi, MsixControl, MsixLayout, PowerState, Written};
 pub use error::ConfigError;
 pub use image::Forward;
 pub use options::{AddedCapability, Bar, BarKind, Options, Resizable};
@@ -38,7 +38,7 @@ pub struct Shadow {
     image: Image,
     bars: Vec<Bar>,
     rom: Option<Span<Guest>>,
-    places: Places,
+    registers: CapabilityRegisters,
     msix: Option<MsixLayout>,
     shown: Vec<Shown>,
     remarks: Vec<String>,
@@ -46,9 +46,9 @@ pub struct Shadow {
 
 /// Offsets of the capabilities that affect the machine.
 #[derive(Debug, Clone, Copy, Default)]
-struct Places {
+struct CapabilityRegisters {
     power: Option<u16>,
-    msi: Option<MsiPlace>,
+    msi: Option<MsiRegisters>,
     msix: Option<u16>,
     /// Device control, if it can start a function-level reset.
     express_reset: Option<u16>,
@@ -60,7 +60,7 @@ struct Places {
 
 /// Registers of an MSI capability; its control register determines which exist.
 #[derive(Debug, Clone, Copy)]
-struct MsiPlace {
+struct MsiRegisters {
     control: u16,
     /// Two registers rather than one.
     is_64: bool,
@@ -85,7 +85,7 @@ pub struct Shown {
 
 /// State that a guest's writes have set, as far as it affects the machine.
 #[derive(PartialEq)]
-struct State {
+struct GuestState {
     decoded: Vec<(u8, Span<Guest>)>,
     command: u16,
     msi: Option<Msi>,
@@ -118,7 +118,7 @@ impl Shadow {
         let forward = self.image.write(offset, data);
         self.refuse_power_state(before.power);
         let after = self.state();
-        let bit = |of: &State, bit: u16| of.command & bit != 0;
+        let bit = |of: &GuestState, bit: u16| of.command & bit != 0;
         let changed = |mask: u16| (bit(&before, mask) != bit(&after, mask)).then(|| bit(&after, mask));
         let effects = Effects {
             decoding: before.decoded != after.decoded,
@@ -140,7 +140,7 @@ impl Shadow {
     /// Writes for the device when it is opened, and again after each of its resets: decode memory, no bus mastering, no
     /// requests past the caches.
     pub fn start(&self) -> Vec<Forward> {
-        let registers = [Some(COMMAND), self.places.device_control];
+        let registers = [Some(COMMAND), self.registers.device_control];
         registers.into_iter().flatten().map(|offset| self.image.hardware(offset, 2)).collect()
     }
 
@@ -177,13 +177,13 @@ impl Shadow {
 
     /// State of MSI-X, if the guest has it.
     pub fn msix_control(&self) -> Option<MsixControl> {
-        let control = self.image.get(self.places.msix?.saturating_add(2), 2);
+        let control = self.image.get(self.registers.msix?.saturating_add(2), 2);
         Some(MsixControl { enabled: control & 1 << 15 != 0, masked: control & 1 << 14 != 0 })
     }
 
     /// State of MSI, if the guest has it.
     pub fn msi(&self) -> Option<Msi> {
-        let place = self.places.msi?;
+        let place = self.registers.msi?;
         let control = self.image.get(place.control, 2);
         let wanted = 1u8.checked_shl(u32::try_from(control >> 4 & 7).ok()?).unwrap_or(u8::MAX);
         let address = self.image.get(place.control.saturating_add(2), if place.is_64 { 8 } else { 4 });
@@ -198,12 +198,12 @@ impl Shadow {
 
     /// Vectors that the function's MSI has, 1 to 32; `None` where the guest has no MSI.
     pub fn msi_vectors(&self) -> Option<u8> {
-        Some(self.places.msi?.vectors)
+        Some(self.registers.msi?.vectors)
     }
 
     /// Sets which MSI vectors are pending, for a function with masks; without masks there is nothing to see it in.
     pub fn set_msi_pending(&mut self, pending: u32) {
-        if let Some(mask) = self.places.msi.and_then(|place| place.mask) {
+        if let Some(mask) = self.registers.msi.and_then(|place| place.mask) {
             self.image.set(mask.saturating_add(4), &pending.to_le_bytes());
         }
     }
@@ -220,7 +220,7 @@ impl Shadow {
 
     /// Power state in the guest's view.
     pub fn power(&self) -> PowerState {
-        let state = self.places.power.map_or(0, |at| self.image.get(at.saturating_add(4), 1) & 3);
+        let state = self.registers.power.map_or(0, |at| self.image.get(at.saturating_add(4), 1) & 3);
         if state == 3 { PowerState::D3Hot } else { PowerState::D0 }
     }
 
@@ -238,8 +238,8 @@ impl Shadow {
         u16::try_from(self.image.get(COMMAND, 2)).unwrap_or_default()
     }
 
-    fn state(&self) -> State {
-        State {
+    fn state(&self) -> GuestState {
+        GuestState {
             decoded: self.decoded(),
             command: self.command(),
             msi: self.msi(),
@@ -250,7 +250,7 @@ impl Shadow {
 
     /// A state that the function does not have is not entered (PCI Express Base 6.0 §7.5.2.2).
     fn refuse_power_state(&mut self, before: PowerState) {
-        let Some(at) = self.places.power.map(|at| at.saturating_add(4)) else { return };
+        let Some(at) = self.registers.power.map(|at| at.saturating_add(4)) else { return };
         let register = self.image.get(at, 1);
         if matches!(register & 3, 1 | 2) {
             let state = if before == PowerState::D3Hot { 3 } else { 0 };
@@ -262,8 +262,8 @@ impl Shadow {
     fn asks_for_reset(&self, offset: u16, data: &[u8]) -> bool {
         let written = |at: u16| at.checked_sub(offset).and_then(|index| data.get(usize::from(index)));
         let has = |at: Option<u16>, bit: u8| at.and_then(written).is_some_and(|byte| byte & bit != 0);
-        has(self.places.express_reset.map(|at| at.saturating_add(1)), 1 << 7)
-            || has(self.places.advanced_reset, 1)
+        has(self.registers.express_reset.map(|at| at.saturating_add(1)), 1 << 7)
+            || has(self.registers.advanced_reset, 1)
     }
 }
 

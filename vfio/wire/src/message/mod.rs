@@ -18,7 +18,7 @@ pub use dma::{ByFile, DmaMap, DmaUnmap};
 pub use feature::{Feature, Migration};
 pub use irq::{IrqAction, IrqData, IrqInfo, SetIrqs};
 pub use region::{Area, MOST_AREAS, Query, RegionInfo, RegionReply};
-pub(crate) use version::SAID_FDS;
+pub(crate) use version::ANNOUNCED_FDS;
 pub use version::{Capabilities, Limits, MigrationPages, TwinSocket, Version};
 pub(crate) use wrong::MOST_VERSION_DATA;
 pub use wrong::Wrong;

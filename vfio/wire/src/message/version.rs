@@ -20,7 +20,7 @@ const LEAST_PAGE: u64 = 0x1000;
 
 /// Descriptors per message that we announce: QEMU and libvfio-user refuse a peer that announces more. We accept more,
 /// because one client does not check this limit.
-pub(crate) const SAID_FDS: u64 = 16;
+pub(crate) const ANNOUNCED_FDS: u64 = 16;
 
 /// `VERSION`, request or reply.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -57,7 +57,7 @@ fn more_descriptors_than_a_message_may_have_end_it() {
 }
 
 #[test]
-fn an_urgent_byte_is_one_like_others_with_its_descriptors() {
+fn an_urgent_byte_is_an_ordinary_one_with_its_descriptors() {
     let (peer, ours) = UnixStream::pair().unwrap();
     let bytes = message(1, b"body");
     let send = |bytes: &[u8], flags| {

@@ -36,7 +36,7 @@ const MAP: DmaMap = DmaMap {
 };
 
 #[test]
-fn a_client_learns_of_the_device_and_its_regions() {
+fn a_client_gets_the_device_and_its_regions() {
     let (mut client, server) = Toy::new().serve(BusyPoll::NONE);
     assert_eq!(client.device_info().unwrap(), DeviceInfo { resettable: true, regions: 9, irqs: 5 });
     let (registers, file) = client.region_info(0).unwrap();
@@ -310,7 +310,7 @@ fn a_client_that_breaks_the_handshake_costs_its_own_connection_only() {
 
 /// A client in use sends the eventfds of all vectors at once, whatever the handshake agreed on.
 #[test]
-fn seventeen_descriptors_and_more_are_taken_though_sixteen_are_said() {
+fn seventeen_descriptors_and_more_are_taken_though_sixteen_are_announced() {
     let (raw, theirs) = UnixStream::pair().unwrap();
     let server = std::thread::spawn(move || {
         let mut connection = Connection::new(theirs.into(), LIMIT, BusyPoll::NONE).unwrap();

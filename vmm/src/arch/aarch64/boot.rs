@@ -10,9 +10,9 @@ use linux_loader::loader::pe::PE;
 use rustix::rand::{GetRandomFlags, getrandom};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
+use super::boot_spans;
 use super::image::{self, Header};
 use super::layout::TREE;
-use super::rooms;
 use crate::arch::boot::{BootError, BootFiles, Initramfs, InitramfsRange};
 use crate::config::BootTables;
 use crate::firmware::Image;
@@ -42,10 +42,13 @@ pub fn load(
     let initramfs = files.initramfs.as_mut().map(Initramfs::new).transpose()?;
     let place = |size| {
         let end = kernel.end().get();
-        rooms::initramfs(plan, kernel, size).map_or(InitramfsRange { from: end, end, at: None }, |room| {
-            let from = room.start().get();
-            InitramfsRange { from, end: room.end().get(), at: Some(from) }
-        })
+        boot_spans::initramfs(plan, kernel, size).map_or(
+            InitramfsRange { from: end, end, at: None },
+            |span| {
+                let from = span.start().get();
+                InitramfsRange { from, end: span.end().get(), at: Some(from) }
+            },
+        )
     };
     let initrd = initramfs.map(|file| file.load(memory, place)).transpose()?;
     let chosen = Chosen {
@@ -98,9 +101,9 @@ fn inspect(file: &mut File) -> Result<Unloaded, BootError> {
 fn load_kernel(plan: &Plan, memory: &GuestMemoryMmap, file: &mut File) -> Result<Span<Guest>, BootError> {
     let Unloaded { header: Header { text_offset, size }, size: has } = inspect(file)?;
     let needed = text_offset.saturating_add(size.max(has));
-    let room = rooms::kernel(plan, needed);
-    let has = room.map_or(0, |room| room.size());
-    let Some(base) = room.filter(|_| needed <= has).map(|room| room.start()) else {
+    let free = boot_spans::kernel(plan, needed);
+    let has = free.map_or(0, |span| span.size());
+    let Some(base) = free.filter(|_| needed <= has).map(|span| span.start()) else {
         return Err(BootError::TooLarge { needed, has });
     };
     let loaded = PE::load(memory, Some(GuestAddress(base.get())), file, None).map_err(BootError::Load)?;

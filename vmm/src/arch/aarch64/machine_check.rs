@@ -52,7 +52,7 @@ pub const fn takes_exceptions(_vcpu: &VcpuFd) -> Result<bool, KvmError> {
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn give(vcpu: &VcpuFd, _check: &Check) -> Result<(), KvmError> {
+pub fn inject(vcpu: &VcpuFd, _check: &Check) -> Result<(), KvmError> {
     let mut events = kvm_vcpu_events::default();
     events.exception.ext_dabt_pending = 1;
     vcpu.set_vcpu_events(&events).map_err(|error| KvmError::call("KVM_SET_VCPU_EVENTS", error))

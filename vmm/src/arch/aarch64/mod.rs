@@ -2,6 +2,7 @@
 
 #[cfg(target_arch = "aarch64")]
 pub mod boot;
+pub mod boot_spans;
 #[cfg(target_arch = "aarch64")]
 mod gic;
 pub mod image;
@@ -10,7 +11,6 @@ pub mod interrupts;
 pub mod layout;
 #[cfg(target_arch = "aarch64")]
 pub mod machine_check;
-pub mod rooms;
 #[cfg(target_arch = "aarch64")]
 pub mod system_call;
 #[cfg(target_arch = "aarch64")]

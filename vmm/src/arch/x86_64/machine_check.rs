@@ -9,7 +9,7 @@ use egm_address::{Guest, Span};
 use kvm_bindings::{Msrs, kvm_msr_entry, kvm_x86_mce};
 use kvm_ioctls::VcpuFd;
 
-pub use self::ioctls::{give, setup, supported};
+pub use self::ioctls::{inject, setup, supported};
 use crate::kvm::KvmError;
 
 /// A report to a vCPU: one machine check.

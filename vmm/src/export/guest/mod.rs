@@ -2,7 +2,7 @@
 
 mod distances;
 mod notes;
-mod place;
+mod placement;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub(crate) struct Guest {
     /// Its devices; slices that are devices are the last.
     pub(crate) devices: Vec<Placed>,
     /// Memory, ordinary nodes first.
-    pub(crate) memory: Vec<Memory>,
+    pub(crate) memory: Vec<MemoryPiece>,
     /// NUMA nodes by ascending id: those written, then eight for each coherent GPU.
     pub(crate) nodes: Vec<NumaNode>,
     /// `distances[i][j]` from `nodes[i]` to `nodes[j]`; `None` where the configuration has none.
@@ -52,7 +52,7 @@ pub(crate) struct Placed {
 
 /// A piece of guest memory, all of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Memory {
+pub(crate) struct MemoryPiece {
     /// Name for messages and the monitor: `node0`, `egm0`.
     pub id: String,
     pub node: u32,
@@ -109,7 +109,7 @@ pub(crate) enum GuestError {
     },
     /// The region is too small, or this machine's other slices fill it.
     #[error("egm[{index}]: no place")]
-    NoPlace {
+    NoPlacement {
         /// Index of the slice.
         index: usize,
         source: Box<PlacementError>,
@@ -133,7 +133,7 @@ impl Report for GuestError {
                  \"egm-vmm facts > facts.json\" and name the file with --facts; only egm-vmm and the\n\
                  broker make files of fsdax slices, so another monitor takes them from \"egm-device serve\"",
             ),
-            Self::NoPlace { .. } => Blame::Host.help("ask for less, or for a list of regions"),
+            Self::NoPlacement { .. } => Blame::Host.help("ask for less, or for a list of regions"),
             Self::Nodes { .. } => Blame::Configuration.help("pass fewer GPUs"),
             Self::Sockets(error) => error.remedy(),
             Self::Device { .. } => Blame::Host.help("rename the device"),
@@ -195,12 +195,12 @@ impl Guest {
                 self.notes.push(self.serve(slice, &id));
                 continue;
             }
-            let (source, region) = place::source(index, slice, survey, &mut taken)?;
+            let (source, region) = placement::source(index, slice, survey, &mut taken)?;
             if let (Source::File { offset, .. }, Some(region)) = (&source, region) {
                 homes.entry(region.name.clone()).or_insert(slice.node);
-                self.notes.extend(place::notes(&id, region, *offset, slice.size.get()));
+                self.notes.extend(placement::notes(&id, region, *offset, slice.size.get()));
             }
-            self.memory.push(Memory { id, node: slice.node, size: slice.size.get(), source });
+            self.memory.push(MemoryPiece { id, node: slice.node, size: slice.size.get(), source });
         }
         Ok(homes)
     }
@@ -278,9 +278,9 @@ const fn function(kind: &DeviceKind) -> Option<PciAddress> {
     }
 }
 
-fn ordinary(machine: &Spec) -> Vec<Memory> {
+fn ordinary(machine: &Spec) -> Vec<MemoryPiece> {
     let nodes = machine.memory.nodes.iter().filter(|node| node.size.get() > 0);
-    let memory = nodes.map(|node| Memory {
+    let memory = nodes.map(|node| MemoryPiece {
         id: format!("node{}", node.id),
         node: node.id,
         size: node.size.get(),

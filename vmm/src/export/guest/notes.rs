@@ -1,6 +1,6 @@
 //! Notes: settings of a machine that no monitor here gets, and steps before it starts.
 
-use egm_config::{BarPlaces, Clique, Device, DeviceKind, EgmSlice, PciTopology, Spec};
+use egm_config::{BarPlacements, Clique, Device, DeviceKind, EgmSlice, PciTopology, Spec};
 
 use super::{Guest, function};
 use crate::export::command::quoted;
@@ -76,7 +76,7 @@ pub(super) fn unsaid(machine: &Spec) -> Vec<String> {
     }
     for device in &machine.devices {
         let DeviceKind::Vfio { bars, p2p, .. } = &device.kind else { continue };
-        if *bars != BarPlaces::Guest {
+        if *bars != BarPlacements::Guest {
             notes.push(format!("{}: \"bars\" is left out, the guest's firmware places them", device.id));
         }
         if !p2p {

@@ -6,7 +6,7 @@ use std::path::Path;
 use egm_config::{Architecture, Console, DeviceKind, VfioBackend};
 
 use super::{Libvirt, Override, Xml, empty, text};
-use crate::export::guest::{Memory, Placed, Source};
+use crate::export::guest::{MemoryPiece, Placed, Source};
 use crate::export::words;
 
 const MIB: u64 = 1 << 20;
@@ -205,7 +205,7 @@ impl Libvirt<'_> {
     }
 
     /// One element for each GPU, which NVIDIA's libvirt adds up: to the cell's size, so the last has the rest.
-    fn egm(&self, xml: &mut Xml, memory: &Memory) -> io::Result<()> {
+    fn egm(&self, xml: &mut Xml, memory: &MemoryPiece) -> io::Result<()> {
         let Source::File { path, .. } = &memory.source else { return Ok(()) };
         let gpus: Vec<&Placed> = self
             .guest

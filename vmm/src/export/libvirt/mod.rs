@@ -12,7 +12,7 @@ use quick_xml::Writer;
 use quick_xml::events::BytesText;
 
 use super::figures::figures;
-use super::guest::{Guest, Memory, NumaNode, Source};
+use super::guest::{Guest, MemoryPiece, NumaNode, Source};
 use super::{Export, ExportError, Options, Output, qemu, words};
 
 const MIB: u64 = 1 << 20;
@@ -141,12 +141,12 @@ impl Libvirt<'_> {
     }
 
     /// Memory that stock libvirt cannot put behind a cell is a DIMM of the node.
-    fn is_dimm(&self, memory: &Memory) -> bool {
+    fn is_dimm(&self, memory: &MemoryPiece) -> bool {
         matches!(memory.source, Source::File { .. }) && !self.is_egm(memory)
     }
 
     /// Memory that NVIDIA's libvirt has an element for.
-    fn is_egm(&self, memory: &Memory) -> bool {
+    fn is_egm(&self, memory: &MemoryPiece) -> bool {
         let file = matches!(memory.source, Source::File { .. });
         let near = |placed: &crate::export::guest::Placed| {
             placed.near == Some(memory.node) && placed.initiators.is_some()
@@ -157,8 +157,8 @@ impl Libvirt<'_> {
     fn memory(&mut self, xml: &mut Xml) -> io::Result<()> {
         let guest = self.guest;
         let bytes =
-            |of: &dyn Fn(&&Memory) -> bool| guest.memory.iter().filter(of).map(|m| m.size).sum::<u64>();
-        let dimms: Vec<&Memory> = guest.memory.iter().filter(|memory| self.is_dimm(memory)).collect();
+            |of: &dyn Fn(&&MemoryPiece) -> bool| guest.memory.iter().filter(of).map(|m| m.size).sum::<u64>();
+        let dimms: Vec<&MemoryPiece> = guest.memory.iter().filter(|memory| self.is_dimm(memory)).collect();
         let unit = ("unit", "MiB");
         text(xml, "memory", &[unit], &(bytes(&|memory| !self.is_dimm(memory)) / MIB).to_string())?;
         if !dimms.is_empty() {
@@ -188,7 +188,7 @@ impl Libvirt<'_> {
 
     fn backing(&self, xml: &mut Xml) -> io::Result<()> {
         let guest = self.guest;
-        let pages = |memory: &Memory| match &memory.source {
+        let pages = |memory: &MemoryPiece| match &memory.source {
             Source::Own { page_size, .. } => page_size.hugetlb().map(|_| (*page_size, memory.node)),
             Source::File { .. } => None,
         };

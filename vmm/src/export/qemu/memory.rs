@@ -4,13 +4,13 @@ use egm_address::CpuSet;
 
 use super::{Qemu, value};
 use crate::export::figures::{Figure, figures};
-use crate::export::guest::{Guest, Memory, NumaNode, Source};
+use crate::export::guest::{Guest, MemoryPiece, NumaNode, Source};
 
 const MIB: u64 = 1 << 20;
 
 /// The option that makes `memory` an object.
-pub(crate) fn backend(memory: &Memory) -> String {
-    let Memory { id, size, source, .. } = memory;
+pub(crate) fn backend(memory: &MemoryPiece) -> String {
+    let MemoryPiece { id, size, source, .. } = memory;
     match source {
         Source::Own { page_size, host_nodes, prefault } => {
             let pages = page_size

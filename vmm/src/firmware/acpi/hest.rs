@@ -11,7 +11,7 @@ use egm_address::{Gpa, Guest, Span};
 
 use super::{bytes, reserved, table};
 use crate::firmware::ERROR_SECTIONS;
-use crate::firmware::room::Room;
+use crate::firmware::buffer::WindowBuffer;
 
 const REVISION: u8 = 1;
 /// Type of a generic hardware error source (clause 18.3.2.7), and its length.
@@ -24,16 +24,16 @@ const NOTIFICATION_LENGTH: u8 = 28;
 /// Bytes of the error block.
 const BLOCK: u32 = 4096;
 
-/// The error block in the room, and the table that leads to it.
+/// The error block in the buffer, and the table that leads to it.
 pub(super) struct Errors {
     pub(super) table: Vec<u8>,
     pub(super) block: Option<Span<Guest>>,
 }
 
-/// Puts the error block into the room.
-pub(super) fn place(room: &mut Room) -> Errors {
-    let block = room.place(&[0; BLOCK as usize]);
-    let address = room.place(&block.get().to_le_bytes());
+/// Puts the error block into the buffer.
+pub(super) fn place(buffer: &mut WindowBuffer) -> Errors {
+    let block = buffer.place(&[0; BLOCK as usize]);
+    let address = buffer.place(&block.get().to_le_bytes());
     Errors { table: hest(address), block: Span::new(block, BLOCK.into()).ok() }
 }
 

@@ -35,7 +35,7 @@ use acpi_tables::{Aml, AmlSink};
 use egm_address::{Gpa, Guest, Span};
 
 use super::FirmwareError;
-use super::room::Room;
+use super::buffer::WindowBuffer;
 use crate::config::{Architecture, MAX_NODES, MAX_VCPUS};
 use crate::plan::{ERRORS, Plan};
 
@@ -45,22 +45,22 @@ const OEM_REVISION: u32 = 1;
 
 /// Places of tables that others need.
 pub(super) struct Roots {
-    /// The root pointer, at the start of the room.
+    /// The root pointer, at the start of the buffer.
     pub(super) rsdp: Gpa,
     /// The error block, if any.
     pub(super) errors: Option<Span<Guest>>,
 }
 
-/// Puts the tables of a plan into an empty room.
-pub(super) fn place(plan: &Plan, room: &mut Room) -> Result<Roots, FirmwareError> {
+/// Puts the tables of a plan into an empty buffer.
+pub(super) fn place(plan: &Plan, buffer: &mut WindowBuffer) -> Result<Roots, FirmwareError> {
     if usize::try_from(MAX_VCPUS).is_ok_and(|most| plan.vcpus.len() > most) {
         return Err(FirmwareError::Vcpus(plan.vcpus.len()));
     }
     if let Some(node) = plan.nodes.iter().find(|n| n.id >= MAX_NODES) {
         return Err(FirmwareError::Node(node.id));
     }
-    let rsdp = room.place(&vec![0; Rsdp::len()]);
-    let dsdt = room.table(&dsdt::dsdt(plan)?);
+    let rsdp = buffer.place(&vec![0; Rsdp::len()]);
+    let dsdt = buffer.table(&dsdt::dsdt(plan)?);
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     let common = [
         Some(fadt::fadt(plan, dsdt)?),
@@ -76,13 +76,13 @@ pub(super) fn place(plan: &Plan, room: &mut Room) -> Result<Roots, FirmwareError
             vec![Some(gtdt::gtdt()), spcr::spcr(plan)?, Some(iort::iort()), Some(pptt::pptt(plan))]
         }
     };
-    let errors = plan.line(ERRORS).map(|_| hest::place(room));
+    let errors = plan.line(ERRORS).map(|_| hest::place(buffer));
     let block = errors.as_ref().and_then(|errors| errors.block);
     for table in common.into_iter().chain(own).flatten().chain(errors.map(|errors| errors.table)) {
-        xsdt.add_entry(room.table(&table).get());
+        xsdt.add_entry(buffer.table(&table).get());
     }
-    let xsdt = room.table(&bytes(&xsdt));
-    room.begin_with(&bytes(&Rsdp::new(OEM_ID, xsdt.get())));
+    let xsdt = buffer.table(&bytes(&xsdt));
+    buffer.begin_with(&bytes(&Rsdp::new(OEM_ID, xsdt.get())));
     Ok(Roots { rsdp, errors: block })
 }
 

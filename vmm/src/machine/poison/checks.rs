@@ -11,8 +11,8 @@ use egm_device::poison::GuestFault;
 use kvm_ioctls::VcpuFd;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::places::Places;
-use crate::arch::native::machine_check::{Check, Reporter, give, is_exception, takes_exceptions};
+use super::mapped::MappedMemory;
+use crate::arch::native::machine_check::{Check, Reporter, inject, is_exception, takes_exceptions};
 use crate::error::Chain;
 use crate::eventfd;
 use crate::kvm::KvmError;
@@ -21,7 +21,7 @@ use crate::machine::exit::ExitReason;
 
 /// Machine checks that report bad memory to the guest.
 pub(in crate::machine) struct MachineChecks {
-    pub(super) places: Places,
+    pub(super) memory: MappedMemory,
     /// `None` where KVM has no machine checks.
     pub(super) reporter: Option<Reporter>,
     /// One for each vCPU.
@@ -51,9 +51,13 @@ impl Inbox {
 }
 
 impl MachineChecks {
-    pub(super) fn new(places: Places, reporter: Option<Reporter>, vcpus: usize) -> std::io::Result<Self> {
+    pub(super) fn new(
+        memory: MappedMemory,
+        reporter: Option<Reporter>,
+        vcpus: usize,
+    ) -> std::io::Result<Self> {
         let boxes = std::iter::repeat_with(Inbox::default).take(vcpus).collect();
-        Ok(Self { places, reporter, boxes, wake: eventfd::new()? })
+        Ok(Self { memory, reporter, boxes, wake: eventfd::new()? })
     }
 
     /// Whether checks wait for vCPU `index`.
@@ -77,11 +81,11 @@ impl MachineChecks {
         &self,
         index: u32,
         vcpu: &VcpuFd,
-        met: GuestFault,
+        fault: GuestFault,
     ) -> Option<ExitReason> {
         let end = |what| Some(ExitReason::BadMemory { vcpu: index, what });
-        let Some(bad) = self.places.of_met(met) else {
-            return end(format!("it is at {:#x} of the VMM and not the guest's", met.address));
+        let Some(bad) = self.memory.of_fault(fault) else {
+            return end(format!("it is at {:#x} of the VMM and not the guest's", fault.address));
         };
         let at = bad.start();
         let Some(reporter) = self.reporter else {
@@ -89,7 +93,7 @@ impl MachineChecks {
                 "guest address {at:#x}; this host's KVM has no machine checks to report it with"
             ));
         };
-        if let Err(error) = give(vcpu, &reporter.consumed(bad)) {
+        if let Err(error) = inject(vcpu, &reporter.consumed(bad)) {
             return end(format!("guest address {at:#x}; cannot report it to the guest: {}", Chain(&error)));
         }
         self.report_to_others(reporter, index);
@@ -106,7 +110,7 @@ impl MachineChecks {
             if is_exception(check) && !takes_exceptions(vcpu)? {
                 return Ok(());
             }
-            give(vcpu, check)
+            inject(vcpu, check)
         };
         let delivered = self.inbox(index)?.take().iter().try_for_each(deliver);
         delivered.err().map(|error| ExitReason::BadMemory { vcpu: index, what: Chain(&error).to_string() })
@@ -135,7 +139,7 @@ mod tests {
     fn what_is_found_is_reported_to_the_first_vcpu_and_its_presence_to_the_others_where_they_need_it() {
         let bad = Span::new(Gpa::new(0x1000), 0x1000).unwrap();
         for reporter in Reporter::ALL {
-            let checks = MachineChecks::new(Places::default(), Some(*reporter), 3).unwrap();
+            let checks = MachineChecks::new(MappedMemory::default(), Some(*reporter), 3).unwrap();
             assert_eq!(checks.found(bad), reporter.found(bad).is_some());
             let delivered: Vec<_> = checks.boxes.iter().map(Inbox::take).collect();
             let others: Vec<_> = reporter.found(bad).and_then(|_| reporter.of_others()).into_iter().collect();
@@ -147,7 +151,7 @@ mod tests {
 
     #[test]
     fn without_machine_checks_no_vcpu_gets_a_report() {
-        let checks = MachineChecks::new(Places::default(), None, 1).unwrap();
+        let checks = MachineChecks::new(MappedMemory::default(), None, 1).unwrap();
         assert!(!checks.found(Span::new(Gpa::new(0x1000), 0x1000).unwrap()));
         assert!(!checks.wait_for(0));
     }

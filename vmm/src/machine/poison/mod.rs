@@ -11,7 +11,7 @@
 mod again;
 mod checks;
 mod errors;
-mod places;
+mod mapped;
 mod record;
 
 use std::io;
@@ -30,7 +30,7 @@ use vmm_sys_util::timerfd::TimerFd;
 use self::again::Again;
 pub(super) use self::checks::MachineChecks;
 pub(super) use self::errors::{ErrorBlock, Interrupt};
-use self::places::{MappedPiece, Places};
+use self::mapped::{MappedMemory, MappedPiece};
 use crate::api::{Journal, MachineEvent};
 use crate::arch::native::machine_check::Reporter;
 use crate::error::Chain;
@@ -121,7 +121,7 @@ impl Poison {
             Memory::new(&backing.id, leases.get(&backing.id), device.map(|device| &device.function))
         };
         let memories: Vec<_> = plan.backings.iter().map(memory).collect();
-        let mut places = Vec::new();
+        let mut pieces = Vec::new();
         for piece in &ram.pieces {
             let Some(memory) = memories.get(piece.backing) else { continue };
             let at = Offset::new(memory.start().saturating_add(piece.offset));
@@ -130,9 +130,9 @@ impl Poison {
             let spans = Span::new(piece.gpa, size).ok().zip(Span::new(at, size).ok());
             let Some((guest, bytes)) = spans else { continue };
             watch.add(&memory.name, at, &piece.mapping);
-            places.push(MappedPiece { host, guest, memory: piece.backing, bytes });
+            pieces.push(MappedPiece { host, guest, memory: piece.backing, bytes });
         }
-        let checks = Arc::new(MachineChecks::new(Places(places), reporter, plan.vcpus.len())?);
+        let checks = Arc::new(MachineChecks::new(MappedMemory(pieces), reporter, plan.vcpus.len())?);
         let mut timer = TimerFd::new().map_err(io::Error::from)?;
         if memories.iter().any(|memory| memory.growth.is_some()) {
             timer.reset(LOOK, Some(LOOK)).map_err(io::Error::from)?;
@@ -198,7 +198,7 @@ impl Poison {
             let Some(span) = bytes.and_then(|bytes| bytes.intersection(event.span)) else { continue };
             let new = SpanSet::from_iter([span]).minus(&memory.bad);
             memory.bad = memory.bad.iter().chain([span]).collect();
-            let guest = |bad| self.checks.places.of_bytes(number, bad);
+            let guest = |bad| self.checks.memory.of_bytes(number, bad);
             let block_is_bad =
                 |block: &mut ErrorBlock| new.iter().flat_map(guest).any(|bad| block.is_on(bad));
             let _ = self.errors.take_if(block_is_bad); // else the VMM itself would read the bad page
@@ -228,7 +228,7 @@ impl Memory {
             line.push_str(&format!(" of region \"{}\"", slice.region().name));
         }
         let (mut reported, mut unreported) = (cause == Cause::Consumed, false);
-        for guest in checks.places.of_bytes(number, bad) {
+        for guest in checks.memory.of_bytes(number, bad) {
             line.push_str(&format!(", guest address {:#x}", guest.start()));
             if cause != Cause::Consumed {
                 let accepted =
@@ -296,7 +296,7 @@ mod tests {
         let journal = Journal::opened();
         let mut poison = Poison {
             watch: PoisonWatch::new().unwrap(),
-            checks: Arc::new(MachineChecks::new(Places(Vec::new()), None, 0).unwrap()),
+            checks: Arc::new(MachineChecks::new(MappedMemory(Vec::new()), None, 0).unwrap()),
             errors: None,
             again: Again::new().unwrap(),
             memories: vec![Memory::new("node0", None, None)],

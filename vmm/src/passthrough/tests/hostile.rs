@@ -24,7 +24,7 @@ const CONFIG: u32 = 7;
 
 /// A server's report of a region.
 #[derive(Debug, Clone)]
-struct Said {
+struct RegionReport {
     size: u64,
     offset: u64,
     mmap: bool,
@@ -38,7 +38,7 @@ struct Said {
 struct Script {
     regions: u32,
     irqs: u32,
-    said: Vec<Said>,
+    reports: Vec<RegionReport>,
     /// Vectors, whether by eventfd, whether none can be added.
     vectors: Vec<(u32, bool, bool)>,
     config: Vec<u8>,
@@ -57,16 +57,11 @@ fn number() -> impl Strategy<Value = u64> {
     ]
 }
 
-fn said() -> impl Strategy<Value = Said> {
+fn region_report() -> impl Strategy<Value = RegionReport> {
     let areas = prop::collection::vec((number(), number()), 0..3);
     let offset = prop_oneof![3 => Just(0), 1 => number()];
-    (number(), offset, any::<bool>(), areas, 0..5usize).prop_map(|(size, offset, mmap, areas, file)| Said {
-        size,
-        offset,
-        mmap,
-        areas,
-        file,
-    })
+    (number(), offset, any::<bool>(), areas, 0..5usize)
+        .prop_map(|(size, offset, mmap, areas, file)| RegionReport { size, offset, mmap, areas, file })
 }
 
 /// That of a card with a few bytes changed, or any.
@@ -89,12 +84,12 @@ fn script() -> impl Strategy<Value = Script> {
     let indices = (prop_oneof![3 => Just((9, 5)), 1 => (0..300u32, 0..300u32)]).boxed();
     let errors = prop::collection::vec(prop::option::weighted(0.1, any::<u8>()), 1..20);
     let life = prop_oneof![0..60u32, 60..2000u32];
-    let lists = (prop::collection::vec(said(), 9), prop::collection::vec(vectors, 5));
+    let lists = (prop::collection::vec(region_report(), 9), prop::collection::vec(vectors, 5));
     (indices, lists, config(), errors, life).prop_map(
-        |((regions, irqs), (said, vectors), config, errors, life)| Script {
+        |((regions, irqs), (reports, vectors), config, errors, life)| Script {
             regions,
             irqs,
-            said,
+            reports,
             vectors,
             config,
             errors,
@@ -144,7 +139,7 @@ impl Device for Hostile {
         DeviceInfo { resettable: true, regions: self.script.regions, irqs: self.script.irqs }
     }
     fn region(&self, index: u32) -> (RegionInfo, Option<BorrowedFd<'_>>) {
-        let Some(said) = self.script.said.get(index as usize) else {
+        let Some(report) = self.script.reports.get(index as usize) else {
             return (RegionInfo { index, ..RegionInfo::default() }, None);
         };
         if index == CONFIG {
@@ -153,11 +148,18 @@ impl Device for Hostile {
                 None,
             );
         }
-        let size = said.size;
-        let areas = said.areas.iter().map(|&(offset, size)| Area { offset, size }).collect();
-        let info =
-            RegionInfo { index, size, offset: said.offset, read: true, write: true, mmap: said.mmap, areas };
-        (info, self.files.get(said.file).map(AsFd::as_fd))
+        let size = report.size;
+        let areas = report.areas.iter().map(|&(offset, size)| Area { offset, size }).collect();
+        let info = RegionInfo {
+            index,
+            size,
+            offset: report.offset,
+            read: true,
+            write: true,
+            mmap: report.mmap,
+            areas,
+        };
+        (info, self.files.get(report.file).map(AsFd::as_fd))
     }
     fn irq(&self, index: u32) -> IrqInfo {
         let known = self.script.vectors.get(index as usize).copied();
@@ -286,15 +288,15 @@ proptest! {
 
 /// One of which BARs 0 to 2 of 64 bits, as many as `bars`, have `areas` that can be mapped.
 fn honest(bars: usize, areas: &[(u64, u64)]) -> Script {
-    let none = Said { size: 0, offset: 0, mmap: true, areas: Vec::new(), file: 0 };
-    let mut said = vec![none; 9];
+    let none = RegionReport { size: 0, offset: 0, mmap: true, areas: Vec::new(), file: 0 };
+    let mut reports = vec![none; 9];
     let mut config = space();
     for bar in 0..bars {
-        (said[2 * bar].size, said[2 * bar].areas) = (1 << 24, areas.to_vec());
+        (reports[2 * bar].size, reports[2 * bar].areas) = (1 << 24, areas.to_vec());
         put(&mut config, 0x10 + 8 * u16::try_from(bar).unwrap(), &[0xc]);
     }
     let vectors = vec![(1, true, false); 5];
-    Script { regions: 9, irqs: 5, said, vectors, config, errors: vec![None], life: u32::MAX }
+    Script { regions: 9, irqs: 5, reports, vectors, config, errors: vec![None], life: u32::MAX }
 }
 
 /// What the property tries comes through often enough to mean something.

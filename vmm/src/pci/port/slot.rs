@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_whose_power_the_guest_cuts_stays_and_is_reset_before_it_answers_again() {
+    fn a_function_that_the_guest_powers_off_stays_and_is_reset_before_it_answers_again() {
         let mut slot = Slot::new(true);
         slot.change(Change::Control(OFF));
         assert!(!slot.change(Change::Control(ON)).link, "its old state would show");

@@ -4,7 +4,7 @@ use egm_address::{Gpa, PciAddress};
 use egm_device::device::registers;
 use egm_vfio::host::{HostBar, HostBarKind, HostFunction};
 
-use crate::config::{BarPlace, BarPlaces, Device, DeviceKind, FixedBar, Spec};
+use crate::config::{BarPlacement, BarPlacements, Device, DeviceKind, FixedBar, Spec};
 use crate::facts::Facts;
 use crate::plan::demand::near::guest_node;
 use crate::plan::demand::regions::Source;
@@ -159,19 +159,19 @@ pub(in crate::plan) fn bars(device: &Device, host: &[HostBar]) -> Result<Vec<Bar
 /// Sets the addresses in `bars` that the configuration fixes.
 fn fix(
     device: &Device,
-    places: &BarPlaces,
+    places: &BarPlacements,
     host: &[HostBar],
     bars: &mut [BarDemand],
 ) -> Result<(), PlanError> {
     let start = |index: u8| host.iter().find(|bar| bar.index == index).map_or(0, |bar| bar.start);
     let high = |bar: &BarDemand| bar.kind == BarKind::Memory64Prefetchable;
     let all: Vec<FixedBar> = match places {
-        BarPlaces::Guest => Vec::new(),
-        BarPlaces::Host => {
+        BarPlacements::Guest => Vec::new(),
+        BarPlacements::Host => {
             let high = bars.iter().filter(|bar| high(bar));
-            high.map(|bar| FixedBar { index: bar.index, place: BarPlace::Host }).collect()
+            high.map(|bar| FixedBar { index: bar.index, place: BarPlacement::Host }).collect()
         }
-        BarPlaces::Each(places) => places.clone(),
+        BarPlacements::Each(places) => places.clone(),
     };
     for FixedBar { index, place } in all {
         let wrong = |why| PlanError::from(AssignedRule::FixedBar { device: device.id.clone(), index, why });
@@ -183,9 +183,9 @@ fn fix(
             ));
         }
         let at = match place {
-            BarPlace::At(at) => at,
-            BarPlace::Host if start(index) == 0 => return Err(wrong("the host gave it no address")),
-            BarPlace::Host => Gpa::new(start(index)),
+            BarPlacement::At(at) => at,
+            BarPlacement::Host if start(index) == 0 => return Err(wrong("the host gave it no address")),
+            BarPlacement::Host => Gpa::new(start(index)),
         };
         if !at.is_aligned(bar.size.max(PAGE)) {
             return Err(wrong("its address is not a multiple of its size"));

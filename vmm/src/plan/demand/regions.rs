@@ -11,7 +11,7 @@ use egm_device::trust::{self, Conflict, Holding, Party};
 
 use crate::config::{DeviceKind, EgmSlice, GUEST_MEMFD, LOCAL, PageSize, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion, Trust};
-use crate::plan::{NoPlace, PlanError};
+use crate::plan::{NoPlacement, PlanError};
 
 /// A GPU and a hypervisor both map memory best in pieces of this size.
 const HUGE_PAGE: u64 = 1 << 30;
@@ -48,7 +48,7 @@ pub(super) fn choose(spec: &Spec, facts: &Facts) -> Result<Vec<Source>, PlanErro
 }
 
 fn one(index: usize, slice: &EgmSlice, spec: &Spec, hosts: &mut [HostRegion]) -> Result<Source, PlanError> {
-    let mut tried: Vec<(String, NoPlace)> = Vec::new();
+    let mut tried: Vec<(String, NoPlacement)> = Vec::new();
     for wanted in &slice.regions {
         match source(wanted, slice, spec, hosts) {
             Ok(mut source) => {
@@ -60,18 +60,23 @@ fn one(index: usize, slice: &EgmSlice, spec: &Spec, hosts: &mut [HostRegion]) ->
         }
     }
     Err(match tried.as_slice() {
-        [(region, NoPlace::Unknown)] => {
+        [(region, NoPlacement::Unknown)] => {
             let known = hosts.iter().map(|host| host.region.name.clone()).collect();
             let kinds = hosts.iter().map(|host| host.region.kind.word()).collect();
             PlanError::Region { slice: index, region: region.clone(), known, kinds }
         }
-        _ => PlanError::NoPlace { slice: index, tried },
+        _ => PlanError::NoPlacement { slice: index, tried },
     })
 }
 
 /// Lowest span in the first region named `wanted`, or of that kind, that has one: at offset 0 if a GPU of the machine
 /// uses the region as EGM, since the GPU counts from there; else aligned for huge mappings; else anywhere.
-fn source(wanted: &str, slice: &EgmSlice, spec: &Spec, hosts: &mut [HostRegion]) -> Result<Source, NoPlace> {
+fn source(
+    wanted: &str,
+    slice: &EgmSlice,
+    spec: &Spec,
+    hosts: &mut [HostRegion],
+) -> Result<Source, NoPlacement> {
     if wanted == LOCAL || wanted == "memfd" {
         return Ok(Source::own(false, slice.page_size));
     }
@@ -88,7 +93,7 @@ fn source(wanted: &str, slice: &EgmSlice, spec: &Spec, hosts: &mut [HostRegion])
     let mut first = None;
     for host in hosts.iter_mut().filter(|host| host.region.name == wanted || offers(host, wanted, slice)) {
         if let Err(conflict) = check_trust(spec, host, &[]) {
-            first.get_or_insert(NoPlace::Exclusive(conflict));
+            first.get_or_insert(NoPlacement::Exclusive(conflict));
             continue;
         }
         let busy = host.held.iter().map(|held| held.span).collect();
@@ -114,11 +119,11 @@ fn source(wanted: &str, slice: &EgmSlice, spec: &Spec, hosts: &mut [HostRegion])
                 });
             }
             Err(short) => {
-                first.get_or_insert_with(|| NoPlace::Short { short, held: host.held.clone() });
+                first.get_or_insert_with(|| NoPlacement::Short { short, held: host.held.clone() });
             }
         }
     }
-    Err(first.unwrap_or(NoPlace::Unknown))
+    Err(first.unwrap_or(NoPlacement::Unknown))
 }
 
 /// Whether a host function of the machine uses `region` as EGM.
@@ -139,13 +144,13 @@ impl Source {
 }
 
 /// Memory of the machine's own VM. No ledger records it: no other machine can take it, and it ends with the VM.
-fn guest_memfd(slice: &EgmSlice, hosts: &[HostRegion]) -> Result<Source, NoPlace> {
+fn guest_memfd(slice: &EgmSlice, hosts: &[HostRegion]) -> Result<Source, NoPlacement> {
     let chosen = [(slice.page_size.is_hugetlb(), "page_size"), (slice.host_nodes.is_some(), "host_nodes")];
     if let Some((_, key)) = chosen.into_iter().find(|(chosen, _)| *chosen) {
-        return Err(NoPlace::NoChoice { key });
+        return Err(NoPlacement::NoChoice { key });
     }
     if !hosts.iter().any(|host| host.region.kind == RegionKind::GuestMemfd) {
-        return Err(NoPlace::NoGuestMemfd);
+        return Err(NoPlacement::NoGuestMemfd);
     }
     Ok(Source::own(true, PageSize::Size4K))
 }
@@ -240,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_lost_is_said_of_a_kind_and_of_a_region_of_that_kind() {
+    fn losses_are_reported_of_a_kind_and_of_a_region_of_that_kind() {
         let region = Region {
             name: "dax0.0".into(),
             kind: RegionKind::Devdax {

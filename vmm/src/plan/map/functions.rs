@@ -3,7 +3,7 @@
 use egm_address::PciAddress;
 
 use crate::plan::demand::devices::DeviceDemand;
-use crate::plan::map::place::{Placed, Places};
+use crate::plan::map::placement::{Placed, Placements};
 use crate::plan::map::tree::{Node, Port, ROOT, Tree, What};
 use crate::plan::{BridgePlan, ExpanderPlan, FunctionPlan, FunctionRole, PlanError};
 
@@ -53,7 +53,7 @@ pub(super) fn functions(
         };
         let mut function = function(above.secondary, place, role)?;
         if let What::Device(index) = node.what {
-            let bars = |places: &Places| places.bars.get(index).cloned().unwrap_or_default();
+            let bars = |places: &Placements| places.bars.get(index).cloned().unwrap_or_default();
             function.bars = [bars(&placed.low), bars(&placed.high)].concat();
             function.bars.sort_by_key(|bar| bar.index);
             function.msix_vectors = devices.get(index).map_or(0, |one| one.msix_vectors);

@@ -52,7 +52,7 @@ impl RootPin {
 pub(super) fn lines(all: &[FunctionPlan], intx: Option<IntxLines>) -> impl Iterator<Item = LinePlan> {
     let assigned = all.iter().filter_map(|function| match &function.role {
         FunctionRole::Endpoint { device: Device { kind: DeviceKind::Egm { .. }, .. }, .. } => None,
-        FunctionRole::Endpoint { device, .. } if device.kind.is_passed() => {
+        FunctionRole::Endpoint { device, .. } if device.kind.is_assigned() => {
             Some((function.address, intx_owner(&device.id)))
         }
         _ => None,

@@ -17,7 +17,7 @@ use crate::plan::{MemoryKind, MemoryPlan, PlanError};
 
 const LARGE_PAGE: u64 = 2 << 20;
 
-pub(super) struct Memory {
+pub(super) struct PlacedMemory {
     /// Guest RAM, ascending and disjoint.
     pub(super) pieces: Vec<MemoryPlan>,
     /// Notes on good memory that slices lose beside retired pages.
@@ -31,7 +31,7 @@ struct PlacedSlice {
 }
 
 /// The memory of the machine; `space.top` is above it afterwards.
-pub(super) fn plan(demand: &Demand<'_>, space: &mut Space) -> Result<Memory, PlanError> {
+pub(super) fn plan(demand: &Demand<'_>, space: &mut Space) -> Result<PlacedMemory, PlanError> {
     let spec = demand.spec;
     check_first(spec, space.layout)?;
     let mut pieces = Vec::new();
@@ -69,7 +69,7 @@ pub(super) fn plan(demand: &Demand<'_>, space: &mut Space) -> Result<Memory, Pla
     let rest = without_retired(&slices, pieces.len(), space.layout);
     pieces.extend(rest.pieces);
     pieces.sort_by_key(|piece| piece.span);
-    Ok(Memory { pieces: without_hole(pieces, space.layout.ram_hole), notes: rest.notes })
+    Ok(PlacedMemory { pieces: without_hole(pieces, space.layout.ram_hole), notes: rest.notes })
 }
 
 /// Checks that the first node with memory has room for the guest's tables.

@@ -16,7 +16,7 @@ mod functions;
 pub(super) mod intx;
 mod memory;
 pub(super) mod nodes;
-pub(super) mod place;
+pub(super) mod placement;
 mod retired;
 mod space;
 mod tree;
@@ -25,7 +25,7 @@ mod windows;
 use self::functions::Functions;
 use self::memory::Memory;
 use self::nodes::Numa;
-use self::place::{Blocks, Placed, place};
+use self::placement::{Blocks, Placed, place};
 use self::space::Space;
 use crate::arch::Layout;
 use crate::plan::demand::Demand;
@@ -51,7 +51,7 @@ impl Map {
     pub(super) fn of(demand: &Demand<'_>) -> Result<Self, PlanError> {
         let (layout, devices) = (demand.layout, &demand.devices);
         let mut space = Space::new(demand)?;
-        let Memory { pieces: memory, notes: lost_memory } = memory::plan(demand, &mut space)?;
+        let PlacedMemory { pieces: memory, notes: lost_memory } = memory::plan(demand, &mut space)?;
         let not_free = demand.check_memory()?;
         let numa = Numa::of(demand.spec, &memory);
         let tree = tree::tree(demand, numa.first())?;

@@ -8,9 +8,9 @@ use egm_address::{ByteSize, Gpa, Guest, Placer, Span, SpanSet, align_down, align
 use crate::config::Spec;
 use crate::plan::demand::devices::{DeviceDemand, PAGE};
 use crate::plan::map::blocks::BRIDGE_UNIT;
-use crate::plan::map::place::{Blocks, TopBlock, fixed_bars, with_spare};
+use crate::plan::map::placement::{Blocks, TopBlock, fixed_bars, with_spare};
 use crate::plan::map::space::{Space, Windows};
-use crate::plan::{AssignedRule, PlaceRule, PlanError};
+use crate::plan::{AssignedRule, PlacementRule, PlanError};
 
 /// Configuration space of a bus (PCI Express Base 7.2.2).
 const BUS_CONFIGURATION: u64 = 1 << 20;
@@ -116,7 +116,7 @@ fn configuration_space(devices: usize, buses: usize, space: &mut Space) -> Resul
 fn check_fixed(devices: &[DeviceDemand<'_>], space: &Space) -> Result<(), PlanError> {
     for fixed in fixed_bars(devices) {
         let span = Span::<Guest>::new(fixed.at, fixed.bar.size.max(PAGE));
-        let beyond = || PlaceRule::Beyond { limit: space.limit, bits: space.bits };
+        let beyond = || PlacementRule::Beyond { limit: space.limit, bits: space.bits };
         let Ok(span) = span else {
             return Err(AssignedRule::FixedBar {
                 device: fixed.device.id.clone(),
@@ -126,9 +126,9 @@ fn check_fixed(devices: &[DeviceDemand<'_>], space: &Space) -> Result<(), PlanEr
             .into());
         };
         let rule = match space.blocked().iter().find(|blocked| blocked.overlaps(span)) {
-            _ if fixed.at < space.top => PlaceRule::Memory(space.top),
+            _ if fixed.at < space.top => PlacementRule::Memory(space.top),
             _ if span.end().get() > space.limit => beyond(),
-            Some(blocked) => PlaceRule::Reserved(blocked),
+            Some(blocked) => PlacementRule::Reserved(blocked),
             None => continue,
         };
         let (device, data_direct) = (fixed.device.id.clone(), fixed.bar.data_direct);

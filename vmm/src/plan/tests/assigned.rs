@@ -4,7 +4,7 @@ use egm_address::Gpa;
 use egm_vfio::topology::{Express, Link, Port};
 
 use super::*;
-use crate::config::{BarPlace, FixedBar, SparePorts};
+use crate::config::{BarPlacement, FixedBar, SparePorts};
 use crate::error::Blame;
 use crate::facts::Iommu;
 
@@ -55,7 +55,7 @@ pub(super) fn three_gpus() -> (Spec, Facts) {
 pub(super) fn wishes(
     spec: &mut Spec,
     device: usize,
-) -> (&mut VfioBackend, &mut Clique, &mut BarPlaces, &mut bool) {
+) -> (&mut VfioBackend, &mut Clique, &mut BarPlacements, &mut bool) {
     let DeviceKind::Vfio { backend, clique, bars, p2p, .. } = &mut spec.devices[device].kind else {
         panic!()
     };
@@ -133,9 +133,9 @@ fn assigned_functions_have_their_host_addresses() {
 #[test]
 fn bars_lie_at_their_host_addresses_where_the_configuration_states_so() {
     let (mut spec, facts) = three_gpus();
-    *wishes(&mut spec, 0).2 = BarPlaces::Host;
-    let at = BarPlace::At(Gpa::new(8 * TIB));
-    *wishes(&mut spec, 2).2 = BarPlaces::Each(vec![FixedBar { index: 2, place: at }]);
+    *wishes(&mut spec, 0).2 = BarPlacements::Host;
+    let at = BarPlacement::At(Gpa::new(8 * TIB));
+    *wishes(&mut spec, 2).2 = BarPlacements::Each(vec![FixedBar { index: 2, place: at }]);
     let plan = made(&spec, &facts);
     check(&spec, &facts, &plan);
     let host = |index: u64| 16 * TIB + 0x21 * TIB + index * 256 * GIB;
@@ -148,18 +148,18 @@ fn bars_lie_at_their_host_addresses_where_the_configuration_states_so() {
 
 #[test]
 fn a_fixed_place_that_cannot_be_is_named_with_its_rule() {
-    let said = |index: u8, place: BarPlace| {
+    let said = |index: u8, place: BarPlacement| {
         let (mut spec, mut facts) = three_gpus();
         facts.functions[0].bars[1].start = 0;
         facts.cpu_vendor = "AuthenticAMD".to_owned();
-        *wishes(&mut spec, 0).2 = BarPlaces::Each(vec![FixedBar { index, place }]);
+        *wishes(&mut spec, 0).2 = BarPlacements::Each(vec![FixedBar { index, place }]);
         let error = plan(&spec, &facts).unwrap_err();
         assert!(error.help().is_some() && error.blame() == Blame::Configuration, "{error}");
         error.to_string()
     };
-    let at = |address| BarPlace::At(Gpa::new(address));
+    let at = |address| BarPlacement::At(Gpa::new(address));
     assert!(said(1, at(0)).ends_with("the function has no such memory BAR"));
-    assert!(said(2, BarPlace::Host).ends_with("the host gave it no address"));
+    assert!(said(2, BarPlacement::Host).ends_with("the host gave it no address"));
     assert!(said(2, at(8 * TIB + MIB)).ends_with("its address is not a multiple of its size"));
     assert!(said(0, at(GIB)).ends_with("guest memory ends at 0x140000000, and BARs come after it"));
     assert!(
@@ -174,8 +174,8 @@ fn two_devices_at_one_place_are_both_named() {
     for other in [1, 2] {
         let (mut spec, facts) = three_gpus();
         for device in [0, other] {
-            let place = BarPlace::At(Gpa::new(8 * TIB));
-            *wishes(&mut spec, device).2 = BarPlaces::Each(vec![FixedBar { index: 2, place }]);
+            let place = BarPlacement::At(Gpa::new(8 * TIB));
+            *wishes(&mut spec, device).2 = BarPlacements::Each(vec![FixedBar { index: 2, place }]);
         }
         let error = plan(&spec, &facts).unwrap_err().to_string();
         let names = [0, other].map(|device| format!("\"vfio{device}\""));
@@ -304,7 +304,7 @@ fn functions_that_share_a_group_are_listed_and_busy_neighbours_noted() {
 }
 
 #[test]
-fn a_function_is_near_the_guest_node_whose_memory_is_of_its_host_node() {
+fn a_function_is_near_the_guest_node_with_memory_of_its_host_node() {
     let (mut spec, mut facts) = three_gpus();
     let mut second = node(3, GIB, "4");
     second.host_nodes = Some("1".parse().unwrap());
@@ -318,7 +318,7 @@ fn a_function_is_near_the_guest_node_whose_memory_is_of_its_host_node() {
 /// The region that the slice really comes from counts: not the host's first that the configuration names, nor only what it
 /// names by name.
 #[test]
-fn a_function_is_near_the_node_whose_slice_comes_from_its_host_node() {
+fn a_function_is_near_the_node_with_a_slice_of_its_host_node() {
     let (mut spec, mut facts) = three_gpus();
     spec.memory.nodes.push(node(3, 4 * GIB, "4"));
     spec.cpus.count = 5;

@@ -78,7 +78,7 @@ fn one_of_a_pair_is_refused_with_the_other_s_name() {
 }
 
 #[test]
-fn a_card_whose_vital_product_data_lack_a_keyword_is_refused() {
+fn a_card_with_vital_product_data_that_lack_a_keyword_is_refused() {
     let (spec, mut facts) = machine();
     host(&mut facts, "0008:03:00.0").card.as_mut().unwrap().unique = None;
     assert!(refused(&spec, &facts).0.contains("have no keyword VU"));
@@ -105,8 +105,8 @@ fn an_address_of_the_host_that_is_not_free_is_refused_with_what_is_there() {
     assert!(error.contains("guest addresses end at") && help.contains("address bits"), "{error}: {help}");
     let (mut spec, facts) = machine();
     let DeviceKind::Vfio { bars, .. } = &mut spec.devices[0].kind else { panic!() };
-    let place = config::BarPlace::At(Gpa::new(0x7000_0000_0000));
-    *bars = BarPlaces::Each(vec![config::FixedBar { index: 2, place }]);
+    let place = config::BarPlacement::At(Gpa::new(0x7000_0000_0000));
+    *bars = BarPlacements::Each(vec![config::FixedBar { index: 2, place }]);
     assert!(refused(&spec, &facts).0.ends_with("\"bars\" gives it another"));
 }
 
@@ -155,9 +155,9 @@ fn another_device_at_the_gpu_s_address_is_to_be_moved() {
     for address in [0x67ff_ff00_0000, 0x6800_0100_0000] {
         let (mut spec, mut facts) = machine();
         assign(&mut spec, &mut facts, big_gpu(0x40), true);
-        let fixed = config::FixedBar { index: 0, place: config::BarPlace::At(Gpa::new(address)) };
+        let fixed = config::FixedBar { index: 0, place: config::BarPlacement::At(Gpa::new(address)) };
         let DeviceKind::Vfio { bars, .. } = &mut spec.devices[3].kind else { panic!() };
-        *bars = BarPlaces::Each(vec![fixed]);
+        *bars = BarPlacements::Each(vec![fixed]);
         let (error, help) = refused(&spec, &facts);
         assert!(error.ends_with("has BARs there"), "{error}");
         assert!(

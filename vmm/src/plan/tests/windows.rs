@@ -5,14 +5,14 @@ use egm_vfio::topology::Port;
 
 use super::assigned::{bar, made, place, roles, three_gpus, wishes};
 use super::*;
-use crate::config::{BarPlace, FixedBar};
+use crate::config::{BarPlacement, FixedBar};
 
 const TIB: u64 = 1 << 40;
 const HIGH: HostBarKind = HostBarKind::Memory64Prefetchable;
 
-fn at(bars: &[(u8, u64)]) -> BarPlaces {
-    let fixed = |&(index, at): &(u8, u64)| FixedBar { index, place: BarPlace::At(Gpa::new(at)) };
-    BarPlaces::Each(bars.iter().map(fixed).collect())
+fn at(bars: &[(u8, u64)]) -> BarPlacements {
+    let fixed = |&(index, at): &(u8, u64)| FixedBar { index, place: BarPlacement::At(Gpa::new(at)) };
+    BarPlacements::Each(bars.iter().map(fixed).collect())
 }
 
 /// A machine with 4 GiB of memory and these functions of the host, each behind a root port.
@@ -46,7 +46,7 @@ fn two_as_on_the_host() -> (Spec, Facts) {
     let (mut spec, facts) = three_gpus();
     spec.devices.remove(1);
     for device in 0..2 {
-        *wishes(&mut spec, device).2 = BarPlaces::Host;
+        *wishes(&mut spec, device).2 = BarPlacements::Host;
     }
     (spec, facts)
 }
@@ -64,7 +64,7 @@ fn a_window_of_fixed_bars_alone_has_nothing_to_spare() {
 fn a_window_of_fixed_bars_has_the_others_behind_them() {
     let (mut spec, facts) = three_gpus();
     spec.pcie.topology = PciTopology::Flat;
-    *wishes(&mut spec, 0).2 = BarPlaces::Host;
+    *wishes(&mut spec, 0).2 = BarPlacements::Host;
     let plan = made(&spec, &facts);
     check(&spec, &facts, &plan);
     let last = bar(&plan, "vfio0", 4);

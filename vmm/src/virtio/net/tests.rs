@@ -389,7 +389,7 @@ fn the_driver_chooses_how_many_pairs_the_tap_spreads_over() {
 }
 
 #[test]
-fn a_tap_of_one_queue_is_named_when_several_pairs_are_wanted() {
+fn a_tap_of_one_queue_is_named_when_several_pairs_are_requested() {
     if real_tap().is_none() {
         return;
     }

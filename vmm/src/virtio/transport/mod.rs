@@ -31,7 +31,7 @@ use crate::pci::{ConfigSpace, DecodedBar, PciFunction};
 use crate::plan::FunctionPlan;
 
 /// ioeventfds: the kernel turns a guest write to an address into a write to an eventfd, without an exit to user space.
-pub trait DoorBell: Send + Sync {
+pub trait Doorbell: Send + Sync {
     /// From now on every write that starts at guest physical address `gpa`, of any width and value, signals `fd`.
     ///
     /// # Errors
@@ -75,13 +75,13 @@ struct Registers {
 pub struct VirtioPci {
     device: Arc<Mutex<dyn VirtioDevice>>,
     memory: GuestMemoryMmap,
-    bell: Arc<dyn DoorBell>,
+    doorbell: Arc<dyn Doorbell>,
     interrupt: Arc<PciInterrupt>,
     kicks: Box<[Arc<EventFd>]>,
     layout: Layout,
     registers: Mutex<Registers>,
     /// Attached ioeventfds: notification address and kick descriptor of each.
-    doors: Mutex<Vec<(u64, Arc<EventFd>)>>,
+    ioeventfds: Mutex<Vec<(u64, Arc<EventFd>)>>,
 }
 
 impl VirtioPci {
@@ -94,7 +94,7 @@ impl VirtioPci {
         plan: &FunctionPlan,
         msix: Arc<Msix>,
         memory: GuestMemoryMmap,
-        bell: Arc<dyn DoorBell>,
+        doorbell: Arc<dyn Doorbell>,
     ) -> Result<Self, TransportError> {
         let address = plan.address;
         let bar = plan.bars.iter().find(|bar| bar.index == 0 && bar.span.size() == BAR_SIZE);
@@ -122,11 +122,11 @@ impl VirtioPci {
             interrupt: Arc::new(PciInterrupt::new(msix, kicks.len())),
             device,
             memory,
-            bell,
+            doorbell,
             kicks,
             layout,
             registers: Mutex::new(Registers { config, core, msix_control: (false, false) }),
-            doors: Mutex::new(Vec::new()),
+            ioeventfds: Mutex::new(Vec::new()),
         })
     }
 
@@ -292,19 +292,19 @@ impl PciFunction for VirtioPci {
 
     /// An ioeventfd that cannot be attached costs an exit to this process for each kick, nothing else.
     fn place(&self, bars: &[DecodedBar]) {
-        let mut doors = lock(&self.doors);
+        let mut ioeventfds = lock(&self.ioeventfds);
         let start = bars.iter().find(|bar| bar.index == 0).map(|bar| bar.span.start().get());
         let first = start.and_then(|start| start.checked_add(NOTIFY.into()));
-        if doors.first().map(|(gpa, _)| *gpa) == first {
+        if ioeventfds.first().map(|(gpa, _)| *gpa) == first {
             return;
         }
-        for (gpa, kick) in doors.drain(..) {
-            let _ = self.bell.detach(gpa, &kick);
+        for (gpa, kick) in ioeventfds.drain(..) {
+            let _ = self.doorbell.detach(gpa, &kick);
         }
         let Some(first) = first else { return };
         for (gpa, kick) in (first..=u64::MAX).step_by(NOTIFY_STRIDE as usize).zip(&self.kicks) {
-            if self.bell.attach(gpa, kick).is_ok() {
-                doors.push((gpa, Arc::clone(kick)));
+            if self.doorbell.attach(gpa, kick).is_ok() {
+                ioeventfds.push((gpa, Arc::clone(kick)));
             }
         }
     }

@@ -73,21 +73,21 @@ impl VirtioDevice for Fake {
 
 /// As in KVM, an address has one ioeventfd.
 #[derive(Default)]
-struct Bell(Mutex<Vec<u64>>);
+struct FakeDoorbell(Mutex<Vec<u64>>);
 
-impl DoorBell for Bell {
+impl Doorbell for FakeDoorbell {
     fn attach(&self, gpa: u64, _fd: &EventFd) -> io::Result<()> {
-        let mut doors = self.0.lock().unwrap();
-        if doors.contains(&gpa) {
+        let mut ioeventfds = self.0.lock().unwrap();
+        if ioeventfds.contains(&gpa) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        doors.push(gpa);
+        ioeventfds.push(gpa);
         Ok(())
     }
     fn detach(&self, gpa: u64, _fd: &EventFd) -> io::Result<()> {
-        let mut doors = self.0.lock().unwrap();
-        let at = doors.iter().position(|door| *door == gpa).ok_or(io::ErrorKind::NotFound)?;
-        doors.remove(at);
+        let mut ioeventfds = self.0.lock().unwrap();
+        let at = ioeventfds.iter().position(|address| *address == gpa).ok_or(io::ErrorKind::NotFound)?;
+        ioeventfds.remove(at);
         Ok(())
     }
 }
@@ -110,7 +110,7 @@ impl MsiRouter for Router {
 struct Rig {
     function: VirtioPci,
     fake: Arc<Mutex<Fake>>,
-    bell: Arc<Bell>,
+    doorbell: Arc<FakeDoorbell>,
     router: Arc<Router>,
     msix: Arc<Msix>,
     refuse: Arc<AtomicBool>,
@@ -140,11 +140,11 @@ fn rig(bus: u8) -> Rig {
         }],
         msix_vectors: 3,
     };
-    let (bell, router) = (Arc::new(Bell::default()), Arc::new(Router::default()));
+    let (doorbell, router) = (Arc::new(FakeDoorbell::default()), Arc::new(Router::default()));
     let msix = Arc::new(Msix::new(3, router.clone()).unwrap());
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap();
-    let function = VirtioPci::new(fake.clone(), &plan, msix.clone(), memory, bell.clone()).unwrap();
-    Rig { function, fake, bell, router, msix, refuse }
+    let function = VirtioPci::new(fake.clone(), &plan, msix.clone(), memory, doorbell.clone()).unwrap();
+    Rig { function, fake, doorbell, router, msix, refuse }
 }
 
 impl Rig {
@@ -281,18 +281,18 @@ fn a_running_device_is_notified_that_a_queue_has_another_vector() {
 #[test]
 fn doors_follow_the_bar() {
     let rig = rig(1);
-    let doors = || rig.bell.0.lock().unwrap().clone();
+    let ioeventfds = || rig.doorbell.0.lock().unwrap().clone();
     assert!(rig.function.config_write(COMMAND, &COMMAND_MEMORY.to_le_bytes()));
     rig.function.place(&rig.function.decoded());
-    assert_eq!(doors(), [BAR + 0x3000, BAR + 0x3004]);
+    assert_eq!(ioeventfds(), [BAR + 0x3000, BAR + 0x3004]);
     rig.function.place(&rig.function.decoded());
-    assert_eq!(doors(), [BAR + 0x3000, BAR + 0x3004]);
+    assert_eq!(ioeventfds(), [BAR + 0x3000, BAR + 0x3004]);
     assert!(rig.function.config_write(0x10, &0x10_0000_u32.to_le_bytes()));
     rig.function.place(&rig.function.decoded());
-    assert_eq!(doors(), [BAR + 0x10_3000, BAR + 0x10_3004]);
+    assert_eq!(ioeventfds(), [BAR + 0x10_3000, BAR + 0x10_3004]);
     assert!(rig.function.config_write(COMMAND, &[0, 0]));
     rig.function.place(&rig.function.decoded());
-    assert!(doors().is_empty());
+    assert!(ioeventfds().is_empty());
 }
 
 #[test]
@@ -382,6 +382,6 @@ proptest! {
             }
         }
         prop_assert_eq!(rig.config::<4>(0), [0xf4, 0x1a, 0x42, 0x10]);
-        prop_assert!(rig.bell.0.lock().unwrap().len() <= 2);
+        prop_assert!(rig.doorbell.0.lock().unwrap().len() <= 2);
     }
 }

@@ -122,7 +122,7 @@ impl Muxer {
             && set.intersects(ended)
             && slot.is_abandoned()
         {
-            self.remove(number, !slot.wants_guest()); // no reset for a request that it has not received
+            self.remove(number, !slot.has_data_for_guest()); // no reset for a request that it has not received
         }
     }
 
@@ -190,7 +190,7 @@ impl Muxer {
     fn enqueue(&mut self, number: usize) {
         if let Some(Some(slot)) = self.slots.get_mut(number)
             && !slot.queued
-            && slot.wants_guest()
+            && slot.has_data_for_guest()
         {
             slot.queued = true;
             self.ready.push_back(number);

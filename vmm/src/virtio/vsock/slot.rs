@@ -61,7 +61,7 @@ impl Slot {
     }
 
     /// Whether it has something for the guest now.
-    pub(super) fn wants_guest(&self) -> bool {
+    pub(super) fn has_data_for_guest(&self) -> bool {
         match &self.phase {
             Phase::Handshake(_) => false,
             Phase::Connected(_, connection) => {

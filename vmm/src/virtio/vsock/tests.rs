@@ -210,7 +210,7 @@ fn read_all(stream: &mut UnixStream) -> (Vec<u8>, bool) {
 }
 
 #[test]
-fn a_guest_reaches_a_host_program_and_both_hear_the_end() {
+fn a_guest_reaches_a_host_program_and_both_get_the_end() {
     let (mut guest, mut host) = Guest::connected();
     guest.send(1000, 52, RW, b"ping");
     assert_eq!(read_all(&mut host), (b"ping".to_vec(), false));

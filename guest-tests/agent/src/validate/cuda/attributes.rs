@@ -34,15 +34,15 @@ pub(super) fn check(_: &Setting) -> Result<Finding, Broken> {
         }
         let node = nodes.first().copied().unwrap_or(0);
         let of = |kind| Memory::new(&gpu.context, kind, BYTES).map(drop);
-        said(gpu, &mut claim, Attribute::VMM, of(Kind::Device));
-        said(gpu, &mut claim, Attribute::HOST_NUMA, of(Kind::HostNuma(node)));
-        said(gpu, &mut claim, Attribute::HOST_NUMA_POOLS, of(Kind::Pool(node)));
-        said(gpu, &mut claim, Attribute::HOST_REGISTER, of(Kind::Registered));
-        said(gpu, &mut claim, Attribute::MANAGED, of(Kind::Managed));
+        compare(gpu, &mut claim, Attribute::VMM, of(Kind::Device));
+        compare(gpu, &mut claim, Attribute::HOST_NUMA, of(Kind::HostNuma(node)));
+        compare(gpu, &mut claim, Attribute::HOST_NUMA_POOLS, of(Kind::Pool(node)));
+        compare(gpu, &mut claim, Attribute::HOST_REGISTER, of(Kind::Registered));
+        compare(gpu, &mut claim, Attribute::MANAGED, of(Kind::Managed));
         let device_memory = Memory::new(&gpu.context, Kind::Device, BYTES);
         if let Ok(memory) = device_memory {
-            said(gpu, &mut claim, Attribute::POSIX_HANDLE, memory.export().map(drop));
-            said(gpu, &mut claim, Attribute::DMA_BUF, memory.dma_buf().map(drop));
+            compare(gpu, &mut claim, Attribute::POSIX_HANDLE, memory.export().map(drop));
+            compare(gpu, &mut claim, Attribute::DMA_BUF, memory.dma_buf().map(drop));
         }
         let values = NUMBERS.iter().map(|attribute| {
             let value = gpu.context.attributes().get(*attribute);
@@ -54,7 +54,7 @@ pub(super) fn check(_: &Setting) -> Result<Finding, Broken> {
 }
 
 /// Compares what an attribute promises with the result of a try.
-fn said(gpu: &Gpu, claim: &mut Claim, attribute: Attribute, tried: Result<(), CudaError>) {
+fn compare(gpu: &Gpu, claim: &mut Claim, attribute: Attribute, tried: Result<(), CudaError>) {
     match (gpu.context.attributes().has(attribute), tried) {
         (true, Err(error)) => claim.untrue(format!("{attribute} is promised, but {error}")),
         (false, Ok(())) => claim.untrue(format!("{attribute} is denied, but it can be done")),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use egm_guest::findings::Figure;
 
-use super::place::{self, NodeMemory};
+use super::node_memory::{self, NodeMemory};
 use super::sizes;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
@@ -25,7 +25,8 @@ const UNIT: &str = "GB/s";
 const MOST_THREADS: usize = 256;
 
 pub(super) fn run(setting: &Setting) -> Result<Finding, Broken> {
-    let finding = place::in_each(setting, |claim, place, rounds| of(claim, place, setting.seed, rounds))?;
+    let finding =
+        node_memory::in_each(setting, |claim, place, rounds| of(claim, place, setting.seed, rounds))?;
     // Small buffers are in caches: what memory gives is at the largest size.
     let largest = finding.figures().iter().filter_map(|figure| figure.bytes).max();
     let of_memory = finding.figures().iter().filter(|figure| figure.bytes == largest);

@@ -3,7 +3,7 @@
 
 use egm_guest::findings::{Figure, Outcome};
 
-use super::place::{self, NodeMemory};
+use super::node_memory::{self, NodeMemory};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::pattern::{difference, fill};
@@ -27,7 +27,7 @@ pub(super) fn transparent(setting: &Setting) -> Result<Finding, Broken> {
         )));
     }
     let page = tree.number(&format!("{TRANSPARENT}/hpage_pmd_size")).unwrap_or(2 << 20).max(4096);
-    let (places, left_out) = place::places(&tree, setting)?;
+    let (places, left_out) = node_memory::places(&tree, setting)?;
     let (mut claim, mut figures, mut tried) = (Claim::default(), Vec::new(), false);
     for place in places.iter().filter(|place| place.size as u64 >= 2 * page) {
         tried = true;
@@ -81,7 +81,7 @@ fn anonymous_huge(tree: &Tree) -> Option<u64> {
 
 pub(super) fn hugetlb(setting: &Setting) -> Result<Finding, Broken> {
     let tree = Tree::live();
-    let (places, _) = place::places(&tree, setting)?;
+    let (places, _) = node_memory::places(&tree, setting)?;
     let mut claim = Claim::default();
     let mut tried = false;
     for (place, page, free) in places.iter().flat_map(|place| pools(&tree, place)) {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use egm_guest::findings::Figure;
 
-use super::{place, sizes};
+use super::{node_memory, sizes};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::pattern::Random;
@@ -19,7 +19,7 @@ const LINE: usize = 64;
 const STEPS: usize = 1 << 17;
 
 pub(super) fn run(setting: &Setting) -> Result<Finding, Broken> {
-    place::in_each(setting, |claim, place, rounds| {
+    node_memory::in_each(setting, |claim, place, rounds| {
         let mut memory = place.memory(place.size)?;
         let mut figures = Vec::new();
         for size in sizes(place.size) {

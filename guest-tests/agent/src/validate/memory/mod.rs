@@ -3,8 +3,8 @@
 mod bandwidth;
 mod huge;
 mod latency;
+mod node_memory;
 mod pattern;
-mod place;
 mod ratio;
 
 use super::Validation;

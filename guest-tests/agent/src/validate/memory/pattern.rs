@@ -4,7 +4,7 @@
 
 use std::thread;
 
-use super::place;
+use super::node_memory;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::pattern::{difference, fill};
@@ -14,7 +14,7 @@ use crate::validate::Setting;
 const MOST_THREADS: usize = 64;
 
 pub(super) fn run(setting: &Setting) -> Result<Finding, Broken> {
-    let (places, left_out) = place::places(&Tree::live(), setting)?;
+    let (places, left_out) = node_memory::places(&Tree::live(), setting)?;
     if places.is_empty() {
         return Ok(Finding::skipped(left_out.join("; ")));
     }

@@ -1,9 +1,9 @@
 //! Memory of nodes without processors, which EGM is, and that of the nearest node with some, in turns: ratios, no
-//! verdict, because the owner decides what is fast enough (`--least`).
+//! verdict, because the owner decides what is fast enough (`--min-ratio`).
 
 use egm_guest::findings::Figure;
 
-use super::place::{self, NodeMemory};
+use super::node_memory::{self, NodeMemory};
 use super::{bandwidth, latency};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
@@ -14,8 +14,8 @@ use crate::validate::Setting;
 const UNIT: &str = "of ordinary";
 
 pub(super) fn run(setting: &Setting) -> Result<Finding, Broken> {
-    let (places, _) = place::places(&Tree::live(), setting)?;
-    let rounds = place::rounds(setting)?;
+    let (places, _) = node_memory::places(&Tree::live(), setting)?;
+    let rounds = node_memory::rounds(setting)?;
     let (mut claim, mut figures) = (Claim::default(), Vec::new());
     let mut worst = f64::MAX;
     for far in places.iter().filter(|place| !place.has_cpus) {

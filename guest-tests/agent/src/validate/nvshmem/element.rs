@@ -73,7 +73,7 @@ pub(super) fn run(words: &[String]) -> Result<(), Broken> {
         // No later result would belong to the PE that this process was started as.
         Err(error @ ShmemError::Started { .. }) => {
             let found = Found { untrue: vec![error.to_string()], is_another: true, ..Found::default() };
-            say(FOUND_LINE, serde_json::to_string(&found).unwrap_or_default());
+            print_line(FOUND_LINE, serde_json::to_string(&found).unwrap_or_default());
             return Ok(());
         }
         started => started?,
@@ -92,12 +92,12 @@ pub(super) fn run(words: &[String]) -> Result<(), Broken> {
     let Element { found, kernels, stream, results, .. } = element;
     drop((kernels, stream, results));
     pe.end()?;
-    say(FOUND_LINE, serde_json::to_string(&found).unwrap_or_default());
+    print_line(FOUND_LINE, serde_json::to_string(&found).unwrap_or_default());
     Ok(())
 }
 
 /// Prints a line of ours. What the library printed before may not have ended its line.
-fn say(start: &str, text: impl Display) {
+fn print_line(start: &str, text: impl Display) {
     let mut out = std::io::stdout().lock();
     // A closed output means that the caller is gone.
     let _ = out.write_all(format!("\n{start}{text}\n").as_bytes()).and_then(|()| out.flush());
@@ -107,7 +107,7 @@ fn say(start: &str, text: impl Display) {
 fn id(library: &Library, pe: i32) -> Result<UniqueId, Broken> {
     if pe == 0 {
         let id = library.unique_id()?;
-        say(ID_LINE, id);
+        print_line(ID_LINE, id);
         return Ok(id);
     }
     let mut line = String::new();

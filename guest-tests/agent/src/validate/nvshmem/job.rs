@@ -114,7 +114,7 @@ struct Job<'s> {
 }
 
 /// Messages from the threads that read a PE's output.
-enum Said {
+enum PeOutput {
     Id(String),
     End(i32, String),
 }
@@ -138,7 +138,7 @@ impl Job<'_> {
     }
 
     fn run(&self) -> Result<Finding, Broken> {
-        let (send, said) = mpsc::channel();
+        let (send, messages) = mpsc::channel();
         let mut children = Vec::new();
         let mut inputs = Vec::new();
         let mut words = BTreeMap::new();
@@ -158,16 +158,16 @@ impl Job<'_> {
         drop(send);
         let mut found: BTreeMap<i32, Found> = BTreeMap::new();
         // The deadline is the validation's own: past it, its whole process group goes.
-        for said in said {
-            let (pe, output) = match said {
-                Said::Id(id) => {
+        for message in messages {
+            let (pe, output) = match message {
+                PeOutput::Id(id) => {
                     for input in inputs.iter_mut().skip(1) {
                         // A PE that is gone already is noticed by its end.
                         let _ = writeln!(input, "{id}");
                     }
                     continue;
                 }
-                Said::End(pe, output) => (pe, output),
+                PeOutput::End(pe, output) => (pe, output),
             };
             let line = output.lines().rev().find_map(|line| line.strip_prefix(FOUND_LINE));
             match line.and_then(|line| serde_json::from_str::<Found>(line).ok()) {
@@ -215,7 +215,7 @@ pub(super) const fn buffer_bytes(most: u64) -> u64 {
 }
 
 /// Reads a PE's output to its end, and hands the job's id on as soon as it is there.
-fn listen(pe: i32, output: impl Read, to: &Sender<Said>) {
+fn listen(pe: i32, output: impl Read, to: &Sender<PeOutput>) {
     let mut all = String::new();
     let mut lines = BufReader::new(output.take(MOST_OUTPUT));
     loop {
@@ -225,12 +225,12 @@ fn listen(pe: i32, output: impl Read, to: &Sender<Said>) {
         }
         let line = String::from_utf8_lossy(&line);
         if let Some(id) = line.trim_end().strip_prefix(ID_LINE) {
-            let _ = to.send(Said::Id(id.to_owned()));
+            let _ = to.send(PeOutput::Id(id.to_owned()));
         }
         all.push_str(&line);
     }
     // This cannot be sent when the receiver has given up waiting.
-    let _ = to.send(Said::End(pe, all));
+    let _ = to.send(PeOutput::End(pe, all));
 }
 
 /// Ends all PEs, and returns how each did; one that has ended before is not hurt by this.
@@ -256,11 +256,11 @@ mod tests {
 
     #[test]
     fn the_id_is_handed_on_and_the_librarys_own_lines_do_no_harm() {
-        let (send, said) = mpsc::channel();
+        let (send, messages) = mpsc::channel();
         let output = format!("WARN: something\n{ID_LINE}00ff\n\nnot ours\n{FOUND_LINE}{{}}\n");
         listen(3, output.as_bytes(), &send);
-        assert!(matches!(said.recv().unwrap(), Said::Id(id) if id == "00ff"));
-        assert!(matches!(said.recv().unwrap(), Said::End(3, all) if all == output));
+        assert!(matches!(messages.recv().unwrap(), PeOutput::Id(id) if id == "00ff"));
+        assert!(matches!(messages.recv().unwrap(), PeOutput::End(3, all) if all == output));
     }
 
     #[test]

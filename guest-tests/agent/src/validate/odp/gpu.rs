@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn where_pages_are_is_counted_and_a_kernel_that_does_not_say_is_an_error() {
+    fn pages_are_counted_by_node_and_a_kernel_without_their_nodes_is_an_error() {
         // On the GPU's node; on another; not there (ENOENT of that page).
         let nodes = [2, 0, -2, 2];
         let counted = on_node(2, 4, |index| Ok(nodes[usize::try_from(index).unwrap()])).unwrap();

@@ -26,8 +26,8 @@ const GPU_MEMORY: u64 = 1664;
 /// MiB of it that are cacheable, its first.
 const USEMEM: u64 = 512;
 
-/// The GPUs inside QEMU: bochs-display. Its BAR 0 is memory, so the lab can write the ready state into it.
-const INSIDE: [Gpu; 4] = [
+/// The GPUs that QEMU emulates: bochs-display. Its BAR 0 is memory, so the lab can write the ready state into it.
+const QEMU_GPUS: [Gpu; 4] = [
     Gpu { slot: 3, bus: 0, cacheable: USEMEM, socket: 0, memory: 2, egm: 4 },
     Gpu { slot: 4, bus: 0, cacheable: USEMEM, socket: 1, memory: 3, egm: 5 },
     Gpu { slot: 5, bus: 0, cacheable: USEMEM, socket: 0, memory: 6, egm: 4 },
@@ -36,7 +36,7 @@ const INSIDE: [Gpu; 4] = [
 
 /// The GPUs of vfio-user servers (`vfio/fixtures`), behind ports of their own as real ones are. They have
 /// NVIDIA's capability that none of their memory needs to be uncached.
-const OUTSIDE: [Gpu; 2] = [
+const VFIO_USER_GPUS: [Gpu; 2] = [
     Gpu { slot: 0x17, bus: 8, cacheable: GPU_MEMORY, socket: 0, memory: 2, egm: 4 },
     Gpu { slot: 0x18, bus: 9, cacheable: GPU_MEMORY, socket: 1, memory: 3, egm: 5 },
 ];
@@ -109,20 +109,20 @@ impl Gpu {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Profile {
     /// QEMU's own GPUs, behind an SMMUv3.
-    Inside,
+    Qemu,
     /// GPUs of other processes, behind a virtio-iommu.
-    Outside,
+    VfioUser,
 }
 
 impl Profile {
     fn of(cards: &[PathBuf]) -> Self {
-        if cards.is_empty() { Self::Inside } else { Self::Outside }
+        if cards.is_empty() { Self::Qemu } else { Self::VfioUser }
     }
 
     fn gpus(self) -> &'static [Gpu] {
         match self {
-            Self::Inside => &INSIDE,
-            Self::Outside => &OUTSIDE,
+            Self::Qemu => &QEMU_GPUS,
+            Self::VfioUser => &VFIO_USER_GPUS,
         }
     }
 }
@@ -145,12 +145,12 @@ pub(super) fn board(profile: Profile, share: &Path) -> Vec<OsString> {
     args.extend(["-m".into(), format!("{}M", NODES.iter().sum::<u64>()).into()]);
     // Other processes map this memory, so it is in files.
     let (backend, iommu) = match profile {
-        Profile::Inside => ("memory-backend-ram", ""),
-        Profile::Outside => ("memory-backend-memfd,share=on", "-device virtio-iommu-pci,addr=2.0"),
+        Profile::Qemu => ("memory-backend-ram", ""),
+        Profile::VfioUser => ("memory-backend-memfd,share=on", "-device virtio-iommu-pci,addr=2.0"),
     };
     for (node, mib) in NODES.iter().enumerate() {
         let object = format!("{backend},id=ram{node},size={mib}M");
-        let is_shared = profile == Profile::Outside && OUTSIDE.iter().any(|gpu| gpu.egm == node);
+        let is_shared = profile == Profile::VfioUser && VFIO_USER_GPUS.iter().any(|gpu| gpu.egm == node);
         let object = if is_shared {
             let object = format!("memory-backend-file,share=on,id=ram{node},size={mib}M,mem-path=");
             qemu::option(&object, &share.join(egm_file(node)), "")
@@ -183,14 +183,14 @@ pub(crate) fn make_egm(share: &Path) -> Result<Vec<File>, LabError> {
         });
         made.map_err(LabError::file("make", &path))
     };
-    OUTSIDE.iter().map(|gpu| make(gpu.egm)).collect()
+    VFIO_USER_GPUS.iter().map(|gpu| make(gpu.egm)).collect()
 }
 
 /// The machine's kind, with `more` options.
 pub(super) fn kind(profile: Profile, more: &str) -> [OsString; 2] {
     let iommu = match profile {
-        Profile::Inside => ",iommu=smmuv3",
-        Profile::Outside => "",
+        Profile::Qemu => ",iommu=smmuv3",
+        Profile::VfioUser => "",
     };
     ["-machine".into(), format!("virt,virtualization=on,gic-version=3{iommu}{more}").into()]
 }
@@ -210,13 +210,13 @@ pub(crate) fn l1(machine: &L1<'_>, tree: &Path) -> Vec<OsString> {
         args.extend(["-object".into(), wire]);
     }
     match profile {
-        Profile::Inside => {
+        Profile::Qemu => {
             let display =
                 |gpu: &Gpu| words(&format!("-device bochs-display,vgamem=16M,addr={:x}.0", gpu.slot));
-            args.extend(INSIDE.iter().flat_map(display));
+            args.extend(QEMU_GPUS.iter().flat_map(display));
         }
-        Profile::Outside => {
-            args.extend(OUTSIDE.iter().zip(machine.cards).flat_map(|(gpu, card)| plugged(gpu, card)))
+        Profile::VfioUser => {
+            args.extend(VFIO_USER_GPUS.iter().zip(machine.cards).flat_map(|(gpu, card)| plugged(gpu, card)))
         }
     }
     let retired = RETIRED.map(|Retired { node, offset }| format!("{node}:{offset:#x}")).join(",");
@@ -268,7 +268,7 @@ pub(crate) fn retired_in(slice: Option<Extent>) -> Vec<u64> {
 
 /// The parts of GPU `function`'s memory, at their host physical addresses: the cacheable part, and the rest, if any.
 pub(crate) fn memory_of(function: &str) -> Option<Vec<Extent>> {
-    let gpu = INSIDE.iter().chain(&OUTSIDE).find(|gpu| function == gpu.address())?;
+    let gpu = QEMU_GPUS.iter().chain(&VFIO_USER_GPUS).find(|gpu| function == gpu.address())?;
     let cacheable = Extent { start: base(gpu.memory), size: gpu.cacheable << 20 };
     let rest = Extent { start: cacheable.end(), size: (GPU_MEMORY << 20) - cacheable.size };
     Some([cacheable, rest].into_iter().filter(|part| part.size > 0).collect())
@@ -287,7 +287,7 @@ mod tests {
     use crate::hosts::served::{Kind, PLUGGED_GRACE};
     use crate::scenarios::select;
 
-    const BOTH: [Profile; 2] = [Profile::Inside, Profile::Outside];
+    const BOTH: [Profile; 2] = [Profile::Qemu, Profile::VfioUser];
 
     #[test]
     fn memory_of_gpus_and_egm_is_hidden_from_linux_and_has_one_owner() {
@@ -318,14 +318,14 @@ mod tests {
     #[test]
     fn a_scenario_has_the_size_of_the_memory_of_each_bar() {
         let words = |name: &str| select(&[name.into()], true).unwrap().remove(0).words;
-        let inside = memory_of("0000:00:03.0").unwrap();
-        assert_eq!((inside.len(), inside[0].end()), (2, inside[1].start));
-        assert!(words("grace-gpu").contains(&format!("egm.arg.gpu.bar4={}", inside[0].size)));
-        assert!(words("grace-gpu").contains(&format!("egm.arg.gpu.bar2={}", inside[1].size)));
-        assert_eq!(inside[1].end(), base(2) + (GPU_MEMORY << 20));
-        let outside = memory_of("0000:08:00.0").unwrap();
-        assert_eq!(outside, [Extent { start: base(2), size: GPU_MEMORY << 20 }]);
-        assert!(words("grace-outside").contains(&format!("egm.arg.gpu.bar4={}", outside[0].size)));
+        let of_qemu = memory_of("0000:00:03.0").unwrap();
+        assert_eq!((of_qemu.len(), of_qemu[0].end()), (2, of_qemu[1].start));
+        assert!(words("grace-gpu").contains(&format!("egm.arg.gpu.bar4={}", of_qemu[0].size)));
+        assert!(words("grace-gpu").contains(&format!("egm.arg.gpu.bar2={}", of_qemu[1].size)));
+        assert_eq!(of_qemu[1].end(), base(2) + (GPU_MEMORY << 20));
+        let vfio_user = memory_of("0000:08:00.0").unwrap();
+        assert_eq!(vfio_user, [Extent { start: base(2), size: GPU_MEMORY << 20 }]);
+        assert!(words("grace-vfio-user-gpu").contains(&format!("egm.arg.gpu.bar4={}", vfio_user[0].size)));
         assert_eq!(memory_of("0000:00:07.0"), None);
     }
 
@@ -337,14 +337,14 @@ mod tests {
 
     #[test]
     fn a_gpu_is_described_as_the_drivers_read_it() {
-        let find = |name| cells(Profile::Inside, "/pcie@10000000/gpu@3,0", name);
+        let find = |name| cells(Profile::Qemu, "/pcie@10000000/gpu@3,0", name);
         assert_eq!(find("reg"), [0x1800, 0, 0, 0, 0]);
         assert_eq!(find("nvidia,egm-pxm"), [0, 4]);
         assert_eq!(find("nvidia,egm-base-pa"), [2, 0x4000_0000]);
         assert_eq!(find("nvidia,gpu-mem-size"), [0, 0x6800_0000]);
-        let port = cells(Profile::Outside, "/pcie@10000000/pcie@17,0", "reg");
+        let port = cells(Profile::VfioUser, "/pcie@10000000/pcie@17,0", "reg");
         assert_eq!(port, [0xb800, 0, 0, 0, 0]);
-        let find = |name| cells(Profile::Outside, "/pcie@10000000/pcie@17,0/gpu@0,0", name);
+        let find = |name| cells(Profile::VfioUser, "/pcie@10000000/pcie@17,0/gpu@0,0", name);
         assert_eq!((find("reg"), find("numa-node-id")), (vec![0x8_0000, 0, 0, 0, 0], vec![0]));
         assert_eq!(find("nvidia,gpu-mem-base-pa"), [1, 0x4000_0000]);
     }
@@ -352,7 +352,7 @@ mod tests {
     #[test]
     fn a_gpu_has_the_file_of_its_sockets_egm() {
         let cards = PLUGGED_GRACE.iter().map(|plugged| plugged.card.kind);
-        for (kind, gpu) in cards.zip(&OUTSIDE) {
+        for (kind, gpu) in cards.zip(&VFIO_USER_GPUS) {
             assert!(matches!(kind, Kind::Grace { egm } if egm == egm_file(gpu.egm)), "{kind:?}");
         }
     }
@@ -375,17 +375,17 @@ mod tests {
             let args = l1(&machine, path);
             args.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" ")
         };
-        let inside = line(&[]);
-        assert!(inside.contains("iommu=smmuv3") && inside.contains("bochs-display,vgamem=16M,addr=6.0"));
-        assert!(inside.contains("-object filter-dump,id=wire,netdev=igb,file=/k/wire.pcap"));
+        let of_qemu = line(&[]);
+        assert!(of_qemu.contains("iommu=smmuv3") && of_qemu.contains("bochs-display,vgamem=16M,addr=6.0"));
+        assert!(of_qemu.contains("-object filter-dump,id=wire,netdev=igb,file=/k/wire.pcap"));
         assert!(
-            inside.contains("hubport,id=igb,hubid=0 -device igb,netdev=igb,romfile=,mac=52:54:00:e9:00:02")
+            of_qemu.contains("hubport,id=igb,hubid=0 -device igb,netdev=igb,romfile=,mac=52:54:00:e9:00:02")
         );
-        assert!(inside.contains("-device e1000e,netdev=e1000e,romfile=,mac=52:54:00:e9:00:06"));
-        assert!(!inside.contains("memfd") && !inside.contains("virtio-iommu"));
-        let outside = line(&["/a".into(), "/b".into()]);
-        assert!(!outside.contains("filter-dump"));
-        assert!(!outside.contains("smmuv3") && !outside.contains("bochs"), "{outside}");
+        assert!(of_qemu.contains("-device e1000e,netdev=e1000e,romfile=,mac=52:54:00:e9:00:06"));
+        assert!(!of_qemu.contains("memfd") && !of_qemu.contains("virtio-iommu"));
+        let vfio_user = line(&["/a".into(), "/b".into()]);
+        assert!(!vfio_user.contains("filter-dump"));
+        assert!(!vfio_user.contains("smmuv3") && !vfio_user.contains("bochs"), "{vfio_user}");
         for part in [
             "-object memory-backend-memfd,share=on,id=ram7,size=2048M",
             "-object memory-backend-file,share=on,id=ram4,size=1024M,mem-path=/k/egm4.ram -numa node,nodeid=4,memdev=ram4",
@@ -393,7 +393,7 @@ mod tests {
             "pcie-root-port,id=gpu9,chassis=39,x-speed=5,addr=18.0 -device {\"bus\":\"gpu9\",",
             "\"socket\":{\"path\":\"/b\",\"type\":\"unix\"}",
         ] {
-            assert!(outside.contains(part), "{part} is not in {outside}");
+            assert!(vfio_user.contains(part), "{part} is not in {vfio_user}");
         }
     }
 }

@@ -196,9 +196,9 @@ impl Pooled {
         // SAFETY: locals' addresses.
         unsafe { functions.cuMemPoolCreate(&raw mut raw, &raw const what) }?;
         let pool = Pool { context: context.clone(), raw };
-        let who = read_and_write(of_device(context.device()));
+        let access = read_and_write(of_device(context.device()));
         // SAFETY: a list of one.
-        unsafe { functions.cuMemPoolSetAccess(raw, &raw const who, 1) }?;
+        unsafe { functions.cuMemPoolSetAccess(raw, &raw const access, 1) }?;
         let (stream, mut address) = (Stream::new(context)?, 0);
         // SAFETY: a local's address; pool and stream are alive.
         unsafe { functions.cuMemAllocFromPoolAsync(&raw mut address, length(bytes), raw, stream.raw()) }?;

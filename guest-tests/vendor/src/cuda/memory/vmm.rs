@@ -45,7 +45,7 @@ pub(super) fn read_and_write(location: sys::CUmemLocation) -> sys::CUmemAccessDe
     sys::CUmemAccessDesc { location, flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE }
 }
 
-fn wanted(context: &Context, kind: Kind, shared: Shared) -> sys::CUmemAllocationProp {
+fn properties(context: &Context, kind: Kind, shared: Shared) -> sys::CUmemAllocationProp {
     // A GPU's memory must be declared as RDMA-capable where that is supported, or it cannot be exported as a dma-buf.
     let rdma = kind == Kind::Device && context.attributes().has(crate::cuda::Attribute::RDMA_WITH_VMM);
     sys::CUmemAllocationProp {
@@ -64,11 +64,11 @@ fn wanted(context: &Context, kind: Kind, shared: Shared) -> sys::CUmemAllocation
 
 /// Granularity of sizes: whole pages of the largest kind that the driver recommends.
 pub(super) fn granularity(context: &Context, kind: Kind) -> Result<u64, CudaError> {
-    let (mut bytes, wanted) = (0_usize, wanted(context, kind, POSIX_FD));
+    let (mut bytes, properties) = (0_usize, properties(context, kind, POSIX_FD));
     let recommended = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED as c_uint;
     let functions = context.enter()?;
     // SAFETY: locals' addresses.
-    unsafe { functions.cuMemGetAllocationGranularity(&raw mut bytes, &raw const wanted, recommended) }?;
+    unsafe { functions.cuMemGetAllocationGranularity(&raw mut bytes, &raw const properties, recommended) }?;
     // Sizes are rounded up to this, so any other value from the driver is an error.
     if bytes.is_power_of_two() && bytes >= 4096 {
         return Ok(bytes as u64);
@@ -87,9 +87,9 @@ pub(super) struct Created {
 impl Created {
     /// `bytes` bytes, a multiple of the granularity.
     pub(super) fn new(context: &Context, kind: Kind, bytes: u64, shared: Shared) -> Result<Self, CudaError> {
-        let (functions, mut raw, wanted) = (context.enter()?, 0, wanted(context, kind, shared));
+        let (functions, mut raw, properties) = (context.enter()?, 0, properties(context, kind, shared));
         // SAFETY: locals' addresses.
-        unsafe { functions.cuMemCreate(&raw mut raw, length(bytes), &raw const wanted, 0) }?;
+        unsafe { functions.cuMemCreate(&raw mut raw, length(bytes), &raw const properties, 0) }?;
         Ok(Self { functions, raw, bytes })
     }
 

@@ -44,7 +44,7 @@ pub fn setup(vcpu: &VcpuFd, capability: u64) -> Result<(), KvmError> {
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn give(vcpu: &VcpuFd, what: &kvm_x86_mce) -> Result<(), KvmError> {
+pub fn inject(vcpu: &VcpuFd, what: &kvm_x86_mce) -> Result<(), KvmError> {
     // SAFETY: the kernel reads a kvm_x86_mce.
     let result = unsafe { ioctl_with_ref(vcpu, KVM_X86_SET_MCE(), what) };
     check("KVM_X86_SET_MCE", result)
@@ -77,7 +77,7 @@ mod tests {
         let vcpu = vm.create_vcpu(0).unwrap();
         setup(&vcpu, capability).unwrap();
         let reported = Reporter { amd: true }.found(Span::new(Gpa::new(0x4000), 0x1000).unwrap()).unwrap();
-        give(&vcpu, &reported).unwrap();
+        inject(&vcpu, &reported).unwrap();
         let entry = |index| kvm_msr_entry { index, ..Default::default() };
         let mut msrs = Msrs::from_entries(&[MC8_STATUS, MC8_STATUS + 1, MC8_STATUS + 2].map(entry)).unwrap();
         vcpu.get_msrs(&mut msrs).unwrap();
@@ -85,6 +85,6 @@ mod tests {
         assert_eq!(values, [reported.status, 0x4000, reported.misc]);
         assert!(!takes_exceptions(&vcpu).unwrap()); // it has not switched them on
         let wrong = kvm_x86_mce { bank: 200, ..reported };
-        assert!(give(&vcpu, &wrong).is_err());
+        assert!(inject(&vcpu, &wrong).is_err());
     }
 }

@@ -82,10 +82,10 @@ impl<'a> PortTree<'a> {
         let bus = self.function.role.bridge().map(|bridge| bridge.secondary).filter(|bus| *bus > own);
         let plan = self.plan;
         let here = plan.pci.iter().filter(move |f| Some(f.address.bus()) == bus);
-        here.map(move |function| PortTree { plan, function }).filter(Self::says_something)
+        here.map(move |function| PortTree { plan, function }).filter(Self::leads_to_slice)
     }
 
-    fn says_something(&self) -> bool {
+    fn leads_to_slice(&self) -> bool {
         self.slice().is_some() || self.behind().next().is_some()
     }
 }

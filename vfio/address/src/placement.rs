@@ -32,7 +32,7 @@ pub struct Placement<T, S> {
 #[error(
     "cannot place {size:#x} bytes aligned to {align:#x}: the largest usable gap is {largest:#x} bytes, {short_by:#x} too few"
 )]
-pub struct PlaceError<T> {
+pub struct PlacerError<T> {
     /// Tag of the failed request.
     pub tag: T,
     /// Requested size, in bytes.
@@ -65,8 +65,8 @@ impl<S> Placer<S> {
     /// Places one request at the lowest address that fits.
     ///
     /// # Errors
-    /// [`PlaceError`] when no gap is large enough; nothing is taken then.
-    pub fn place<T>(&mut self, request: Request<T>) -> Result<Placement<T, S>, PlaceError<T>> {
+    /// [`PlacerError`] when no gap is large enough; nothing is taken then.
+    pub fn place<T>(&mut self, request: Request<T>) -> Result<Placement<T, S>, PlacerError<T>> {
         let Request { tag, size, align } = request;
         let usable = |gap: Span<S>| {
             align_up(gap.start().get(), align).and_then(|start| Span::between(Address::new(start), gap.end()))
@@ -75,7 +75,7 @@ impl<S> Placer<S> {
         let found = self.free.iter().filter_map(usable).find_map(fits);
         let Some(span) = found else {
             let largest = self.free.iter().filter_map(usable).map(Span::size).max().unwrap_or(0);
-            return Err(PlaceError { tag, size, align, largest, short_by: size.saturating_sub(largest) });
+            return Err(PlacerError { tag, size, align, largest, short_by: size.saturating_sub(largest) });
         };
         self.free = self.free.minus(&SpanSet::from_iter([span]));
         Ok(Placement { tag, span })
@@ -84,8 +84,11 @@ impl<S> Placer<S> {
     /// Places all requests, or none; the placements come back in the order of the requests.
     ///
     /// # Errors
-    /// [`PlaceError`] for the first request, in placing order, that finds no gap.
-    pub fn place_all<T>(&mut self, requests: Vec<Request<T>>) -> Result<Vec<Placement<T, S>>, PlaceError<T>> {
+    /// [`PlacerError`] for the first request, in placing order, that finds no gap.
+    pub fn place_all<T>(
+        &mut self,
+        requests: Vec<Request<T>>,
+    ) -> Result<Vec<Placement<T, S>>, PlacerError<T>> {
         let mut order: Vec<(usize, Request<T>)> = requests.into_iter().enumerate().collect();
         order.sort_by_key(|(index, r)| (std::cmp::Reverse((r.align, r.size)), *index));
         let before = self.free.clone();

@@ -55,7 +55,7 @@ pub(super) fn source<'s>(
         }
     }
     Err(match short {
-        Some(source) => GuestError::NoPlace { index, source: Box::new(source) },
+        Some(source) => GuestError::NoPlacement { index, source: Box::new(source) },
         None => GuestError::NoRegion { index, regions: slice.regions.clone() },
     })
 }

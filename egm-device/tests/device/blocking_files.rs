@@ -63,8 +63,8 @@ pub(crate) fn serves_and_ends(server: Server, host: &Host) -> Option<i32> {
 
 /// Sends `bytes` with `files` and returns the errno of the reply.
 fn errno(raw: &mut Raw, bytes: &[u8], files: &[impl AsFd]) -> Option<u32> {
-    raw.say_with(bytes, files);
-    raw.hear().expect("the connection stands").1
+    raw.send_with(bytes, files);
+    raw.receive().expect("the connection stands").1
 }
 
 #[test]
@@ -79,8 +79,8 @@ fn a_file_that_is_no_eventfd_is_refused_as_one_and_does_not_hang_the_server() {
     assert_eq!(errno(&mut raw, &message(3, SET_IRQS, COMMAND, &connect_vectors(2)), &mixed), EINVAL);
     // A vector without an eventfd does nothing when it fires.
     let trigger = [20, 0x21, 2, 0, 1].into_iter().flat_map(u32::to_le_bytes).collect::<Vec<_>>();
-    raw.say(&message(4, SET_IRQS, COMMAND, &trigger));
-    assert_eq!(raw.hear().unwrap().1, None);
+    raw.send(&message(4, SET_IRQS, COMMAND, &trigger));
+    assert_eq!(raw.receive().unwrap().1, None);
     drop(raw);
     world.ends_well();
 }
@@ -103,18 +103,18 @@ fn files_that_come_with_half_a_message_behind_a_broken_one_or_to_a_busy_server_d
     let path = world.host.path("vm.sock");
     let one = [world.fuse.file()];
     let mut first = world.raw();
-    first.say_with(&message(2, MAP, COMMAND, &window(0))[..30], &one);
+    first.send_with(&message(2, MAP, COMMAND, &window(0))[..30], &one);
     // A client is connected: another one is refused, with its files unread.
     let mut second = Raw(UnixStream::connect(&path).unwrap());
-    second.say_with(&message(1, SET_IRQS, COMMAND, &connect_vectors(1)), &one);
+    second.send_with(&message(1, SET_IRQS, COMMAND, &connect_vectors(1)), &one);
     drop((first, second));
     let mut third = world.raw();
     // No message has 15 bytes: the bytes after it are never read.
     let mut broken = message(2, RESET, COMMAND, &[]);
     broken[4] = 15;
-    third.say(&broken);
-    third.say_with(&message(3, MAP, COMMAND, &window(0)), &one);
-    assert!(third.hear().is_none(), "the server hangs up");
+    third.send(&broken);
+    third.send_with(&message(3, MAP, COMMAND, &window(0)), &one);
+    assert!(third.receive().is_none(), "the server hangs up");
     drop(third);
     world.ends_well();
 }

@@ -7,14 +7,14 @@ use super::{FirmwareError, Table};
 /// Tables start on a cache line; ACPI and EFI ask for 16 bytes at most.
 const ALIGN: usize = 64;
 
-/// The window being filled. It may grow past the window: then [`Room::finish`] returns by how much.
-pub(super) struct Room {
+/// The window being filled. It may grow past the window: then [`WindowBuffer::finish`] returns by how much.
+pub(super) struct WindowBuffer {
     window: Span<Guest>,
     bytes: Vec<u8>,
     tables: Vec<Placed>,
 }
 
-/// An ACPI table inside [`Room::bytes`].
+/// An ACPI table inside [`WindowBuffer::bytes`].
 struct Placed {
     signature: [u8; 4],
     start: usize,
@@ -28,7 +28,7 @@ pub(super) struct Contents {
     pub(super) tables: Vec<Table>,
 }
 
-impl Room {
+impl WindowBuffer {
     pub(super) const fn new(window: Span<Guest>) -> Self {
         Self { window, bytes: Vec::new(), tables: Vec::new() }
     }
@@ -56,13 +56,13 @@ impl Room {
         }
     }
 
-    /// The guest address of a byte; beyond the window it means nothing, and [`Room::finish`] fails.
+    /// The guest address of a byte; beyond the window it means nothing, and [`WindowBuffer::finish`] fails.
     fn address(&self, offset: usize) -> Gpa {
         let start = self.window.start();
         u64::try_from(offset).ok().and_then(|offset| start.checked_add(offset)).unwrap_or(start)
     }
 
-    /// What is in the room; the last `kept` bytes of the window stay free.
+    /// The contents; the last `kept` bytes of the window stay free.
     pub(super) fn finish(self, kept: u64) -> Result<Contents, FirmwareError> {
         let need = u64::try_from(self.bytes.len()).unwrap_or(u64::MAX);
         let over = need.saturating_sub(self.window.size().saturating_sub(kept));

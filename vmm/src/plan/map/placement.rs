@@ -1,6 +1,6 @@
 //! Blocks of BARs in the windows: what each node of the tree needs, and where it goes; later, in the window of a spare port.
 
-use egm_address::{ByteSize, Gpa, Guest, PlaceError, Placer, Request, Span, SpanSet};
+use egm_address::{ByteSize, Gpa, Guest, Placer, PlacerError, Request, Span, SpanSet};
 use egm_vfio::host::HostFunction;
 
 use crate::config::Device;
@@ -8,7 +8,7 @@ use crate::plan::demand::devices::{BarDemand, DeviceDemand, PAGE, bars};
 use crate::plan::map::blocks::{BRIDGE_UNIT, Block, Item, PackError, pack};
 use crate::plan::map::space::Space;
 use crate::plan::map::tree::{ROOT, Tree, What};
-use crate::plan::{AssignedRule, BarPlan, BridgePlan, PlaceRule, PlanError};
+use crate::plan::{AssignedRule, BarPlan, BridgePlan, PlacementRule, PlanError};
 
 /// Size of the 64-bit window when neither BARs nor the configuration require more: space for hot-plug.
 const LEAST_WINDOW64: u64 = 64 << 30;
@@ -110,17 +110,17 @@ impl<'a> Blocks<'a> {
 
     fn no_place(
         &self,
-        error: PlaceError<usize>,
+        error: PlacerError<usize>,
         spans: &SpanSet<Guest>,
         suggested: Option<ByteSize>,
     ) -> PlanError {
-        let PlaceError { tag, size, align, largest, short_by } = error;
+        let PlacerError { tag, size, align, largest, short_by } = error;
         match spans.iter().next() {
             Some(span) => PlanError::Window {
                 device: self.device(tag),
                 window: if self.high { "64-bit" } else { "32-bit" },
                 span,
-                source: PlaceError { tag: (), size, align, largest, short_by },
+                source: PlacerError { tag: (), size, align, largest, short_by },
                 suggested,
             },
             None => PlanError::Internal("a device needs a window that was not placed"),
@@ -171,12 +171,12 @@ fn bridge_error(devices: &[DeviceDemand<'_>], tree: &Tree, error: &PackError) ->
 }
 
 /// Address ranges of nodes and devices in one window, by number.
-pub(super) struct Places {
+pub(super) struct Placements {
     pub(super) spans: Vec<Option<Span<Guest>>>,
     pub(super) bars: Vec<Vec<BarPlan>>,
 }
 
-impl Places {
+impl Placements {
     /// The span of node `number`, if it has one in this window.
     pub(super) fn span(&self, number: usize) -> Option<Span<Guest>> {
         self.spans.get(number).copied().flatten()
@@ -185,15 +185,15 @@ impl Places {
 
 /// Address ranges in both windows.
 pub(super) struct Placed {
-    pub(super) low: Places,
-    pub(super) high: Places,
+    pub(super) low: Placements,
+    pub(super) high: Placements,
 }
 
 pub(super) fn place(
     blocks: &Blocks<'_>,
     window: Option<Span<Guest>>,
     space: &Space,
-) -> Result<Places, PlanError> {
+) -> Result<Placements, PlanError> {
     let window: SpanSet<Guest> = window.into_iter().collect();
     let suggested = if blocks.high { Some(ByteSize::new(with_spare(blocks.needed()?))) } else { None };
     let mut tops = blocks.fixed()?;
@@ -203,7 +203,7 @@ pub(super) fn place(
             device: blocks.device(a.node),
             what: "its block of BARs".to_owned(),
             span: a.span,
-            rule: PlaceRule::Shared(blocks.device(b.node)),
+            rule: PlacementRule::Shared(blocks.device(b.node)),
             data_direct: blocks.is_for_data_direct(a.node) || blocks.is_for_data_direct(b.node),
         }
         .into());
@@ -212,8 +212,10 @@ pub(super) fn place(
     let placed = Placer::new(&window, &taken).place_all(blocks.requests());
     let placed = placed.map_err(|error| blocks.no_place(error, &window, suggested))?;
     tops.extend(placed.into_iter().map(|placed| TopBlock { node: placed.tag, span: placed.span }));
-    let mut out =
-        Places { spans: vec![None; blocks.tree.nodes.len()], bars: vec![Vec::new(); blocks.devices.len()] };
+    let mut out = Placements {
+        spans: vec![None; blocks.tree.nodes.len()],
+        bars: vec![Vec::new(); blocks.devices.len()],
+    };
     for TopBlock { node, span } in tops {
         *out.spans.get_mut(node).ok_or(PlanError::Internal("a placement is of no node"))? = Some(span);
     }
@@ -224,7 +226,7 @@ pub(super) fn place(
 }
 
 /// Places what is in the block of `node`, which has its place.
-fn place_inside(blocks: &Blocks<'_>, node: usize, out: &mut Places) -> Result<(), PlanError> {
+fn place_inside(blocks: &Blocks<'_>, node: usize, out: &mut Placements) -> Result<(), PlanError> {
     let (Some(block), Some(span)) = (blocks.block(node), out.span(node)) else {
         return Ok(());
     };
@@ -285,7 +287,7 @@ fn shared(one: &DeviceDemand<'_>, other: &str) -> PlanError {
             device: one.device.id.clone(),
             what: fixed.name(),
             span,
-            rule: PlaceRule::Shared(other.to_owned()),
+            rule: PlacementRule::Shared(other.to_owned()),
             data_direct: fixed.bar.data_direct,
         }
         .into(),
@@ -317,8 +319,13 @@ fn inside(
     let Some(block) = pack(&items, BRIDGE_UNIT).map_err(fault)? else { return Ok(Vec::new()) };
     let (size, largest) = (block.size, window.map_or(0, |window| window.size()));
     let Some(window) = window.filter(|_| size <= largest) else {
-        let source =
-            PlaceError { tag: (), size, align: block.align, largest, short_by: size.saturating_sub(largest) };
+        let source = PlacerError {
+            tag: (),
+            size,
+            align: block.align,
+            largest,
+            short_by: size.saturating_sub(largest),
+        };
         let (device, bits) = (device.id.clone(), if high { 64 } else { 32 });
         return Err(PlanError::SpareWindow { device, window: bits, source });
     };

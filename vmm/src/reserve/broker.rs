@@ -33,7 +33,7 @@ pub struct Broker {
 
 /// The slices that were requested from a broker.
 #[derive(Debug, Default)]
-pub(crate) struct Loans(Vec<Requested>);
+pub(crate) struct GrantedSlices(Vec<Requested>);
 
 #[derive(Debug)]
 struct Requested {
@@ -46,7 +46,7 @@ struct Requested {
 #[derive(Debug)]
 enum Source {
     /// From the broker, which keeps it granted while this value lives.
-    Loan(Box<BrokerLease>),
+    Broker(Box<BrokerLease>),
     /// From this process: its list goes on with "local" or "guest-memfd", and the broker refused, for this reason.
     Local(String),
 }
@@ -75,30 +75,34 @@ impl Broker {
     ///
     /// # Errors
     /// [`ReserveError::Broker`]; slices granted until then are returned.
-    pub(crate) fn borrow(&self, spec: &Spec, waiting: &dyn Fn(&str, &str)) -> Result<Loans, ReserveError> {
+    pub(crate) fn borrow(
+        &self,
+        spec: &Spec,
+        waiting: &dyn Fn(&str, &str),
+    ) -> Result<GrantedSlices, ReserveError> {
         let asked = spec.egm.iter().enumerate().filter(|(_, slice)| !before_own(slice).is_empty());
         let mut order: Vec<usize> = asked.map(|(index, _)| index).collect();
         let mut announcer = Announcer { waiting, announced: BTreeSet::new() };
         let mut pause = FIRST_PAUSE;
         loop {
-            let mut loans = Loans::default();
-            let Some(refused) = self.request(spec, &order, &mut loans, &mut announcer)? else {
-                return Ok(loans);
+            let mut granted = GrantedSlices::default();
+            let Some(refused) = self.request(spec, &order, &mut granted, &mut announcer)? else {
+                return Ok(granted);
             };
-            loans.return_all()?;
+            granted.return_all()?;
             order.swap(0, refused);
             thread::sleep(pause);
             pause = pause.saturating_mul(2).min(LAST_PAUSE);
         }
     }
 
-    /// Requests the slices with these indexes, and adds them to `loans`. Returns the position of one that has to wait, and is
+    /// Requests the slices with these indexes, and adds them to `granted`. Returns the position of one that has to wait, and is
     /// not the first.
     fn request(
         &self,
         spec: &Spec,
         order: &[usize],
-        loans: &mut Loans,
+        granted: &mut GrantedSlices,
         announcer: &mut Announcer<'_>,
     ) -> Result<Option<usize>, ReserveError> {
         for (position, &index) in order.iter().enumerate() {
@@ -108,7 +112,7 @@ impl Broker {
             let take = self.take(spec, slice, position == 0);
             let client = Client::connect(&self.socket).map_err(error)?;
             let source = match client.take(&take, |why| announcer.announce(&id, why)) {
-                Ok(loan) => Source::Loan(Box::new(loan)),
+                Ok(lease) => Source::Broker(Box::new(lease)),
                 Err(ClientError::Refused { why, .. }) if slice.regions.iter().any(is_own) => {
                     Source::Local(why)
                 }
@@ -118,7 +122,7 @@ impl Broker {
                 }
                 Err(source) => return Err(error(source)),
             };
-            loans.0.push(Requested { index, source });
+            granted.0.push(Requested { index, source });
         }
         Ok(None)
     }
@@ -146,14 +150,14 @@ fn before_own(slice: &EgmSlice) -> &[String] {
     slice.regions.split(is_own).next().unwrap_or_default()
 }
 
-impl Loans {
+impl GrantedSlices {
     /// Returns the slices to the broker. One of a pool that the broker refuses to take back now, because other devices of
     /// this user may still reach it, goes back with this process.
     fn return_all(self) -> Result<(), ReserveError> {
         for Requested { index, source } in self.0 {
-            let Source::Loan(loan) = source else { continue };
-            let is_pool = loan.region().kind.is_pool();
-            match loan.return_slice(&AtomicBool::new(false)) {
+            let Source::Broker(lease) = source else { continue };
+            let is_pool = lease.region().kind.is_pool();
+            match lease.return_slice(&AtomicBool::new(false)) {
                 Err(ClientError::Refused { .. }) if is_pool => {}
                 given => {
                     given.map_err(|source| ReserveError::Broker { id: format!("egm{index}"), source })?;
@@ -172,8 +176,8 @@ impl Loans {
             let Some(wanted) = spec.egm.get_mut(*index) else { continue };
             let first = wanted.regions.first().cloned().unwrap_or_default();
             let (from, kind, why) = match source {
-                Source::Loan(loan) => {
-                    let (region, slice) = (loan.region(), loan.slice());
+                Source::Broker(lease) => {
+                    let (region, slice) = (lease.region(), lease.slice());
                     let name = format!("{}.{index}", region.name);
                     wanted.regions = vec![name.clone()];
                     let region_of_slice = Region { name, ..region.clone() };
@@ -200,8 +204,8 @@ impl Loans {
     pub(crate) fn into_leases(self) -> Result<Leases, ReserveError> {
         let mut leases = Leases::default();
         for Requested { index, source } in self.0 {
-            if let Source::Loan(loan) = source {
-                leases.add(format!("egm{index}"), loan)?;
+            if let Source::Broker(lease) = source {
+                leases.add(format!("egm{index}"), lease)?;
             }
         }
         Ok(leases)
@@ -249,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loan_leaves_one_place_in_its_region() {
+    fn a_granted_slice_leaves_one_place_in_its_region() {
         let region = Region {
             name: "egm4.0".into(),
             kind: RegionKind::Egm { device: "/dev/egm4".into() },

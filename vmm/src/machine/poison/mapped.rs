@@ -18,24 +18,24 @@ pub(super) struct MappedPiece {
 
 /// All of a guest's memory.
 #[derive(Debug, Default)]
-pub(super) struct Places(pub(super) Vec<MappedPiece>);
+pub(super) struct MappedMemory(pub(super) Vec<MappedPiece>);
 
-impl Places {
+impl MappedMemory {
     /// The guest's addresses of a bad page; `None` when it is no memory of the guest.
-    pub(super) fn of_met(&self, met: GuestFault) -> Option<Span<Guest>> {
-        self.0.iter().find_map(|place| {
-            let first = met.address.max(place.host).checked_sub(place.host)?;
-            let end = met.address.saturating_add(met.size).checked_sub(place.host)?;
-            clip(place.guest, first, end)
+    pub(super) fn of_fault(&self, fault: GuestFault) -> Option<Span<Guest>> {
+        self.0.iter().find_map(|piece| {
+            let first = fault.address.max(piece.host).checked_sub(piece.host)?;
+            let end = fault.address.saturating_add(fault.size).checked_sub(piece.host)?;
+            clip(piece.guest, first, end)
         })
     }
 
     /// The guest's addresses of `bad`, which are bytes of memory number `memory`; none for what the guest does not see.
     pub(super) fn of_bytes(&self, memory: usize, bad: Span<InRegion>) -> impl Iterator<Item = Span<Guest>> {
-        self.0.iter().filter(move |place| place.memory == memory).filter_map(move |place| {
-            let part = place.bytes.intersection(bad)?;
-            let behind = |at: Address<InRegion>| at.offset_from(place.bytes.start());
-            clip(place.guest, behind(part.start())?, behind(part.end())?)
+        self.0.iter().filter(move |piece| piece.memory == memory).filter_map(move |piece| {
+            let part = piece.bytes.intersection(bad)?;
+            let behind = |at: Address<InRegion>| at.offset_from(piece.bytes.start());
+            clip(piece.guest, behind(part.start())?, behind(part.end())?)
         })
     }
 }
@@ -56,21 +56,21 @@ mod tests {
     const HOST: u64 = 0x7000_0000;
 
     /// A slice of 64 pages at 1 MiB of its region, seen by the guest at 4 GiB and, behind a hole of one page, at 8 GiB.
-    fn slice() -> Places {
-        let place = |host, guest, bytes, size| MappedPiece {
+    fn slice() -> MappedMemory {
+        let piece = |host, guest, bytes, size| MappedPiece {
             host,
             guest: Span::new(Gpa::new(guest), size).unwrap(),
             memory: 1,
             bytes: Span::new(Offset::new(bytes), size).unwrap(),
         };
-        Places(vec![
-            place(HOST, 0x1_0000_0000, 0x10_0000, 0x2_0000),
-            place(0x9000_0000, 0x2_0000_0000, 0x12_1000, 0x1_f000),
+        MappedMemory(vec![
+            piece(HOST, 0x1_0000_0000, 0x10_0000, 0x2_0000),
+            piece(0x9000_0000, 0x2_0000_0000, 0x12_1000, 0x1_f000),
         ])
     }
 
-    fn met(address: u64, size: u64) -> Option<(u64, u64)> {
-        slice().of_met(GuestFault { address, size }).map(|span| (span.start().get(), span.size()))
+    fn fault(address: u64, size: u64) -> Option<(u64, u64)> {
+        slice().of_fault(GuestFault { address, size }).map(|span| (span.start().get(), span.size()))
     }
 
     fn bytes(memory: usize, from: u64, size: u64) -> Vec<(u64, u64)> {
@@ -80,11 +80,11 @@ mod tests {
 
     #[test]
     fn a_page_that_a_vcpu_accessed_is_found_by_its_host_address_and_clipped_to_its_piece() {
-        assert_eq!(met(HOST + 0x3000, 0x1000), Some((0x1_0000_3000, 0x1000)));
-        assert_eq!(met(0x9001_e000, 0x1000), Some((0x2_0001_e000, 0x1000)));
-        assert_eq!(met(HOST, 0x20_0000), Some((0x1_0000_0000, 0x2_0000)));
-        assert_eq!((met(HOST - 0x1000, 0x1000), met(HOST + 0x2_0000, 0x1000)), (None, None));
-        assert_eq!(met(u64::MAX - 0xfff, 0x1000), None);
+        assert_eq!(fault(HOST + 0x3000, 0x1000), Some((0x1_0000_3000, 0x1000)));
+        assert_eq!(fault(0x9001_e000, 0x1000), Some((0x2_0001_e000, 0x1000)));
+        assert_eq!(fault(HOST, 0x20_0000), Some((0x1_0000_0000, 0x2_0000)));
+        assert_eq!((fault(HOST - 0x1000, 0x1000), fault(HOST + 0x2_0000, 0x1000)), (None, None));
+        assert_eq!(fault(u64::MAX - 0xfff, 0x1000), None);
     }
 
     #[test]
@@ -97,7 +97,7 @@ mod tests {
     proptest! {
         #[test]
         fn address_and_bytes_of_one_page_are_one_guest_address(page in 0u64..0x20) {
-            let address = met(HOST + (page << 12), 0x1000).unwrap();
+            let address = fault(HOST + (page << 12), 0x1000).unwrap();
             prop_assert_eq!(bytes(1, 0x10_0000 + (page << 12), 0x1000), [address]);
         }
     }

@@ -14,12 +14,12 @@ const PAGE: u64 = 64 << 10;
 /// An initramfs lies in one aligned piece of this size with its kernel (booting.rst).
 const REACH: u64 = 32 << 30;
 
-/// The lowest room for a kernel of `needed` bytes, or else the largest room that a kernel could have.
+/// The lowest free span for a kernel of `needed` bytes, or else the largest aligned for a kernel.
 pub fn kernel(plan: &Plan, needed: u64) -> Option<Span<Guest>> {
     choose(pieces(plan), needed, KERNEL)
 }
 
-/// The lowest room for an initramfs of `size` bytes beside `kernel`, or else the largest that there is.
+/// The lowest free span for an initramfs of `size` bytes beside `kernel`, or else the largest.
 pub fn initramfs(plan: &Plan, kernel: Span<Guest>, size: u64) -> Option<Span<Guest>> {
     let kernel = SpanSet::from_iter([kernel]);
     let left = |piece| SpanSet::from_iter([piece]).minus(&kernel).iter().collect::<Vec<_>>();
@@ -35,9 +35,9 @@ fn pieces(plan: &Plan) -> impl Iterator<Item = Span<Guest>> {
 fn choose(pieces: impl Iterator<Item = Span<Guest>>, size: u64, align: u64) -> Option<Span<Guest>> {
     let aligned =
         |piece: Span<Guest>| Span::between(Gpa::new(align_up(piece.start().get(), align)?), piece.end());
-    let rooms: Vec<_> = pieces.filter_map(aligned).collect();
-    let fits = rooms.iter().find(|room| room.size() >= size);
-    fits.or_else(|| rooms.iter().max_by_key(|room| room.size())).copied()
+    let spans: Vec<_> = pieces.filter_map(aligned).collect();
+    let fits = spans.iter().find(|span| span.size() >= size);
+    fits.or_else(|| spans.iter().max_by_key(|span| span.size())).copied()
 }
 
 #[cfg(test)]
@@ -52,12 +52,12 @@ mod tests {
         // Retired pages at 6 MiB and at 80 MiB of the first memory.
         let plan = egm_first(&[6 * MIB, 80 * MIB]);
         let start = LAYOUT.firmware.start().get();
-        let at = |room: Option<Span<Guest>>| room.map(|room| room.start().get() - start);
+        let at = |span: Option<Span<Guest>>| span.map(|span| span.start().get() - start);
         assert_eq!(at(kernel(&plan, 4 * MIB)), Some(2 * MIB));
         assert_eq!(at(kernel(&plan, 64 * MIB)), Some(8 * MIB), "2 MiB boundaries");
         assert_eq!(at(kernel(&plan, 73 * MIB)), Some(82 * MIB));
         let none = kernel(&plan, 1 << 40).unwrap();
-        assert!(none.size() < 1 << 40, "the largest is said when none is large enough");
+        assert!(none.size() < 1 << 40, "the largest is returned when none is large enough");
         let taken = Span::new(Gpa::new(start + 8 * MIB), 64 * MIB).unwrap();
         assert_eq!(at(initramfs(&plan, taken, MIB)), Some(2 * MIB));
         assert_eq!(at(initramfs(&plan, taken, 5 * MIB)), Some(72 * MIB));
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_a_kernel_that_takes_all_memory_there_is_no_room_for_an_initramfs() {
+    fn beside_a_kernel_that_takes_all_memory_no_span_is_left_for_an_initramfs() {
         let plan = egm_first(&[]);
         let all = Span::new(LAYOUT.firmware.start(), REACH).unwrap();
         assert_eq!(initramfs(&plan, all, 1), None);
