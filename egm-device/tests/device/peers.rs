@@ -163,7 +163,7 @@ fn a_second_client_is_refused_and_the_first_goes_on() {
 fn a_client_that_connects_and_sends_nothing_is_disconnected() {
     let world = World::new(&[]);
     let mut silent = [Raw::connect(&world.path), Raw::connect(&world.path)];
-    assert!(silent.each_mut().map(Raw::hear).iter().all(Option::is_none), "they are hung up on");
+    assert!(silent.each_mut().map(Raw::receive).iter().all(Option::is_none), "they are hung up on");
     still_serves(&world);
 }
 

@@ -23,7 +23,7 @@ mod tree;
 mod windows;
 
 use self::functions::Functions;
-use self::memory::Memory;
+use self::memory::PlacedMemory;
 use self::nodes::Numa;
 use self::placement::{Blocks, Placed, place};
 use self::space::Space;
