@@ -189,7 +189,7 @@ fn a_baseline_gives_ratios_and_fails_a_run_only_on_request() {
     let hostile = before.to_json().replacen("\"seed\"", "\"\\u001b[2J\": 1, \"seed\"", 1);
     fs::write(&file, hostile).unwrap();
     let refused = ends(&validate(&[&quick[..], &baseline].concat()), 2);
-    assert!(refused.contains("unknown field"), "{refused}");
+    assert!(refused.contains("unknown key"), "{refused}");
 }
 
 #[test]

@@ -112,17 +112,18 @@ fn written_distances(domains: &[Domain<'_>], faults: &mut Faults) -> BTreeMap<(u
                 faults.note(no_such_node(text, domains).at(key));
                 continue;
             };
-            check_distance((domain.id, to), distance, key, faults);
+            check_distance(to == domain.id, distance, key, faults);
             written.insert((domain.id, to), distance);
         }
     }
     written
 }
 
-fn check_distance((from, to): (u32, u32), distance: u8, key: String, faults: &mut Faults) {
-    if to == from && distance != LOCAL {
+/// Checks the `distance` at `key`, from a node `to_itself` or to another one.
+fn check_distance(to_itself: bool, distance: u8, key: String, faults: &mut Faults) {
+    if to_itself && distance != LOCAL {
         faults.note(Rule::from(NumaRule::ToItself { distance }).at(key));
-    } else if to != from {
+    } else if !to_itself {
         faults.value(key, in_range(distance, LOCAL + 1, MAX_DISTANCE));
     }
 }
@@ -141,7 +142,7 @@ pub(super) fn check_ranges(memory: Option<&MemoryFile>, egm: &[Slot<EgmFile>], f
     for (key, id, distances, access) in nodes.chain(slices) {
         for (text, &distance) in distances.into_iter().flatten() {
             if let Ok(to) = text.parse::<u32>() {
-                check_distance((id, to), distance, format!("{key}.distances.{text}"), faults);
+                check_distance(to == id, distance, format!("{key}.distances.{text}"), faults);
             }
         }
         check_figures(&key, access.unwrap_or_default(), faults);

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Folders of pages, from the folder of egm-vmm.
-const FOLDERS: [&str; 7] =
-    ["..", "../docs", "../egm-device", "../guest-tests", "../vfio", "../vmm", "../vmm/src/export"];
+/// Folders of pages.
+const FOLDERS: [&str; 7] = ["", "docs", "egm-device", "guest-tests", "vfio", "vmm", "vmm/src/export"];
 
 /// Paths of the pages.
 fn pages() -> Vec<PathBuf> {
-    let entries = FOLDERS.iter().flat_map(|folder| fs::read_dir(folder).unwrap());
+    let root = Path::new("..");
+    let entries = FOLDERS.iter().flat_map(|folder| fs::read_dir(root.join(folder)).unwrap());
     let paths = entries.map(|entry| entry.unwrap().path());
     paths.filter(|path| path.extension().is_some_and(|end| end == "md")).collect()
 }

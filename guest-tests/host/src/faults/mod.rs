@@ -174,7 +174,7 @@ struct Closing {
 }
 
 impl Closing {
-    /// A fault whose check was skipped was not caught. Only `unit` allows that: every scripts/test runs those, on
+    /// A fault with a skipped check was not caught. Only `unit` allows that: every scripts/test runs those, on
     /// machines where skips.json allows their skips.
     fn of(verdicts: &[Verdict], unit: bool) -> Self {
         let count = |wanted: Outcome| verdicts.iter().filter(|verdict| verdict.outcome == wanted).count();
