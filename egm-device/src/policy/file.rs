@@ -93,7 +93,7 @@ struct RuleFile {
     /// A group by name or number, primary or supplementary.
     #[schemars(with = "Option<NameOrNumberText>")]
     group: Option<NameOrNumber>,
-    /// The VM class that these users may start; without it the rule is for requests that say no class.
+    /// The VM class that these users may start; without it the rule is for requests without a class.
     #[schemars(with = "Option<NameText>")]
     class: Option<String>,
     /// Regions by name, or by kind: `egm`, `reserved`, `devdax`, `fsdax`, `hugetlb`, `memfd`, `guest-memfd`. Default: all.
@@ -311,10 +311,9 @@ fn rule(written: RuleFile, names: &Names) -> Result<Rule, String> {
 fn number(who: &NameOrNumber, known: &BTreeMap<String, u32>, what: &str) -> Result<u32, String> {
     match who {
         NameOrNumber::Number(number) => Ok(*number),
-        NameOrNumber::Name(name) => known
-            .get(name)
-            .copied()
-            .ok_or_else(|| format!("this host has no {what} {name:?} in /etc: write its number")),
+        NameOrNumber::Name(name) => known.get(name).copied().ok_or_else(|| {
+            format!("this host has no {what} {name:?} in /etc: write its number, without quotes")
+        }),
     }
 }
 

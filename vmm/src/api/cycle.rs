@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_whose_disks_failed_keeps_its_reason_with_the_text_of_the_failure() {
+    fn an_end_with_failed_disks_keeps_its_reason_with_the_text_of_the_failure() {
         let mut cycle = booted();
         cycle.ended(&ExitReason::PoweredOff);
         cycle.failed("disk is not flushed".to_owned());

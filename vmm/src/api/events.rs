@@ -40,7 +40,7 @@ pub enum MachineEvent {
         /// Bad bytes.
         size: u64,
     },
-    /// A host function was plugged in, is wanted back by the host, failed, is lost or left.
+    /// A host function was plugged in, is requested back by the host, failed, is lost or left.
     Device {
         /// Id in the machine.
         device: String,
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_reader_learns_how_many_events_it_lost() {
+    fn a_slow_reader_gets_the_number_of_events_that_it_lost() {
         let journal = journal(KEPT + 5);
         let mut cursor = 2;
         let batch = journal.read(&mut cursor, 1);

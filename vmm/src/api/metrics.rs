@@ -10,20 +10,23 @@ use crate::reserve::SliceRecord;
 /// A label's name and value.
 type Label<'a> = (&'static str, &'a str);
 
-struct Metrics(String);
+struct Metrics<'a> {
+    text: String,
+    /// Name of the machine, a label of every sample: files of several machines are read together.
+    machine: &'a str,
+}
 
-impl Metrics {
+impl Metrics<'_> {
     /// Begins the metric `name`.
     fn family(&mut self, name: &str, kind: &str, help: &str) {
         // A String takes everything.
-        let _ = write!(self.0, "# HELP egm_vmm_{name} {help}\n# TYPE egm_vmm_{name} {kind}\n");
+        let _ = write!(self.text, "# HELP egm_vmm_{name} {help}\n# TYPE egm_vmm_{name} {kind}\n");
     }
 
     fn sample(&mut self, name: &str, labels: &[Label<'_>], value: impl Display) {
-        let labels: Vec<_> =
-            labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
-        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-        let _ = writeln!(self.0, "egm_vmm_{name}{labels} {value}");
+        let labels = [("machine", self.machine)].into_iter().chain(labels.iter().copied());
+        let labels: Vec<_> = labels.map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
+        let _ = writeln!(self.text, "egm_vmm_{name}{{{}}} {value}", labels.join(","));
     }
 }
 
@@ -38,11 +41,10 @@ fn seconds(microseconds: u64) -> String {
 
 /// All metrics of the machine.
 pub(super) fn text(machine: &Published, state: &KnownState) -> String {
-    let mut all = Metrics(String::new());
+    let mut all = Metrics { text: String::new(), machine: state.name().unwrap_or_default() };
     all.family("info", "gauge", "The program, the machine and its state.");
     let phase = serde_json::to_value(state.phase()).unwrap_or_default();
-    let name = state.plan.as_ref().map_or("", |plan| plan.name.as_str());
-    let labels = [("version", VERSION), ("machine", name), ("state", phase.as_str().unwrap_or_default())];
+    let labels = [("version", VERSION), ("state", phase.as_str().unwrap_or_default())];
     all.sample("info", &labels, 1);
     all.family("uptime_seconds", "gauge", "Time since the program's start.");
     all.sample("uptime_seconds", &[], seconds(super::published::microseconds(machine.begun.elapsed())));
@@ -69,7 +71,7 @@ pub(super) fn text(machine: &Published, state: &KnownState) -> String {
             all.sample("device_events_total", &[("device", &device.id), ("counter", &counter)], number);
         }
     }
-    all.0
+    all.text
 }
 
 #[cfg(test)]
@@ -78,9 +80,9 @@ mod tests {
 
     #[test]
     fn a_label_cannot_forge_another_sample() {
-        let mut metrics = Metrics(String::new());
+        let mut metrics = Metrics { text: String::new(), machine: "vm1" };
         metrics.sample("x", &[("device", "a\"} 1\nforged 2\\")], 3);
-        assert_eq!(metrics.0, "egm_vmm_x{device=\"a\\\"} 1\\nforged 2\\\\\"} 3\n");
+        assert_eq!(metrics.text, "egm_vmm_x{machine=\"vm1\",device=\"a\\\"} 1\\nforged 2\\\\\"} 3\n");
     }
 
     #[test]
@@ -98,7 +100,10 @@ mod tests {
             assert!(text.contains(&format!("# TYPE {name} ")), "{line}");
             assert!(line.rsplit(' ').next().unwrap().parse::<f64>().is_ok(), "{line}");
         }
-        assert!(text.contains("egm_vmm_start_stage_seconds{stage=\"configuration\"} 0."), "{text}");
+        assert!(
+            text.contains("egm_vmm_start_stage_seconds{machine=\"\",stage=\"configuration\"} 0."),
+            "{text}"
+        );
         assert!(text.contains("state=\"starting\"} 1\n"), "{text}");
     }
 }

@@ -76,6 +76,12 @@ pub(super) struct KnownState {
 }
 
 impl KnownState {
+    /// Name of the machine, once its configuration is read.
+    pub(super) fn name(&self) -> Option<&str> {
+        let created = || self.cycle.as_ref().and_then(Cycle::created).map(|created| created.name.as_str());
+        self.plan.as_ref().map(|plan| plan.name.as_str()).or_else(created)
+    }
+
     pub(super) fn phase(&self) -> Phase {
         match (&self.live, &self.cycle) {
             _ if self.ended.is_some() => Phase::Ended,

@@ -516,7 +516,7 @@ mod tests {
     fn the_document_lists_exactly_the_metrics() {
         let machine = alive();
         let text = metrics::text(&machine, &machine.state());
-        assert!(text.contains("{device=\"disk\",counter=\"failed_requests\"} 2\n"), "{text}");
+        assert!(text.contains(",device=\"disk\",counter=\"failed_requests\"} 2\n"), "{text}");
         let page = include_str!("../../../docs/api.md");
         let listed: Vec<&str> = page.lines().filter(|line| line.starts_with("| `egm_vmm_")).collect();
         assert_eq!(listed, metric_rows(&text), "write it as the program has it");

@@ -165,11 +165,9 @@ pub(super) struct Machine {
 }
 
 pub(super) fn machine(machine: &Published, state: &KnownState) -> Machine {
-    let created = state.cycle.as_ref().and_then(Cycle::created);
-    let name = state.plan.as_ref().map(|plan| &plan.name).or_else(|| created.map(|created| &created.name));
     let last = state.cycle.as_ref().and_then(Cycle::last);
     Machine {
-        name: name.cloned(),
+        name: state.name().map(str::to_owned),
         state: state.phase(),
         ended: state.ended,
         last_reason: last.map(|last| last.reason.clone()),

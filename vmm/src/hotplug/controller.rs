@@ -65,7 +65,7 @@ impl Occupant {
     }
 
     fn take_events(&mut self) -> Vec<InterruptKind> {
-        self.new.host_events.as_mut().map(HostEvents::hear).unwrap_or_default()
+        self.new.host_events.as_mut().map(HostEvents::take).unwrap_or_default()
     }
 
     /// Whether its device is gone. Reads the device only after `events` of the host.
@@ -164,7 +164,7 @@ impl Controller {
                 Request::End => self.ended = true,
             }
         }
-        self.hear(now);
+        self.host_events(now);
         self.reset();
         for slot in 0..self.slots.len() {
             self.let_go(slot, now);
@@ -173,7 +173,7 @@ impl Controller {
     }
 
     /// Handles the host's events: reports them, removes lost and failed functions, forwards requests to the guest.
-    fn hear(&mut self, now: Instant) {
+    fn host_events(&mut self, now: Instant) {
         for occupant in &mut self.fixed {
             let events = occupant.take_events();
             if occupant.is_gone(&events) {
@@ -185,7 +185,7 @@ impl Controller {
             }
             for kind in events {
                 let failed = kind == InterruptKind::Error;
-                let what = if failed { EventKind::FailedFixed } else { EventKind::WantedFixed };
+                let what = if failed { EventKind::FailedFixed } else { EventKind::RequestedFixed };
                 (self.report)(&occupant.event(what));
             }
         }
@@ -202,7 +202,7 @@ impl Controller {
                 (self.report)(&occupant.event(what));
                 self.take(index, Removal::Surprise);
             } else if events.contains(&InterruptKind::Request) && occupant.leaving.is_none() {
-                (self.report)(&occupant.event(EventKind::Wanted(UNPLUG_TIMEOUT)));
+                (self.report)(&occupant.event(EventKind::Requested(UNPLUG_TIMEOUT)));
                 self.ask_guest(index, now);
             }
         }

@@ -28,10 +28,10 @@ pub(crate) struct Event {
 pub(crate) enum EventKind {
     /// It was plugged into the slot of this number.
     Plugged(u16),
-    /// The host wants it back; the guest is asked to release it within this time.
-    Wanted(Duration),
-    /// The host wants it back, and the guest cannot release it: it is behind no hot-plug port.
-    WantedFixed,
+    /// The host requests it back; the guest is asked to release it within this time.
+    Requested(Duration),
+    /// The host requests it back, and the guest cannot release it: it is behind no hot-plug port.
+    RequestedFixed,
     /// It reported an error that it cannot correct.
     Failed,
     /// The same, of one that cannot be taken away.
@@ -51,7 +51,7 @@ impl EventKind {
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::Plugged(_) => "plugged",
-            Self::Wanted(_) | Self::WantedFixed => "wanted",
+            Self::Requested(_) | Self::RequestedFixed => "requested",
             Self::Failed | Self::FailedFixed => "failed",
             Self::Lost | Self::LostFixed => "lost",
             Self::Removed(_) => "removed",
@@ -66,15 +66,15 @@ impl fmt::Display for Event {
         write!(f, "device \"{id}\": ")?;
         match what {
             EventKind::Plugged(slot) => write!(f, "{function} is plugged into slot {slot}"),
-            EventKind::Wanted(timeout) => write!(
+            EventKind::Requested(timeout) => write!(
                 f,
-                "the host wants {function} back, because its driver is being unbound, it is being removed or its server \
-                 returns it: the guest is asked to let it go, and loses it after {} s",
+                "the host requests {function} back, because its driver is being unbound, it is being removed or its server \
+                 returns it: the guest is requested to release it, and loses it after {} s",
                 timeout.as_secs()
             ),
-            EventKind::WantedFixed => write!(
+            EventKind::RequestedFixed => write!(
                 f,
-                "the host wants {function} back, because its driver is being unbound, it is being removed or its server \
+                "the host requests {function} back, because its driver is being unbound, it is being removed or its server \
                  returns it: a driver waits until this machine ends, a server takes it after its --timeout"
             ),
             EventKind::Failed => write!(
@@ -94,7 +94,7 @@ impl fmt::Display for Event {
             ),
             EventKind::Lost => write!(f, "{function} is gone: it is taken from the guest"),
             EventKind::Removed(Removal::Orderly) => {
-                write!(f, "the guest let {function} go: the host has it back")
+                write!(f, "the guest released {function}: the host has it back")
             }
             EventKind::Removed(Removal::Surprise) => {
                 write!(f, "{function} was taken from the guest: the host has it back")

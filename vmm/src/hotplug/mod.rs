@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  Handle ── plug, unplug ─────────────────┐
-//!  host   ── wants it back, error, gone ───┤► Controller (one thread) ─► Port: insert, press, pull, fresh
+//!  host   ── requests it, error, gone ─────┤► Controller (one thread) ─► Port: insert, press, pull, fresh
 //!  guest  ── power off, bus reset ─► Port ─┘                          └► Plugged: reset, end
 //! ```
 //! All slow work runs on the controller's thread, one step after the other, so that no two steps overlap: opening,
@@ -27,7 +27,7 @@ pub(crate) use event::{Event, EventKind, Removal};
 
 use crate::lock::lock;
 
-/// Time that a guest has to release a function that the host wants back. Linux takes 6 s of its own time.
+/// Time that a guest has to release a function that the host requests back. Linux takes 6 s of its own time.
 pub(crate) const UNPLUG_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A function of the host to plug in, bound to VFIO.

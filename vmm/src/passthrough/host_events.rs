@@ -35,7 +35,7 @@ impl HostEvents {
     }
 
     /// Events since the last call of this.
-    pub(crate) fn hear(&mut self) -> Vec<InterruptKind> {
+    pub(crate) fn take(&mut self) -> Vec<InterruptKind> {
         self.0.extract_if(.., |(_, event)| event.read().is_ok()).map(|(kind, _)| kind).collect()
     }
 }
@@ -52,11 +52,11 @@ mod tests {
             .with_interrupts(InterruptKind::Error, 1)
             .with_interrupts(InterruptKind::Request, 1);
         let mut host_events = HostEvents::new(&fake).unwrap();
-        assert!(host_events.hear().is_empty());
+        assert!(host_events.take().is_empty());
         assert!(fake.fire(InterruptKind::Request, 0));
-        assert_eq!(host_events.hear(), [InterruptKind::Request]);
+        assert_eq!(host_events.take(), [InterruptKind::Request]);
         assert!(fake.fire(InterruptKind::Request, 0) && fake.fire(InterruptKind::Error, 0));
-        assert_eq!((host_events.hear(), host_events.descriptors().count()), (vec![InterruptKind::Error], 0));
+        assert_eq!((host_events.take(), host_events.descriptors().count()), (vec![InterruptKind::Error], 0));
     }
 
     #[test]

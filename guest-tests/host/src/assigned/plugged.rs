@@ -67,7 +67,7 @@ pub(crate) fn requested(steps: &mut Steps<'_>) -> Result<(), LabError> {
         scenario,
         |line, function| line.contains(UNPLUG).then(|| timed("unbound", || unbind(function))),
     )?;
-    steps.step("noted", || logged(report, &["the host wants", "the host has it back"]));
+    steps.step("noted", || logged(report, &["the host requests", "the host has it back"]));
     Ok(())
 }
 
@@ -156,7 +156,7 @@ fn plugged(plugged: &str, info: &str) -> Step {
 /// The guest released the drive, as `printed`, and `info` shows it no more.
 fn gone(printed: &str, info: &str) -> Step {
     let shown = address(info)?;
-    if printed.contains("the guest let ") && shown.is_null() {
+    if printed.contains("the guest released ") && shown.is_null() {
         return Ok(());
     }
     Err(Fault::Untrue(format!("unplugged: {printed}, shown at: {shown}")))
@@ -200,10 +200,10 @@ mod tests {
     #[test]
     fn every_note_is_required() {
         let report = tempfile::tempdir().unwrap();
-        let noted = || logged(report.path(), &["the host wants", "the host has it back"]);
-        fs::write(report.path().join("vmm.log"), "the host wants 0000:01:00.0 back\n").unwrap();
+        let noted = || logged(report.path(), &["the host requests", "the host has it back"]);
+        fs::write(report.path().join("vmm.log"), "the host requests 0000:01:00.0 back\n").unwrap();
         assert!(noted().is_err());
-        fs::write(report.path().join("vmm.log"), "the host wants it back\ngone: the host has it back")
+        fs::write(report.path().join("vmm.log"), "the host requests it back\ngone: the host has it back")
             .unwrap();
         assert!(noted().is_ok());
     }
@@ -215,7 +215,7 @@ mod tests {
         let answer = r#"{"id":"drive","bdf":"0000:02:00.0"}"#;
         assert!(plugged(answer, &with).is_ok() && plugged(answer, &without).is_err());
         assert!(plugged(r#"{"id":"drive"}"#, &without).is_err());
-        let left = "device \"drive\": the guest let 0000:01:00.0 go: the host has it back\n";
+        let left = "device \"drive\": the guest released 0000:01:00.0: the host has it back\n";
         assert!(gone(left, &without).is_ok() && gone(left, &with).is_err());
         assert!(gone("device \"drive\": 0000:01:00.0 was taken from the guest", &without).is_err());
     }

@@ -219,7 +219,7 @@ impl Machines<'_> {
             let ending = self.run(self.machine(&self.config), |log| {
                 // The write returns when the machine has released the function.
                 removal = Some(scope.spawn(|| write(&folder.join("remove"), "1")));
-                cases.push(timed("lost", || prints(log, &format!("wants {} back", self.function))));
+                cases.push(timed("lost", || prints(log, &format!("requests {} back", self.function))));
                 Reaction::Terminate
             });
             if let Some(Ok(Err(error))) = removal.map(thread::ScopedJoinHandle::join) {

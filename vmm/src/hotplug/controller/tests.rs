@@ -206,7 +206,7 @@ fn the_loss_of_a_function_that_stays_is_reported_once() {
 }
 
 #[test]
-fn functions_that_are_reset_at_once_hear_of_each_other() {
+fn functions_that_are_reset_at_once_get_the_names_of_all() {
     let (mut machine, cards) = (Machine::new(), [Card::new("a"), Card::new("b")]);
     for (id, card) in ["one", "two"].iter().zip(&cards) {
         machine.plug(id, card).unwrap();
