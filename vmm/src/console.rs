@@ -46,13 +46,12 @@ pub enum ConsoleError {
         #[source]
         source: io::Error,
     },
-    /// A file of another kind, or a socket in use, at the socket's path.
-    #[error("cannot listen on console socket {}: {found}", path.display())]
-    SocketTaken {
-        path: PathBuf,
-        /// What is at the path.
-        found: &'static str,
-    },
+    /// A process listens at the socket's path.
+    #[error("cannot listen on console socket {}: a process listens there", path.display())]
+    SocketInUse { path: PathBuf },
+    /// A file of another kind is at the socket's path.
+    #[error("cannot listen on console socket {}: a file that is no socket is there", path.display())]
+    NotASocket { path: PathBuf },
     /// The host has no descriptor or thread left to carry output.
     #[error("cannot make the pipe and the thread that write the console's output")]
     Relay(#[source] io::Error),
@@ -61,18 +60,13 @@ pub enum ConsoleError {
     Pty(#[source] io::Error),
 }
 
-/// [`ConsoleError::SocketTaken`]: a process listens at the path.
-const IN_USE: &str = "a process listens there";
-
 impl ConsoleError {
     /// The error of a console socket at `path` that is not made because of `source`.
     pub(crate) fn socket(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
-            io::ErrorKind::AlreadyExists => {
-                Self::SocketTaken { path, found: "a file that is no socket is there" }
-            }
-            io::ErrorKind::AddrInUse => Self::SocketTaken { path, found: IN_USE },
+            io::ErrorKind::AlreadyExists => Self::NotASocket { path },
+            io::ErrorKind::AddrInUse => Self::SocketInUse { path },
             _ => Self::Socket { path, source },
         }
     }
@@ -93,10 +87,10 @@ impl Report for ConsoleError {
             }
             Self::File { .. } => Blame::Configuration
                 .help("set \"console\".\"path\" to a file that you may write, in a folder that exists"),
-            Self::SocketTaken { found: IN_USE, .. } => Blame::Configuration.help(
+            Self::SocketInUse { .. } => Blame::Configuration.help(
                 "set \"console\".\"path\" to a path that does not exist yet, or end the process that listens there",
             ),
-            Self::SocketTaken { .. } => Blame::Configuration.help(
+            Self::NotASocket { .. } => Blame::Configuration.help(
                 "set \"console\".\"path\" to a path that does not exist yet; for a file, set \"console\".\"type\" to \"file\"",
             ),
             Self::Socket { .. } => Blame::Configuration.help(

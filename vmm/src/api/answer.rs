@@ -150,13 +150,13 @@ fn with_causes(error: &dyn Report) -> String {
     text
 }
 
-/// An answer that another thread gives.
+/// The answer to a request that another thread carries out.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Deferred(Arc<OnceLock<Answer>>);
 
 impl Deferred {
-    /// Gives `answer`, unless there is one already.
-    pub(super) fn give(&self, answer: Answer) {
+    /// Keeps the first answer; later ones are dropped.
+    pub(super) fn set(&self, answer: Answer) {
         let _ = self.0.set(answer);
     }
 

@@ -77,7 +77,7 @@ fn later<T: 'static>(
     let deferred = Deferred::default();
     let (given, journal) = (deferred.clone(), Arc::clone(machine.journal()));
     let reply: Reply<T> = Box::new(move |result| {
-        given.give(result.map_or_else(|error| failure(&error), answer));
+        given.set(result.map_or_else(|error| failure(&error), answer));
         journal.wake();
     });
     match ask(&machine.state(), |live| request(live, reply)) {

@@ -132,7 +132,8 @@ Exit codes:
 
   0  the request was carried out
   2  the command line or a configuration is wrong, or the API has no such request or no machine
-  3  no API listens at PATH, or the machine cannot do it now";
+  3  no API listens at PATH, the request is not built, or the machine cannot do
+     it now";
 
 /// A machine ends before it has returned a function.
 #[derive(Debug, thiserror::Error)]
@@ -452,7 +453,7 @@ mod tests {
         };
         assert_eq!(removed(&event("removed", "gpu0"), "gpu0").as_deref(), Some("gone"));
         assert_eq!(removed(&event("removed", "gpu1"), "gpu0"), None);
-        assert_eq!(removed(&event("wanted", "gpu0"), "gpu0"), None);
+        assert_eq!(removed(&event("requested", "gpu0"), "gpu0"), None);
         assert_eq!((sequence(&event("removed", "gpu0")), sequence("{}")), (Some(4), None));
     }
 

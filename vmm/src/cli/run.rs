@@ -48,8 +48,8 @@ pub(super) struct Args {
     ///
     /// strict: each thread may make the few system calls that it needs, no file is opened, no program is started, and no
     /// capability is kept. Another call ends the machine with exit code 4, and is named. A second process of root returns
-    /// slices. log: the kernel logs calls that strict would refuse. With strict, 39 of 43 scenarios of the lab passed; see
-    /// docs/limits.md.
+    /// slices. log: the kernel logs calls that strict would refuse. Some scenarios of the lab fail
+    /// with strict.
     #[arg(long, value_name = "MODE", value_enum, default_value_t, hide_possible_values = true)]
     sandbox: Mode,
     /// Descriptor of the process that returns the slices; it starts this one

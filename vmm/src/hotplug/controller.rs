@@ -164,16 +164,16 @@ impl Controller {
                 Request::End => self.ended = true,
             }
         }
-        self.host_events(now);
+        self.handle_host_events(now);
         self.reset();
         for slot in 0..self.slots.len() {
-            self.let_go(slot, now);
+            self.remove_released(slot, now);
         }
         self.occupants().filter_map(|occupant| occupant.leaving).min()
     }
 
     /// Handles the host's events: reports them, removes lost and failed functions, forwards requests to the guest.
-    fn host_events(&mut self, now: Instant) {
+    fn handle_host_events(&mut self, now: Instant) {
         for occupant in &mut self.fixed {
             let events = occupant.take_events();
             if occupant.is_gone(&events) {
@@ -228,7 +228,7 @@ impl Controller {
     }
 
     /// Removes a function that the guest has released, or has not released in time.
-    fn let_go(&mut self, index: usize, now: Instant) {
+    fn remove_released(&mut self, index: usize, now: Instant) {
         let Some(slot) = self.slots.get(index) else { return };
         let late = slot.occupant.as_ref().and_then(|occupant| occupant.leaving);
         if slot.port.duty() == Some(Duty::Pull) {
