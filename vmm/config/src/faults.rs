@@ -117,6 +117,16 @@ mod tests {
     }
 
     #[test]
+    fn a_kernel_that_is_missing_follows_from_a_wrong_kernel_and_from_no_other_key() {
+        for (doubtful, expected) in [("boot.cmdline", &["boot"][..]), ("boot.kernel", &[]), ("boot", &[])] {
+            let mut faults = Faults::default();
+            faults.doubt(doubtful.to_owned());
+            faults.note(Rule::from(BootRule::NoKernel).at("boot"));
+            assert_eq!(keys(faults), expected, "{doubtful}");
+        }
+    }
+
+    #[test]
     fn a_misspelt_key_stands_for_the_nearest() {
         let fault =
             |key: &str, at: &str| Rule::UnknownKey { key: key.to_owned(), known: vec!["size"] }.at(at);

@@ -105,6 +105,9 @@ fn unable(error: ControlError, state: &KnownState) -> Answer {
             "the machine has no hot-plug port",
             "start the machine with one: \"pcie\": {\"spare\": {\"ports\": 1}}",
         ),
+        ControlError::GuestPaused => {
+            ("the machine is paused: its guest cannot release a device", "use vm.resume first")
+        }
         ControlError::Confined => (
             "cannot plug in a device: the machine's sandbox opens none",
             "start the machine with --sandbox off",
@@ -194,10 +197,7 @@ mod tests {
         let machine = Machine::new(true, false);
         let (status, texts) = machine.add(&json!({ "path": GPU, "id": "gpu0" }));
         assert_eq!(status, Status::Conflict);
-        assert!(
-            texts[0].starts_with("no slot is free for \"gpu0\"") && texts[1].contains("spare"),
-            "{texts:?}"
-        );
+        assert!(texts[0].contains("no hot-plug port") && texts[1].contains("spare"), "{texts:?}");
         let (status, texts) = machine.remove(&json!({ "id": "gpu0" }));
         assert_eq!(status, Status::NotFound);
         assert!(texts[0].contains("has no function \"gpu0\""), "{texts:?}");
@@ -247,6 +247,7 @@ mod tests {
                 json!({ "path": GPU, "x_nv_gpudirect_clique": 16 }),
                 "x_nv_gpudirect_clique: cannot use this clique",
             ),
+            (json!({ "path": GPU, "pci_segment": 1 }), "pci_segment: cannot choose a segment"),
             (json!({ "path": GPU, "id": "a b" }), "id: cannot name a device so"),
             (json!({ "path": GPU, "other": 1 }), "cannot read the device: unknown field"),
             (json!([GPU]), "cannot read the device"),

@@ -107,7 +107,7 @@ pub(super) const ROUTES: &[Route] = &[
         Put,
         "/api/v1/vm.remove-device",
         Operation::RemoveDevice,
-        "request a host function back from the guest; the event `device`, `removed` follows",
+        "request a device of a hot-plug port back from the guest; the event `device`, `removed` follows",
     ),
     route(
         Put,

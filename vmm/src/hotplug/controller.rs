@@ -262,6 +262,13 @@ impl Controller {
     }
 
     fn plug(&mut self, new: &NewFunction) -> Result<PluggedDevice, HotplugError> {
+        if self.slots.is_empty() {
+            return Err(HotplugError::NoPorts);
+        }
+        let name = new.function.to_string();
+        if let Some(occupant) = self.occupants().find(|occupant| occupant.new.function.name() == name) {
+            return Err(HotplugError::Present { function: new.function, id: occupant.id.clone() });
+        }
         let id = self.free_id(new.id.as_deref())?;
         let free = self.slots.iter().enumerate().filter(|(_, slot)| slot.occupant.is_none());
         let (free, bridges): (Vec<usize>, Vec<BridgePlan>) =

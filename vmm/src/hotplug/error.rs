@@ -16,6 +16,12 @@ pub(crate) enum HotplugError {
     /// All slots are taken.
     #[error("no slot is free for \"{id}\": all {slots} hot-plug ports of the machine are occupied")]
     NoSlot { id: String, slots: usize },
+    /// It has no port for devices that come.
+    #[error("the machine has no hot-plug port")]
+    NoPorts,
+    /// The machine has the function already.
+    #[error("cannot plug in {function}: the machine has it already, as \"{id}\"")]
+    Present { function: PciAddress, id: String },
     /// Another function has the id.
     #[error("the machine has a device \"{id}\" already")]
     Taken { id: String },
@@ -33,6 +39,11 @@ pub(crate) enum HotplugError {
         "cannot plug in GPU {function}: it reaches all of region {region}, which a machine claims at its start only"
     )]
     Exclusive { function: PciAddress, region: String },
+    /// A GPU with memory that the guest's kernel must know from its start.
+    #[error(
+        "cannot plug in GPU {function}: its memory is coherent, and a machine gets such memory at its start only"
+    )]
+    Coherent { function: PciAddress },
     /// The host's regions cannot be read.
     #[error(transparent)]
     Regions(#[from] FactsError),
@@ -59,6 +70,10 @@ impl Report for HotplugError {
         match self {
             Self::NoSlot { .. } => Blame::Configuration
                 .help("start the machine with more: \"pcie\": {\"spare\": {\"ports\": …}}"),
+            Self::NoPorts => {
+                Blame::Configuration.help("start the machine with one: \"pcie\": {\"spare\": {\"ports\": 1}}")
+            }
+            Self::Present { .. } => Blame::Configuration.help("unplug it first"),
             Self::Taken { .. } => Blame::Configuration.help("choose another id"),
             Self::Unknown { .. } => Blame::Configuration
                 .help("name one that was plugged in, or that a hot-plug port had at the start"),
@@ -66,7 +81,7 @@ impl Report for HotplugError {
             Self::Ended => Blame::Configuration.into(),
             Self::Host(_) => Blame::Host.into(),
             Self::Unprepared => Blame::Host.help("switch the IOMMU on: intel_iommu=on, or in the firmware"),
-            Self::Exclusive { .. } => {
+            Self::Exclusive { .. } | Self::Coherent { .. } => {
                 Blame::Configuration.help("name it in \"devices\" of the configuration")
             }
             Self::Regions(error) => error.remedy(),

@@ -100,6 +100,9 @@ impl Assigner {
     ) -> Result<(usize, New), HotplugError> {
         let NewFunction { function, clique, .. } = *new;
         let host = host::function(Path::new("/"), function)?;
+        if !host.memory.is_empty() {
+            return Err(HotplugError::Coherent { function });
+        }
         if let Some(region) = reached(function)?.first() {
             return Err(HotplugError::Exclusive { function, region: region.name.clone() });
         }

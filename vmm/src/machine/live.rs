@@ -55,6 +55,8 @@ pub enum ControlError {
     NotPaused,
     /// It has no hot-plug port.
     NoPorts,
+    /// Its guest is paused, and releases no device.
+    GuestPaused,
     /// Its sandbox forbids to open a device.
     Confined,
 }
@@ -127,6 +129,9 @@ impl Live {
     /// # Errors
     /// [`ControlError`], without a call of `reply`.
     pub(crate) fn unplug(&self, id: String, reply: Reply<()>) -> Result<(), ControlError> {
+        if self.pause_state() != PauseState::Running {
+            return Err(ControlError::GuestPaused);
+        }
         self.of_controller(|controller| controller.unplug(id, reply))
     }
 
@@ -247,6 +252,9 @@ mod tests {
         live.confine();
         assert_eq!(plug(), Err(ControlError::Confined));
         assert_eq!(live.unplug("gpu0".to_owned(), Box::new(|_| ())), Err(ControlError::NoPorts));
+        live.pause().unwrap();
+        assert_eq!(live.unplug("gpu0".to_owned(), Box::new(|_| ())), Err(ControlError::GuestPaused));
+        live.resume().unwrap();
         live.stop();
         assert_eq!(live.unplug("gpu0".to_owned(), Box::new(|_| ())), Err(ControlError::Ending));
     }

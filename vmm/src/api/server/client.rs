@@ -43,6 +43,7 @@ impl Client {
     /// Answers its request when `awaited` has happened.
     pub(super) fn wait(&mut self, awaited: Awaited, keeps_alive: bool) {
         self.pending = Some(Pending { awaited, keeps_alive });
+        self.is_behind = false; // until then it is neither read nor written
         self.connection.wait();
     }
 

@@ -240,6 +240,16 @@ fn what_cannot_be_done_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn a_function_that_the_machine_has_is_not_opened_again() {
+    let mut machine = Machine::new();
+    machine.plug("one", &Card::new("0000:01:00.0")).unwrap();
+    *machine.next.lock().unwrap() = Some(Card::new("never"));
+    let error = machine.plug_host(Some("two")).unwrap_err();
+    assert_eq!(error.to_string(), "cannot plug in 0000:01:00.0: the machine has it already, as \"one\"");
+    assert!(machine.next.lock().unwrap().is_some(), "it was not opened");
+}
+
+#[test]
 fn a_function_without_an_id_gets_the_first_that_no_device_has() {
     let mut machine = Machine::new();
     machine.plug("vfio0", &Card::new("a")).unwrap();

@@ -86,6 +86,13 @@ pub(crate) fn added(device: DeviceConfig) -> Result<NewFunction, Vec<Refusal>> {
     if device.id.as_deref().is_some_and(|id| !is_name(id)) {
         refuse("id", "cannot name a device so", "use 1 to 64 letters, digits, '.', '_' and '-'");
     }
+    if device.pci_segment != 0 {
+        refuse(
+            "pci_segment",
+            "cannot choose a segment: the plan puts every device into 0",
+            "leave pci_segment out",
+        );
+    }
     let clique = device.x_nv_gpudirect_clique;
     if clique.is_some_and(|clique| Clique::new(clique).is_none()) {
         refuse("x_nv_gpudirect_clique", "cannot use this clique: it is beyond 15", "use 0 to 15");
