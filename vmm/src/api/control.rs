@@ -101,10 +101,7 @@ fn unable(error: ControlError, state: &KnownState) -> Answer {
         ControlError::Ending => ("the machine ends, or has ended", "start it again: egm-vmm run FILE"),
         ControlError::Paused => ("the machine is paused already", "use vm.resume"),
         ControlError::NotPaused => ("the machine is not paused", "use vm.pause first"),
-        ControlError::NoPorts => (
-            "the machine has no hot-plug port",
-            "start the machine with one: \"pcie\": {\"spare\": {\"ports\": 1}}",
-        ),
+        ControlError::NoPorts => return failure(&HotplugError::NoPorts),
         ControlError::GuestPaused => {
             ("the machine is paused: its guest cannot release a device", "use vm.resume first")
         }

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use egm_address::PciAddress;
 use egm_vfio::backend::InterruptKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -36,13 +35,6 @@ pub(crate) struct Slot {
     pub(crate) number: u16,
     pub(crate) bridge: BridgePlan,
     pub(crate) occupant: Option<Occupant>,
-}
-
-impl Slot {
-    /// The address in the guest of what is in it, which is alone on its bus.
-    fn address(&self) -> Option<PciAddress> {
-        PciAddress::new(0, self.bridge.secondary, 0, 0).ok()
-    }
 }
 
 /// A function that the guest has.
@@ -281,7 +273,8 @@ impl Controller {
         let occupant = Occupant::new(&id, made);
         self.listen(&occupant);
         let slot = free.get(chosen).and_then(|index| self.slots.get_mut(*index));
-        let Some((slot, address)) = slot.and_then(|slot| slot.address().map(|address| (slot, address)))
+        let Some((slot, address)) =
+            slot.and_then(|slot| slot.bridge.only_device().map(|address| (slot, address)))
         else {
             return Err(full);
         };

@@ -115,9 +115,8 @@ impl Assigner {
         let found = fits.next();
         drop(fits);
         let Some((chosen, bars)) = found else { return Err(refused) };
-        let bus = bridges.get(chosen).map_or(0, |bridge| bridge.secondary);
-        let placement =
-            GuestPlacement { id, address: PciAddress::new(0, bus, 0, 0).unwrap_or(function), bars: &bars };
+        let address = bridges.get(chosen).and_then(BridgePlan::only_device).unwrap_or(function);
+        let placement = GuestPlacement { id, address, bars: &bars };
         let backend: Arc<dyn Backend> = Arc::new(KernelFunction::open(function, domain)?);
         fresh(id, function, backend.as_ref())?;
         let own = Own { clique, ..Own::default() };

@@ -121,6 +121,13 @@ pub struct BridgePlan {
     pub acs: Option<Acs>,
 }
 
+impl BridgePlan {
+    /// The address of a device that is alone behind it.
+    pub(crate) fn only_device(&self) -> Option<PciAddress> {
+        PciAddress::new(0, self.secondary, 0, 0).ok()
+    }
+}
+
 /// A host bridge for devices near another node than that of bus 0: a guest gives devices the node of their host bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpanderPlan {

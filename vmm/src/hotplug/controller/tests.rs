@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use egm_address::PciAddress;
 use proptest::prelude::*;
 use vmm_sys_util::eventfd::EventFd;
 
