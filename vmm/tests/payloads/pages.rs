@@ -31,8 +31,28 @@ fn a_machine_starts_with_a_hugetlb_page_of_1_gib_as_its_ram() {
     }
 }
 
+/// Whether the host has twice 512 MiB of free memory in blocks of a huge page and more, once the kernel has joined the small
+/// ones, which only root can request; prints a skip elsewhere. The kernel gives base pages in their place.
+pub fn host_has_huge_pages() -> bool {
+    let _ = std::fs::write("/proc/sys/vm/compact_memory", "1");
+    let zones = std::fs::read_to_string("/proc/buddyinfo").unwrap();
+    // "Node 0, zone Normal", then the free blocks of 4 KiB, 8 KiB and so on.
+    let large = |zone: &str| {
+        let blocks = zone.split_whitespace().skip(4).enumerate().skip(9);
+        blocks.map(|(order, count)| count.parse::<u64>().unwrap() * (4 << order)).sum::<u64>()
+    };
+    let enough = zones.lines().map(large).sum::<u64>() >= 1 << 20;
+    if !enough {
+        println!("skipped: the host has too little contiguous memory");
+    }
+    enough
+}
+
 /// A machine of 512 MiB, where the host has huge pages for it; prints why not elsewhere.
 fn with_huge_pages(prefault: bool) -> Option<serde_json::Value> {
+    if !host_has_huge_pages() {
+        return None;
+    }
     let config = json!({ "memory": { "size": "512MiB", "prefault": prefault }, "boot": { "kernel": "x" }, "console": "stdio" });
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("vm.json");
