@@ -33,8 +33,12 @@ pub fn page(title: &str, heading: &str, description: &str, facts: &[String], mai
 const NARROW: usize = 6;
 
 /// A section with a table; `numeric` columns keep to the right. Each row has a class of the style sheet and its cells.
+/// A table without rows is the word "none".
 #[must_use]
 pub fn table(title: &str, heads: &[&str], numeric: &[usize], rows: &[(String, Vec<String>)]) -> String {
+    if rows.is_empty() {
+        return format!("<section>\n<h2>{}</h2>\n<p class=\"note\">none</p>\n</section>\n", escape(title));
+    }
     let class = |i: &usize| if numeric.contains(i) { " class=\"number\"" } else { "" };
     let is_wide = heads.len() > NARROW;
     let head = |i: &usize| match heads.get(*i) {
@@ -188,5 +192,12 @@ mod tests {
             "{wide}"
         );
         assert!(!table("", &heads[..6], &[], &row(6)).contains("data-head"));
+    }
+
+    #[test]
+    fn a_table_without_rows_is_the_word_none() {
+        let html = table("Regions", &["region", "size"], &[1], &[]);
+        assert!(html.contains("<h2>Regions</h2>") && html.contains(">none<"), "{html}");
+        assert!(!html.contains("<table"), "{html}");
     }
 }
