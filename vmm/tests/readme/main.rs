@@ -74,7 +74,7 @@ fn every_machine_file_of_the_pages_is_a_configuration() {
     assert!(files.len() >= 5, "{} files", files.len());
 }
 
-/// The book has every page of docs, and those of the top folder that are for people who change the program.
+/// The book has every page of docs, and the three pages of the top folder for contributors and users.
 #[test]
 fn the_summary_lists_every_page() {
     let summary = fs::read_to_string("../docs/SUMMARY.md").unwrap();
