@@ -121,7 +121,7 @@ impl Answer {
     }
 }
 
-/// `error` as texts of an answer: each failure with its causes and its remedy, and at last the remedy.
+/// `error` as texts of an answer: each failure with its causes (of several, each with its remedy), then the remedy.
 pub(super) fn texts(error: &dyn Report) -> Vec<String> {
     let general = || match error.blame() {
         Blame::Configuration => "change the configuration, and send it again",
@@ -165,7 +165,7 @@ impl Deferred {
     }
 }
 
-/// The event that a request is answered after.
+/// The event that a later answer waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Awaited {
     /// The vCPUs run, or the start has failed.

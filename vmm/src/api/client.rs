@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::error::{Blame, Remedy, Report};
 use crate::listener::connect;
 
-/// Time for a connection to take a request, and again to send the whole answer.
+/// Timeout of each write of a request, and of the whole answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest head of an answer, in bytes; a body and an event have their own limits.
 const MAX_HEAD: u64 = 8 << 10;
@@ -26,7 +26,7 @@ pub(crate) enum ClientError {
     /// No API listens there.
     #[error("cannot reach the API at {}", path.display())]
     Unreachable { path: PathBuf, source: io::Error },
-    /// The connection broke, or the answer is none of HTTP/1.1.
+    /// The connection broke or timed out, or the answer is not HTTP/1.1.
     #[error("cannot read the answer of {}", path.display())]
     Unreadable { path: PathBuf, source: io::Error },
     /// The API refused the request.
@@ -64,7 +64,7 @@ struct AnswerHead {
     rest: BufReader<Timed>,
 }
 
-/// A stream that is read until a time, and without one for ever.
+/// A stream with a deadline for reads; without one, reads never time out.
 struct Timed {
     stream: UnixStream,
     end: Option<Instant>,
@@ -86,7 +86,7 @@ impl<'p> Client<'p> {
         Self { path, timeout: TIMEOUT, limit: MAX_BODY }
     }
 
-    /// With another time for each answer.
+    /// With another timeout for each request and answer.
     pub(crate) const fn within(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
@@ -122,7 +122,7 @@ impl<'p> Client<'p> {
         }
     }
 
-    /// Follows the events.
+    /// Opens the stream of events, the kept ones first.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -133,7 +133,7 @@ impl<'p> Client<'p> {
             return Ok(Events { stream: rest });
         }
         let mut body = String::new();
-        let _ = rest.take(MAX_HEAD).read_to_string(&mut body); // the status says enough
+        let _ = rest.take(MAX_HEAD).read_to_string(&mut body); // the status suffices
         Err(refused(format!("{method} {target}"), status, &body))
     }
 
@@ -152,7 +152,7 @@ impl<'p> Client<'p> {
         head(stream).map_err(|source| self.unreadable(written.err().unwrap_or(source)))
     }
 
-    /// Connects to the socket at the path, and not to what a link there names: the folder may be another user's.
+    /// Connects to the socket at the path, but through no symbolic link: another user may own the folder.
     fn connect(&self) -> io::Result<UnixStream> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let socket = rustix::fs::open(self.path, flags, Mode::empty())?;
@@ -191,7 +191,7 @@ fn refused(request: String, status: u16, body: &str) -> ClientError {
     let remedy = if texts.len() > 1 { texts.pop() } else { None };
     let mut reason = texts.join(": ");
     if reason.is_empty() {
-        let _ = write!(reason, "status {status}"); // a String takes everything
+        let _ = write!(reason, "status {status}"); // a String never fails
     }
     ClientError::Refused { request, status, reason, remedy }
 }
@@ -205,7 +205,7 @@ impl Events {
     /// The next event, as JSON without a line end; `None` at the end of the machine's program, or at `until`.
     ///
     /// # Errors
-    /// Those of the socket.
+    /// Those of the socket; `InvalidData` for a line of 64 KiB or more.
     pub(crate) fn next(&mut self, until: Option<Instant>) -> io::Result<Option<String>> {
         self.stream.get_mut().end = until;
         let mut line = Vec::new();

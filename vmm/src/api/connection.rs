@@ -16,9 +16,9 @@ use super::answer::{Answer, CONTINUE, Status};
 use super::events::EventFormat;
 use super::http::{MAX_BODY, MAX_HEAD, Parsed, Refusal, Request, parse};
 
-/// Bytes of requests that a connection keeps.
+/// Most bytes of requests that a connection buffers.
 const CAPACITY: usize = MAX_HEAD + MAX_BODY;
-/// Bytes that are read at once and dropped.
+/// Most bytes of one read while input is dropped.
 const DROPPED: usize = 64 << 10;
 
 /// Time limits of a connection.
@@ -71,7 +71,7 @@ pub(super) struct Connection {
     output: Vec<u8>,
     /// Bytes of `output` that are sent.
     sent: usize,
-    /// Whether it has sent a whole request.
+    /// Whether the client has sent a whole request.
     has_asked: bool,
     /// Whether the request that is being read got its interim answer.
     is_continued: bool,
@@ -116,13 +116,13 @@ impl Connection {
         }
     }
 
-    /// The client sends no more.
+    /// Handles the end of the client's input.
     pub(super) fn end_of_input(&mut self, now: Instant) {
         self.phase = if self.output.is_empty() { Phase::Over } else { Phase::Last };
         self.rearm(now);
     }
 
-    /// The next whole request, once the answer to the one before is sent. Answers what is none.
+    /// The next whole request, once the previous answer is sent. Answers bytes that are no request.
     pub(super) fn next_request(&mut self, now: Instant) -> Option<Request> {
         if self.phase != Phase::Open || !self.output.is_empty() {
             return None;
@@ -147,7 +147,7 @@ impl Connection {
         }
     }
 
-    /// The answer to its request comes later.
+    /// Waits, without a deadline, until its request is answered.
     pub(super) fn wait(&mut self) {
         self.phase = Phase::Waiting;
         self.deadline = None;
@@ -158,14 +158,14 @@ impl Connection {
         self.phase == Phase::Waiting
     }
 
-    /// Sends `answer`; the connection ends after it unless it `keeps_alive`.
+    /// Queues `answer`; the connection ends after it unless it `keeps_alive`.
     pub(super) fn answer(&mut self, answer: &Answer, keeps_alive: bool, now: Instant) {
         self.output.extend(answer.bytes(keeps_alive));
         self.phase = if keeps_alive { Phase::Open } else { Phase::Last };
         self.rearm(now);
     }
 
-    /// Sends `head`, and from now on events.
+    /// Queues `head`, and begins a stream of events.
     pub(super) fn begin_stream(&mut self, head: &[u8], format: EventFormat) {
         self.output.extend(head);
         self.phase = Phase::Streaming(Stream { format, cursor: 0 });
@@ -185,7 +185,7 @@ impl Connection {
         }
     }
 
-    /// Sends `events` of its stream.
+    /// Queues `events` of its stream.
     pub(super) fn push(&mut self, events: &[u8]) {
         if self.is_stream() {
             self.output.extend(events);
@@ -196,7 +196,7 @@ impl Connection {
         self.output.get(self.sent..).unwrap_or_default()
     }
 
-    /// `count` bytes of [`output`](Self::output) are sent. Returns whether the sending side is to be closed.
+    /// Records `count` sent bytes of [`output`](Self::output). Returns whether the sending side is to be closed.
     pub(super) fn sent(&mut self, count: usize, now: Instant) -> bool {
         self.sent = self.sent.saturating_add(count);
         if self.sent < self.output.len() {
@@ -205,7 +205,7 @@ impl Connection {
             }
             return false;
         }
-        self.output = Vec::new(); // a plan is long
+        self.output = Vec::new(); // frees it: a plan is long
         self.sent = 0;
         let is_last = self.phase == Phase::Last;
         if is_last {
@@ -215,12 +215,11 @@ impl Connection {
         is_last
     }
 
-    /// The client is gone.
+    /// Ends the connection of a client that is gone.
     pub(super) fn fail(&mut self) {
         self.phase = Phase::Over;
     }
 
-    /// Whether nothing is left to do.
     pub(super) fn is_over(&self) -> bool {
         self.phase == Phase::Over
     }

@@ -24,7 +24,7 @@ pub(super) fn running(state: &KnownState) -> Result<&Live, Answer> {
     }
 }
 
-/// What `request` of the machine that runs results in, or the refusal.
+/// Result of `request` to the running machine, or the refusal.
 pub(super) fn ask<T>(
     state: &KnownState,
     request: impl FnOnce(&Live) -> Result<T, ControlError>,
@@ -68,7 +68,7 @@ fn refused(refusals: &[Refusal]) -> Answer {
     Answer::failures(Status::BadRequest, &texts)
 }
 
-/// The response to a request that the controller of hot-plug ports carries out, with what `answer` makes of its result.
+/// The response to a request that the hot-plug controller carries out later; `answer` converts its result.
 fn later<T: 'static>(
     machine: &Published,
     request: impl FnOnce(&Live, Reply<T>) -> Result<(), ControlError>,

@@ -1,4 +1,4 @@
-//! A configuration that came by the API. Its rules are checked when it comes; it is read again at each start.
+//! A configuration from the API. It is checked when it arrives, and read again at each start.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ impl Created {
         Ok(Self { language, text, default_name: default_name.to_owned(), name: spec.name, shown })
     }
 
-    /// The machine.
+    /// Specification of the machine.
     ///
     /// # Errors
     /// [`ConfigErrors`]: a file that it extends has changed.

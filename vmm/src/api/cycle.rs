@@ -1,4 +1,4 @@
-//! The life of machines behind `egm-vmm serve`, as far as one execution of the program has a part in it. Pure.
+//! Life cycle of the machines of `egm-vmm serve` within one execution of the program. Pure.
 //!
 //! ```text
 //!          create           boot            end of the machine
@@ -18,7 +18,7 @@ use crate::machine::ExitReason;
 /// Language of a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Language {
-    /// Our own file.
+    /// egm-vmm's own.
     Own,
     /// cloud-hypervisor's `VmConfig`.
     CloudHypervisor,
@@ -32,11 +32,11 @@ pub(crate) struct Created {
     /// Name of the machine where the text has none.
     pub(super) default_name: String,
     pub(super) name: String,
-    /// Its part of cloud-hypervisor's `VmConfig`.
+    /// Its values in cloud-hypervisor's `VmConfig`, for answers.
     pub(super) shown: ShownConfig,
 }
 
-/// What follows the end of a machine. Of two requests the greater one counts.
+/// Step after the end of a machine. Of several requests the greatest counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Next {
     /// The machine starts again.
@@ -50,7 +50,7 @@ pub(super) enum Next {
 }
 
 impl Next {
-    /// What follows `reason` where no client requested anything.
+    /// The step after an end for `reason` without a client's request.
     const fn after(reason: &ExitReason) -> Self {
         match reason {
             ExitReason::Reset => Self::Boot,
@@ -88,7 +88,7 @@ pub(super) enum CycleError {
     Ending,
 }
 
-/// What a request leads to.
+/// Effect of an accepted request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effect {
     /// It is carried out.
@@ -97,7 +97,7 @@ pub(super) enum Effect {
     Stop,
 }
 
-/// What the main thread does.
+/// Instruction to the main thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Order {
     Wait,
@@ -111,13 +111,13 @@ pub(super) struct Cycle {
     created: Option<Arc<Created>>,
     is_booted: bool,
     requested: Option<Next>,
-    /// What follows the end of this execution's machine by itself.
+    /// Step after the end of this execution's machine without a request; `None` until its end.
     own: Option<Next>,
     last: Option<LastEnd>,
 }
 
 impl Cycle {
-    /// Goes on where the execution before ended.
+    /// Continues from the state that the previous execution saved.
     pub(super) fn resumed(saved: SavedCycle) -> Self {
         let SavedCycle { created, boots, last, events: _ } = saved;
         let is_booted = boots && created.is_some();
@@ -182,7 +182,7 @@ impl Cycle {
     /// Requests `next`, at once or after the machine's end.
     ///
     /// # Errors
-    /// [`CycleError`]: there is no machine to end, or one that ends is to start again.
+    /// [`CycleError`]: no machine is booted, or `Next::Boot` comes after another request or the machine's end.
     pub(super) fn request(&mut self, next: Next) -> Result<Effect, CycleError> {
         match next {
             _ if self.is_booted => {
@@ -205,14 +205,14 @@ impl Cycle {
         }
     }
 
-    /// The machine has ended for `reason`.
+    /// Records that the machine ended for `reason`.
     pub(super) fn ended(&mut self, reason: &ExitReason) {
         let resets = *reason == ExitReason::Reset && egm_address::fault!("guest-reset-as-end");
         self.own = Some(if resets { Next::Stay } else { Next::after(reason) });
         self.last = Some(LastEnd { reason: reason.name().to_owned(), text: reason.to_string() });
     }
 
-    /// The machine did not start, or its end failed, as `text` states.
+    /// Records that the machine did not start, or that its end failed, because of `text`.
     pub(super) fn failed(&mut self, text: String) {
         let of_this_machine = self.own.is_some();
         let reason = self.last.take().filter(|_| of_this_machine).map(|last| last.reason);
@@ -220,7 +220,7 @@ impl Cycle {
         self.last = Some(LastEnd { reason: reason.unwrap_or_else(|| "failed".to_owned()), text });
     }
 
-    /// What the main thread does before there is a machine.
+    /// The main thread's instruction while no machine runs.
     pub(super) fn order(&self) -> Order {
         match (&self.created, self.is_booted, self.requested) {
             (Some(created), true, _) => Order::Boot(Arc::clone(created)),
@@ -229,7 +229,7 @@ impl Cycle {
         }
     }
 
-    /// What the next execution starts with, after `events` events; `None` where the program ends.
+    /// State for the next execution, after `events` events; `None` if the program ends.
     pub(super) fn saved(&self, events: u64) -> Option<SavedCycle> {
         let own = self.own.unwrap_or(Next::Stay);
         let next = if own == Next::End { own } else { self.requested.unwrap_or(own) };

@@ -4,7 +4,7 @@
 //!  machine ── publish ─► Journal: the last 256 lines ─┬─► reader with a cursor
 //!  hot-plug ─ publish ─►                              └─► reader that was slow: "lost" with a count, then the oldest line
 //! ```
-//! A publisher never waits for a reader: a line that every reader was too slow for is dropped.
+//! A publisher never waits for a reader: a full journal drops its oldest line.
 
 use std::collections::VecDeque;
 use std::io;
@@ -143,7 +143,7 @@ impl Journal {
         let Some(wake) = self.wake.get() else { return };
         let mut lines = lock(&self.lines);
         let line = JournalLine { sequence: lines.published, time_ms: milliseconds(), event };
-        // Every map has string keys, so nothing of it can fail to be JSON.
+        // Every map has string keys, so this cannot fail.
         let text = serde_json::to_string(&line).unwrap_or_default();
         if lines.kept.len() == KEPT {
             lines.kept.pop_front();
@@ -161,7 +161,7 @@ impl Journal {
         }
     }
 
-    /// From now on events are kept. The descriptor is signalled after each.
+    /// Keeps events from now on. The descriptor is signalled after each.
     ///
     /// # Errors
     /// When descriptors run out.

@@ -1,4 +1,4 @@
-//! Bytes of a client to requests: the head by `httparse`, limits and framing by RFC 9112. Pure.
+//! Parser of requests: the head by `httparse`, limits and framing by RFC 9112. Pure.
 
 use httparse::{EMPTY_HEADER, Header, Status};
 
@@ -107,7 +107,7 @@ pub(super) fn parse(input: &[u8]) -> Parsed {
         path: path.to_owned(),
         query: query.to_owned(),
         accepts_server_sent: fields.accepts_server_sent,
-        // A client does not read the body of an answer to HEAD: it would be the next answer.
+        // A client reads no body after HEAD, and would take ours for the next answer.
         keeps_alive: method != Method::Other && !fields.closes && (head.version == Some(1) || fields.keeps),
         body: body.to_vec(),
     };
@@ -120,7 +120,7 @@ impl Fields {
         for header in headers {
             let has = |word: &str| has_word(header.value, word);
             match header.name.to_ascii_lowercase().as_str() {
-                // Both lengths would be a request for one reader and two for another.
+                // Two lengths are one request for one parser and two for another (RFC 9112, clause 11.2).
                 "content-length" => {
                     let length = length(header.value)?;
                     if fields.length.replace(length).is_some_and(|other| other != length) {

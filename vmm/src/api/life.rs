@@ -38,7 +38,7 @@ pub(super) fn boot(machine: &Published) -> Response {
     }
 }
 
-/// Ends the machine, if there is one, and then does what `next` has.
+/// Ends the machine, if there is one, and then takes the step `next`.
 pub(super) fn end(next: Next, machine: &Published) -> Response {
     let state = machine.state();
     let Some(cycle) = &state.cycle else { return single_machine().into() };
@@ -59,7 +59,7 @@ pub(super) fn end(next: Next, machine: &Published) -> Response {
     }
 }
 
-/// The answer to a client that waits, if it can be given. `is_last`: the machine has ended, and the API of this
+/// The answer to a waiting client, if it is due. `is_last`: the machine has ended, and the API of this
 /// execution ends.
 pub(super) fn outcome(awaited: &Awaited, state: &KnownState, is_last: bool) -> Option<Answer> {
     match awaited {

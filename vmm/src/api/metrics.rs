@@ -19,7 +19,7 @@ struct Metrics<'a> {
 impl Metrics<'_> {
     /// Begins the metric `name`.
     fn family(&mut self, name: &str, kind: &str, help: &str) {
-        // A String takes everything.
+        // Writing to a String never fails.
         let _ = write!(self.text, "# HELP egm_vmm_{name} {help}\n# TYPE egm_vmm_{name} {kind}\n");
     }
 

@@ -11,8 +11,8 @@
 //!  main thread ◄─ orders ── cycle.rs ◄── created.rs ◄──────────┘        egm-vmm serve: create, boot, end, again
 //! ```
 //! Two surfaces: `/api/v1/` is that of cloud-hypervisor, `/egm/v1/` is ours. The thread never waits for a client, and the
-//! machine never waits for the thread. Without `--api` there is neither thread nor descriptor. `cloud` has the documents of
-//! cloud-hypervisor's interface as files of ours.
+//! machine never waits for the thread. Without `--api` there is neither thread nor descriptor. `cloud` translates
+//! cloud-hypervisor's documents into our configuration.
 
 mod answer;
 mod client;

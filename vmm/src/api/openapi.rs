@@ -1,6 +1,6 @@
 //! OpenAPI documents from descriptions of requests. Pure.
 //!
-//! Version 3.1, of which the schemas are those of JSON Schema 2020-12, as `egm-vmm schema` prints them.
+//! Version 3.1: schemas are those of JSON Schema 2020-12, as `egm-vmm schema` prints them.
 
 use std::collections::BTreeMap;
 
@@ -13,17 +13,17 @@ use super::views::VERSION;
 
 /// Version of OpenAPI in which documents are written.
 const FORM: &str = "3.1.0";
-/// Where schemas lie in a document.
+/// JSON pointer to the schemas of a document.
 const SCHEMAS: &str = "/components/schemas";
 /// Name of the schema of a failure.
 const FAILURE: &str = "Failure";
-/// Name of the response for refusals that no request has of its own.
+/// Name of the response for refusals that all requests share.
 const REFUSED: &str = "Refused";
 
 /// Adds a schema to those of a document, and refers to it.
 pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
 
-/// A request as a document has it.
+/// Description of a request.
 pub(super) struct Described {
     pub(super) method: &'static str,
     pub(super) path: &'static str,
@@ -43,7 +43,7 @@ pub(super) struct Query {
     pub(super) meaning: &'static str,
 }
 
-/// What a request that is carried out is answered with.
+/// Answer to a request that is carried out.
 pub(super) enum Outcome {
     /// No body, status 204.
     Done,

@@ -46,7 +46,7 @@ pub(super) struct Stage {
     pub(super) duration_us: u64,
 }
 
-/// A machine, for the thread that runs it and the thread of the API. Neither waits long for the other.
+/// A machine, shared by the thread that runs it and the API's thread. Neither waits long for the other.
 pub(crate) struct Published {
     /// Its configuration file; `None` where configurations come by the API.
     pub(super) config: Option<PathBuf>,
@@ -59,11 +59,11 @@ pub(crate) struct Published {
     orders: Option<EventFd>,
 }
 
-/// What is known so far.
+/// State of a machine as far as it is published.
 #[derive(Clone, Default)]
 pub(super) struct KnownState {
     pub(super) stages: Vec<Stage>,
-    /// End of the last stage, since the start.
+    /// End of the last stage, as time since [`Published::begun`].
     marked: Duration,
     pub(super) plan: Option<Arc<Plan>>,
     pub(super) slices: Arc<[SliceRecord]>,
@@ -130,8 +130,8 @@ impl Published {
         &self.journal
     }
 
-    /// Publishes that the program serves, and how the last machine ended: before clients are served, because it is the first
-    /// event of an execution.
+    /// Publishes that the program serves, and how the last machine ended. Must precede all clients: it is the first event of
+    /// an execution.
     ///
     /// # Errors
     /// When descriptors run out.
@@ -148,7 +148,7 @@ impl Published {
         self.orders.as_ref()
     }
 
-    /// What the main thread does now.
+    /// The main thread's next instruction; resets [`orders`](Self::orders).
     pub(crate) fn order(&self) -> Order {
         if let Some(orders) = &self.orders {
             let _ = orders.read();
@@ -156,7 +156,7 @@ impl Published {
         lock(&self.state).cycle.as_ref().map_or(Order::End, Cycle::order)
     }
 
-    /// Changes the life cycle by `change`, and wakes the main thread; `None` where there is none.
+    /// Changes the life cycle by `change`, and wakes the main thread; `None` in a program with one machine.
     pub(super) fn change<T>(
         &self,
         change: impl FnOnce(&mut Cycle) -> Result<T, CycleError>,
@@ -168,23 +168,23 @@ impl Published {
         changed
     }
 
-    /// No client can request anything any more: the program ends after its machine.
+    /// Ends the program after its machine, because no client can request anything any more.
     pub(super) fn abandon(&self) {
         let _ = self.change(|cycle| cycle.request(Next::End));
     }
 
-    /// The start begins: its first stage lasts from now on.
+    /// Begins the first stage of the start.
     pub(crate) fn begin_start(&self) {
         lock(&self.state).marked = self.begun.elapsed();
     }
 
-    /// What the next execution starts with; `None` where the program ends.
+    /// State for the next execution; `None` if the program ends.
     pub(crate) fn saved(&self) -> Option<SavedCycle> {
         let events = self.journal.published();
         lock(&self.state).cycle.as_ref().and_then(|cycle| cycle.saved(events))
     }
 
-    /// `stage` of the start is over.
+    /// Records the end of `stage` of the start.
     pub(crate) fn stage(&self, stage: &'static str) {
         let now = self.begun.elapsed();
         let mut state = lock(&self.state);
@@ -193,7 +193,7 @@ impl Published {
         state.stages.push(Stage { stage, duration_us: microseconds(took) });
     }
 
-    /// The machine has a plan, and its slices.
+    /// Records the machine's plan and slices.
     pub(crate) fn planned(&self, plan: Plan, slices: Vec<SliceRecord>) {
         let (plan, slices) = (Some(Arc::new(plan)), slices.into());
         let mut state = lock(&self.state);
@@ -201,7 +201,7 @@ impl Published {
         state.slices = slices;
     }
 
-    /// The machine that `live` controls has taken `step`.
+    /// Publishes `step` of the machine that `live` controls.
     pub(crate) fn step(&self, step: MachineStep, live: &Live) {
         let event = match step {
             MachineStep::Started => {
@@ -215,7 +215,7 @@ impl Published {
         self.journal.publish(&event);
     }
 
-    /// The machine has ended.
+    /// Publishes the machine's end.
     pub(crate) fn ended(&self, reason: &ExitReason) {
         let mut state = lock(&self.state);
         state.ended = Some(reason.name());
@@ -226,7 +226,7 @@ impl Published {
         self.journal.publish(&MachineEvent::Stopped { reason: reason.name(), text: reason.to_string() });
     }
 
-    /// The program ends with `error`. Reported unless the machine's own end was.
+    /// Records that the program ends with `error`; publishes it unless the machine's end is published.
     pub(crate) fn failed(&self, error: &dyn Report) {
         let text = Chain(error).one_line();
         let mut state = lock(&self.state);
@@ -241,13 +241,13 @@ impl Published {
         }
     }
 
-    /// What is known now.
+    /// A copy of the present state.
     pub(super) fn state(&self) -> KnownState {
         lock(&self.state).clone()
     }
 }
 
-/// `duration` as a number for programs.
+/// `duration` in whole microseconds, at most `u64::MAX`.
 pub(super) fn microseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

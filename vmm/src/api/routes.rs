@@ -188,7 +188,7 @@ impl Operation {
         matches!(self, Self::Create(_) | Self::Boot | Self::End(Next::Boot | Next::Delete))
     }
 
-    /// Whether it has a body, in a program that `serves` or in another.
+    /// Whether it may have a body; one that is refused anyway may, so that its own refusal is the answer.
     const fn takes_body(self, serves: bool) -> bool {
         matches!(self, Self::Create(_) | Self::AddDevice | Self::RemoveDevice | Missing(_))
             || (self.is_of_serve() && !serves)
@@ -237,7 +237,7 @@ pub(super) fn respond(request: &Request, machine: &Published) -> Response {
     answer(route.operation, request, machine)
 }
 
-/// The answer to a request of a path with these `methods`, and not the one that was used.
+/// The refusal of a method that is none of the path's `methods`, which are empty for an unknown path.
 fn unknown(methods: &[&str]) -> Answer {
     if methods.is_empty() {
         let what = "cannot find this path in the API";
@@ -296,7 +296,7 @@ fn info(state: &KnownState) -> Answer {
     }
 }
 
-/// What `make` makes of the plan, once there is one.
+/// The answer of `make` to the plan, or a refusal before there is one.
 fn of_plan(state: &KnownState, make: impl FnOnce(&Plan) -> Answer) -> Answer {
     match &state.plan {
         Some(plan) => make(plan),

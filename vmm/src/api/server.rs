@@ -1,6 +1,6 @@
 //! The API's thread: one epoll set with the listener, the journal's descriptor and each client.
 //!
-//! It waits for no client: what a client does not take at once waits in its connection, which reads nothing meanwhile.
+//! It waits for no client: a connection buffers the bytes that its client does not take, and reads nothing meanwhile.
 
 mod client;
 
@@ -31,15 +31,15 @@ use crate::resources::ThreadError;
 
 /// Most clients at a time.
 const MOST_CLIENTS: usize = 16;
-/// Those of them that are root's alone: it ends a machine of a user that keeps all others.
+/// Those of them that only root may use, so that it can end a machine of a user that holds all others.
 const OF_ROOT: usize = 4;
 /// Most of them that read events: the others control the machine.
 const MOST_READERS: usize = 8;
 /// Requests of a client that are answered before others have their turn.
 const ANSWERS: usize = 8;
-/// The stack's deepest path is a plan as JSON.
+/// Size of the stack in bytes. Its deepest path writes a plan as JSON.
 const STACK: usize = 256 << 10;
-/// The same where configurations are read; pages that are not used take no memory.
+/// The same in `egm-vmm serve`, which reads configurations; unused pages take no memory.
 const STACK_OF_SERVE: usize = 1 << 20;
 /// Time without new clients after the host had no descriptor for one.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -126,8 +126,8 @@ impl Server {
         Ok(Self { is_over, wake, thread: Some(thread) })
     }
 
-    /// Ends as a drop does, but keeps the socket: clients that come from now on wait in it. `None` when the API has
-    /// ended.
+    /// Ends as a drop does, but keeps the socket: clients that come from now on wait in it. `None` if the API ended
+    /// earlier.
     pub(crate) fn into_listener(mut self) -> Option<Listener> {
         self.end()
     }
@@ -151,11 +151,11 @@ struct Serving {
     wake: Arc<EventFd>,
     machine: Arc<Published>,
     limits: Limits,
-    /// The user of this process at the start, which may connect beside root.
+    /// The user of this process at the start, which may connect, as root may.
     owner: u32,
     clients: BTreeMap<u64, Client>,
     next: u64,
-    /// When the listener is waited for again.
+    /// When the listener returns to the epoll set, after [`PAUSE`].
     resume: Option<Instant>,
 }
 
@@ -243,7 +243,7 @@ impl Serving {
             {
                 return Ok(());
             }
-            // The client would be announced again and again.
+            // epoll would report the same client again and again.
             Err(_) => {
                 self.resume = now.checked_add(PAUSE);
                 return Ok(epoll::delete(&self.epoll, &self.listener)?);
@@ -283,7 +283,7 @@ impl Serving {
         let readers = self.clients.values().filter(|client| client.connection.is_stream()).count();
         let Some(client) = self.clients.get_mut(&key) else { return };
         if client.connection.is_waiting() {
-            // It is neither read nor written, so that nothing else would notice.
+            // It is neither read nor written, so nothing else detects its end.
             if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
                 client.connection.fail();
             }
@@ -321,7 +321,7 @@ impl Serving {
         client.update(&self.epoll, key);
     }
 
-    /// Answers clients that wait for what has happened now. `is_last`: the machine has ended, and this API does.
+    /// Answers the waiting clients with an answer that is due. `is_last`: the machine has ended, and this API does.
     fn answer_pending(&mut self, is_last: bool, now: Instant) {
         let waiting = self.clients.iter_mut().filter(|(_, client)| client.connection.is_waiting());
         let mut waiting = waiting.peekable();
@@ -349,7 +349,7 @@ fn may_use(user: u32, owner: u32) -> bool {
     user == owner || user == 0 || egm_address::fault!("api-for-every-user")
 }
 
-/// Most clients when another one of `user` comes.
+/// Number of clients at which the next one of `user` is refused.
 const fn places(user: u32) -> usize {
     if user == 0 { MOST_CLIENTS } else { MOST_CLIENTS.saturating_sub(OF_ROOT) }
 }

@@ -1,4 +1,4 @@
-//! The parts of cloud-hypervisor's `VmConfig` that answers have of every machine.
+//! The parts of cloud-hypervisor's `VmConfig` that answers show of every machine.
 
 use std::path::Path;
 

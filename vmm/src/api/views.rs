@@ -1,4 +1,4 @@
-//! JSON bodies of the API, as types with a schema. Pure but for the machine's counters.
+//! JSON bodies of the API, as types with a schema.
 
 use std::collections::BTreeMap;
 
@@ -70,7 +70,7 @@ struct DeviceNode {
     pci_bdf: PciAddress,
 }
 
-/// Of a machine that is created, and has no plan. `last` is the end of the machine before.
+/// `VmInfo` of a created machine without a plan. `last` is the end of the machine before.
 pub(super) fn info_of_created(created: &Created, last: Option<&LastEnd>) -> VmInfo {
     VmInfo {
         config: created.shown.clone(),
@@ -82,7 +82,7 @@ pub(super) fn info_of_created(created: &Created, last: Option<&LastEnd>) -> VmIn
     }
 }
 
-/// With the parts of cloud-hypervisor's `VmConfig` that the plan has.
+/// `VmInfo` of a machine with a plan.
 pub(super) fn info(plan: &Plan, state: &KnownState) -> VmInfo {
     let vcpus = u32::try_from(plan.vcpus.len()).unwrap_or(u32::MAX);
     let memory: u64 = plan.memory.iter().map(|piece| piece.span.size()).fold(0, u64::saturating_add);

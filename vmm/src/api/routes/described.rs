@@ -47,7 +47,7 @@ pub(crate) fn open_api(surface: Surface) -> Value {
     document(surface.title(), &routes.map(described).collect::<Vec<_>>())
 }
 
-/// The same as text, which is made when a client requests it first.
+/// The same as text, made at the first request.
 pub(super) fn open_api_text(surface: Surface) -> &'static str {
     static CLOUD_HYPERVISOR: OnceLock<String> = OnceLock::new();
     static OWN: OnceLock<String> = OnceLock::new();
@@ -256,7 +256,7 @@ mod tests {
         }
     }
 
-    /// The generators of bodies and of answers give names without knowledge of each other.
+    /// The generators of bodies and of answers choose names independently of each other.
     #[test]
     fn a_schema_of_a_body_has_another_name_than_those_of_answers() {
         for surface in SURFACES {

@@ -47,7 +47,7 @@ impl Client {
         self.connection.wait();
     }
 
-    /// Answers the request that it waits for, if that can be done. After the last answers the connection ends.
+    /// Answers the request that it waits for, if that is due. The connection ends after an answer that `is_last`.
     pub(super) fn answer_pending(&mut self, state: &KnownState, is_last: bool, now: Instant) {
         let outcome = |pending: &Pending| life::outcome(&pending.awaited, state, is_last);
         let Some(answer) = self.pending.as_ref().and_then(outcome) else { return };
@@ -83,7 +83,7 @@ impl Client {
         }
     }
 
-    /// Sends events, if it reads them and has taken those before.
+    /// Sends new events to a reader that has taken all earlier ones.
     pub(super) fn feed(&mut self, machine: &Published, now: Instant) {
         while let Some(stream) = self.connection.drained_stream() {
             let batch = machine.journal().read(&mut stream.cursor, BATCH);
@@ -96,7 +96,7 @@ impl Client {
         }
     }
 
-    /// Waits for what its connection needs next.
+    /// Sets the epoll events that its connection needs next.
     pub(super) fn update(&mut self, epoll: &OwnedFd, key: u64) {
         let mut interest = EventFlags::empty();
         interest.set(EventFlags::IN, self.connection.room() > 0 && !self.is_behind);

@@ -1,4 +1,4 @@
-//! The real thread and real sockets, before a machine that is none.
+//! The real thread and real sockets, without a machine.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -63,7 +63,7 @@ impl Api {
     }
 }
 
-/// Everything that a client still gets. An end without a farewell is an end as well.
+/// All bytes until the connection ends or fails.
 fn rest(mut client: UnixStream) -> String {
     let mut bytes = Vec::new();
     let _ = client.read_to_end(&mut bytes);

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{device_types, object_types, yes};
 
-/// Where cloud-hypervisor reads entropy from by default.
+/// Default source of entropy of cloud-hypervisor.
 const ENTROPY: &str = "/dev/urandom";
 
 object_types! {

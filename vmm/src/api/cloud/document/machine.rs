@@ -13,9 +13,9 @@ use super::devices::{
 use super::memory::{MemoryConfig, NumaConfig};
 use super::{device_types, object_types, yes};
 
-/// As many processors as cloud-hypervisor gives by default.
+/// Default number of processors of cloud-hypervisor.
 const VCPUS: u32 = 1;
-/// Port of its debug console by default.
+/// Default I/O port of its debug console.
 const DEBUG_PORT: u16 = 0xe9;
 
 object_types! {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{object_types, yes};
 
-/// Bytes of memory that cloud-hypervisor gives by default.
+/// Default memory of cloud-hypervisor, in bytes.
 const SIZE: u64 = 512 << 20;
 
 object_types! {

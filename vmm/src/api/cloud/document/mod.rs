@@ -1,7 +1,7 @@
-//! The documents: what vm.create, vm.add-device and vm.remove-device take, with every field of v54 and none besides, but
-//! for two that kata-containers sends.
+//! The documents of vm.create, vm.add-device and vm.remove-device: every field of v54, and two more that kata-containers
+//! sends.
 //!
-//! Types and defaults are cloud-hypervisor's, so that what is left out means the same.
+//! Types and defaults are cloud-hypervisor's, so that an omitted field means the same.
 
 mod devices;
 mod machine;
@@ -13,7 +13,7 @@ pub(crate) use machine::VmConfig;
 pub(super) use machine::*;
 pub(super) use memory::*;
 
-/// Declares objects of the document. All fields are known, and those without a default are required unless they are an
+/// Declares objects of the document. An unknown field is an error; one without a default is required unless it is an
 /// `Option`.
 macro_rules! object_types {
     ($($(#[$attribute:meta])* $name:ident { $($(#[$of_field:meta])* $field:ident: $type:ty,)* })*) => {$(
@@ -26,8 +26,8 @@ macro_rules! object_types {
     )*};
 }
 
-/// Declares objects that describe a PCI device: with its id and address, which serde cannot flatten where unknown fields
-/// are mistakes.
+/// Declares objects that describe a PCI device, each with fields for its id and address: serde's `flatten` does not work
+/// with `deny_unknown_fields`.
 macro_rules! device_types {
     ($($(#[$attribute:meta])* $name:ident { $($(#[$of_field:meta])* $field:ident: $type:ty,)* })*) => {
         object_types! {$(

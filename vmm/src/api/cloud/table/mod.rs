@@ -30,7 +30,7 @@ pub(super) enum Fate {
     Refused(Usual),
 }
 
-/// The values that ask for nothing.
+/// The values that are neither noted nor refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Usual {
     Nothing,

@@ -1,4 +1,4 @@
-//! The table beside the types and the translation: each field has one row, and each row does what it states.
+//! The table against the types and the translation: each field has one row, and each row does what it states.
 
 use std::collections::BTreeSet;
 

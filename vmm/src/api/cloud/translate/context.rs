@@ -54,13 +54,13 @@ impl Context {
 pub(crate) struct Origins(Vec<(String, String)>);
 
 impl Origins {
-    /// Our `ours` comes from the document's `theirs`.
+    /// Records that our `ours` comes from the document's `theirs`.
     pub(super) fn add(&mut self, ours: impl Into<String>, theirs: &str) {
         self.0.push((ours.into(), theirs.to_owned()));
     }
 
-    /// The document's name of `key` of our file: of the field that it is the value of, or of what contains it. A key that
-    /// comes from no field is its own name.
+    /// The document's name for `key` of our file: the field with its value, or the object that contains it. A key that comes
+    /// from no field is its own name.
     pub(crate) fn of(&self, key: &str) -> String {
         let around = |(ours, _): &&(String, String)| {
             key.strip_prefix(ours.as_str())
@@ -82,7 +82,7 @@ impl Origins {
     }
 }
 
-/// The set of `numbers`; `None` when a number is beyond those of sets.
+/// The set of `numbers`; `None` if one is [`CpuSet::LIMIT`] or more.
 pub(super) fn cpu_set(numbers: impl IntoIterator<Item = u64>) -> Option<CpuSet> {
     let number = |number| u32::try_from(number).ok().filter(|number| *number < CpuSet::LIMIT);
     numbers.into_iter().map(number).collect()

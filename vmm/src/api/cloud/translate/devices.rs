@@ -53,7 +53,7 @@ fn net(net: &NetConfig, at: &str, context: &mut Context) {
         context.refuse(format!("{at}.num_queues"));
     }
     let Some(tap) = net.tap.clone() else {
-        // Descriptors are refused themselves.
+        // `fds` has a refusal of its own.
         if net.fds.is_none() {
             context.refuse(format!("{at}.tap"));
         }
@@ -126,7 +126,7 @@ fn function(device: &DeviceConfig, platform: Option<&PlatformConfig>, at: &str, 
     );
 }
 
-/// The function that the folder `path` of sysfs is of.
+/// PCI address of the function with the folder `path` in sysfs.
 fn function_of(path: &Path) -> Option<PciAddress> {
     let name = path.file_name().filter(|_| path.starts_with("/sys"))?;
     name.to_str()?.parse().ok()

@@ -58,14 +58,14 @@ pub(super) fn translate(
     (memory, parts.slices)
 }
 
-/// Whether `node` is there for a device alone.
+/// Whether `node` has a device, and neither processors nor memory.
 fn is_of_device(node: &NumaConfig) -> bool {
     let is_empty =
         node.cpus.iter().flatten().next().is_none() && node.memory_zones.iter().flatten().next().is_none();
     node.device_id.is_some() && is_empty
 }
 
-/// The region of EGM that `path` is the device of.
+/// Name of the EGM region with the device `path`.
 fn region(path: &Path) -> Option<&str> {
     let name = path.file_name()?.to_str()?;
     let number = name.strip_prefix("egm")?;
@@ -73,7 +73,7 @@ fn region(path: &Path) -> Option<&str> {
     (path.parent() == Some(Path::new("/dev")) && is_number).then_some(name)
 }
 
-/// Host pages of all memory.
+/// Size of the host pages of all memory; `None` for the default.
 fn pages(memory: &MemoryConfig, zones: &[MemoryZoneConfig], context: &mut Context) -> Option<PageSize> {
     let base = pool(memory.hugepages, memory.hugepage_size, "memory", context);
     let mut common = base.map(Some);
@@ -88,7 +88,7 @@ fn pages(memory: &MemoryConfig, zones: &[MemoryZoneConfig], context: &mut Contex
     common.flatten().or_else(|| (!memory.thp).then_some(PageSize::Size4K))
 }
 
-/// The pool that `hugepages` and `hugepage_size` of the object `at` name.
+/// Page size of the pool that `hugepages` and `hugepage_size` of the object `at` name.
 fn pool(hugepages: bool, size: Option<u64>, at: &str, context: &mut Context) -> Option<PageSize> {
     let pool = size.map_or(Some(PageSize::Size2M), PageSize::of_pool);
     match (hugepages, size) {
