@@ -65,7 +65,7 @@ pub(crate) fn restore_name() {
     let _ = rustix::thread::set_name(c"egm-vmm");
 }
 
-/// The two descriptors that the execution before this one passed. Standard input is that one's again.
+/// The two descriptors that the execution before this one passed. Restores that one's standard input.
 ///
 /// # Errors
 /// Standard input has no such message.
@@ -75,7 +75,7 @@ pub(crate) fn inherited() -> io::Result<[OwnedFd; 2]> {
     Ok([first, second])
 }
 
-/// Executes this program with its own command line and `option`; [`inherited`] has `first` and `second` there. Returns only
+/// Executes this program with its own command line and `option`; [`inherited`] returns `first` and `second` there. Returns only
 /// when that fails.
 pub(crate) fn execute(option: &str, first: &impl AsFd, second: &impl AsFd) -> io::Error {
     let socket = match sent([io::stdin().as_fd(), first.as_fd(), second.as_fd()]) {

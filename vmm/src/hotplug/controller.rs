@@ -1,4 +1,4 @@
-//! Controller of hot-plugged functions: its thread, and the steps of the thread for tests.
+//! Controller of hot-plugged functions: its thread, and the thread's steps, which tests take without it.
 
 use std::io;
 use std::sync::mpsc::{Receiver, channel};
@@ -25,8 +25,8 @@ pub(crate) struct New {
     pub(crate) host_events: Option<HostEvents>,
 }
 
-/// Opens a function of the host for the guest, as the device of this id, with the bridges of the free slots. Returns the
-/// position of the bridge that it chose, and the function.
+/// Opens a function of the host as the guest's device with this id, behind one of the bridges of free slots. Returns the
+/// index of the chosen bridge, and the function.
 pub(crate) type Maker =
     Box<dyn Fn(&str, &NewFunction, &[BridgePlan]) -> Result<(usize, New), HotplugError> + Send>;
 
@@ -41,9 +41,9 @@ pub(crate) struct Slot {
 pub(crate) struct Occupant {
     pub(crate) id: String,
     pub(crate) new: New,
-    /// When it is taken, once the guest was asked to release it.
+    /// When it is removed, once the guest was requested to release it.
     leaving: Option<Instant>,
-    /// Its device is gone, it stays in the guest all the same, and the loss was reported.
+    /// Whether the loss of its device was reported, after which a fixed function stays in the guest.
     is_lost: bool,
 }
 
@@ -187,7 +187,7 @@ impl Controller {
             };
             let events = occupant.take_events();
             let failed = events.contains(&InterruptKind::Error);
-            // The kernel requests a device that was pulled out, too: `lost` comes first.
+            // The kernel also requests back a device that was pulled out: `lost` comes first.
             let lost = occupant.is_gone(&events);
             if lost || failed {
                 let what = if lost { EventKind::Lost } else { EventKind::Failed };
@@ -200,7 +200,7 @@ impl Controller {
         }
     }
 
-    /// Resets the functions that the guest has cut off. Each gets the names of all, as of one reset at the same time.
+    /// Resets the functions that are due. Each receives the names of all that are reset with it.
     fn reset(&self) {
         let due = |slot: &Slot| match (slot.port.duty(), &slot.occupant) {
             (Some(Duty::Reset(times)), Some(occupant)) => {
@@ -300,7 +300,7 @@ impl Controller {
         }
     }
 
-    /// Asks the guest to release `id`.
+    /// Requests `id` back from the guest.
     fn unplug(&mut self, id: &str, now: Instant) -> Result<(), HotplugError> {
         let occupied = |slot: &Slot| slot.occupant.as_ref().is_some_and(|occupant| occupant.id == id);
         let index = self.slots.iter().position(occupied);

@@ -1,4 +1,4 @@
-//! Why a function is not plugged in or out.
+//! Errors of hot-plug.
 
 use egm_address::PciAddress;
 use egm_vfio::backend::BackendError;
@@ -13,22 +13,16 @@ use crate::plan::PlanError;
 /// Why a function is not plugged in or out; the machine is as before.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HotplugError {
-    /// All slots are taken.
     #[error("no slot is free for \"{id}\": all {slots} hot-plug ports of the machine are occupied")]
     NoSlot { id: String, slots: usize },
-    /// It has no port for devices that come.
     #[error("the machine has no hot-plug port")]
     NoPorts,
-    /// The machine has the function already.
     #[error("cannot plug in {function}: the machine has it already, as \"{id}\"")]
     Present { function: PciAddress, id: String },
-    /// Another function has the id.
     #[error("the machine has a device \"{id}\" already")]
     Taken { id: String },
-    /// No function has the id.
     #[error("the machine has no function \"{id}\" in a slot")]
     Unknown { id: String },
-    /// It is leaving already.
     #[error("\"{id}\" is leaving already")]
     Leaving { id: String },
     /// The machine was not prepared for functions of the host.
@@ -39,7 +33,7 @@ pub(crate) enum HotplugError {
         "cannot plug in GPU {function}: it reaches all of region {region}, which a machine claims at its start only"
     )]
     Exclusive { function: PciAddress, region: String },
-    /// A GPU with memory that the guest's kernel must know from its start.
+    /// A GPU with memory that the guest's kernel finds at its start only.
     #[error(
         "cannot plug in GPU {function}: its memory is coherent, and a machine gets such memory at its start only"
     )]
@@ -47,7 +41,6 @@ pub(crate) enum HotplugError {
     /// The host's regions cannot be read.
     #[error(transparent)]
     Regions(#[from] FactsError),
-    /// The machine has ended.
     #[error("the machine has ended")]
     Ended,
     /// Its files in sysfs could not be read.

@@ -8,11 +8,11 @@ use std::time::Duration;
 pub(crate) enum Removal {
     /// The guest released it.
     Orderly,
-    /// The guest was not asked, or did not answer in time.
+    /// The guest was not requested to release it, or did not in time.
     Surprise,
 }
 
-/// Something happened to a function.
+/// An event of a function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Event {
     /// Its id in the machine.
@@ -28,17 +28,17 @@ pub(crate) struct Event {
 pub(crate) enum EventKind {
     /// It was plugged into the slot of this number.
     Plugged(u16),
-    /// The host requests it back; the guest is asked to release it within this time.
+    /// The host requests it back; the guest is requested to release it within this time.
     Requested(Duration),
     /// The host requests it back, and the guest cannot release it: it is behind no hot-plug port.
     RequestedFixed,
     /// It reported an error that it cannot correct.
     Failed,
-    /// The same, of one that cannot be taken away.
+    /// The same, behind no hot-plug port.
     FailedFixed,
     /// Its device is gone, as the host or its server reports.
     Lost,
-    /// The same, of one that cannot be taken away.
+    /// The same, behind no hot-plug port.
     LostFixed,
     /// It left the guest, and the host has it back.
     Removed(Removal),

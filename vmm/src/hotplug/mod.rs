@@ -45,7 +45,7 @@ pub(crate) struct NewFunction {
 pub(crate) struct PluggedDevice {
     /// Its id in the machine.
     pub(crate) id: String,
-    /// In the guest.
+    /// PCI address in the guest.
     pub(crate) address: PciAddress,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    /// Puts `new` into the first free slot that its BARs fit into. The guest then takes its time.
+    /// Puts `new` into the first free slot that its BARs fit into, without waiting for the guest.
     ///
     /// # Errors
     /// [`HotplugError::Ended`]; `reply` gets all others.
@@ -79,7 +79,7 @@ impl Handle {
         self.ask(Request::Plug { new, reply })
     }
 
-    /// Asks the guest to release `id`, and takes it after [`UNPLUG_TIMEOUT`]. `reply` is called once the guest is asked;
+    /// Requests `id` back from the guest, and takes it after [`UNPLUG_TIMEOUT`]. `reply` is called after the request;
     /// [`EventKind::Removed`] reports that the host has it back.
     ///
     /// # Errors
@@ -106,7 +106,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Ends every function: quiet, reset, nowhere mapped. The vCPUs have stopped. Returns all counters, in words.
+    /// Quiesces, resets and unmaps every function; the vCPUs have stopped. Returns all counters above zero, in words.
     pub(crate) fn end(&mut self) -> Vec<String> {
         let _ = self.handle.ask(Request::End);
         self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
