@@ -36,7 +36,6 @@ const fn old(name: &'static str, x86_64: u32) -> Call {
     Call { name, x86_64: Some(x86_64), aarch64: None }
 }
 
-/// The call named `name`.
 pub(super) fn named(name: &str) -> Option<&'static Call> {
     CALLS.iter().find(|call| call.name == name)
 }

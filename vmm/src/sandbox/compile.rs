@@ -48,7 +48,7 @@ pub(super) fn program(
     SeccompFilter::new(rules, refused, SeccompAction::Allow, target(arch))?.try_into()
 }
 
-/// Calls by which a mapping becomes one of other bytes of its file, without a descriptor.
+/// Calls that move a mapping to other bytes of its file, without a descriptor.
 const OF_OTHER_BYTES: [&str; 2] = ["remap_file_pages", "mremap"];
 
 /// The filter that answers [`OF_OTHER_BYTES`] with `EPERM`, and permits everything else.
@@ -56,7 +56,7 @@ const OF_OTHER_BYTES: [&str; 2] = ["remap_file_pages", "mremap"];
 /// # Errors
 /// A bug of ours.
 pub(super) fn kept_mappings(arch: Architecture) -> Result<BpfProgram, BackendError> {
-    /// Set in numbers of x32, by which x86 has the same calls.
+    /// Bit by which x86's ABI x32 numbers the same calls.
     const X32: u32 = 0x4000_0000;
     let numbers = OF_OTHER_BYTES.iter().filter_map(|name| calls::named(name)?.number(arch));
     let rules = numbers.flat_map(|number| [number, number | X32]).map(|number| (number.into(), Vec::new()));
@@ -71,7 +71,7 @@ const fn target(arch: Architecture) -> TargetArch {
     }
 }
 
-/// One of these rules must hold; without any, the call is permitted.
+/// Rules of which one must hold; without any, the call is permitted.
 fn conditions(condition: Condition, process: u32) -> Result<Vec<SeccompRule>, BackendError> {
     match condition {
         Condition::Any => Ok(Vec::new()),

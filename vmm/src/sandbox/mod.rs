@@ -1,4 +1,4 @@
-//! Restrictions of a machine's process, so that a guest that breaks the monitor gets nothing more by it.
+//! Restrictions of a machine's process, so that a guest that takes over the monitor gains nothing more.
 //!
 //! ```text
 //!  plan ─► parts ─┐
@@ -8,9 +8,8 @@
 //!  Restrictions: no_new_privs, Landlock, no capabilities ─► each thread confines itself ─► a refused call ends the process
 //!                                                    before the first guest instruction     report.rs, sys.rs
 //! ```
-//! Everything is open by then, so that no thread opens, connects, starts or executes anything any more, but what
-//! [`table`] has with its reason. What the machine took of the host is returned by another process: see
-//! [`crate::custody`].
+//! Everything is open by then: no thread opens, connects, starts or executes anything any more, except what [`table`]
+//! permits with a reason. Another process returns what the machine took from the host: see [`crate::custody`].
 
 mod calls;
 mod compile;
@@ -63,26 +62,26 @@ impl Mode {
 pub(crate) struct Sandbox {
     mode: Mode,
     parts: Vec<MachinePart>,
-    /// Of the process, which handlers of signals read.
+    /// Restrictions of the process; signal handlers read them.
     restrictions: &'static Restrictions,
     vcpu: BpfProgram,
     event_loop: BpfProgram,
 }
 
-/// What the plan of a machine does not show.
+/// Descriptors that stay open, and that the plan of a machine does not show.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KeptDescriptors<'p> {
-    /// A broker's connection stays open.
+    /// Whether there is a broker's connection.
     pub(crate) broker: bool,
-    /// The file of an EGM device stays open.
+    /// Whether there is the file of an EGM device.
     pub(crate) egm_device: bool,
     /// Path of the control API's socket, if there is one.
     pub(crate) api: Option<&'p Path>,
 }
 
 impl Sandbox {
-    /// The restrictions of the machine of `plan`; `None` with [`Mode::Off`]. To be made once in a process, when it has its user and
-    /// everything is open.
+    /// The restrictions of the machine of `plan`; `None` with [`Mode::Off`]. Call it once in a process, after the change of
+    /// user, when everything is open.
     ///
     /// # Errors
     /// [`SandboxError`].
@@ -121,7 +120,7 @@ impl Sandbox {
             others.push((thread, filter(self.mode, &self.parts, kind)?));
         }
         threads::confine(others, self.restrictions)?;
-        // Its parent may not have been confined yet.
+        // The parent of a new thread may not have been confined yet.
         match threads::started_since(&known, threads::others()?) {
             Some(thread) => Err(SandboxError::Late { thread }),
             None => Ok(()),
@@ -136,7 +135,7 @@ impl Sandbox {
         self.confine(&self.vcpu)
     }
 
-    /// Confines the calling thread, the event loop: the last, because the threads that it starts have its limits.
+    /// Confines the calling thread, the event loop. Call it last: threads inherit the limits of the one that starts them.
     ///
     /// # Errors
     /// [`SandboxError`]: the machine must not run.
@@ -170,8 +169,8 @@ pub(crate) fn check(mode: Mode, spec: &Spec, is_returned_here: bool) -> Result<(
     }
 }
 
-/// From now on no thread of this process gets other bytes of a file by a mapping that it has: a slice's file is that of all
-/// slices of its region. To be called before a thread is confined.
+/// Keeps all threads from moving a mapping to other bytes of its file, from now on: a slice's file holds all slices of its
+/// region. Call it before a thread is confined.
 ///
 /// # Errors
 /// [`SandboxError`]: the machine must not run.
@@ -186,7 +185,7 @@ fn filter(mode: Mode, parts: &[MachinePart], kind: ThreadKind) -> Result<BpfProg
     program.map_err(|source| SandboxError::Filter { kind, source })
 }
 
-/// What holds for the whole process: the report of refused calls, and no debugger of this user.
+/// Prepares the process: it reports refused calls and, with [`Mode::Strict`], keeps out debuggers of this user.
 fn prepare(mode: Mode) -> Result<(), SandboxError> {
     let failed = |step| move |source: io::Error| SandboxError::Prepare { step, source };
     register_signal_handler(libc::SIGSYS, sys::on_refused)

@@ -41,7 +41,7 @@ pub(super) fn slice_device(spec: &Spec) -> Option<&str> {
     slice.map(|device| device.id.as_str())
 }
 
-/// Whether a slice of `spec` may be of a region of the host, and is to be returned. Memory of the process itself is not.
+/// Whether a slice of `spec` may be of a region of the host, and must be returned, unlike memory of the process itself.
 pub(crate) fn needs_return(spec: &Spec) -> bool {
     let is_of_process = |region: &String| [LOCAL, "memfd", GUEST_MEMFD].contains(&region.as_str());
     let is_returned = |slice: &EgmSlice| !slice.regions.iter().all(is_of_process);

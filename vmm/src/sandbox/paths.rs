@@ -30,7 +30,7 @@ impl SocketFolder {
     }
 
     /// What the machine may do there and in the folders below: at its end it removes its sockets, and a guest may
-    /// connect to sockets beside that of its vsock device.
+    /// connect to sockets next to that of its vsock device.
     fn access(&self) -> BitFlags<AccessFs> {
         match self.connects {
             true => AccessFs::RemoveFile | AccessFs::ResolveUnix,

@@ -1,4 +1,4 @@
-//! The report of a refused system call. Made by a signal handler: without memory of the allocator, and without a lock.
+//! The report of a refused system call. A signal handler makes it, so it neither allocates nor locks.
 
 use std::fmt::{self, Write};
 use std::io;

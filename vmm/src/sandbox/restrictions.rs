@@ -1,4 +1,4 @@
-//! What confines a thread, and the step into it, which each thread takes itself.
+//! Restrictions of a thread, and the steps by which each thread confines itself.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +13,6 @@ use super::sys;
 pub(super) struct Restrictions {
     /// Landlock rules; `None` where the kernel has none, and while calls are only logged.
     pub(super) ruleset: Option<OwnedFd>,
-    /// Whether capabilities are dropped.
     pub(super) drops_capabilities: bool,
 }
 

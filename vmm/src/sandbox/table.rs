@@ -1,4 +1,4 @@
-//! What each kind of thread may ask of the kernel, and why. Pure.
+//! System calls that each kind of thread may make, and why. Pure.
 //!
 //! A call that is not here ends the process: a running machine opens no file by its name, starts no process and no thread,
 //! and makes no memory executable.
@@ -29,7 +29,7 @@ use ThreadKind::{Api, Block, Console, EventLoop, Hotplug, Reaper, ServerWatch, V
 pub(super) const KINDS: &[ThreadKind] = &[Vcpu, EventLoop, Console, Block, Hotplug, ServerWatch, Reaper, Api];
 
 impl ThreadKind {
-    /// The kind of the thread named `name`, if its filter is known. Names are those of its start.
+    /// The kind of the thread that was started with the name `name`, if it has a filter.
     pub(super) fn of_thread(name: &str) -> Option<Self> {
         Some(match name {
             "console" => Console,
@@ -98,17 +98,14 @@ pub(super) enum Condition {
     Anonymous,
 }
 
-/// A permitted system call.
 #[derive(Debug)]
 pub(super) struct PermittedCall {
     pub(super) call: &'static str,
-    /// Which of these calls.
     pub(super) condition: Condition,
     /// The threads that may make it.
     pub(super) kinds: &'static [ThreadKind],
     /// The machines that it is for: those with one of these parts.
     pub(super) parts: &'static [MachinePart],
-    /// What it is for.
     #[cfg_attr(not(test), expect(dead_code, reason = "for readers, and a test that there is one"))]
     pub(super) reason: &'static str,
 }
@@ -124,7 +121,6 @@ pub(super) struct PermittedRequest {
     pub(super) kinds: &'static [ThreadKind],
     /// The machines that it is for: those with one of these parts.
     pub(super) parts: &'static [MachinePart],
-    /// What it is for.
     #[cfg_attr(not(test), expect(dead_code, reason = "for readers, and a test that there is one"))]
     pub(super) reason: &'static str,
 }

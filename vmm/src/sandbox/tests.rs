@@ -72,7 +72,6 @@ const NONE: u64 = u64::MAX;
 /// Calls that do not return here.
 const WITHOUT_RETURN: [&str; 3] = ["exit", "exit_group", "rt_sigreturn"];
 
-/// Makes a system call.
 fn make(call: &Call, arguments: [u64; 6]) -> i64 {
     let number = i64::from(call.number(ARCHITECTURE).unwrap());
     let [a, b, c, d, e, f] = arguments;

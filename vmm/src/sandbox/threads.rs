@@ -21,7 +21,7 @@ use super::table::ThreadKind;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Time in which a thread gets its name, or ends.
 pub(super) const NAMING: Duration = Duration::from_secs(2);
-/// Pause between two looks.
+/// Pause between two checks.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// Threads that the kernel runs in this process: `PF_IO_WORKER`, `PF_USER_WORKER`, `PF_KTHREAD` (`include/linux/sched.h`).
@@ -61,8 +61,8 @@ fn parse(stat: &str) -> Option<Thread> {
     (flags & OF_KERNEL == 0).then(|| Thread { id, name: name.to_owned() })
 }
 
-/// The threads that `list` returns, with their kinds. For a moment there may be others: a new thread has its parent's name
-/// until it runs, and one that the start needed may not have ended. They have `limit` for it.
+/// The threads that `list` returns, with their kinds. Waits up to `limit` while one has no kind: a new thread has its
+/// parent's name until it runs, and one that only the start needed may not have ended.
 ///
 /// # Errors
 /// Those of `list`, and [`SandboxError::Unknown`].
@@ -120,7 +120,7 @@ struct Work {
     entries: Vec<Entry>,
 }
 
-/// What the handler reads; set once, because a process confines itself once.
+/// Input of the handler; set once, because a process confines itself once.
 static WORK: OnceLock<Work> = OnceLock::new();
 
 extern "C" fn confine_this(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -136,7 +136,7 @@ fn number() -> i32 {
     SIGRTMIN().saturating_add(1)
 }
 
-/// Has each of `threads` confine itself with its filter, and returns when all have done so. To be called once.
+/// Has each of `threads` confine itself with its filter, and returns when all have done so. Call it once.
 ///
 /// # Errors
 /// [`SandboxError`]: some threads may be confined.
