@@ -33,7 +33,7 @@ pub(super) struct Assigner {
 pub(super) struct Own {
     pub(super) line: Option<Box<dyn InterruptLine>>,
     pub(super) clique: Option<u8>,
-    /// Others do not reach its BARs.
+    /// Whether other functions cannot reach its BARs.
     pub(super) alone: bool,
     /// BARs that are memory.
     pub(super) memory: Vec<u8>,
@@ -124,7 +124,7 @@ impl Assigner {
     }
 }
 
-/// Resets an unused function: by itself, or with its bus where it is alone there.
+/// Resets an unused function: by itself, or else with its bus. A failure of the latter is only logged.
 fn fresh(id: &str, address: PciAddress, backend: &dyn Backend) -> Result<(), BackendError> {
     if backend.can_reset() {
         return backend.reset();

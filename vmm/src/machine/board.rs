@@ -33,7 +33,7 @@ fn range(first: u16, count: u16) -> Range<u64> {
 }
 
 impl<'a> Board<'a> {
-    /// With the devices that need nothing but `exit`.
+    /// A board with the devices that need nothing but `exit`.
     pub(super) fn new(plan: &'a Plan, vm: &'a Vm, exit: &Arc<ExitLatch>) -> Result<Self, BuildError> {
         let mut board = Self { plan, vm, ports: Bus::default(), memory: Bus::default() };
         let device = |name: &str| -> Option<Arc<dyn BusDevice>> {

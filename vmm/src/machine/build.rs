@@ -36,7 +36,7 @@ use crate::resources::{OpenDevice, OpenedDevice, Resources, ThreadError};
 /// Builds the machine of `plan`, with its events in `journal`.
 ///
 /// # Errors
-/// [`BuildError`]; everything is given back.
+/// [`BuildError`]; `resources` are released.
 pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Result<Machine, BuildError> {
     let Resources { hypervisor, vm, ram, mut boot, console, devices, spaces, leases, .. } = resources;
     let exit = ExitLatch::new()?;
@@ -118,7 +118,7 @@ fn parts(
     LiveParts { button, hotplug, is_confined: false, counters: Box::new(counters), messages }
 }
 
-/// The device that a slice is, if it is one.
+/// The PCI function of a slice, if the device is one.
 fn slice(OpenedDevice { device, opened }: &OpenedDevice) -> Option<SliceDevice> {
     match opened {
         OpenDevice::Slice(slice) => {
@@ -128,7 +128,7 @@ fn slice(OpenedDevice { device, opened }: &OpenedDevice) -> Option<SliceDevice> 
     }
 }
 
-/// Starts the controller of functions, where there are any, or can be.
+/// Starts the controller of host functions, if there are any or a hot-plug port.
 fn keep(
     plan: &Plan,
     root: &Arc<RootComplex>,
@@ -155,8 +155,8 @@ fn reporter(journal: &Arc<Journal>) -> Box<dyn Fn(&Event) + Send> {
     })
 }
 
-/// Whether KVM maps `slices` as the processor's own memory, when it lacks the capability `lacks`: the kernel has no pages of
-/// an EGM device's.
+/// Refuses a slice of an EGM device if KVM lacks the capability `lacks`: without struct pages, KVM would not map it as
+/// cached.
 fn check_caching<'a>(
     mut slices: impl Iterator<Item = (&'a str, &'a RegionKind)>,
     lacks: Option<u32>,
@@ -210,7 +210,7 @@ fn acpi_line(plan: &Plan, owner: &str) -> Option<u32> {
     plan.line(owner).filter(|_| plan.boot.tables == BootTables::Acpi)
 }
 
-/// Returns a function that makes an edge on line `gsi`, which the controller latches. Plans have no other lines.
+/// Returns a function that makes an edge on line `gsi`, which the controller latches. It has all lines of a plan.
 fn pulse(vm: &Vm, gsi: u32) -> Interrupt {
     let line = vm.line(gsi);
     Box::new(move || [true, false].into_iter().for_each(|high| drop(line.set(high))))

@@ -31,7 +31,7 @@ struct Reached<'a> {
     offset: u64,
 }
 
-/// Two devices want one address.
+/// Two devices have one address.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bus addresses {wanted:x?} and {taken:x?} overlap")]
 pub struct Overlap {
@@ -55,7 +55,7 @@ impl Bus {
         Ok(())
     }
 
-    /// The guest reads; an address without a device reads all ones, as on real buses.
+    /// Reads for the guest; an address without a device reads all ones, as on real buses.
     pub fn read(&self, address: u64, data: &mut [u8]) {
         match self.find(address, data.len()) {
             Some(Reached { device, offset }) => device.read(offset, data),
@@ -63,7 +63,7 @@ impl Bus {
         }
     }
 
-    /// The guest writes; a write to no device is dropped.
+    /// Writes for the guest; a write to no device is dropped.
     pub fn write(&self, address: u64, data: &[u8]) {
         if let Some(Reached { device, offset }) = self.find(address, data.len()) {
             device.write(offset, data);

@@ -44,7 +44,7 @@ pub enum BuildError {
     Thread(#[from] ThreadError),
     #[error("cannot build the PCI tree")]
     Tree(#[from] TreeError),
-    /// Two devices want one address.
+    /// Two devices have one address.
     #[error("the plan contradicts itself")]
     Overlap(#[from] Overlap),
     /// The plan lacks something that every machine has.

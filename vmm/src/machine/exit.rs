@@ -54,7 +54,7 @@ pub enum ExitReason {
     },
     /// A thread could not be confined in the sandbox; the guest did not run.
     Sandbox(String),
-    /// A part of ours broke.
+    /// A part of egm-vmm failed.
     Internal(String),
 }
 
@@ -116,7 +116,7 @@ impl fmt::Display for ExitReason {
     }
 }
 
-/// Where the first reason is kept. Setting it wakes the event loop and stops the vCPUs.
+/// Keeps the first reason. Setting it wakes the event loop and stops the vCPUs.
 pub(crate) struct ExitLatch {
     reason: OnceLock<ExitReason>,
     stopping: AtomicBool,
@@ -135,7 +135,7 @@ impl ExitLatch {
         Ok(Arc::new(Self { reason: OnceLock::new(), stopping, hurried, wake }))
     }
 
-    /// The machine ends for `reason`, unless it ends already.
+    /// Ends the machine for `reason`, unless it ends already.
     pub(crate) fn set(&self, reason: ExitReason) {
         let _ = self.reason.set(reason);
         self.stopping.store(true, Ordering::Release);
@@ -147,7 +147,7 @@ impl ExitLatch {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// The operator ends the machine for `reason`. Once it ends, nothing is waited for any longer.
+    /// Ends the machine for the operator's `reason`. A request after the first ends the wait for disks.
     pub(crate) fn request(&self, reason: ExitReason) {
         if self.is_set() {
             self.hurried.store(true, Ordering::Release);
@@ -155,17 +155,16 @@ impl ExitLatch {
         self.set(reason);
     }
 
-    /// Whether the operator asked once more.
+    /// Whether the operator requested the end once more.
     pub(crate) fn is_hurried(&self) -> bool {
         self.hurried.load(Ordering::Acquire)
     }
 
-    /// The reason, once it is set.
     pub(crate) fn reason(&self) -> Option<&ExitReason> {
         self.reason.get()
     }
 
-    /// Readable after it is set, and after each further request.
+    /// Readable after it is set, after each further request, and after the request of a pause or its end.
     pub(crate) fn wake(&self) -> &EventFd {
         &self.wake
     }

@@ -26,8 +26,8 @@ pub(super) struct RunningDevice {
     pub(super) function: Arc<VirtioPci>,
 }
 
-/// The counters of the devices that are not zero, and those of the host's functions, which `functions` has in words: one
-/// line, for the operator, which ends after [`MOST_COUNTERS`].
+/// One line for the operator with the counters of `devices` that are not zero, and those of the host's functions, which
+/// `functions` has in words. It ends after [`MOST_COUNTERS`].
 pub(super) fn counted(devices: &[RunningDevice], functions: Vec<String>) -> Option<String> {
     let own = devices.iter().flat_map(|kept| kept.function.counters().into_iter().map(|c| (&kept.id, c)));
     let own = own.filter(|(_, (_, number))| *number > 0);

@@ -27,7 +27,6 @@ pub(crate) struct LiveParts {
     pub(crate) hotplug: Option<hotplug::Handle>,
     /// Whether a sandbox forbids to open further devices.
     pub(crate) is_confined: bool,
-    /// Counters of each device.
     pub(crate) counters: Box<dyn Fn() -> Vec<DeviceCounters> + Send>,
     /// Message interrupts that vectors use.
     pub(crate) messages: Box<dyn Fn() -> Vec<Message> + Send>,
@@ -124,7 +123,7 @@ impl Live {
         self.of_controller(|controller| controller.plug(new, reply))
     }
 
-    /// Asks the guest to release the device `id`; `reply` is called once it is asked.
+    /// Requests the device `id` back from the guest; `reply` is called after the request.
     ///
     /// # Errors
     /// [`ControlError`], without a call of `reply`.
@@ -153,7 +152,7 @@ impl Live {
         lock(&self.parts).as_ref()?.hotplug.as_ref().map(hotplug::Handle::devices)
     }
 
-    /// From now on a sandbox forbids to open devices.
+    /// Refuses from now on to open devices, as the sandbox does.
     pub(super) fn confine(&self) {
         if let Some(parts) = lock(&self.parts).as_mut() {
             parts.is_confined = true;

@@ -72,7 +72,7 @@ pub enum MachineStep {
     Started,
     /// The vCPUs wait outside the guest.
     Paused,
-    /// The vCPUs run again, or a pause that was requested is not wanted any more.
+    /// The vCPUs run again, or a requested pause is cancelled.
     Resumed,
 }
 
@@ -103,8 +103,8 @@ impl Machine {
         self
     }
 
-    /// Runs the guest to its end, and calls `step` after each step. On every way out the vCPUs have stopped, and each device
-    /// has made durable what it promised or is named.
+    /// Runs the guest to its end, and calls `step` after each step. On return the vCPUs have stopped, and each device has
+    /// made durable what it promised or is in [`Ended::unfinished`].
     pub fn run(mut self, step: &dyn Fn(MachineStep)) -> Ended {
         let exit = Arc::clone(&self.shared.exit);
         for subscriber in &self.subscribers {
@@ -127,7 +127,7 @@ impl Machine {
         self.shared.gate.open(); // the vCPUs of a paused machine end, too
         self.live.close(); // before the memory is unmapped: no thread keeps a part of it
         running.into_iter().for_each(vcpu::RunningVcpu::stop);
-        // Before anything else ends: they write to memory by themselves.
+        // Host functions end first: they write to memory by themselves.
         let functions = self.hotplug.as_mut().map(hotplug::Running::end).unwrap_or_default();
         lock(&self.poison).collect();
         let unfinished = finish::finish(&self.devices, &mut self.events, &exit);
@@ -163,7 +163,7 @@ fn serve(
     }
 }
 
-/// Lets the event loop turn when the machine ends, and when the operator no longer waits.
+/// Wakes the event loop when the machine ends, is paused or resumed, and when the operator no longer waits.
 struct Wake(Arc<ExitLatch>);
 
 impl MutEventSubscriber for Wake {

@@ -1,6 +1,6 @@
 //! A PL011 serial port (Arm DDI 0183G): its registers, and no more.
 //!
-//! Transmitting takes no time, so its FIFO is always empty; of errors, modem lines and DMA there are none.
+//! Transmitting takes no time, so its FIFO is always empty; there are no errors, modem lines or DMA.
 
 #![forbid(unsafe_code)]
 
@@ -104,7 +104,7 @@ impl Pl011 {
         self.received.extend(data.iter().take(self.room()));
     }
 
-    /// The level of one byte stands for all levels that can be chosen, and for the timeout.
+    /// One byte reaches every level that can be chosen, and the timeout.
     fn raw(&self) -> u32 {
         let received = if self.received.is_empty() { 0 } else { RECEIVED };
         received | self.latched

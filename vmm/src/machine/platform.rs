@@ -46,7 +46,7 @@ impl BusDevice for ResetRegister {
     }
 }
 
-/// pvpanic (QEMU docs/specs/pvpanic.rst): reads the events that it knows, takes the event that happened.
+/// pvpanic (QEMU docs/specs/pvpanic.rst): reads as the supported events, takes the event that happened.
 pub(super) struct Pvpanic(pub(super) Arc<ExitLatch>);
 
 const PANICKED: u8 = 1;

@@ -40,7 +40,7 @@ impl SerialEvents for Drained {
 
 type Uart = Serial<SerialLine, Drained, Output>;
 
-/// Output of the port. A reader that is slow or gone costs output, never time or an error: the port is locked.
+/// Output of the port. A reader that is slow or gone costs output, but no time, because the port is locked.
 struct Output(Arc<Mutex<Console>>);
 
 impl Write for Output {
@@ -140,7 +140,7 @@ pub(super) trait Port: Send + Sync {
     fn room(&self) -> usize;
     /// Takes `data`, for which there is room.
     fn receive(&self, data: &[u8]);
-    /// Written when the guest has taken all.
+    /// Signalled when the guest has taken all bytes.
     fn drained(&self) -> &EventFd;
 }
 
@@ -219,7 +219,7 @@ impl MutEventSubscriber for ConsoleInput {
     }
 
     fn init(&mut self, ops: &mut EventOps<'_>) {
-        lock(&self.console).take_terminal(); // signals are caught by now, so that it is given back
+        lock(&self.console).take_terminal(); // signals are caught by now, so it is restored
         let _ = ops.add(Events::new(self.port.drained(), EventSet::IN));
         self.wait(ops);
     }

@@ -25,7 +25,7 @@ use crate::virtio::net::Net;
 use crate::virtio::rng::Rng;
 use crate::virtio::{Doorbell, TransportError, VirtioDevice, VirtioPci};
 
-/// Why the tree could not be built; all are faults of ours but the lack of descriptors.
+/// Why the tree could not be built; but for `Device` and `Assigned`, a bug of egm-vmm.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum TreeError {
@@ -155,7 +155,7 @@ pub(super) fn build(
     Ok(tree)
 }
 
-/// Whether `port` is a hot-plug port: one with a host function directly behind it, which is what it has at the start, or with
+/// The occupant of `port` at the start, if it is a hot-plug port: one with a host function directly behind it, or with
 /// nothing.
 fn hot(plan: &Plan, port: &FunctionPlan, endpoints: &mut Endpoints) -> Option<Option<Occupant>> {
     let bus = port.role.bridge()?.secondary;
@@ -224,7 +224,7 @@ impl Tree {
                 bus.add_port(devfn, port, Bus::default());
                 continue;
             }
-            // A plan numbers buses downwards; one that does not has nothing behind such a port.
+            // Bus numbers of a plan grow downwards; where they do not, this ends the recursion.
             let down = bridge.secondary > number;
             let behind =
                 if down { self.bus(bridge.secondary, endpoints, connections)? } else { Bus::default() };
@@ -284,7 +284,7 @@ impl Tree {
         Ok(Endpoint::Own(function))
     }
 
-    /// One device, known to the event loop.
+    /// Adds `device` to the event loop.
     fn subscribe<D: VirtioDevice + MutEventSubscriber + 'static>(
         &mut self,
         device: D,
@@ -295,7 +295,7 @@ impl Tree {
     }
 }
 
-/// A host function, reset, with its BARs where the other functions find them.
+/// Assigns the host function or slice of `backend`, as the plan has decided.
 fn assigned(
     plan: &FunctionPlan,
     id: &str,

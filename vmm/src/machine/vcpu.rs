@@ -20,7 +20,7 @@ use super::start::Start;
 use crate::arch::native::vcpu::{excuse_pause, program_counter};
 use crate::kvm::internal_suberror;
 
-/// A vCPU's stack: its deepest path is a PCI configuration write that moves a BAR.
+/// Size of a vCPU's stack in bytes. Its deepest path is a PCI configuration write that moves a BAR.
 const STACK: usize = 256 << 10;
 
 /// State that all vCPUs share.
@@ -108,7 +108,7 @@ impl Vcpu {
         Ok(RunningVcpu { thread, stopped })
     }
 
-    /// One stay in the guest; a reason when it was the last.
+    /// Runs the guest until its next exit, and answers that; returns a reason if the machine ends.
     fn run_once(&mut self, shared: &Shared) -> Option<ExitReason> {
         let vcpu = self.index;
         let hypervisor = |what: String| Some(ExitReason::Hypervisor { vcpu, what });

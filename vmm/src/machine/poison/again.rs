@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use vmm_sys_util::timerfd::TimerFd;
 
-/// After a record that the guest has not had time for.
+/// First wait, in which a running guest reads a record.
 const SOON: Duration = Duration::from_millis(10);
-/// At the latest: a guest that does not read is interrupted this often.
+/// Longest wait: a guest that does not read is interrupted this often.
 const LATE: Duration = Duration::from_secs(10);
 
 /// A timer that expires soon while the guest reads, and ever later while it does not.
@@ -21,7 +21,7 @@ pub(super) struct Again {
 }
 
 impl Again {
-    /// One that is not set.
+    /// A timer that is not set.
     ///
     /// # Errors
     /// The kernel's.
@@ -29,7 +29,7 @@ impl Again {
         Ok(Self { timer: TimerFd::new().map_err(io::Error::from)?, is_set: false, wait: SOON })
     }
 
-    /// Has it expire soon, unless it is set.
+    /// Starts its present wait, unless it is set.
     pub(super) fn set(&mut self) {
         if !self.is_set {
             self.is_set = self.timer.reset(self.wait, None).is_ok();

@@ -32,7 +32,7 @@ pub(in crate::machine) struct MachineChecks {
 
 #[derive(Default)]
 struct Inbox {
-    /// Spares a vCPU the lock on every exit.
+    /// Whether there are checks; spares a vCPU the lock on every exit.
     waiting: AtomicBool,
     checks: Mutex<Vec<Check>>,
 }
@@ -76,7 +76,7 @@ impl MachineChecks {
         true
     }
 
-    /// vCPU `index` read bad memory: its guest gets a machine check, or cannot go on for the reason returned.
+    /// Injects a machine check into vCPU `index`, which read bad memory; or returns why its guest cannot go on.
     pub(in crate::machine) fn consumed(
         &self,
         index: u32,
@@ -100,8 +100,8 @@ impl MachineChecks {
         None
     }
 
-    /// Gives vCPU `index`, on its own thread, its waiting checks. Leaves out an exception that it is not ready for:
-    /// it handles one already, or the guest has not started it.
+    /// Injects the waiting checks into vCPU `index`, on its own thread. Leaves out an exception that it is not ready
+    /// for: it handles one already, or the guest has not started it.
     pub(in crate::machine) fn deliver(&self, index: u32, vcpu: &VcpuFd) -> Option<ExitReason> {
         if !self.wait_for(index) {
             return None;

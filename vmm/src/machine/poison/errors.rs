@@ -46,7 +46,7 @@ impl ErrorBlock {
         pages.next().is_none()
     }
 
-    /// Whether the guest has something to read, or something waits until it has.
+    /// Whether the guest has a record to read, or pages wait for the next.
     pub(super) fn waits(&self) -> bool {
         self.has_record || !self.waiting.is_empty()
     }

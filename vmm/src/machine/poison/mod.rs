@@ -38,7 +38,7 @@ use crate::memory::GuestRam;
 use crate::plan::{BackingPlan, Plan};
 use crate::reserve::{Leases, Taken};
 
-/// How often an EGM device's list of retired pages is read: no event reports its growth.
+/// Interval of reads of an EGM device's list of retired pages: no event reports its growth.
 const LOOK: Duration = Duration::from_secs(10);
 
 /// One of the machine's memories.
@@ -75,7 +75,7 @@ pub(super) struct Poison {
 /// Ways to report bad memory to the guest, where it has them.
 pub(super) struct Reports {
     pub(super) reporter: Option<Reporter>,
-    /// Of the firmware's tables.
+    /// Block of the firmware's tables.
     pub(super) errors: Option<ErrorBlock>,
     pub(super) journal: Arc<Journal>,
 }
@@ -103,8 +103,8 @@ impl Memory {
 }
 
 impl Poison {
-    /// Watches the memory of `plan`; `devices` are the functions that have some of it behind BARs. Runs on
-    /// the event loop's thread, which gets the signals, before the vCPUs have threads.
+    /// Watches the memory of `plan`; `devices` are the functions that have some of it behind BARs. Call it on the
+    /// event loop's thread, which gets the signals, before the vCPUs have threads.
     ///
     /// # Errors
     /// The kernel's.
