@@ -16,7 +16,7 @@ use super::wire::{self, MAX_REPLY, MAX_SPANS, RefusalReply, Reply, Request, Slic
 use crate::backing::{self, Backing, BackingError};
 use crate::region::{Region, Slice};
 
-/// Bytes of a region's description at most.
+/// Most bytes of a region's description.
 const MAX_REGION: u64 = 64 << 20;
 
 /// A cancel flag that is never set.
@@ -67,7 +67,7 @@ impl Report for ClientError {
     }
 }
 
-/// A connection to a broker: for one slice.
+/// A connection to a broker, for one slice.
 #[derive(Debug)]
 pub struct Client {
     socket: OwnedFd,
@@ -75,6 +75,9 @@ pub struct Client {
 
 impl Client {
     /// Connects to the broker at `path`, which identifies this process even if another one uses the connection.
+    ///
+    /// # Errors
+    /// [`ClientError::Connect`].
     pub fn connect(path: &Path) -> Result<Self, ClientError> {
         let error = |source| ClientError::Connect { path: path.to_owned(), source };
         let socket = packet::socket(SocketFlags::empty()).map_err(error)?;
@@ -111,6 +114,9 @@ impl Client {
     }
 
     /// Memory that is available to this user now: bytes in total, and bytes in the largest block.
+    ///
+    /// # Errors
+    /// [`ClientError`]: refused, or the broker broke the protocol.
     pub fn free(&self) -> Result<(u64, u64), ClientError> {
         self.request(&Request::Free)?;
         match self.receive(&NEVER)?.0 {
@@ -197,7 +203,7 @@ impl BrokerLease {
         &self.slice
     }
 
-    /// Its file, which others may share.
+    /// Its file, which may hold slices of other owners.
     #[must_use]
     pub const fn file(&self) -> &File {
         &self.file
@@ -209,7 +215,7 @@ impl BrokerLease {
         self.offset
     }
 
-    /// Its memory, checked against the region. It stays granted while the loan or this process lives.
+    /// Its memory, checked against the region. It stays granted while the lease or this process lives.
     ///
     /// # Errors
     /// [`ClientError::Backing`]: the broker passed other memory.
@@ -234,15 +240,17 @@ impl BrokerLease {
         })
     }
 
-    /// The connection: a process that inherits it keeps the loan, even when this one has ended.
+    /// The connection: a process that inherits it keeps the lease, even when this one has ended.
     #[must_use]
     pub fn connection(&self) -> BorrowedFd<'_> {
         self.client.socket.as_fd()
     }
 
-    /// Returns the slice and waits until it is scrubbed or `cancel` is set: the broker then finishes alone. No process
-    /// may map the slice any more. Without this call, the slice goes back when this process and every holder of the
-    /// connection are gone.
+    /// Returns the slice, which no process may map any more, and waits until it is scrubbed. Without this call, the
+    /// slice goes back when this process has ended and no process has the connection.
+    ///
+    /// # Errors
+    /// [`ClientError::Cancelled`] if `cancel` is set, while the broker goes on; another one if the broker refuses.
     pub fn return_slice(self, cancel: &AtomicBool) -> Result<(), ClientError> {
         drop(self.file);
         self.client.request(&Request::Return)?;

@@ -48,7 +48,6 @@ pub(super) struct ReturnedSlice {
 }
 
 impl ReturnedSlice {
-    /// Returns the slice to its source.
     pub(super) fn return_slice(self) -> Result<(), UnreturnedSlice> {
         self.slice.return_slice(&self.bad).map_err(|StillUsed { why, held }| UnreturnedSlice {
             slice: held,
@@ -99,7 +98,6 @@ impl Link {
         self.bad = bad;
     }
 
-    /// The region of its slice.
     pub(super) fn region(&self) -> Option<&str> {
         self.lease.as_ref().map(|slice| slice.slice().region.as_str())
     }
@@ -119,7 +117,7 @@ impl Link {
         Some(ReturnedSlice { slice: self.lease.take()?, bad: std::mem::take(&mut self.bad) })
     }
 
-    /// Undoes [`Link::take_lease`]; returns why.
+    /// Undoes [`Link::take_lease`]; returns the reason.
     pub(super) fn keep_lease(&mut self, kept: UnreturnedSlice) -> ReturnFailure {
         (self.lease, self.bad) = (Some(kept.slice), kept.bad);
         kept.why

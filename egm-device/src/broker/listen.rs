@@ -1,4 +1,4 @@
-//! The broker's place in the file system: one broker has it at a time.
+//! The broker's socket and its lock: one broker has them at a time.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -12,7 +12,7 @@ use rustix::net::SocketFlags;
 
 use super::packet;
 
-/// Clients that the kernel lets wait for the loop.
+/// Most clients that wait in the kernel to be accepted.
 const BACKLOG: i32 = 128;
 
 /// Why the broker cannot serve.

@@ -8,7 +8,7 @@
 //! One connection is one request and at most one slice. A slice stays granted until its connection is closed *and* the
 //! process that made it has ended, or until the client reports that it has unmapped the slice. A lost connection alone
 //! never frees memory that a process may map. Nor does a client's report that the kernel contradicts: memory that other
-//! processes have or map stays granted. Nor does it free a pool's slice, a file of its own that a client may pass on.
+//! processes have or map stays granted. Nor does a report free a pool's slice: a client may pass on its file.
 //!
 //! This module never waits for a client, keeps only a few packets for it, and trusts nothing that it claims of itself.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]

@@ -52,7 +52,6 @@ impl Device {
 }
 
 impl OpenDevices {
-    /// The devices of `memory`.
     pub(super) fn new(memory: Arc<dyn Memory>) -> Self {
         let devices = Arc::clone(&memory);
         let open = move |region: &Region, slice: &Slice| {
@@ -67,7 +66,6 @@ impl OpenDevices {
         devices.entry(region.name.clone()).or_default().clone()
     }
 
-    /// Whether the region's device is open.
     pub(super) fn is_open(&self, region: &Region) -> bool {
         matches!(*self.device(region).state(), OpenState::Open(_))
     }

@@ -20,13 +20,11 @@ pub(super) const DESCRIPTORS: usize = 2;
 /// Longest time until a waiting caller sees its cancel flag: 100 ms.
 const CANCEL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// A socket for packets.
 pub(super) fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
     let flags = flags | SocketFlags::CLOEXEC;
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// The address of `path`.
 pub(super) fn address(path: &Path) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new(path)?)
 }
@@ -68,7 +66,7 @@ pub(super) fn receive<'a>(from: BorrowedFd<'_>, buffer: &'a mut [u8]) -> io::Res
 /// The next packet and its descriptors, from a broker that is trusted to be one; waits for it until `cancel` is set.
 ///
 /// # Errors
-/// The kernel's; `InvalidData` for one that is longer than any; `Interrupted` when `cancel` is set.
+/// The kernel's; `InvalidData` for one that is longer than `buffer`; `Interrupted` when `cancel` is set.
 pub(super) fn wait_for(
     from: BorrowedFd<'_>,
     buffer: &mut [u8],

@@ -34,8 +34,8 @@ use super::wire::{self, MAX_PACKET, RefusalReply, Reply, Request};
 use crate::carve::plan;
 use crate::policy::{OrphanedSlice, OvertakeLimits, Policy, Queue, Supply};
 
-/// Interval of looks for waiting clients when no event arrives: other processes may have freed memory. Also the pause
-/// before the broker accepts clients again after it ran out of descriptors.
+/// Interval of looks for waiting clients: other processes may free memory without an event. Also the pause before the
+/// broker accepts clients again after it ran out of descriptors.
 const TICK: Duration = Duration::from_secs(1);
 const TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
@@ -335,7 +335,7 @@ impl Server {
         Vec::new()
     }
 
-    /// Makes the slices that waited for so long.
+    /// Makes the slices that have `waited` or longer.
     fn make_late(&mut self, waited: Duration) {
         let is_due = |(since, ..): &mut (Instant, Key, GrantTask)| since.elapsed() >= waited;
         for (_, key, task) in self.later.extract_if(.., is_due).collect::<Vec<_>>() {
@@ -344,7 +344,7 @@ impl Server {
     }
 
     fn make(&mut self, key: Key, task: GrantTask) {
-        // A wait in the kernel can keep the scrub: other regions do not wait for it at all.
+        // The scrub may be stuck in the kernel: slices of other regions do not wait for it.
         match &self.idle {
             IdleWork::Scrubbing(scrub) if scrub.stop_for(&task.region) => {
                 self.later.push((Instant::now(), key, task));

@@ -26,7 +26,7 @@ use crate::policy::{
 /// Limit of connections per user. A closed connection counts until its slice is back.
 const MAX_OF_USER: usize = 64;
 
-/// Connections of all users at most.
+/// Limit of connections of all users.
 const MAX: usize = 1024;
 
 /// Names a connection for as long as the broker runs.
@@ -141,7 +141,6 @@ impl Sessions {
         Ok(key)
     }
 
-    /// Handles a client's request.
     pub(super) fn request(
         &mut self,
         key: Key,
@@ -249,7 +248,7 @@ impl Sessions {
         effects
     }
 
-    /// A slice was made and sent (`Ok`), or could not be made. [`Sessions::serve`] must follow.
+    /// Handles a slice that was made and sent (`Ok`), or could not be made. [`Sessions::serve`] must follow.
     pub(super) fn made(
         &mut self,
         key: Key,
@@ -295,7 +294,7 @@ impl Sessions {
         Refusal { rule, why, free: self.queue.policy().free_for(peer, self.queue.accounts(), supplies) }
     }
 
-    /// A slice was returned, or stays with its client. [`Sessions::serve`] must follow.
+    /// Handles a slice that was returned, or stays with its client. [`Sessions::serve`] must follow.
     pub(super) fn returned(
         &mut self,
         key: Key,
@@ -332,7 +331,7 @@ impl Sessions {
         owed.into_iter().flat_map(|key| self.client_gone(key)).collect()
     }
 
-    /// The connection is closed, or cut off.
+    /// Handles a connection that is closed, or cut off.
     pub(super) fn closed(&mut self, key: Key) -> Vec<Effect> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
         session.open = false;
@@ -345,7 +344,7 @@ impl Sessions {
         effects
     }
 
-    /// The process that made the connection has ended.
+    /// Handles the end of the process that made the connection.
     pub(super) fn ended(&mut self, key: Key) -> Vec<Effect> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
         session.alive = false;

@@ -45,8 +45,8 @@ pub trait Source: Send + Sync {
         cancel: &AtomicBool,
     ) -> Result<Box<dyn GrantedSlice>, GrantFailure>;
 
-    /// Cleans free memory, until all is clean or `scrub` is stopped. Meanwhile its bytes count as free, and slices of the region
-    /// that it is in wait for it.
+    /// Cleans free memory, until all is clean or `scrub` is stopped. Meanwhile its bytes count as free, and slices of the
+    /// region that it is in wait for it.
     fn scrub_idle(&self, scrub: &IdleScrub);
 
     /// The log for refusals.
@@ -82,7 +82,7 @@ pub trait GrantedSlice: Send {
         Ok(())
     }
 
-    /// A description of its memory for its client.
+    /// An open file description of its memory, for its client.
     fn hand_out(&self) -> io::Result<File>;
 
     /// Cleans it for the next owner, as far as that succeeds. Its client found `bad` bytes, which no later owner gets:
@@ -97,7 +97,7 @@ pub trait GrantedSlice: Send {
 pub struct StillUsed {
     /// A text for operators.
     pub why: String,
-    /// The slice, to be given back later.
+    /// The slice, to be returned later.
     pub held: Box<dyn GrantedSlice>,
 }
 
@@ -241,7 +241,7 @@ impl LedgerSource {
     /// The supply of `region`. The first region with quarantined memory decides whether this look reviews all of it, and
     /// keeps the decision in `reviews`.
     fn supply(&self, region: &Region, reviews: &mut Option<bool>) -> Supply {
-        // Retired pages are free as far as places go: a slice spans them as holes.
+        // Retired pages count as free: a slice spans them as holes.
         let whole: SpanSet<_> = Span::new(Offset::new(0), region.size.get()).into_iter().collect();
         let mut states = self.ledger.states(region);
         let is_quarantined =

@@ -35,7 +35,7 @@ impl SupplyChecks {
         self.due |= any;
     }
 
-    /// Slices came or went.
+    /// Records that slices came or went.
     pub(super) const fn changed(&mut self) {
         self.stale = true;
     }

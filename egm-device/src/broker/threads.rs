@@ -12,7 +12,6 @@ use super::session::Key;
 use super::source::{GrantFailure, GrantedSlice};
 use crate::policy::{OrphanedSlice, Supply};
 
-/// Result of a thread.
 pub(super) enum ThreadResult {
     Made(Result<Box<dyn GrantedSlice>, GrantFailure>),
     Returned(Result<(), UnreturnedSlice>),
@@ -57,7 +56,7 @@ impl Threads {
         self.start_with(key, (), |()| work(), |(), error| failed(error));
     }
 
-    /// The same with a value for either of them: a thread that fails to start would drop it.
+    /// The same with a value for `work`, or else for `failed`: a thread that fails to start would drop it.
     pub(super) fn start_with<T: Send + 'static>(
         &self,
         key: Key,

@@ -7,22 +7,22 @@ use serde::{Deserialize, Serialize};
 use crate::policy::{FreeMemory, Refusal, is_word};
 use crate::region::Slice;
 
-/// Bytes in a client's packet at most: the longest legal one is half of it.
+/// Most bytes in a client's packet; no legal one is so long.
 pub const MAX_PACKET: usize = 4096;
 
-/// Bytes in a reply at most: the free bytes by region take more room than any request.
+/// Most bytes in a reply: the free bytes by region take more room than any request.
 pub(super) const MAX_REPLY: usize = 2 * MAX_PACKET;
 
-/// Regions in a request at most.
+/// Most regions in a request.
 const MAX_REGIONS: usize = 16;
 
-/// Spans in a packet about bad bytes at most.
+/// Most spans in a packet about bad bytes.
 pub(super) const MAX_SPANS: usize = 64;
 
-/// Regions in a reply at most; an operator of more can use `egm-device regions`.
+/// Most regions in a reply; an operator of more can use `egm-device regions`.
 const MAX_NAMES: usize = 48;
 
-/// A slice that a client wants.
+/// A slice that a client requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SliceRequest {

@@ -21,7 +21,7 @@ impl Server {
         let socket =
             match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => socket,
-                // No descriptor, or no memory, for a client that would be announced again and again.
+                // No descriptor, or no memory, for a client that epoll would report again and again.
                 Err(
                     rustix::io::Errno::MFILE
                     | rustix::io::Errno::NFILE

@@ -8,7 +8,7 @@ use crate::broker::ServerError;
 use crate::broker::link::watch;
 
 impl Server {
-    /// From now on [`Server::run`] ends once `end` is readable, as the pipe of a signal is.
+    /// Makes [`Server::run`] end once `end` is readable, such as the pipe of a signal.
     pub(crate) fn end_at(&mut self, end: OwnedFd) -> Result<(), ServerError> {
         watch(&self.epoll, end.as_fd(), END).map_err(ServerError::Wait)?;
         self.end = Some(end);
