@@ -82,8 +82,8 @@ impl Rules<'_> {
         }
     }
 
-    /// Whether the VFIO object `name` of `process` may map the bytes for DMA. The kernel does not show what it maps: a device that a
-    /// last owner had may, and so may every object of a last owner's user. Root is trusted with other objects.
+    /// Whether the VFIO object `name` of `process` may map the bytes for DMA. The kernel does not show what it maps: a
+    /// device of a last owner may, and so may every object of its user. Root is trusted with other objects.
     fn may_pin(&self, name: &str, process: &Process) -> bool {
         let is_the_users = || self.question.last.iter().any(|owner| owner.uid == process.uid);
         // The kernel keeps pages of a pool allocated as long as they are pinned.
@@ -112,15 +112,15 @@ impl Rules<'_> {
         self.is_of_another_grant(process) || self.found.sightings.iter().any(maps_of_others)
     }
 
-    /// Whether a process that does not answer counts. What root's processes map counts, so these do, too.
+    /// Whether a process that does not answer counts as one that maps the bytes. Root's do, as their mappings count.
     fn may_hide_a_mapping(&self, process: &Process) -> bool {
         let is_the_users = || self.question.last.iter().any(|owner| owner.uid == process.uid);
         process.uid == 0 || self.question.was_lost || is_the_users()
     }
 
-    /// Whether what a socket or ring of `process` has, which the kernel does not name, may be the memory: where the process is
-    /// of the last owner's user. Root is trusted, but for the last owner itself. Where the record of the last owner was lost,
-    /// any user may be it.
+    /// Whether an object in a socket or ring of `process`, which the kernel does not name, may be the memory: if the process
+    /// is of the last owner's user. Root is trusted, but for the last owner itself. Where the record of the last owner was
+    /// lost, any user may be it.
     fn may_be_the_last_owners(&self, process: &Process) -> bool {
         let is_users = process.uid != 0;
         let is_owners = |last: &Owner| process.pid == last.pid || (is_users && process.uid == last.uid);

@@ -3,8 +3,8 @@
 //! ```text
 //!  sole.rs   memory that is a file of its own: the kernel counts its open descriptions
 //!  nameless.rs  a memory file of an earlier process: the kernel finds it as long as it exists
-//!  scan.rs   what `/proc` shows of every process ──► Found ──judge.rs──► Verdict     (pure)
-//!                                                          ──gpu.rs────► processes that have a GPU
+//!  scan.rs   what `/proc` shows of every process ──► ScanResult ──judge.rs──► Verdict     (pure)
+//!                                                               ──gpu.rs────► processes that have a GPU
 //!  readers.rs  one process after another, none for long ── timeout.rs what counts as long
 //!  shared_scans.rs  one scan at a time, for all waiting requests
 //! ```
@@ -141,7 +141,7 @@ pub(crate) fn look(question: &Question) -> Verdict {
     shared_scans::look(question)
 }
 
-/// Whether memory that is a file of its own is free of everything but this process's own descriptors of `backing`, after `owner`.
+/// Whether memory that is a file of its own is free of all but this process's own descriptors of `backing`, after `owner`.
 pub(crate) fn look_at_own_file(backing: &dyn Backing, owner: &Owner) -> Verdict {
     let bytes = backing.offset()..backing.offset().saturating_add(backing.size());
     look_at_file(backing.file(), bytes, vec![owner.clone()])

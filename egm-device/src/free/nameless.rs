@@ -44,7 +44,6 @@ enum Existence {
 }
 
 impl MemoryFile {
-    /// The memory file of `file`.
     pub(crate) fn of(file: &File) -> io::Result<Self> {
         let name = FileName::of(file)?;
         let hex = |handle: Handle| {

@@ -58,7 +58,6 @@ const MAX_STUCK: usize = 256;
 /// Findings of a look at a process, and whether they are complete.
 pub(super) type LookResult = (Vec<KernelObject>, io::Result<()>);
 
-/// A look at a process.
 pub(super) type LookTask = Box<dyn FnOnce() -> LookResult + Send>;
 
 /// Looks, which a reader takes in order. A reader that is left behind takes no further ones.
@@ -70,7 +69,7 @@ pub(super) struct Readers {
     /// Limit of one look.
     timeout: Duration,
     progress: Arc<Progress>,
-    /// Users with a process that a thread left behind waits for.
+    /// Subjects that threads left behind wait for.
     stuck: Arc<StuckReaders>,
     reader: Option<Reader>,
 }

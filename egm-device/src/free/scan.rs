@@ -24,16 +24,15 @@ const MAX_LOOKS: usize = 16;
 /// Number of processes that a reader gets at a time: each hand-over makes two threads wait for a processor.
 const AT_ONCE: usize = 64;
 
-/// Ancestors of a process that are looked at.
+/// Most ancestors of a process that are recorded.
 const MAX_PARENTS: usize = 16;
 
-/// Result of a scan.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ScanResult {
     pub(super) sightings: HashSet<Sighting>,
     /// Processes that this one may not look at.
     pub(super) hidden: BTreeSet<u32>,
-    /// A part could not be read.
+    /// Whether a part could not be read.
     pub(super) is_partial: bool,
 }
 
@@ -49,7 +48,7 @@ pub(super) struct Process {
     pub(super) pid: u32,
     pub(super) uid: u32,
     pub(super) program: String,
-    /// Its parent, and on.
+    /// Its ancestors, the parent first.
     pub(super) parents: Vec<u32>,
 }
 
@@ -232,7 +231,7 @@ impl ProcessLook<'_> {
         Ok(())
     }
 
-    /// Lines of `maps`. False: there is none.
+    /// Records the lines of `maps`; false if there are none.
     fn at_maps(&mut self, maps: File) -> io::Result<bool> {
         let mut any = false;
         // Bytes, since names of files are not Unicode.
@@ -277,13 +276,13 @@ impl ProcessLook<'_> {
                 Err(error) if has_ended(&error) => return Ok(()),
                 entry => entry?,
             };
-            // Do not query a file system that is a process: one that does not answer would hold up the scan.
+            // Do not query a file system in user space: one that does not answer would hold up the scan.
             match statx(CWD, entry.path(), AtFlags::STATX_DONT_SYNC, StatxFlags::empty()) {
                 Ok(found) => {
                     self.at_descriptor(&found, &entry.path(), &of.join("fdinfo").join(entry.file_name()))
                 }
                 Err(error @ (Errno::ACCESS | Errno::PERM | Errno::NOMEM)) => return Err(error.into()),
-                Err(_) => {} // it is closed, or of a file system with troubles of its own
+                Err(_) => {} // it is closed, or its file system fails
             }
         }
         Ok(())

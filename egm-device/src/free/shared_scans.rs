@@ -52,8 +52,8 @@ pub(super) fn look_at_all(questions: &[Question]) -> Vec<Verdict> {
 
 type Scan = dyn Fn(&BTreeSet<FileName>) -> ScanResult + Send + Sync;
 
-/// A scan serves all requests that came before it began, so more requests do not make this process read `/proc` more often. It has
-/// a thread of its own, because it may never end.
+/// A scan serves all requests that came before it began, so more requests do not make this process read `/proc` more
+/// often. It has a thread of its own, because it may never end.
 struct SharedScans {
     timeout: Duration,
     /// Progress of the scans: a wait costs less while they make some.
@@ -141,7 +141,7 @@ impl SharedScans {
         }
     }
 
-    /// A scan ended with `found`.
+    /// Ends a scan with what it `found`.
     fn finish(&self, result: &OnceLock<ScanResult>, found: ScanResult) {
         let mut state = self.state();
         for (pid, device) in found.devices().into_iter().filter(|(_, name)| name != UNNAMED) {

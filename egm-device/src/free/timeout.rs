@@ -89,7 +89,6 @@ impl ScanTimeout {
         self.left.is_zero()
     }
 
-    /// Time until the next check.
     pub(super) fn next_check(&self) -> Duration {
         self.left.min(CHECK)
     }

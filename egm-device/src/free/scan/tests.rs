@@ -108,7 +108,6 @@ fn descriptors_are_found_in_tables_of_threads_too_and_rings_and_devices_by_what_
     assert_eq!(registered("pos:\t0\n"), [KernelObject::HiddenRing]);
 }
 
-/// Makes a FIFO at `path`.
 fn fifo(path: &Path) {
     rustix::fs::mknodat(CWD, path, FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
 }
