@@ -2,7 +2,6 @@
 
 use crate::engine::judge::Collected;
 
-/// Result of one boot.
 #[derive(Debug)]
 pub(crate) struct Boot {
     /// Its report and its end.
@@ -11,7 +10,7 @@ pub(crate) struct Boot {
     pub(crate) init: Option<u64>,
     /// Whether the VMM got SIGTERM.
     pub(crate) signalled: bool,
-    /// Fault of the disk afterwards, if the scenario checks the disk and finds one.
+    /// Result of the disk's check, if the scenario has one: its fault, or `None`.
     pub(crate) disk: Option<Option<String>>,
 }
 

@@ -16,7 +16,7 @@ pub(crate) struct Tool {
 }
 
 impl Tool {
-    /// `program`, found in `PATH` or beside the system's own programs.
+    /// `program`, found in `PATH` or in the system's sbin folders.
     pub(crate) fn new(program: &str, package: &'static str) -> Self {
         let mut command = Command::new(program);
         // depmod, modinfo and debootstrap live in sbin, which an ordinary user's PATH leaves out.

@@ -9,7 +9,6 @@ use serde::de::DeserializeOwned;
 /// An error of the lab, with its exit code.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LabError {
-    /// A file operation failed.
     #[error("cannot {action} {}", path.display())]
     File {
         /// The verb: `read`, `write`, `make`.
@@ -17,7 +16,6 @@ pub(crate) enum LabError {
         path: PathBuf,
         source: io::Error,
     },
-    /// A program could not be started.
     #[error("cannot run {program}: install the Debian package {package}")]
     Program {
         program: String,
@@ -25,7 +23,6 @@ pub(crate) enum LabError {
         package: &'static str,
         source: io::Error,
     },
-    /// A program ran and failed.
     #[error("{command} ended with {status}: {tail}")]
     Command {
         /// The program and its last arguments.
@@ -41,10 +38,9 @@ pub(crate) enum LabError {
         what: String,
         problem: String,
     },
-    /// The host lacks something.
     #[error("{what}; {remedy}")]
     Host { what: String, remedy: String },
-    /// The command line asks for something that does not exist.
+    /// The command line names something that does not exist.
     #[error("{0}")]
     Usage(String),
 }

@@ -41,8 +41,8 @@ pub(crate) struct Collected {
 /// Name prefix of the facts that `egm-guest doctor` reports, which a step of the scenario compares.
 const FACT: &str = "doctor.";
 
-/// The guest's checks, then `report` (it is complete, and every required check passed or failed) and `ending` (the VMM
-/// ended as documented).
+/// The guest's checks without facts that are no fault, then `report` (it is complete, and every required check passed or
+/// failed) and `ending` (the VMM ended as expected).
 pub(crate) fn judge(expected: Expected, collected: &Collected) -> Vec<Check> {
     let mut cases: Vec<Check> = collected
         .lines

@@ -37,7 +37,6 @@ impl PeerName {
     }
 }
 
-/// A monitor and its program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PeerProgram {
     name: PeerName,

@@ -41,7 +41,7 @@ struct Timer {
 }
 
 impl Timer {
-    /// The child wrote something `now`.
+    /// Records output of the child at `now`.
     fn output(&mut self, now: Instant) {
         if matches!(self.limit, Limit::Silence(_)) {
             self.since = now;

@@ -47,12 +47,12 @@ impl Stage {
         }
     }
 
-    /// A line that stays above the moving one.
+    /// Prints a line above the moving one.
     pub(crate) fn print_line(&self, text: &str) {
         self.bar.suspend(|| eprintln!("{PREFIX}{text}"));
     }
 
-    /// The work is done.
+    /// Ends the work; reports that on a terminal only.
     pub(crate) fn end(self) {
         if std::io::stderr().is_terminal() {
             let what = self.what.clone();
@@ -60,13 +60,13 @@ impl Stage {
         }
     }
 
-    /// The work is done, with this result.
+    /// Ends the work with this result.
     pub(crate) fn result(self, text: &str) {
         self.bar.finish_and_clear();
         eprintln!("{PREFIX}{text} ({:.1} s)", self.begun.elapsed().as_secs_f64());
     }
 
-    /// A plain line that belongs to no stage.
+    /// Prints a plain line that belongs to no stage.
     pub(crate) fn note(text: &str) {
         eprintln!("{PREFIX}{text}");
     }

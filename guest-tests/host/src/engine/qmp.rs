@@ -13,7 +13,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum size of an answer in bytes; the answers to these commands are short.
 const MAX_LINE: u64 = 1 << 20;
 
-/// A connection to it.
+/// A connection to QEMU's monitor.
 #[derive(Debug)]
 pub(crate) struct Monitor {
     stream: BufReader<UnixStream>,
@@ -47,7 +47,6 @@ impl Monitor {
         }
     }
 
-    /// Waits for an event.
     pub(crate) fn wait(&mut self, event: &str) -> io::Result<()> {
         loop {
             while let Some(seen) = self.events.pop_front() {

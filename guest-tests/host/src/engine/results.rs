@@ -6,7 +6,6 @@ use egm_guest::findings::{Case, Check, Outcome, Suite, junit_of, visible};
 use egm_report::show::{Screen, hanging};
 use serde::{Deserialize, Serialize};
 
-/// Result of one scenario.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ScenarioResult {
     pub(crate) scenario: String,
@@ -30,7 +29,6 @@ pub(crate) struct Count {
 }
 
 impl Count {
-    /// Counts the cases of `results`.
     pub(crate) fn of(results: &[ScenarioResult]) -> Self {
         let mut count = Self::default();
         for case in results.iter().flat_map(|r| &r.cases) {

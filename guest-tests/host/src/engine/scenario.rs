@@ -11,7 +11,7 @@ use crate::engine::peer_program::PeerName;
 /// Separates the names of a scenario and of the fault that is planted in it.
 pub(crate) const WITH_FAULT: char = '+';
 
-/// The variable that chooses a planted fault.
+/// The environment variable that chooses a planted fault.
 pub(crate) const FAULT_VARIABLE: &str = "EGM_FAULT";
 
 /// One machine, the checks of its guest, and its expected end.
@@ -57,9 +57,9 @@ pub(crate) struct Scenario {
     pub(crate) taps: &'static [&'static str],
     /// Sockets of vfio-user servers; its guest has their functions, too.
     pub(crate) servers: &'static [&'static str],
-    /// Whether the emulated host has GPUs of the lab's own, and a PC a network card.
+    /// Whether the emulated host has the lab's own cards: GPUs and, in a PC, a network card.
     pub(crate) plugged: bool,
-    /// Whether they are opened through iommufd, in an emulated host that has it.
+    /// Whether host functions are opened through iommufd, in an emulated host that has it.
     pub(crate) iommufd: bool,
     /// Whether its emulated host needs a kernel of our own for something other than iommufd that Debian's lacks.
     pub(crate) own_kernel: bool,
@@ -135,7 +135,7 @@ pub(crate) struct HugetlbRam {
 /// The kernel of an emulated Grace host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GraceKernel {
-    /// Debian's: nothing is built, and nothing is there that makes it a Grace host.
+    /// Debian's: nothing is built, and it has no drivers of GPUs and EGM.
     Debian,
     /// Debian's with pages of 16 KiB.
     Debian16k,

@@ -11,7 +11,7 @@ use crate::engine::judge::case;
 /// Longest wait for an event that a guest or a program must cause, under emulation.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Pause between two looks at what another program must change.
+/// Pause between two tries of [`eventually`].
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Result of a step: success, a fault, or the reason why it cannot be decided.

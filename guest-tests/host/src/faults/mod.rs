@@ -43,7 +43,7 @@ pub(crate) struct FaultsArguments {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Outcome {
-    /// Its check failed, and passes without it.
+    /// Its check failed, and passes without the fault.
     Caught,
     /// Its check passed, or the fault was not reached: a hole in the tests.
     Missed,

@@ -7,10 +7,10 @@ use serde::Deserialize;
 use crate::engine::error::LabError;
 use crate::engine::scenario::WITH_FAULT;
 
-/// The variable with the file in which a process reports that it reached its fault.
+/// The environment variable with the file in which a process reports that it reached its fault.
 pub(super) const REACHED: &str = "EGM_FAULT_REACHED";
 
-/// Within the program, as the table of skips.
+/// Compiled into the program, as the table of skips is.
 const TABLE: &str = include_str!("../../../faults.json");
 
 /// One fault and the check that must turn red.

@@ -49,9 +49,9 @@ pub(super) enum Condition {
     Absent(PathBuf),
     /// A file or folder exists.
     Present(PathBuf),
-    /// It belongs to this user.
+    /// A file or folder belongs to this user.
     Ours(PathBuf),
-    /// Its file system has no access control lists.
+    /// The file system of a path has no access control lists.
     NoAccessLists(PathBuf),
     /// No entry of the lab's cache begins with this.
     NotCached(String),

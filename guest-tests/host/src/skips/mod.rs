@@ -16,7 +16,7 @@ pub(crate) use self::condition::Site;
 use crate::engine::error::LabError;
 use crate::engine::results::ScenarioResult;
 
-/// Within the program, because the emulated host has no checkout.
+/// Compiled into the program, because the emulated host has no checkout.
 const TABLE: &str = include_str!("../../../skips.json");
 
 /// Subject of a row.
