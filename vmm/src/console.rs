@@ -166,8 +166,8 @@ impl Console {
         Ok(Self { kind, lost: 0 })
     }
 
-    /// Our terminal, if it is one, belongs to the guest from now until the console is dropped: every key goes there,
-    /// Ctrl-C too. Until then the operator can stop a start that takes long.
+    /// Passes our terminal, if it is one, to the guest until the console is dropped: every key goes there, Ctrl-C too.
+    /// Before this call the operator can stop a start that takes long.
     pub(crate) fn take_terminal(&mut self) {
         let Kind::Stdio { .. } = &self.kind else { return };
         let stdin = io::stdin();
@@ -222,7 +222,7 @@ impl Console {
     pub fn read(&mut self, buffer: &mut [u8]) -> usize {
         match &mut self.kind {
             Kind::Stdio { input, .. } => {
-                // Not through std's buffer: what it would read ahead no poll would ever show again.
+                // Not through std's buffer: poll would never report the bytes that it reads ahead.
                 let count;
                 (count, *input) = taken(rustix::io::read(io::stdin().as_fd(), buffer).map_err(Into::into));
                 count

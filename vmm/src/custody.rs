@@ -34,7 +34,7 @@ use crate::error::{Blame, Chain, Remedy, Report};
 use crate::reexec;
 use crate::reserve::{OwnSlice, SliceProgress};
 
-/// Signals that the machine gets in the keeper's place.
+/// Signals that the keeper forwards to the machine.
 const FORWARDED: [Signal; 5] =
     [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPWR, Signal::SIGUSR1];
 
@@ -81,7 +81,7 @@ impl Keeper {
     /// The keeper that started this process with descriptor `number` of its own.
     ///
     /// # Errors
-    /// [`CustodyError`]: this process's parent is none.
+    /// [`CustodyError`]: this process's parent is no keeper.
     pub(crate) fn connect(number: i32) -> Result<Self, CustodyError> {
         reexec::restore_name();
         // The keeper has them blocked, and a process inherits that.

@@ -95,8 +95,8 @@ impl Drop for Relay {
     }
 }
 
-/// Carries until the other end of `from` is closed. `moved_on` gets the bytes of every write; `pause` comes after what did not
-/// fill the buffer.
+/// Carries output until the other end of `from` is closed. `moved_on` gets the number of bytes of every write; `pause`
+/// follows a read that did not fill the buffer.
 fn carry(mut from: PipeReader, to: &OwnedFd, moved_on: impl Fn(usize), pause: impl Fn()) {
     let mut buffer = [0; 4096];
     loop {
