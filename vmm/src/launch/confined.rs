@@ -27,7 +27,7 @@ enum Custody {
 }
 
 impl Confined {
-    /// With the user `name`, by name or number; `keeper` is the descriptor of the process that started this one.
+    /// For the user `name` (a name or number); `keeper` is a descriptor's number in the process that started this one.
     ///
     /// # Errors
     /// An unknown user, a descriptor that is not a keeper's, and a user without a keeper.
@@ -95,8 +95,8 @@ impl Confined {
         }
     }
 
-    /// Drops the privileges that the machine's user lacks. From now on a mapping gives no other bytes of its file, and the
-    /// process ends with its keeper.
+    /// Drops the privileges that the machine's user lacks; the process then ends with its keeper. For another user or with
+    /// [`Mode::Strict`], no mapping can move to other bytes of its file any more.
     ///
     /// # Errors
     /// The kernel refuses.

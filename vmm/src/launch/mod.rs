@@ -62,7 +62,7 @@ impl Reserved {
         if let Scope::Only { regions: true, .. } = scope {
             // Another machine's files need not be here.
             plan::check_architecture(spec.arch, facts::architecture_of_host()?)?;
-            resources::check_boot(&spec.boot)?; // before minutes of scrubbing; the others open it once, a moment later
+            resources::check_boot(&spec.boot)?; // before minutes of scrubbing; other machines open the files a moment later
         }
         let read_facts = || facts::of_host(&scope).map(|facts| Facts { servers: servers.facts(), ..facts });
         let bars = Bars::default();
@@ -127,7 +127,7 @@ impl Opened {
     }
 
     /// Builds the machine, with its events in `journal`. Afterwards this process has no file of a region that it does not
-    /// need, and the privileges that the machine's user has. In a sandbox, all its threads but this one are confined.
+    /// need, and only the privileges of the machine's user. In a sandbox, all its threads but this one are confined.
     ///
     /// # Errors
     /// [`machine::BuildError`], [`sandbox::SandboxError`], and what the kernel refuses.

@@ -11,7 +11,7 @@ const ATTEMPTS: u32 = 4;
 /// A machine's plan, the host that it was made for, and the slices that it names.
 #[derive(Debug)]
 pub struct Placement {
-    /// The host.
+    /// Facts that the plan was made for.
     pub facts: Facts,
     /// Final: no later phase changes it.
     pub plan: Plan,
