@@ -19,7 +19,7 @@ use crate::eventfd;
 pub(crate) struct Listener {
     socket: UnixListener,
     path: PathBuf,
-    /// Device and number of the file that was made.
+    /// Device and inode number of the file that was made.
     made: (u64, u64),
     /// Closed for a moment, when no descriptor is left, to accept a client and to close its connection.
     spare: Option<EventFd>,
@@ -45,18 +45,17 @@ impl Listener {
         Ok(Self { socket, path: path.to_owned(), made, spare: spare() })
     }
 
-    /// The listener `socket` that was made at `path` before, as `made` by [`made`](Self::made).
+    /// The listener `socket` that an earlier execution made at `path`; `made` is what its [`made`](Self::made) returned.
     pub(crate) fn adopted(socket: OwnedFd, path: &Path, made: [u64; 2]) -> Self {
         let [device, number] = made;
         Self { socket: socket.into(), path: path.to_owned(), made: (device, number), spare: spare() }
     }
 
-    /// Device and number of its file.
+    /// Device and inode number of its file.
     pub(crate) const fn made(&self) -> [u64; 2] {
         [self.made.0, self.made.1]
     }
 
-    /// Path of the socket.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -12,18 +12,18 @@ use std::ptr::with_exposed_provenance_mut;
 
 use rustix::mm::{Advice, madvise};
 
-/// Mappings of this program's instructions and constants. It is a courtesy: where `/proc` is missing there are none.
+/// Mappings of this program's instructions and constants. Only an optimization: without `/proc` there are none.
 pub(crate) struct StartPages(Vec<Range<usize>>);
 
 impl StartPages {
-    /// Finds them, by a file that a sandboxed process cannot open any more.
+    /// Finds them in `/proc/self/maps`, which a sandboxed process cannot open.
     pub(crate) fn find() -> Self {
         let here: fn() -> Self = Self::find;
         let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
         Self(unwritten(&maps, here as usize))
     }
 
-    /// Gives back their pages; to be called when the start is over.
+    /// Returns their pages to the kernel. Call it when the start is over.
     pub(crate) fn forget(self) {
         for range in self.0 {
             let start = with_exposed_provenance_mut(range.start);

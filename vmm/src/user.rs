@@ -67,8 +67,8 @@ impl User {
         Self::among(name, &text("/etc/passwd")?, &text("/etc/group")?)
     }
 
-    /// The user called `name`, or with this number, by the texts of `/etc/passwd` and `/etc/group`. (The C library's functions load
-    /// modules for other sources of users, which a static program cannot do.)
+    /// The same by the texts of `/etc/passwd` and `/etc/group`. (The C library's functions load modules for other sources of
+    /// users, which a static program cannot do.)
     fn among(name: &str, passwd: &str, group: &str) -> Result<Self, UserError> {
         let number: Option<u32> = name.parse().ok();
         let entry = |line: &str| {
@@ -163,10 +163,10 @@ fn field<'a>(status: &'a str, name: &str) -> &'a str {
     status.lines().find_map(value).unwrap_or_default().trim()
 }
 
-/// Ends this process when its parent, `parent`, ends: that holds the slices' locks, and without it they are free.
+/// Ends this process when its parent `parent` ends, which holds the slices' locks: without it they are free.
 ///
 /// # Errors
-/// [`UserError::Drop`]; it has ended already.
+/// [`UserError::Drop`]: `parent` has ended already, or the kernel refuses.
 pub(crate) fn follow(parent: u32) -> Result<(), UserError> {
     let orphan = |source| UserError::Drop { step: "follow the parent process", source };
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|errno| orphan(errno.into()))?;
@@ -176,7 +176,7 @@ pub(crate) fn follow(parent: u32) -> Result<(), UserError> {
     Ok(())
 }
 
-/// Lets nothing that this process executes have more privileges than it, in threads that are started from now on.
+/// Keeps programs that this process executes from gaining privileges, in threads that start from now on.
 pub(crate) fn gain_nothing() -> Result<(), UserError> {
     let set = set_no_new_privs(true);
     set.map_err(|errno| UserError::Drop { step: "set no_new_privs", source: errno.into() })

@@ -16,7 +16,7 @@ use crate::config::{EgmSlice, GUEST_MEMFD, LOCAL, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion, Trust};
 use crate::plan::{huge_alignment, lost};
 
-/// Pauses of a machine that has returned its slices because one of them was refused.
+/// Shortest and longest pause of a machine that has returned its slices because one of them was refused.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -167,8 +167,8 @@ impl GrantedSlices {
         Ok(())
     }
 
-    /// Changes `spec` and `facts` so that each slice has one place only, that of its grant; returns notes on what is lost
-    /// against the first choices.
+    /// Changes `spec` and `facts` so that each slice has one placement only, that of its grant; returns notes on slices that
+    /// are not of their first choice.
     pub(crate) fn pin(&self, spec: &mut Spec, facts: &mut Facts) -> Vec<String> {
         let mut notes = Vec::new();
         facts.regions.retain(|host| host.region.kind == RegionKind::GuestMemfd);

@@ -36,7 +36,7 @@ impl Report for CloseError {
     }
 }
 
-/// A slice, as far as that decides about its file.
+/// A slice, and what decides whether its file is closed.
 struct SliceFile<'a> {
     named: &'a Named,
     /// Whether it is the file of other slices too.

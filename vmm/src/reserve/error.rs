@@ -50,7 +50,7 @@ pub enum ReserveError {
         #[source]
         source: ClientError,
     },
-    /// Each time that the slices were taken, pages were retired meanwhile, and the slices belonged elsewhere.
+    /// In each attempt, newly retired pages changed the slices of the plan.
     #[error("the host's regions change faster than slices can be taken: tried {attempts} times")]
     Moved { attempts: u32 },
     #[error("cannot provide device \"{id}\"")]

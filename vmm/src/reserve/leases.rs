@@ -1,4 +1,4 @@
-//! Slices of the host's regions: taken before a machine is built, scrubbed and given back after its end.
+//! Slices of the host's regions: taken before a machine is built, scrubbed and returned after its end.
 //!
 //! A kill of this process unlocks its slices and leaves them dirty: their next owner's grant scrubs them.
 
@@ -131,7 +131,7 @@ pub(crate) struct SliceRecord {
 }
 
 impl SliceRecord {
-    /// Of `backing`, which is `taken` unless it is memory of the machine itself.
+    /// The record of `backing`, which is `taken` unless it is memory of the machine itself.
     fn new(backing: &BackingPlan, taken: Option<&Arc<Taken>>) -> Self {
         let owner = taken.and_then(|taken| match taken.as_ref() {
             Taken::Own(lease) => Some(lease.owner().clone()),
@@ -298,13 +298,13 @@ impl Leases {
         backings.all(|backing| self.get(&backing.id).is_some_and(|taken| taken.is_at(backing)))
     }
 
-    /// Scrubs all slices and gives them back. A signal ends the scrub; the next owner's grant scrubs what is left.
-    /// Returns the errors of slices that were not scrubbed or not given back.
+    /// Scrubs and returns all slices. A signal ends the scrub; the next owner's grant scrubs what is left. The result has
+    /// the errors of slices that were not scrubbed or not returned.
     pub fn return_all(self, facts: &Facts, progress: SliceProgress<'_>) -> Vec<ReserveError> {
         let cancel = Arc::new(AtomicBool::new(false));
         if !self.0.is_empty() {
             for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-                // Without it a signal is not heeded until the scrub is over: no reason to keep a dirty slice.
+                // Without it no signal ends the scrub in order: no reason to keep a dirty slice.
                 let _ = signal_hook::flag::register(signal, Arc::clone(&cancel));
             }
         }
