@@ -9,7 +9,7 @@ use egm_vfio::variant::{Caching, Variant};
 
 use crate::pci::CONFIG_SIZE;
 
-/// How often a device is asked; links train for seconds.
+/// Interval of reads of a device's readiness; links train for seconds.
 const EACH: Duration = Duration::from_millis(100);
 
 /// Why a guest cannot have a function's memory.
@@ -54,7 +54,7 @@ impl MemoryFault {
     }
 }
 
-/// Whether KVM has what the BARs `memory` of `backend` need, `supports` being asked on the machine's descriptor.
+/// Checks that KVM has what the BARs `memory` of `backend` need; `supports` queries the machine's descriptor.
 pub(super) fn check(
     backend: &dyn Backend,
     memory: &[u8],
@@ -72,8 +72,8 @@ pub(super) fn check(
 }
 
 /// Waits until the function, which decodes memory, can be used. The driver waits too, but before it resets the
-/// function and at the first access: a guest would find out in the middle of something. A device that reports
-/// readiness by a CXL capability is left to the driver.
+/// function and at the first access: a failure there would hit the running guest. A device that reports readiness by
+/// a CXL capability is left to the driver.
 pub(super) fn wait(
     backend: &dyn Backend,
     now: impl Fn() -> Instant,

@@ -71,13 +71,13 @@ pub(crate) struct AssignedFunction {
     memory: Vec<u8>,
     /// Accesses that the function did not answer.
     failed: AtomicU64,
-    /// How often its bus was reset for the guest.
+    /// Resets of its bus for the guest.
     resets: AtomicU64,
-    /// Pulled out, or its server died: it never answers again.
+    /// Whether it was pulled out, or its server ended: it never answers again.
     gone: AtomicBool,
     /// Called when that happens.
     tell: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Removed from the guest. Written while the shadow is locked.
+    /// Whether it was removed from the guest. Written while the shadow is locked.
     ended: AtomicBool,
 }
 

@@ -55,12 +55,12 @@ impl Interrupts {
         self.msix.as_ref()
     }
 
-    /// The guest's function is as after a reset: INTx is on, where it has one.
+    /// Sets the state after a reset: INTx is on, where the function has it.
     pub(super) fn start(&self) {
         self.set_intx_disabled(false);
     }
 
-    /// Everything off, as before [`Interrupts::start`].
+    /// Switches everything off, as before [`Interrupts::start`].
     pub(super) fn stop(&self) {
         self.msix.iter().chain(self.msi.iter().map(|msi| &msi.vectors)).for_each(Msix::reset);
         if !egm_address::fault!("intx-lost-after-reset") {

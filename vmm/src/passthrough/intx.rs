@@ -48,20 +48,20 @@ pub(super) struct Intx {
 }
 
 impl Intx {
-    /// Off until [`Intx::set_disabled`] is called first.
+    /// INTx that is off until the first call of [`Intx::set_disabled`].
     pub(super) fn new(backend: Arc<dyn Backend>, line: Box<dyn InterruptLine>) -> io::Result<Self> {
         let (trigger, resample) = (eventfd::new()?, eventfd::new()?);
         Ok(Self { backend, line, trigger, resample, state: Mutex::default() })
     }
 
-    /// The guest's command register.
+    /// Applies Interrupt Disable of the guest's command register.
     pub(super) fn set_disabled(&self, disabled: bool) -> io::Result<()> {
         let mut state = lock(&self.state);
         state.disabled = disabled;
         self.update(&mut state)
     }
 
-    /// Whether messages take its place.
+    /// Sets whether MSI or MSI-X is on instead.
     pub(super) fn set_displaced(&self, displaced: bool) -> io::Result<()> {
         let mut state = lock(&self.state);
         state.displaced = displaced;

@@ -8,8 +8,9 @@
 //!        ◄─ INTx ─────────── intx     ── a level with resampling ─────────────────────► Backend
 //!  hotplug  ◄─────────────── events   ◄─ errors, requests to give it back
 //! ```
-//! Lock order: a function's shadow, then its interrupts, or what it decodes, for which alone other functions' vCPUs look. `windows` and `peers` have their own, and no access of the guest
-//! waits for these: memory slots and I/O page tables change slowly.
+//! Lock order: a function's shadow, then its interrupts or its decoded BARs. vCPUs that access other functions take the
+//! latter only. `windows` and `peers` have their own, and no access of the guest waits for these: memory slots and I/O
+//! page tables change slowly.
 
 mod access;
 mod coherent;

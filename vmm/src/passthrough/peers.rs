@@ -33,17 +33,17 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// None yet, for these address spaces.
+    /// No pieces yet, for these address spaces.
     pub(crate) fn new(domains: Vec<Arc<dyn Domain>>) -> Self {
         Self { domains, pieces: Mutex::default() }
     }
 
-    /// A piece that is nowhere yet.
+    /// Adds a piece that is mapped nowhere yet.
     pub(super) fn add(&self, memory: Arc<dyn HostMemory>) -> Peer {
         Peer(lock(&self.pieces).insert(Piece { memory, at: None, domains: Vec::new() }))
     }
 
-    /// Devices reach `peer` where the guest does, at `gpa`; a piece that was left there gives way.
+    /// Maps `peer` for devices where the guest has it, at `gpa`; unmaps a piece that was left there.
     ///
     /// # Errors
     /// [`DmaError`], the first: devices of the address spaces that refuse it reach it nowhere.
@@ -74,14 +74,14 @@ impl Peers {
         outcome
     }
 
-    /// Devices no longer reach `peer`.
+    /// Unmaps `peer` for devices.
     pub(super) fn withdraw(&self, peer: Peer) {
         if let Some(piece) = lock(&self.pieces).get_mut(peer.0) {
             piece.unmap();
         }
     }
 
-    /// `peer` has gone, and its memory is let go; the number is no longer its.
+    /// Removes `peer` and releases its memory; its number may become another's.
     pub(super) fn remove(&self, peer: Peer) {
         self.withdraw(peer);
         lock(&self.pieces).try_remove(peer.0);

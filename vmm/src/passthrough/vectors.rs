@@ -41,9 +41,8 @@ impl DeviceVectors {
         Self { backend, kind, intx, first: AtomicU32::new(1), state: Mutex::default() }
     }
 
-    /// How many vectors the device uses when the mechanism is next switched on, and whether that is another number. MSI
-    /// needs all at once: their number decides which bits of the message the device changes (PCI Express Base 6.0
-    /// §7.7.1.2).
+    /// Sets the number of vectors for when the mechanism is next switched on; returns whether it changed. MSI needs all
+    /// at once: their number decides which bits of the message the device changes (PCI Express Base 6.0 §7.7.1.2).
     pub(super) fn set_first(&self, vectors: u32) -> bool {
         self.first.swap(vectors.max(1), Ordering::Relaxed) != vectors.max(1)
     }

@@ -1,7 +1,7 @@
 //! The parts of a function's BARs that the guest reaches without an exit.
 //!
-//! Each is mapped once, when the function is opened, at an address that suits its planned place; where the guest has it
-//! is a memory slot. A slot changes only when its part moves, and outside of every lock that an access takes.
+//! Each is mapped once, when the function is opened, at an address that suits its planned one; a memory slot puts it
+//! into the guest. A slot changes only when its part moves, and outside of every lock that an access takes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -64,10 +64,11 @@ impl Windows {
         outcome
     }
 
-    /// The guest now has its BARs at `bars`, and the others nowhere. A part that the kernel refuses is reached by exits.
+    /// Moves the parts to the guest's BARs at `bars`, and the others nowhere. A part that the kernel refuses is reached by
+    /// exits.
     pub(super) fn place(&self, bars: &[DecodedBar]) {
         let mut windows = lock(&self.windows);
-        // First away, then there: two parts may change places.
+        // First remove, then add: two parts may exchange their addresses.
         for window in windows.iter_mut() {
             let wanted = window.part.place(bars);
             if let Some((_, slot)) = window.slot.take_if(|(gpa, _)| Some(*gpa) != wanted) {
@@ -87,15 +88,15 @@ impl Windows {
         }
     }
 
-    /// Neither the guest nor other functions reach the parts any more.
+    /// Removes the parts from the guest and from other functions.
     pub(super) fn withdraw(&self) {
         self.place(&[]);
         lock(&self.windows).iter().filter_map(|window| window.peer).for_each(|p| self.peers.withdraw(p));
     }
 
-    /// The same for good: the parts are let go, and nothing is placed any more.
+    /// The same for good: the parts are released, and nothing is placed any more.
     pub(super) fn end(&self) {
-        // Under one guard: a vCPU that waits here with places of before must find nothing to place.
+        // Under one guard: a vCPU that waits here with earlier addresses must find nothing to place.
         let mut windows = lock(&self.windows);
         for window in std::mem::take(&mut *windows) {
             if let Some((_, slot)) = window.slot {

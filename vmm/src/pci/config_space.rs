@@ -136,8 +136,8 @@ impl ConfigSpace {
         }
     }
 
-    /// The guest writes: bits outside the mask keep their value. Whether the write touched the command register or a
-    /// base address register, so that address decoding may have changed.
+    /// Writes for the guest: bits outside the mask keep their value. Returns whether the write touched the command
+    /// register or a base address register, so that address decoding may have changed.
     #[must_use]
     pub(crate) fn write(&mut self, offset: u16, data: &[u8]) -> bool {
         let from = usize::from(offset);

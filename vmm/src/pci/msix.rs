@@ -43,7 +43,7 @@ pub trait MsiRouter: Send + Sync {
     /// From now on writes to `trigger` are kept in its counter.
     fn disconnect(&self, slot: u32, trigger: &EventFd);
 
-    /// `slot`, which is disconnected, may be another's: its function has gone.
+    /// Releases `slot`, which is disconnected, because its function has gone.
     fn release(&self, _slot: u32) {}
 }
 
@@ -163,7 +163,7 @@ impl Msix {
         lock(&self.state).refused
     }
 
-    /// The message control register changed.
+    /// Applies a write of the message control register.
     pub(crate) fn set_control(&self, enabled: bool, function_masked: bool) {
         let mut state = lock(&self.state);
         self.control(&mut state, enabled, function_masked);

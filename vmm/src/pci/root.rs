@@ -10,7 +10,7 @@ use egm_address::{Gpa, Guest, Span};
 use super::{DecodedBar, PciFunction, Port};
 use crate::lock::lock;
 
-/// Something at a place of a bus.
+/// Occupant of a device and function number.
 enum Slot {
     Function(Arc<dyn PciFunction>),
     Port { port: Arc<Port>, behind: Bus },

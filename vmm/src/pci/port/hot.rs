@@ -17,8 +17,8 @@ const MSI_ENABLE: u16 = 1;
 
 /// A function that can be inserted and removed while the guest runs.
 pub trait Plugged: PciFunction {
-    /// As after power-on: quiet, reset, BARs nowhere. Others that are reset at the same time are `together`, by their
-    /// [`Plugged::name`]s. The guest does not reach it meanwhile.
+    /// Resets it to the state after power-on: quiet, BARs nowhere. `together` are the [`Plugged::name`]s of all that are
+    /// reset at the same time. The guest does not reach it meanwhile.
     fn reset(&self, together: &[&str]);
 
     /// Quiesces, unmaps and resets the function, which has left the guest for good. Its resources are freed when the
