@@ -6,7 +6,7 @@ use kvm_bindings::{KVM_CAP_ARM_VM_IPA_SIZE, KVM_CAP_MAX_VCPUS, KVM_CAP_NR_VCPUS,
 
 use crate::facts::{Kvm, Probe};
 
-/// Guest physical address bits (Arm only; x86 has them in `/proc/cpuinfo`) beside what a plan asks of KVM.
+/// What a plan needs of KVM, and guest physical address bits (Arm only; x86 has them in `/proc/cpuinfo`).
 pub(super) struct Probed {
     pub(super) kvm: Probe<Kvm>,
     pub(super) address_bits: Option<u8>,

@@ -34,8 +34,8 @@ pub(super) fn has_egm(root: &Path) -> bool {
     root.join("sys/class/egm").exists()
 }
 
-/// The ledger, where there is one and this process may ask it: a plan needs no privilege, and the launch asks again.
-/// Without it no holder is known, and nothing is known to be clean.
+/// The ledger, where there is one and this process may read it: a plan needs no privilege, and the launch reads it again.
+/// Without it no owner and no clean span is known.
 fn ledger(root: &Path) -> Result<Option<Ledger>, FactsError> {
     let paths = Paths::below(root);
     if std::fs::read_dir(&paths.run).is_err() || std::fs::read_dir(&paths.state).is_err() {

@@ -97,7 +97,7 @@ pub struct HugeFiles {
 pub enum Probe<T> {
     /// The host has it, and it can be used.
     Present(T),
-    /// It is not, or cannot be used, for this reason.
+    /// The host lacks it, or it cannot be used, for this reason.
     Absent(String),
 }
 
@@ -165,7 +165,7 @@ pub struct HostRegion {
     /// Spans that have an owner.
     #[serde(default)]
     pub held: Vec<HeldSpan>,
-    /// Spans that need no scrub before they are given out.
+    /// Spans that need no scrub before they are granted.
     #[serde(default)]
     pub clean: Vec<Span<InRegion>>,
     /// GPUs with a live owner that reach all of it.

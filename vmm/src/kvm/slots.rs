@@ -38,7 +38,7 @@ pub(crate) struct Slot(pub(crate) usize);
 
 /// Puts memory into guest address space: [`Slots`], and a fake in tests.
 pub(crate) trait SlotTable: Send + Sync {
-    /// The guest sees `memory` at `gpa`, until [`SlotTable::remove`] or the machine's end.
+    /// Puts `memory` at `gpa` of the guest, until [`SlotTable::remove`] or the machine's end.
     ///
     /// A slot that comes after interrupt controllers waits for readers of the in-kernel devices (an
     /// SRCU grace period: 6 ms instead of 0.1 ms, measured).

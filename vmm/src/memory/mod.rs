@@ -150,7 +150,7 @@ impl GuestRam {
     /// Opens and maps all guest memory; slices of regions come from `leases`, and guest_memfd from `vm`.
     ///
     /// # Errors
-    /// `MemoryError`; everything is given back.
+    /// `MemoryError`; everything is released.
     pub fn open(plan: &Plan, leases: &Leases, vm: &Vm) -> Result<Self, MemoryError> {
         let mut opener = Opener { leases, vm, files: None };
         let backings = plan.backings.iter().map(|backing| match backing.device {
@@ -247,8 +247,8 @@ fn extents(plan: &Plan) -> Vec<Extent> {
     merged
 }
 
-/// Memory of a slice that is a device: on its nodes and, with `prefault`, present, by the processors `near` it.
-/// Placement and pages stay when the mapping of this process goes.
+/// Memory of a slice that is a device, on its nodes and, with `prefault`, made present by the processors `near` it.
+/// Placement and pages outlast the mapping of this process.
 ///
 /// # Errors
 /// [`MemoryError`].

@@ -61,7 +61,7 @@ pub struct AddressSpaces {
 }
 
 impl AddressSpaces {
-    /// The empty address spaces of `plan`'s functions, beside those of `servers`. `vm` tracks what is opened in them.
+    /// The empty address spaces of `plan`'s functions, and those of `servers`. `vm` tracks what is opened in them.
     ///
     /// # Errors
     /// [`AssignedError`].
@@ -114,7 +114,7 @@ impl AddressSpaces {
         }
     }
 
-    /// How the functions come to reach all RAM of `plan`, slices among it, where the guest has it.
+    /// The mappings by which the functions reach all RAM of `plan`, slices included, where the guest has it.
     ///
     /// # Errors
     /// [`AssignedError::Dma`] and [`AssignedError::Share`] when that can be known not to work.

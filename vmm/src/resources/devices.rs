@@ -46,7 +46,7 @@ pub enum OpenDevice {
         /// Implementation of the packet path.
         backend: Backend,
     },
-    /// virtio-vsock, made already: only the kernel can say whether its context id is free.
+    /// virtio-vsock, made already: only the kernel can check that its context id is free.
     Vsock(Box<Vsock>),
     /// virtio-rng, which needs no descriptor.
     Rng,
@@ -66,7 +66,7 @@ pub enum DeviceError {
         #[source]
         source: io::Error,
     },
-    /// Another user has locked the disk, and would not expect our writes.
+    /// Another machine or device has locked the disk, and would not expect our writes.
     #[error("disk {} is in use by another virtual machine, or by another device of this one", path.display())]
     DiskInUse { path: PathBuf },
     /// The file is no disk.

@@ -59,7 +59,7 @@ impl Function<'_> {
 }
 
 /// Resets the bus of a function that has no reset of its own, once for all that are there: no guest runs yet, so none
-/// misses its state. The result is what the operator should know.
+/// misses its state. Returns a note for the operator, if any.
 fn by_bus(
     Function { id, backend }: &Function<'_>,
     ours: &BTreeSet<&str>,

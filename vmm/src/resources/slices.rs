@@ -61,7 +61,7 @@ pub(super) struct Slices<'a> {
 }
 
 impl Slices<'_> {
-    /// The function of device `id`, which is called as its backing; `node` is the guest's that it is near to.
+    /// The function of device `id`, also the id of its backing; `node` is the guest's node near it.
     ///
     /// # Errors
     /// [`SliceError`].
