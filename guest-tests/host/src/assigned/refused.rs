@@ -190,7 +190,7 @@ impl Machines<'_> {
         Ok(digits.ok_or("it names no limit")?.parse()?)
     }
 
-    /// A second machine requests the first one's function, and the refusal names the holder.
+    /// A second machine requests the first one's function, and the refusal names the first.
     fn in_use(&self) -> Result<Vec<Check>, LabError> {
         let mut cases = Vec::new();
         let first = self.machine(&self.config);

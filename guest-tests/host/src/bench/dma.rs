@@ -18,8 +18,8 @@ use crate::images::kernel;
 /// The benchmark among the tools.
 const PROGRAM: &str = "bench-dma";
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
-/// The rows. Of large pages, a GiB of which takes milliseconds or one, there is more, so that the time of a call
-/// without any does not show.
+/// The rows. A GiB of large pages takes a few milliseconds or one, so there is more of them: the fixed time of a call
+/// must not show.
 const MAPS: [Map; 4] = [
     Map { interface: "legacy", page: "4K", mib: 1024, rounds: 5 },
     Map { interface: "legacy", page: "2M", mib: 3072, rounds: 11 },
@@ -73,7 +73,7 @@ impl Seconds {
     }
 }
 
-/// Under a kernel that has both interfaces.
+/// Measures under a kernel that has both interfaces.
 pub(super) fn run(directory: &Path) -> Result<Report, LabError> {
     let host = EmulatedHost::new(directory)?;
     host.add_bench("egm-vfio", "dma", PROGRAM)?;

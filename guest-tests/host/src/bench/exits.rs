@@ -38,7 +38,7 @@ struct Subject {
     name: &'static str,
     /// Its key in a configuration.
     ours: serde_json::Value,
-    /// QEMU's option, without its place.
+    /// QEMU's option, without its slot.
     qemu: String,
     /// Vendor id in bits 15..0, device id in bits 31..16.
     ids: u32,
@@ -136,7 +136,7 @@ struct Monitors<'a> {
     work: &'a Path,
 }
 
-/// Here, and in the emulated host.
+/// Measures here, and in the emulated host.
 pub(super) fn run(egm_vmm: &Path, directory: &Path) -> Result<Report, LabError> {
     let host = EmulatedHost::new(directory)?;
     let floor = host.add_bench("egm-fixtures", "exit", FLOOR)?;

@@ -184,7 +184,7 @@ impl Report {
     }
 }
 
-/// Three digits that say something.
+/// Three significant digits.
 fn number(value: f64) -> String {
     let digits = match value.abs() {
         size if size >= 100.0 || size == 0.0 => 0,

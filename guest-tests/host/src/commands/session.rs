@@ -279,7 +279,7 @@ fn without_peer(scenario: &Scenario, tools: &Tools) -> Option<String> {
     scenario.peer.filter(|name| !is_provided(*name)).map(PeerName::absent)
 }
 
-/// Where scenarios run. A place that this machine does not have is refused before anything is fetched for it.
+/// The host that scenarios run on. One that this machine does not have is refused before anything is fetched for it.
 fn place(arguments: &RunArguments) -> Result<Where, LabError> {
     let place = match (arguments.place, arguments.vmm) {
         (Some(place), _) => place,

@@ -39,7 +39,7 @@ pub(crate) struct Finding {
 pub(crate) struct Host {
     /// Capabilities in the order of the printed lines.
     pub(crate) findings: Vec<Finding>,
-    /// Default place to run scenarios; `None` when they cannot run.
+    /// Default host of scenarios; `None` when they cannot run.
     #[serde(rename = "where")]
     pub(crate) place: Option<Where>,
 }
@@ -91,7 +91,7 @@ impl Program {
 struct Device {
     name: &'static str,
     path: &'static str,
-    /// What is lost without it, and the remedy.
+    /// Consequence of its absence, and the remedy.
     without: &'static str,
 }
 

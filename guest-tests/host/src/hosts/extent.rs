@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Bytes one behind the other, in the address space that the use states.
+/// Contiguous bytes, in the address space that the use states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Extent {
     pub(crate) start: u64,

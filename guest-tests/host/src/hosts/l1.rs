@@ -139,7 +139,8 @@ fn run_in(
     run_under(&host, &arguments, scenarios, share, stage)
 }
 
-/// Runs `scenarios` under one kernel, by this program with `arguments` and their names; a scenario without a result there is broken, with the reason.
+/// Runs `scenarios` under one kernel, by this program with `arguments` and their names; a scenario without a result there is
+/// broken, with the reason.
 fn run_under(
     host: &Host<'_>,
     arguments: &[&str],

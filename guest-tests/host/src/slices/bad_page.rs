@@ -158,7 +158,7 @@ fn in_region(plan: Option<&Plan>, address: u64) -> Result<u64, Fault> {
     Ok(address.checked_sub(slice.start).ok_or("the page lies before the slice")? + in_region.start)
 }
 
-/// The ledger calls the page retired.
+/// `egm-device regions` lists the page as retired.
 fn retired(runner: &Runner, region: &str, plan: Option<&Plan>, bad: Option<u64>) -> Step {
     let bad = in_region(plan, bad.ok_or(NO_BEAT)?)?;
     let all = regions(runner)?;

@@ -1,7 +1,7 @@
 //! Slices of a file system that maps persistent memory directly: a guest's, a server's, then those of two users of a broker.
 //!
-//! Each has a file of its own, which its owner neither changes nor looks past. What a scrub leaves is looked for in the whole
-//! medium behind the back of the file system, through `/dev/mem`.
+//! Each has a file of its own, which its owner can neither change nor read past. The lab looks for what a scrub leaves in
+//! the whole medium, through `/dev/mem` and not through the file system.
 
 use std::collections::BTreeSet;
 use std::fs;

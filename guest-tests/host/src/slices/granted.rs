@@ -2,7 +2,7 @@
 //! and none of the other's bytes. One is killed. The third waited for free memory; it gets that slice, and its guest
 //! reads zeros from end to end. The other machine runs all the while.
 //!
-//! Where a slice lies is the ledger's word; the guests' bytes are looked for there.
+//! The ledger reports where a slice lies; the lab reads the guests' bytes there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -271,7 +271,7 @@ impl Machines<'_> {
     }
 }
 
-/// The cases of machine `name`, which should have ended so.
+/// The cases of machine `name`, which should have ended as `expected`.
 fn ended(end: Result<End, LabError>, name: &str, expected: Ending) -> Vec<Check> {
     match end {
         Ok(end) => end.cases(name, expected),

@@ -14,7 +14,7 @@ use crate::runner::machine::Machine;
 
 /// Value that the agent's check `egm_beat` writes after its counter.
 pub(crate) const MARK: u64 = 0x6d67_652d_7461_6562;
-/// Reason without an address of the guest.
+/// Fault of a guest that printed no address.
 pub(crate) const NO_BEAT: &str = "the guest did not say where its word beats";
 
 /// The host physical memory of `extent`.

@@ -27,7 +27,7 @@ use crate::slices::host_words::{self, beats, host_address, meminfo, ram};
 
 /// Memory of the machine's own process.
 const LOCAL: &str = "local";
-/// Marked pages of the first guest: of so many bytes that they show among all that the host's kernel cannot evict.
+/// Bytes of the first guest's marked pages: enough to show among all that the host's kernel cannot evict.
 const MARKED_BYTES: u64 = 8192 * PAGE;
 /// The first guest. (An idle one with the TSC-deadline timer sleeps for ever where this kernel is the emulated host's.)
 const BEAT: &str = "lapic=notscdeadline egm.checks=egm_beat egm.arg.beat.seconds=0 egm.arg.beat.pages=8192";

@@ -286,7 +286,7 @@ fn kept(memory: &Physical) -> Result<String, LabError> {
     Ok(command.spawn().map_err(error)?.id().to_string())
 }
 
-/// What of its own file a process can change: size and blocks.
+/// Properties of its own file that a process can change: size and blocks.
 fn changed(file: &File, size: u64) -> String {
     let (whole, none) = (FallocateFlags::empty(), FallocateFlags::KEEP_SIZE);
     let tries = [
