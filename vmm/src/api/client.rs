@@ -152,7 +152,7 @@ impl<'p> Client<'p> {
         head(stream).map_err(|source| self.unreadable(written.err().unwrap_or(source)))
     }
 
-    /// Connects to the socket at the path, but through no symbolic link: another user may own the folder.
+    /// Connects to the socket at the path, not through a link there: another user may own the folder.
     fn connect(&self) -> io::Result<UnixStream> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let socket = rustix::fs::open(self.path, flags, Mode::empty())?;
