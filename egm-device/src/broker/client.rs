@@ -116,7 +116,7 @@ impl Client {
     /// Memory that is available to this user now: bytes in total, and bytes in the largest block.
     ///
     /// # Errors
-    /// [`ClientError`]: refused, or the broker broke the protocol.
+    /// [`ClientError`]: refused, or the broker has gone or broke the protocol.
     pub fn free(&self) -> Result<(u64, u64), ClientError> {
         self.request(&Request::Free)?;
         match self.receive(&NEVER)?.0 {
@@ -250,7 +250,7 @@ impl BrokerLease {
     /// slice goes back when this process has ended and no process has the connection.
     ///
     /// # Errors
-    /// [`ClientError::Cancelled`] if `cancel` is set, while the broker goes on; another one if the broker refuses.
+    /// [`ClientError::Cancelled`] if `cancel` is set, while the broker goes on; another if it refuses or has gone.
     pub fn return_slice(self, cancel: &AtomicBool) -> Result<(), ClientError> {
         drop(self.file);
         self.client.request(&Request::Return)?;

@@ -28,7 +28,6 @@ const PAUSE: Duration = Duration::from_micros(50);
 /// They make no system calls.
 const OF_KERNEL: u64 = 0x10 | 0x4000 | 0x20_0000;
 
-/// A thread of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Thread {
     pub(super) id: Pid,

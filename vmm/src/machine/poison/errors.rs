@@ -20,7 +20,6 @@ const STATUS: usize = 4;
 /// Interrupts the guest, once for each call.
 pub(in crate::machine) type Interrupt = Box<dyn Fn() + Send>;
 
-/// The guest's error block.
 pub(in crate::machine) struct ErrorBlock {
     memory: GuestMemoryMmap,
     at: Gpa,
