@@ -33,7 +33,7 @@ fn a_machine_starts_with_a_hugetlb_page_of_1_gib_as_its_ram() {
 
 /// Whether the host has twice 512 MiB of free memory in blocks of a huge page and more, once the kernel has joined the small
 /// ones, which only root can request; prints a skip elsewhere. The kernel gives base pages in their place.
-pub fn host_has_huge_pages() -> bool {
+pub(crate) fn host_has_huge_pages() -> bool {
     let _ = std::fs::write("/proc/sys/vm/compact_memory", "1");
     let zones = std::fs::read_to_string("/proc/buddyinfo").unwrap();
     // "Node 0, zone Normal", then the free blocks of 4 KiB, 8 KiB and so on.
