@@ -83,9 +83,7 @@ fn an_unprivileged_user_s_machine_has_huge_pages_or_its_plan_states_why_not() {
     if !geteuid().is_root() {
         return println!("skipped: only root starts a program as another user");
     }
-    if !host_has_huge_pages() {
-        return;
-    }
+    let contiguous = host_has_huge_pages();
     let home = Home::new();
     let pages = home.planned();
     let mut machine = home.command("run").stdout(Stdio::piped()).spawn().unwrap();
@@ -98,6 +96,7 @@ fn an_unprivileged_user_s_machine_has_huge_pages_or_its_plan_states_why_not() {
     assert!(status.contains(&format!("Uid:\t{UID}\t{UID}")), "{status}");
     assert!(status.contains("CapEff:\t0000000000000000"), "{status}");
     match &pages["why_not_larger"] {
+        Value::Null if !contiguous => {}
         Value::Null => assert!(huge >= 486 << 10, "{huge} KiB of 512 MiB: {pages}"),
         why => println!("not in huge pages, as the plan says: {why}"),
     }
