@@ -127,6 +127,18 @@ mod tests {
     }
 
     #[test]
+    fn a_type_that_is_missing_follows_from_a_wrong_type_and_from_no_other_key() {
+        for (doubtful, expected) in
+            [("devices[0].id", &["devices[0]"][..]), ("devices[0].type", &[]), ("devices[0]", &[])]
+        {
+            let mut faults = Faults::default();
+            faults.doubt(doubtful.to_owned());
+            faults.note(Rule::MissingType { known: Vec::new() }.at("devices[0]"));
+            assert_eq!(keys(faults), expected, "{doubtful}");
+        }
+    }
+
+    #[test]
     fn a_misspelt_key_stands_for_the_nearest() {
         let fault =
             |key: &str, at: &str| Rule::UnknownKey { key: key.to_owned(), known: vec!["size"] }.at(at);

@@ -101,6 +101,8 @@ Hugetlb:         2097152 kB
         let need = Need::of(MEMINFO);
         assert_eq!(need.total(), ByteSize::new(7 << 30));
         assert_eq!(need.warning(&split(4)), None);
+        let exact = Need { in_use: Some(ByteSize::new(7 << 30)) };
+        assert_eq!(exact.warning(&split(4)), None, "8 GiB of 8 GiB");
         assert_eq!(
             need.warning(&split(3)).as_deref(),
             Some(

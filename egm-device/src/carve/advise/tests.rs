@@ -140,6 +140,17 @@ fn firmware_splits_what_the_sockets_and_their_egm_have_together() {
 }
 
 #[test]
+fn firmware_reserves_memory_in_steps_of_its_form() {
+    let facts = HostFacts { product: "NVIDIA GB200".to_owned(), ..host(&[64 * GIB]) };
+    let kept = |bytes| {
+        let split = advise(&facts, &[], &request(bytes, &[(SplitMethod::Firmware, None)])).unwrap();
+        (split.nodes[0].keeps.get(), split.settings[1].value.to_string())
+    };
+    assert_eq!(kept(GIB), (GIB, "1024".to_owned()));
+    assert_eq!(kept(GIB + 1), (GIB + (64 << 20), "1088".to_owned()));
+}
+
+#[test]
 fn firmware_is_a_way_on_grace_machines_and_where_a_socket_has_egm() {
     let firmware = |product: &str, regions: &[Region]| {
         let facts = HostFacts { product: product.to_owned(), ..host(&[64 * GIB, 64 * GIB]) };
