@@ -4,7 +4,7 @@
 //! and does so again; then it prints `egm-hotplug unplug N` and waits for it to go. So `hotplug.rounds` times (default
 //! 1). The reader of the console plugs it in and out.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 use std::thread;
@@ -55,14 +55,14 @@ fn print_event(what: &str) {
     let _ = io::stderr().write_all(format!("egm-hotplug {what}\n").as_bytes());
 }
 
-/// A drive with a name space, and where it is.
+/// A drive with a name space that can be opened, and where it is. The kernel makes the device file before that.
 fn drive() -> Option<(String, String)> {
     let class = Path::new("/sys/class/nvme");
     sysfs::names(class).into_iter().find_map(|name| {
         let device = fs::read_link(class.join(&name).join("device")).ok()?;
         let address = device.file_name()?.to_string_lossy().into_owned();
-        let ready = Path::new("/dev").join(format!("{name}n1")).exists();
-        ready.then_some((name, address))
+        let opened = File::open(Path::new("/dev").join(format!("{name}n1")));
+        opened.is_ok().then_some((name, address))
     })
 }
 
