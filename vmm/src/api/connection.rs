@@ -26,7 +26,6 @@ const DROPPED: usize = 64 << 10;
 pub(super) struct Limits {
     /// Of a request, from its first byte; of the first one, from the connection on.
     pub(super) request: Duration,
-    pub(super) idle: Duration,
     /// Between two bytes of an answer.
     pub(super) answer: Duration,
     /// For what a client still sends after a refusal.
@@ -36,7 +35,6 @@ pub(super) struct Limits {
 impl Limits {
     pub(super) const USUAL: Self = Self {
         request: Duration::from_secs(10),
-        idle: Duration::from_secs(600),
         answer: Duration::from_secs(10),
         drain: Duration::from_secs(2),
     };
@@ -77,6 +75,8 @@ pub(super) struct Connection {
     is_continued: bool,
     limits: Limits,
     deadline: Option<Instant>,
+    /// Since when it has answered all requests of its client and reads no other.
+    idle: Option<Instant>,
 }
 
 impl Connection {
@@ -90,6 +90,7 @@ impl Connection {
             is_continued: false,
             limits,
             deadline: None,
+            idle: None,
         };
         connection.rearm(now);
         connection
@@ -229,6 +230,11 @@ impl Connection {
         self.deadline
     }
 
+    /// Since when it is idle, if it is. It has no deadline then.
+    pub(super) const fn idle_since(&self) -> Option<Instant> {
+        self.idle
+    }
+
     /// Ends it when its time is over.
     pub(super) fn expire(&mut self, now: Instant) {
         if self.deadline.is_some_and(|deadline| deadline <= now) {
@@ -237,11 +243,14 @@ impl Connection {
     }
 
     fn rearm(&mut self, now: Instant) {
+        let is_idle =
+            self.phase == Phase::Open && self.has_asked && self.input.is_empty() && self.output.is_empty();
+        self.idle = is_idle.then_some(now);
         let limit = match self.phase {
             Phase::Streaming(_) | Phase::Waiting | Phase::Over => None,
             Phase::Draining => Some(self.limits.drain),
             Phase::Open | Phase::Last if !self.output.is_empty() => Some(self.limits.answer),
-            Phase::Open if self.has_asked && self.input.is_empty() => Some(self.limits.idle),
+            Phase::Open if is_idle => None,
             Phase::Open | Phase::Last => Some(self.limits.request),
         };
         self.deadline = limit.and_then(|limit| now.checked_add(limit));
@@ -269,10 +278,10 @@ fn refused(refusal: Refusal) -> Answer {
         Refusal::BodyTooLong => {
             (Status::ContentTooLarge, "cannot read the request: its body is too long", "send at most 64 KiB")
         }
-        Refusal::NoLength => (
+        Refusal::UnknownCoding => (
             Status::LengthRequired,
-            "cannot read the request: its body has no length",
-            "send Content-Length instead of Transfer-Encoding",
+            "cannot read the request: the coding of its body is unknown",
+            "send Content-Length, or Transfer-Encoding: chunked",
         ),
     };
     Answer::failure(status, what, remedy)
@@ -330,16 +339,18 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_has_asked_may_be_idle_longer_than_one_that_has_not() {
+    fn a_client_that_has_asked_may_be_idle_and_one_that_has_not_may_not() {
         let start = Instant::now();
         let mut connection = Connection::new(LIMITS, start);
         connection.receive(b"GET / HTTP/1.1\r\n\r\n", start);
         let _ = connection.next_request(start).unwrap();
         connection.answer(&Answer::done(), true, start);
         let _ = sent(&mut connection, start);
-        let later = at(start, LIMITS.request);
+        assert_eq!((connection.idle_since(), connection.deadline()), (Some(start), None));
+        let later = at(start, Duration::from_secs(1_000_000));
         assert!(!is_over_at(&mut connection, later));
         connection.receive(b"G", later);
+        assert_eq!(connection.idle_since(), None);
         assert!(is_over_at(&mut connection, at(later, LIMITS.request)), "half a request");
     }
 
@@ -360,7 +371,7 @@ mod tests {
         for (text, status) in [
             ("\0\r\n\r\n", "400"),
             ("PUT / HTTP/1.1\r\nContent-Length: 104857600\r\n\r\n", "413"),
-            ("PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", "411"),
+            ("PUT / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", "411"),
             ("GET / HTTP/3.0\r\n\r\n", "505"),
         ] {
             let now = Instant::now();

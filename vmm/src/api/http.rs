@@ -1,9 +1,10 @@
 //! Parser of requests: the head by `httparse`, limits and framing by RFC 9112. Pure.
 
-use httparse::{EMPTY_HEADER, Header, Status};
+use httparse::{EMPTY_HEADER, Header, Status, parse_chunk_size, parse_headers};
 
 /// Longest request line and header fields together.
 pub(super) const MAX_HEAD: usize = 8 << 10;
+/// Longest body, with the sizes and the trailer of its chunks.
 pub(super) const MAX_BODY: usize = 64 << 10;
 const MAX_FIELDS: usize = 64;
 
@@ -52,7 +53,7 @@ pub(super) enum Refusal {
     Version,
     HeadTooLong,
     BodyTooLong,
-    NoLength,
+    UnknownCoding,
 }
 
 /// Meaning of the bytes so far.
@@ -71,6 +72,7 @@ pub(super) enum Parsed {
 #[derive(Default)]
 struct Fields {
     length: Option<u64>,
+    is_chunked: bool,
     closes: bool,
     keeps: bool,
     waits: bool,
@@ -94,12 +96,17 @@ pub(super) fn parse(input: &[u8]) -> Parsed {
         Ok(fields) => fields,
         Err(refusal) => return Parsed::Refused(refusal),
     };
-    let body = match usize::try_from(fields.length.unwrap_or(0)) {
-        Ok(body) if body <= MAX_BODY || egm_address::fault!("api-body-without-limit") => body,
-        _ => return Parsed::Refused(Refusal::BodyTooLong),
+    // Chunks are of HTTP/1.1 (RFC 9112, clause 6.1).
+    if fields.is_chunked && head.version == Some(0) {
+        return Parsed::Refused(Refusal::Malformed);
+    }
+    let rest = input.get(length..).unwrap_or_default();
+    let framed = if fields.is_chunked { chunked(rest) } else { sized(rest, fields.length.unwrap_or(0)) };
+    let (body, size) = match framed {
+        Body::Whole { bytes, size } => (bytes, size),
+        Body::Part => return Parsed::Part { waits: fields.waits },
+        Body::Refused(refusal) => return Parsed::Refused(refusal),
     };
-    let end = length.saturating_add(body);
-    let Some(body) = input.get(length..end) else { return Parsed::Part { waits: fields.waits } };
     let (path, query) = target(head.path.unwrap_or_default());
     let method = Method::of(head.method.unwrap_or_default());
     let request = Request {
@@ -109,9 +116,74 @@ pub(super) fn parse(input: &[u8]) -> Parsed {
         accepts_server_sent: fields.accepts_server_sent,
         // A client reads no body after HEAD, and would take ours for the next answer.
         keeps_alive: method != Method::Other && !fields.closes && (head.version == Some(1) || fields.keeps),
-        body: body.to_vec(),
+        body,
     };
-    Parsed::Whole(request, end)
+    Parsed::Whole(request, length.saturating_add(size))
+}
+
+/// Meaning of the bytes behind a head.
+enum Body {
+    Part,
+    /// The body, and the number of bytes that carried it.
+    Whole {
+        bytes: Vec<u8>,
+        size: usize,
+    },
+    Refused(Refusal),
+}
+
+/// A body of `length` bytes.
+fn sized(input: &[u8], length: u64) -> Body {
+    let size = match usize::try_from(length) {
+        Ok(size) if size <= MAX_BODY || egm_address::fault!("api-body-without-limit") => size,
+        _ => return Body::Refused(Refusal::BodyTooLong),
+    };
+    input.get(..size).map_or(Body::Part, |bytes| Body::Whole { bytes: bytes.to_vec(), size })
+}
+
+/// A body in chunks (RFC 9112, clause 7.1). Extensions and the trailer's fields have no meaning.
+fn chunked(input: &[u8]) -> Body {
+    let input = input.get(..MAX_BODY).unwrap_or(input);
+    // Chunks that go on behind the limit are no part of a request.
+    let part = || if input.len() < MAX_BODY { Body::Part } else { Body::Refused(Refusal::BodyTooLong) };
+    let (mut chunks, mut rest) = (Vec::new(), input);
+    loop {
+        let (line, size) = match parse_chunk_size(rest) {
+            Ok(Status::Complete(found)) => found,
+            Ok(Status::Partial) => return part(),
+            Err(_) => return Body::Refused(Refusal::Malformed),
+        };
+        let (line, behind) = rest.split_at_checked(line).unwrap_or_default();
+        // The parser takes a line without digits for the size 0, and any byte of an extension.
+        let is_size = line.first().is_some_and(u8::is_ascii_hexdigit);
+        if !is_size || line.iter().filter(|byte| **byte == b'\n').count() > 1 {
+            return Body::Refused(Refusal::Malformed);
+        }
+        rest = behind;
+        if size == 0 {
+            break;
+        }
+        let Ok(size) = usize::try_from(size) else { return Body::Refused(Refusal::BodyTooLong) };
+        if size > MAX_BODY {
+            return Body::Refused(Refusal::BodyTooLong);
+        }
+        let Some((chunk, behind)) = rest.split_at_checked(size) else { return part() };
+        chunks.push(chunk);
+        rest = match behind.split_at_checked(2) {
+            Some((b"\r\n", behind)) => behind,
+            Some(_) => return Body::Refused(Refusal::Malformed),
+            None => return part(),
+        };
+    }
+    match parse_headers(rest, &mut [EMPTY_HEADER; MAX_FIELDS]) {
+        Ok(Status::Complete((trailer, _))) => {
+            let size = input.len().saturating_sub(rest.len()).saturating_add(trailer);
+            Body::Whole { bytes: chunks.concat(), size }
+        }
+        Ok(Status::Partial) => part(),
+        Err(httparse::Error::TooManyHeaders) => Body::Refused(Refusal::HeadTooLong),
+        Err(_) => Body::Refused(Refusal::Malformed),
+    }
 }
 
 impl Fields {
@@ -127,7 +199,14 @@ impl Fields {
                         return Err(Refusal::Malformed);
                     }
                 }
-                "transfer-encoding" => return Err(Refusal::NoLength),
+                "transfer-encoding" => {
+                    if !header.value.eq_ignore_ascii_case(b"chunked") {
+                        return Err(Refusal::UnknownCoding);
+                    }
+                    if std::mem::replace(&mut fields.is_chunked, true) {
+                        return Err(Refusal::Malformed);
+                    }
+                }
                 "connection" => {
                     fields.closes |= has("close");
                     fields.keeps |= has("keep-alive");
@@ -137,7 +216,8 @@ impl Fields {
                 _ => {}
             }
         }
-        Ok(fields)
+        // One parser ends the request at its length, and another at its last chunk (RFC 9112, clause 6.3).
+        if fields.is_chunked && fields.length.is_some() { Err(Refusal::Malformed) } else { Ok(fields) }
     }
 }
 
@@ -222,7 +302,7 @@ mod tests {
         refused("\u{1}\u{2}\r\n\r\n", Refusal::Malformed);
         refused("GET / HTTP/1.1\r\nno colon\r\n\r\n", Refusal::Malformed);
         refused("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Refusal::Version);
-        refused("PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", Refusal::NoLength);
+        refused("PUT / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", Refusal::UnknownCoding);
         for length in ["-1", "+1", "1, 1", "0x1", ""] {
             refused(&format!("PUT / HTTP/1.1\r\nContent-Length: {length}\r\n\r\n"), Refusal::Malformed);
         }
@@ -237,6 +317,52 @@ mod tests {
             Refusal::HeadTooLong,
         );
         refused(&"\r\n".repeat(MAX_HEAD), Refusal::HeadTooLong);
+    }
+
+    /// A request with a body in `chunks`.
+    fn in_chunks(chunks: &str) -> String {
+        format!("PUT / HTTP/1.1\r\nTransfer-Encoding: Chunked\r\n\r\n{chunks}")
+    }
+
+    /// libcurl sends a body in chunks where it does not know its length, as libvirt does without a body.
+    #[test]
+    fn a_body_in_chunks_is_one_body() {
+        for (chunks, body) in [
+            ("0\r\n\r\n", ""),
+            ("2\r\n{}\r\n0\r\n\r\n", "{}"),
+            ("00a;x=y\r\n0123456789\r\n1\r\n!\r\n0\r\nDigest: x\r\n\r\n", "0123456789!"),
+        ] {
+            assert_eq!(whole(&in_chunks(chunks)).body, body.as_bytes(), "{chunks:?}");
+        }
+        let two = in_chunks("1\r\na\r\n0\r\n\r\nGET / HTTP/1.1\r\n\r\n");
+        let Parsed::Whole(_, length) = parse(two.as_bytes()) else { panic!("{two:?}") };
+        assert_eq!(&two[length..], "GET / HTTP/1.1\r\n\r\n", "the next request");
+    }
+
+    #[test]
+    fn chunks_that_are_none_or_too_many_are_refused() {
+        for chunks in [
+            "x\r\n",
+            "-1\r\n",
+            "1\r\nab\r\n0\r\n\r\n",
+            "0\r\nno colon\r\n\r\n",
+            "\r\n",
+            ";\r\n\r\n",
+            " \r\n\r\n",
+            "0;a\nb\r\n\r\n",
+        ] {
+            refused(&in_chunks(chunks), Refusal::Malformed);
+        }
+        for size in [MAX_BODY as u64 + 1, 100 << 20, u64::MAX] {
+            refused(&in_chunks(&format!("{size:x}\r\n")), Refusal::BodyTooLong);
+        }
+        refused(&in_chunks(&"1\r\na\r\n".repeat(MAX_BODY / 6 + 1)), Refusal::BodyTooLong);
+        refused(&in_chunks(&format!("0\r\n{}", "a: b\r\n".repeat(MAX_FIELDS + 1))), Refusal::HeadTooLong);
+        refused("PUT / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", Refusal::Malformed);
+        let both = "PUT / HTTP/1.1\r\nContent-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n";
+        refused(both, Refusal::Malformed);
+        let twice = "PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n";
+        refused(twice, Refusal::Malformed);
     }
 
     #[test]
@@ -259,13 +385,22 @@ mod tests {
         fn a_request_in_parts_is_read_once_it_is_whole(
             path in "/[a-z.]{0,40}", body in prop::collection::vec(any::<u8>(), 0..64), cut in 0usize..1000,
         ) {
-            let mut bytes = format!("PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len()).into_bytes();
-            bytes.extend(&body);
-            let cut = cut % bytes.len();
-            let is_part = matches!(parse(&bytes[..cut]), Parsed::Part { .. });
-            prop_assert!(is_part, "{cut}");
-            let Parsed::Whole(request, length) = parse(&bytes) else { panic!("{bytes:?}") };
-            prop_assert_eq!((request.path, request.body, length), (path, body, bytes.len()));
+            let mut sized = format!("PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len()).into_bytes();
+            sized.extend(&body);
+            let mut chunked = format!("PUT {path} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n").into_bytes();
+            for chunk in body.chunks(7) {
+                chunked.extend(format!("{:x}\r\n", chunk.len()).into_bytes());
+                chunked.extend(chunk);
+                chunked.extend(b"\r\n");
+            }
+            chunked.extend(b"0\r\n\r\n");
+            for bytes in [sized, chunked] {
+                let cut = cut % bytes.len();
+                let is_part = matches!(parse(&bytes[..cut]), Parsed::Part { .. });
+                prop_assert!(is_part, "{cut}");
+                let Parsed::Whole(request, length) = parse(&bytes) else { panic!("{bytes:?}") };
+                prop_assert_eq!((&request.path, &request.body, length), (&path, &body, bytes.len()));
+            }
         }
     }
 }

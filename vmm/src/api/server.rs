@@ -260,7 +260,7 @@ impl Serving {
             );
             return Ok(());
         };
-        if self.clients.len() >= places(user) {
+        if self.clients.len() >= places(user) && !self.close_idle() {
             refuse(
                 &stream,
                 Status::ServiceUnavailable,
@@ -276,6 +276,14 @@ impl Serving {
             self.clients.insert(key, Client::new(stream, connection, interest));
         }
         Ok(())
+    }
+
+    /// Closes the connection that has been idle longest; returns whether there was one.
+    fn close_idle(&mut self) -> bool {
+        let idle =
+            self.clients.iter().filter_map(|(key, client)| Some((client.connection.idle_since()?, *key)));
+        let longest = idle.min().and_then(|(_, key)| self.clients.remove(&key));
+        longest.is_some()
     }
 
     /// Reads, answers and writes as far as client `key` lets it.
