@@ -110,16 +110,30 @@ impl<'p> Client<'p> {
     /// [`ClientError`].
     pub(crate) fn ask_with(&self, method: &str, target: &str, body: &[u8]) -> Result<String, ClientError> {
         let AnswerHead { status, length, rest } = self.send(method, target, body)?;
-        let mut body = String::new();
-        let read = rest.take(length.unwrap_or(self.limit).min(self.limit)).read_to_string(&mut body);
-        read.map_err(|source| self.unreadable(source))?;
-        if length.is_some_and(|length| u64::try_from(body.len()) != Ok(length)) {
-            return Err(self.unreadable(io::ErrorKind::UnexpectedEof.into()));
-        }
+        let body = self.body(length, rest).map_err(|source| self.unreadable(source))?;
         match status {
             200..300 => Ok(body),
             _ => Err(refused(format!("{method} {target}"), status, &body)),
         }
+    }
+
+    /// The body of an answer: `length` bytes, or all until the connection ends.
+    fn body(&self, length: Option<u64>, rest: BufReader<Timed>) -> io::Result<String> {
+        let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what);
+        if length.is_some_and(|length| length > self.limit) {
+            return Err(invalid("it is too long"));
+        }
+        let mut body = Vec::new();
+        let read =
+            rest.take(length.unwrap_or_else(|| self.limit.saturating_add(1))).read_to_end(&mut body)?;
+        let read = u64::try_from(read).unwrap_or(u64::MAX);
+        if read > self.limit {
+            return Err(invalid("it is too long"));
+        }
+        if length.is_some_and(|length| length != read) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        String::from_utf8(body).map_err(|_| invalid("it is not UTF-8"))
     }
 
     /// Opens the stream of events, the kept ones first.
@@ -176,8 +190,9 @@ fn head(stream: Timed) -> io::Result<AnswerHead> {
     }
     let mut fields = [httparse::EMPTY_HEADER; 32];
     let mut answer = httparse::Response::new(&mut fields);
-    let invalid = |_| io::Error::new(io::ErrorKind::InvalidData, "it is no answer of HTTP/1.1");
-    answer.parse(&head).map_err(invalid)?;
+    let Ok(httparse::Status::Complete(_)) = answer.parse(&head) else {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no answer of HTTP/1.1"));
+    };
     let length = answer.headers.iter().find(|field| field.name.eq_ignore_ascii_case("content-length"));
     let length = length.and_then(|field| str::from_utf8(field.value).ok()?.parse().ok());
     let status = answer.code.unwrap_or(0);
@@ -302,16 +317,24 @@ mod tests {
 
     #[test]
     fn an_answer_longer_than_the_caller_takes_is_an_error() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("s");
-        let listener = UnixListener::bind(&path).unwrap();
-        let server = thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nlong").unwrap();
-        });
-        let reply = Client::new(&path).limited(3).ask("GET", "/x");
-        assert!(matches!(reply, Err(ClientError::Unreadable { .. })), "{reply:?}");
-        server.join().unwrap();
+        for answer in ["Content-Length: 4\r\n\r\nlong", "\r\nlong"] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("s");
+            let listener = UnixListener::bind(&path).unwrap();
+            let server = thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.write_all(format!("HTTP/1.1 200 OK\r\n{answer}").as_bytes()).unwrap();
+                stream
+            });
+            let reply = Client::new(&path).limited(3).ask("GET", "/x");
+            let _stream = server.join().unwrap();
+            match reply {
+                Err(ClientError::Unreadable { source, .. }) => {
+                    assert_eq!(source.to_string(), "it is too long")
+                }
+                other => panic!("{answer:?}: {other:?}"),
+            }
+        }
     }
 
     #[test]
@@ -328,7 +351,7 @@ mod tests {
     #[test]
     fn what_is_no_answer_is_an_error_of_the_host_and_cannot_print_control_characters() {
         let cut = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nok".as_slice();
-        for answer in [cut, b"SSH-2.0-x\r\n\r\n", b"", b"HTTP/1.1 200"] {
+        for answer in [cut, b"SSH-2.0-x\r\n\r\n", b"\r\n\r\n", b"", b"HTTP/1.1 200"] {
             let error = answered(answer).unwrap_err();
             assert!(matches!(error, ClientError::Unreadable { .. }), "{error}");
             assert_eq!(error.blame(), Blame::Host);
