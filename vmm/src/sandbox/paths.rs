@@ -71,8 +71,16 @@ pub(super) fn folders(plan: &Plan, api: Option<&Path>) -> Vec<SocketFolder> {
         },
         _ => None,
     });
-    let sockets = console.into_iter().chain(vsock).map(|path| SocketFolder::of(path, true));
-    let mut folders: Vec<_> = sockets.chain(api.map(|path| SocketFolder::of(path, false))).collect();
+    folders_of(vsock.map(AsRef::as_ref), console.map(AsRef::as_ref).into_iter().chain(api))
+}
+
+/// Folders of sockets of vsock devices, and of those at which the machine only listens.
+fn folders_of<'a>(
+    vsock: impl Iterator<Item = &'a Path>,
+    listening: impl Iterator<Item = &'a Path>,
+) -> Vec<SocketFolder> {
+    let connecting = vsock.map(|path| SocketFolder::of(path, true));
+    let mut folders: Vec<_> = connecting.chain(listening.map(|path| SocketFolder::of(path, false))).collect();
     folders.sort();
     folders.dedup();
     folders
@@ -88,6 +96,17 @@ mod tests {
         assert_eq!(folder("console"), Path::new("."));
         assert_eq!(folder("/run/vm/console"), Path::new("/run/vm"));
         assert_eq!(folder("/"), Path::new("."));
+    }
+
+    #[test]
+    fn only_in_the_folder_of_a_vsock_are_sockets_reached() {
+        let folders = |vsock: &[&'static str], listening: &[&'static str]| -> Vec<(PathBuf, bool)> {
+            let folders = folders_of(vsock.iter().map(Path::new), listening.iter().map(Path::new));
+            folders.into_iter().map(|folder| (folder.path, folder.connects)).collect()
+        };
+        assert_eq!(folders(&[], &["/c/console", "/c/api"]), [("/c".into(), false)]);
+        let both = folders(&["/v/vsock"], &["/v/console", "/c/api"]);
+        assert_eq!(both, [("/c".into(), false), ("/v".into(), false), ("/v".into(), true)]);
     }
 
     #[test]
