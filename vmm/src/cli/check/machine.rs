@@ -2,6 +2,8 @@
 //!
 //! A row shows what a launch would find. What only the host itself could show is not judged from a record of it.
 
+use std::path::Path;
+
 use egm_report::show::size;
 use egm_vfio::dma::Memlock;
 use rustix::process::geteuid;
@@ -18,6 +20,8 @@ use crate::plan::{Plan, PlanError};
 
 /// Reason for rows without a judgement.
 const RECORDED: &str = "recorded host";
+/// Exists while kvm_pvm is loaded.
+const KVM_PVM: &str = "/sys/module/kvm_pvm";
 
 /// A machine, and the host that it is judged against.
 pub(super) struct Machine<'a> {
@@ -144,5 +148,36 @@ impl Item<'_> {
 
 fn kvm() -> Result<Finding, Box<dyn Report>> {
     let hypervisor = Hypervisor::open()?;
-    Ok(Finding::Ready(format!("/dev/kvm: at most {} vCPUs", hypervisor.max_vcpus())))
+    Ok(kvm_with(hypervisor.max_vcpus(), Path::new(KVM_PVM).exists()))
+}
+
+/// A KVM with at most `max_vcpus` vCPUs; `is_pvm`: its module is `kvm_pvm`.
+fn kvm_with(max_vcpus: usize, is_pvm: bool) -> Finding {
+    let found = format!("/dev/kvm: at most {max_vcpus} vCPUs");
+    if !is_pvm {
+        return Finding::Ready(found);
+    }
+    Finding::Remark {
+        found: format!("{found}; kvm_pvm emulates guest kernel code, and stock kernels do not start"),
+        help: Some("use a host with hardware virtualization, or the lab: egm-lab run-config FILE".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kvm_that_starts_no_stock_kernel_has_a_remark() {
+        assert_eq!(kvm_with(8, false), Finding::Ready("/dev/kvm: at most 8 vCPUs".to_owned()));
+        match kvm_with(8, true) {
+            Finding::Remark { found, help: Some(help) } => {
+                assert!(
+                    found.contains("stock kernels do not start") && help.contains("egm-lab run-config"),
+                    "{found}"
+                );
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }
