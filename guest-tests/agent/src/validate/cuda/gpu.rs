@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 use std::ops::Range;
 
+use egm_address::CpuSet;
 use egm_vendor::cuda::{Attribute, Context, Device, Kernels, Kind, Memory, Shape, Stream, Words, Wrong};
 
 use super::compare::Comparer;
@@ -98,11 +99,9 @@ impl Gpu {
         if !std::path::Path::new(NODES).exists() {
             return Ok(vec![near]);
         }
-        // Coherent GPU memory is a node too, but not one of processors.
-        let own = self.context.attributes().own_node();
-        let nodes = sysfs::list(NODES)?;
-        let nodes = nodes.iter().filter_map(|node| i32::try_from(node).ok());
-        Ok(nodes.filter(|node| Some(*node) != own).collect())
+        let gpus = self.device().driver().devices()?;
+        let gpu_nodes: Vec<i32> = gpus.iter().filter_map(|gpu| gpu.attributes().own_node()).collect();
+        Ok(host_nodes(&sysfs::list(NODES)?, &gpu_nodes))
     }
 
     /// Zeroed words, for kernels to write results in and for processors to read; `index` is 0 to 7.
@@ -218,5 +217,23 @@ pub(crate) fn note(claim: &mut Claim, what: &str, wrong: Option<Wrong>, seed: u6
             "{what}: {count} words differ, for instance at byte {:#x} {value:#x} instead of {right:#x}",
             index * 8
         ));
+    }
+}
+
+/// The nodes without `gpu_nodes`: coherent GPU memory is a node too, but not one of processors.
+fn host_nodes(nodes: &CpuSet, gpu_nodes: &[i32]) -> Vec<i32> {
+    let nodes = nodes.iter().filter_map(|node| i32::try_from(node).ok());
+    nodes.filter(|node| !gpu_nodes.contains(node)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_gpu_nodes_are_not_those_host_nodes() {
+        let nodes = "0-2,10,18".parse().unwrap();
+        assert_eq!(host_nodes(&nodes, &[]), [0, 1, 2, 10, 18]);
+        assert_eq!(host_nodes(&nodes, &[10, 18]), [0, 1, 2], "two coherent GPUs");
     }
 }
