@@ -138,7 +138,7 @@ fn a_mistyped_argument_is_answered_at_once_with_the_usage() {
         // Without a cargo nothing can be built.
         let (code, text) =
             code_and_text(command.arg("--hlep").env("PATH", "/usr/bin:/bin").output().unwrap());
-        let usage = format!("error: scripts/{script} knows no \"--hlep\"\nusage: scripts/{script} ");
+        let usage = format!("error: unexpected argument \"--hlep\"\nusage: scripts/{script} ");
         assert!(code == 2 && text.starts_with(&usage), "{code}: {text}");
     }
 }

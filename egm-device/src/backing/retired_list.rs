@@ -17,7 +17,7 @@ use crate::sys;
 
 const HEADER: usize = 8;
 const ENTRY: usize = 16;
-/// Room for entries that come while we ask again.
+/// Room for entries that come between two requests.
 const SLACK: usize = 256 * ENTRY;
 /// No region is worth using with more: 65536 bad pages.
 const MAX_BYTES: usize = HEADER + 65536 * ENTRY;

@@ -358,7 +358,7 @@ fn wait(
         }
         if signals.is_asked() {
             devices.iter().for_each(|device| device.server.function().request_return());
-            tracing::info!("the guests were asked for their slices");
+            tracing::info!("requested the guests to release their slices");
         }
         for event in &watch.take_events().events {
             devices

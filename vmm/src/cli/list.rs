@@ -37,8 +37,9 @@ pub(super) struct Args {
 const EXAMPLE: &str = "\
 Example: a machine that this user finds again
 
-  mkdir -p $XDG_RUNTIME_DIR/egm-vmm
-  egm-vmm run vm.json --api $XDG_RUNTIME_DIR/egm-vmm/vm.sock &
+  folder=${XDG_RUNTIME_DIR:-/run}/egm-vmm
+  mkdir -p $folder
+  egm-vmm run vm.json --api $folder/vm.sock &
   egm-vmm list
 
 \"dead\" is a socket of a process that has ended; the next machine at its path replaces it.";

@@ -108,7 +108,7 @@ impl fmt::Display for ExitReason {
             Self::BadMemory { vcpu, what } => {
                 write!(f, "vCPU {vcpu} accessed bad memory of the host: {what}")
             }
-            Self::Hypervisor { vcpu, what } => write!(f, "KVM cannot go on with vCPU {vcpu}: {what}"),
+            Self::Hypervisor { vcpu, what } => write!(f, "KVM cannot run vCPU {vcpu}: {what}"),
             Self::NoThread { vcpu, what } => write!(f, "cannot start the thread of vCPU {vcpu}: {what}"),
             Self::Sandbox(what) => f.write_str(what),
             Self::Internal(what) => write!(f, "internal error: {what}"),

@@ -170,7 +170,7 @@ impl Report for AdviseError {
         match self {
             Self::IomemHidden => Blame::Host.help("run it as root"),
             Self::AlreadySplit { .. } => Blame::Host
-                .help("take the host back first (egm-device carve advise --undo), reboot, and ask again"),
+                .help("take the host back first (egm-device carve advise --undo), reboot, and run this command again"),
             Self::NoAffinity { .. } => {
                 Blame::Host.help("run it as root; without the table, use --how mem or --how hugetlb")
             }
