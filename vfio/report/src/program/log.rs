@@ -3,8 +3,10 @@
 use std::fmt::{self, Debug};
 use std::io;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
@@ -33,24 +35,57 @@ enum Format {
     Json,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Severity {
+/// Severity of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[expect(missing_docs, reason = "the names are the documentation")]
+pub enum Severity {
     Error,
     Warn,
     Info,
     Debug,
 }
 
+const SEVERITIES: [Severity; 4] = [Severity::Error, Severity::Warn, Severity::Info, Severity::Debug];
+
+/// Least severity that is printed, as its index in [`SEVERITIES`].
+static LEVEL: AtomicU8 = AtomicU8::new(Severity::Info as u8);
+
+impl Severity {
+    /// The least severity of messages that this process prints.
+    #[must_use]
+    pub fn least() -> Self {
+        let level = usize::from(LEVEL.load(Ordering::Relaxed));
+        SEVERITIES.get(level).copied().unwrap_or(Self::Debug)
+    }
+
+    /// Prints messages of this severity and above from now on.
+    pub fn set_least(self) {
+        LEVEL.store(self as u8, Ordering::Relaxed);
+        tracing::callsite::rebuild_interest_cache(); // it keeps which messages are printed
+    }
+
+    const fn filter(self) -> LevelFilter {
+        match self {
+            Self::Error => LevelFilter::ERROR,
+            Self::Warn => LevelFilter::WARN,
+            Self::Info => LevelFilter::INFO,
+            Self::Debug => LevelFilter::DEBUG,
+        }
+    }
+}
+
 impl Log {
+    /// The same with all messages.
+    #[must_use]
+    pub const fn verbose(self) -> Self {
+        Self { log_level: Severity::Debug, ..self }
+    }
+
     /// Prints the events of this process from now on. A second call is without effect.
     pub fn start(self) {
-        let level = match self.log_level {
-            Severity::Error => LevelFilter::ERROR,
-            Severity::Warn => LevelFilter::WARN,
-            Severity::Info => LevelFilter::INFO,
-            Severity::Debug => LevelFilter::DEBUG,
-        };
-        let printer = Printer { level, format: self.log_format, made: OnceLock::new() };
+        self.log_level.set_least();
+        let printer = Printer { format: self.log_format, made: OnceLock::new() };
         let _ = tracing::subscriber::set_global_default(printer);
     }
 }
@@ -58,7 +93,6 @@ impl Log {
 /// Prints events. It makes its subscriber when the first event comes: that allocates tables for spans, which no program of
 /// ours has, and most starts print nothing.
 struct Printer {
-    level: LevelFilter,
     format: Format,
     made: OnceLock<Dispatch>,
 }
@@ -69,7 +103,7 @@ impl Printer {
             // Standard error may be closed: then messages are lost, and the program goes on.
             let events = tracing_subscriber::fmt()
                 .with_writer(io::stderr)
-                .with_max_level(self.level)
+                .with_max_level(LevelFilter::DEBUG)
                 .log_internal_errors(false);
             match self.format {
                 Format::Text => events.event_format(Lines { screen: Screen::of_stderr() }).into(),
@@ -81,10 +115,10 @@ impl Printer {
 
 impl Subscriber for Printer {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= self.level
+        *metadata.level() <= Severity::least().filter()
     }
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(self.level)
+        Some(Severity::least().filter())
     }
     fn event(&self, event: &Event<'_>) {
         self.made().event(event);
@@ -184,15 +218,29 @@ mod tests {
     }
 
     #[test]
-    fn what_prints_events_is_made_when_the_first_one_comes() {
-        let (level, format) = (LevelFilter::INFO, Format::Text);
-        let printer = Arc::new(Printer { level, format, made: OnceLock::new() });
-        tracing::subscriber::with_default(Arc::clone(&printer), || {
-            tracing::debug!("below the level");
-            assert!(printer.made.get().is_none());
+    fn events_from_the_least_severity_on_are_printed_by_what_the_first_one_makes() {
+        let printer = || Arc::new(Printer { format: Format::Text, made: OnceLock::new() });
+        let debug = || tracing::debug!("below the level at first");
+        let first = printer();
+        tracing::subscriber::with_default(Arc::clone(&first), || {
+            debug();
+            assert!(first.made.get().is_none());
             tracing::info!("printed");
-            assert!(printer.made.get().is_some());
+            assert!(first.made.get().is_some());
         });
+        let second = printer();
+        tracing::subscriber::with_default(Arc::clone(&second), || {
+            Severity::Debug.set_least();
+            debug();
+            assert!(second.made.get().is_some());
+        });
+        for severity in SEVERITIES {
+            severity.set_least();
+            assert_eq!(Severity::least(), severity);
+            let name = serde_json::to_string(&severity).unwrap();
+            assert_eq!(serde_json::from_str::<Severity>(&name).unwrap(), severity);
+        }
+        Severity::Info.set_least();
     }
 
     #[test]
