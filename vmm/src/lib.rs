@@ -25,7 +25,6 @@
 
 pub mod api;
 pub mod arch;
-#[expect(clippy::print_stderr, reason = "a program prints its result")]
 mod cli;
 pub mod console;
 mod custody;
@@ -35,6 +34,7 @@ pub mod export;
 pub mod facts;
 pub mod firmware;
 mod hotplug;
+mod inherited;
 mod kvm;
 pub mod launch;
 mod listener;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use egm_device::unix_socket::bind_private;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -19,8 +20,8 @@ use crate::eventfd;
 pub(crate) struct Listener {
     socket: UnixListener,
     path: PathBuf,
-    /// Device and inode number of the file that was made.
-    made: (u64, u64),
+    /// Device and inode number of the file that was made; `None` when another program made it.
+    made: Option<[u64; 2]>,
     /// Closed for a moment, when no descriptor is left, to accept a client and to close its connection.
     spare: Option<EventFd>,
 }
@@ -38,22 +39,41 @@ impl Listener {
             }
             other => other?,
         };
-        socket.set_nonblocking(true)?;
-        // Where the kernel cannot, a client's own descriptors can hold up the event loop: see docs/limits.md.
-        egm_device::broker::refuse_descriptors(socket.as_fd());
-        let made = identity(path)?;
-        Ok(Self { socket, path: path.to_owned(), made, spare: spare() })
+        let made = Some(identity(path)?);
+        Self::of(socket, path.to_owned(), made)
+    }
+
+    /// The listening socket `socket` of another program, which keeps the file.
+    ///
+    /// # Errors
+    /// `InvalidInput` when it is no listening Unix stream socket with a path, and those of fcntl(2).
+    pub(crate) fn inherited(socket: OwnedFd) -> io::Result<Self> {
+        let is_listening = socket_domain(&socket)? == AddressFamily::UNIX
+            && socket_type(&socket)? == SocketType::STREAM
+            && socket_acceptconn(&socket)?;
+        let socket = UnixListener::from(socket);
+        let path = if is_listening { socket.local_addr()?.as_pathname().map(Path::to_owned) } else { None };
+        Self::of(socket, path.ok_or(io::ErrorKind::InvalidInput)?, None)
     }
 
     /// The listener `socket` that an earlier execution made at `path`; `made` is what its [`made`](Self::made) returned.
-    pub(crate) fn adopted(socket: OwnedFd, path: &Path, made: [u64; 2]) -> Self {
-        let [device, number] = made;
-        Self { socket: socket.into(), path: path.to_owned(), made: (device, number), spare: spare() }
+    ///
+    /// # Errors
+    /// Those of fcntl(2).
+    pub(crate) fn adopted(socket: OwnedFd, path: &Path, made: Option<[u64; 2]>) -> io::Result<Self> {
+        Self::of(socket.into(), path.to_owned(), made)
     }
 
-    /// Device and inode number of its file.
-    pub(crate) const fn made(&self) -> [u64; 2] {
-        [self.made.0, self.made.1]
+    fn of(socket: UnixListener, path: PathBuf, made: Option<[u64; 2]>) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        // Where the kernel cannot, a client's own descriptors can hold up the event loop: see docs/limits.md.
+        egm_device::broker::refuse_descriptors(socket.as_fd());
+        Ok(Self { socket, path, made, spare: spare() })
+    }
+
+    /// Device and inode number of its file; `None` when another program made it.
+    pub(crate) const fn made(&self) -> Option<[u64; 2]> {
+        self.made
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -97,7 +117,7 @@ impl AsRawFd for Listener {
 /// While the socket is open, no other file gets its inode number.
 impl Drop for Listener {
     fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|found| found == self.made) {
+        if identity(&self.path).is_ok_and(|found| Some(found) == self.made) {
             let _ = std::fs::remove_file(&self.path); // another process removed it: fine
         }
     }
@@ -107,8 +127,8 @@ fn spare() -> Option<EventFd> {
     eventfd::new().ok()
 }
 
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    std::fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
+fn identity(path: &Path) -> io::Result<[u64; 2]> {
+    std::fs::symlink_metadata(path).map(|file| [file.dev(), file.ino()])
 }
 
 /// Removes the socket at `path` if the process that listened there has ended.
@@ -203,6 +223,23 @@ mod tests {
         rustix::process::umask(before);
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         drop(listener.unwrap());
+    }
+
+    #[test]
+    fn a_socket_of_another_program_keeps_its_file_and_another_descriptor_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let mut listener = Listener::inherited(UnixListener::bind(&path).unwrap().into()).unwrap();
+        assert_eq!((listener.path(), listener.made()), (path.as_path(), None));
+        assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(listener);
+        assert!(path.exists());
+        let (stream, _other) = UnixStream::pair().unwrap();
+        let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        for other in [OwnedFd::from(stream), address.into(), file.into()] {
+            assert!(Listener::inherited(other).is_err());
+        }
     }
 
     #[test]

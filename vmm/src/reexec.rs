@@ -23,8 +23,8 @@ use serde::de::DeserializeOwned;
 
 /// Longest state in bytes; a configuration, which is the most of it, is a body of the API.
 const MAX_STATE: u64 = 1 << 20;
-/// Descriptors in the message: standard input, and two of the caller's.
-const PASSED: usize = 3;
+/// Most descriptors in the message: standard input, and those of the caller.
+const PASSED: usize = 4;
 
 /// Seals of a state: no holder of the descriptor changes it.
 fn seals() -> SealFlags {
@@ -65,20 +65,20 @@ pub(crate) fn restore_name() {
     let _ = rustix::thread::set_name(c"egm-vmm");
 }
 
-/// The two descriptors that the execution before this one passed. Restores that one's standard input.
+/// The descriptors that the execution before this one passed. Restores that one's standard input.
 ///
 /// # Errors
 /// Standard input has no such message.
-pub(crate) fn inherited() -> io::Result<[OwnedFd; 2]> {
-    let [stdin, first, second] = received(io::stdin().as_fd())?;
-    dup2_stdin(&stdin)?;
-    Ok([first, second])
+pub(crate) fn inherited() -> io::Result<Vec<OwnedFd>> {
+    let mut passed = received(io::stdin().as_fd())?;
+    dup2_stdin(passed.remove(0))?;
+    Ok(passed)
 }
 
-/// Executes this program with its own command line and `option`; [`inherited`] returns `first` and `second` there. Returns only
-/// when that fails.
-pub(crate) fn execute(option: &str, first: &impl AsFd, second: &impl AsFd) -> io::Error {
-    let socket = match sent([io::stdin().as_fd(), first.as_fd(), second.as_fd()]) {
+/// Executes this program with its own command line and `option`; [`inherited`] returns `descriptors` there, three at most.
+/// Returns only when that fails.
+pub(crate) fn execute(option: &str, descriptors: &[BorrowedFd<'_>]) -> io::Error {
+    let socket = match sent(&[&[io::stdin().as_fd()], descriptors].concat()) {
         Ok(socket) => socket,
         Err(error) => return error,
     };
@@ -92,19 +92,19 @@ pub(crate) fn execute(option: &str, first: &impl AsFd, second: &impl AsFd) -> io
 }
 
 /// A socket that has a message with `descriptors`.
-fn sent(descriptors: [BorrowedFd<'_>; PASSED]) -> io::Result<OwnedFd> {
+fn sent(descriptors: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(PASSED))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+    if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     sendmsg(ours, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)?;
     Ok(theirs)
 }
 
-/// The descriptors of the message that waits in `socket`.
-fn received(socket: BorrowedFd<'_>) -> io::Result<[OwnedFd; PASSED]> {
+/// The descriptors of the message that waits in `socket`: one at least.
+fn received(socket: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(PASSED))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
@@ -115,7 +115,7 @@ fn received(socket: BorrowedFd<'_>) -> io::Result<[OwnedFd; PASSED]> {
         _ => None,
     });
     let descriptors: Vec<OwnedFd> = descriptors.flatten().collect();
-    descriptors.try_into().map_err(|_| io::ErrorKind::InvalidData.into())
+    if descriptors.is_empty() { Err(io::ErrorKind::InvalidData.into()) } else { Ok(descriptors) }
 }
 
 /// The words but for `option`, which the execution before this one added.
@@ -141,14 +141,18 @@ mod tests {
     fn descriptors_pass_in_a_message_and_nothing_else_is_taken_for_one() {
         let (mut file, other) = (tempfile::tempfile().unwrap(), File::open("/dev/null").unwrap());
         file.write_all(b"first").unwrap();
-        let socket = sent([other.as_fd(), file.as_fd(), other.as_fd()]).unwrap();
-        let [_, first, _] = received(socket.as_fd()).unwrap();
-        let mut text = String::new();
-        let mut first = File::from(first);
-        first.rewind().unwrap();
-        first.read_to_string(&mut text).unwrap();
-        assert_eq!(text, "first");
-        assert!(received(socket.as_fd()).is_err(), "the message is gone, and its sender too");
+        for count in 2..=PASSED {
+            let descriptors = [other.as_fd(), file.as_fd(), other.as_fd(), other.as_fd()];
+            let socket = sent(&descriptors[..count]).unwrap();
+            let mut passed = received(socket.as_fd()).unwrap();
+            assert_eq!(passed.len(), count);
+            let mut text = String::new();
+            let mut first = File::from(passed.remove(1));
+            first.rewind().unwrap();
+            first.read_to_string(&mut text).unwrap();
+            assert_eq!(text, "first");
+            assert!(received(socket.as_fd()).is_err(), "the message is gone, and its sender too");
+        }
         assert!(received(other.as_fd()).is_err());
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();

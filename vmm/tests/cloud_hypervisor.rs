@@ -9,13 +9,19 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::fs;
-use std::io::Write;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
-use serde_json::Value;
+use egm_fixtures::payload::{Entry, Ports, halt, hello};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::io::{FdFlags, fcntl_setfd};
+use serde_json::{Value, json};
+use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_egm-vmm");
 const FOLDER: &str = "tests/cloud";
@@ -151,31 +157,214 @@ fn the_version_by_the_other_name_is_one_that_libvirt_reads() {
     });
 }
 
-/// The lines of kata-containers and of libvirt.
+/// The program by that name while it serves.
+struct Served {
+    folder: TempDir,
+    child: Child,
+}
+
+impl Served {
+    /// Starts it with the words of `line`; FOLDER stands for its folder, which has a kernel that sleeps.
+    fn start(folder: TempDir, line: &str) -> Self {
+        let program = folder.path().join("cloud-hypervisor");
+        symlink(PROGRAM, &program).unwrap();
+        fs::write(folder.path().join("halt.elf"), halt(Ports::USUAL)).unwrap();
+        let line = line.replace("FOLDER", folder.path().to_str().unwrap());
+        let mut command = Command::new(program);
+        command.args(line.split_whitespace()).current_dir("/").stdin(Stdio::null());
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        Self { folder, child }
+    }
+
+    fn connect(&mut self) -> UnixStream {
+        loop {
+            if let Ok(client) = UnixStream::connect(self.folder.path().join("api")) {
+                return client;
+            }
+            assert_eq!(self.child.try_wait().unwrap(), None, "it ends");
+            std::thread::yield_now();
+        }
+    }
+
+    /// The status and the body of the answer to a request with `body`.
+    fn ask(&mut self, line: &str, body: &str) -> (u16, String) {
+        let mut client = self.connect();
+        let length = body.len();
+        let request =
+            format!("{line} HTTP/1.1\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}");
+        client.write_all(request.as_bytes()).unwrap();
+        answer(client)
+    }
+
+    /// Requires that `request` is carried out; sends it as libvirt's libcurl sends one without a body.
+    #[track_caller]
+    fn put(&mut self, request: &str) {
+        const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+        let mut client = self.connect();
+        let head = format!(
+            "PUT /api/v1/{request} HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\nTransfer-Encoding: chunked\r\n\
+             Expect: 100-continue\r\nConnection: close\r\n\r\n"
+        );
+        client.write_all(head.as_bytes()).unwrap();
+        let mut interim = [0; INTERIM.len()];
+        client.read_exact(&mut interim).unwrap();
+        assert_eq!(interim, INTERIM);
+        client.write_all(b"0\r\n\r\n").unwrap();
+        assert_eq!(answer(client), (204, String::new()), "{request}");
+    }
+
+    /// The machine once it runs.
+    fn wait_until_running(&mut self) -> Value {
+        loop {
+            let info: Value = serde_json::from_str(&self.ask("GET /api/v1/vm.info", "").1).unwrap();
+            if info["state"] == "Running" {
+                return info;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Its exit code, and its output and messages.
+    fn end(mut self) -> (Option<i32>, String, TempDir) {
+        let mut text = String::new();
+        self.child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        self.child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        (self.child.wait().unwrap().code(), text, self.folder)
+    }
+}
+
+/// Status and body of the answer on `client`.
+fn answer(mut client: UnixStream) -> (u16, String) {
+    let mut text = String::new();
+    client.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{text:?}"));
+    (head.strip_prefix("HTTP/1.1 ").unwrap()[..3].parse().unwrap(), body.to_owned())
+}
+
 #[test]
-fn options_of_the_other_name_are_refused_and_not_ignored_while_there_is_no_api() {
+fn kata_s_command_line_serves_the_api_and_removes_its_socket() {
+    let line = "--api-socket FOLDER/api -v --seccomp false --log-file FOLDER/log";
+    let mut served = Served::start(tempfile::tempdir().unwrap(), line);
+    let (status, ping) = served.ask("GET /api/v1/vmm.ping", "");
+    let ping: Value = serde_json::from_str(&ping).unwrap();
+    assert_eq!((status, ping["pid"].as_u64()), (200, Some(served.child.id().into())));
+    served.put("vmm.shutdown");
+    let (code, text, folder) = served.end();
+    assert_eq!((code, text.as_str()), (Some(0), ""));
+    assert!(folder.path().join("log").exists() && !folder.path().join("api").exists());
+}
+
+/// libvirt 11 listens itself, and reads events from a pipe that it opens after the program's start.
+#[test]
+fn libvirt_s_command_line_serves_its_listener_and_writes_each_event() {
+    if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
+        return println!("skipped: /dev/kvm: {error}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(folder.path().join("api")).unwrap();
+    fcntl_setfd(&listener, FdFlags::empty()).unwrap();
+    let pipe = folder.path().join("events");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let line = format!("--api-socket fd={} --event-monitor path=FOLDER/events", listener.as_raw_fd());
+    let mut served = Served::start(folder, &line);
+    drop(listener);
+    let reader = std::thread::spawn(|| fs::read_to_string(pipe).unwrap());
+    let document = json!({
+        "cpus": { "boot_vcpus": 1, "max_vcpus": 1 },
+        "memory": { "size": 64 << 20 },
+        "payload": { "kernel": served.folder.path().join("halt.elf") },
+        "console": { "mode": "Pty" },
+    });
+    let created = served.ask("PUT /api/v1/vm.create", &document.to_string());
+    assert_eq!(created, (204, String::new()));
+    for request in ["vm.boot", "vm.pause", "vm.resume", "vm.reboot"] {
+        served.put(request);
+    }
+    let terminal = served.wait_until_running()["config"]["console"]["file"].as_str().unwrap().to_owned();
+    for request in ["vm.shutdown", "vm.delete", "vmm.shutdown"] {
+        served.put(request);
+    }
+    let (code, messages, folder) = served.end();
+    assert_eq!(code, Some(0), "{messages}");
+    assert!(messages.contains(&format!("console: {terminal}\n")), "{terminal}: {messages}");
+    assert!(folder.path().join("api").exists(), "libvirt removes its socket");
+    let expected = "vmm:starting vm:booting vm:booted vm:paused vm:resumed vm:rebooting vm:booting vm:booted \
+                    vm:rebooted vm:shutdown vm:deleted vmm:shutdown";
+    assert_eq!(events(&reader.join().unwrap()), expected);
+}
+
+/// Source and event of each object in the file of events.
+fn events(text: &str) -> String {
+    let objects = text.split_terminator("\n\n").map(|object| serde_json::from_str::<Value>(object).unwrap());
+    let name = |object: Value| {
+        format!("{}:{}", object["source"].as_str().unwrap(), object["event"].as_str().unwrap())
+    };
+    objects.map(name).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn the_program_ends_with_its_guest_and_a_start_that_fails_is_no_end() {
+    if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
+        return println!("skipped: /dev/kvm: {error}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let kernel = folder.path().join("hello.elf");
+    let line = "--api-socket path=FOLDER/api --event-monitor path=FOLDER/events";
+    let mut served = Served::start(folder, line);
+    let document = json!({ "payload": { "kernel": kernel }, "memory": { "size": 64 << 20 },
+        "serial": { "mode": "Null" }, "console": { "mode": "Off" } });
+    assert_eq!(served.ask("PUT /api/v1/vm.create", &document.to_string()).0, 204);
+    assert_eq!(served.ask("PUT /api/v1/vm.boot", "").0, 500, "there is no kernel");
+    fs::write(&kernel, hello(Ports::USUAL, Entry::Pvh)).unwrap();
+    let disk = json!({ "path": served.folder.path().join("disk"), "id": "disk0" });
+    fs::write(served.folder.path().join("disk"), vec![0; 1 << 20]).unwrap();
+    assert_eq!(served.ask("PUT /api/v1/vm.add-disk", &disk.to_string()), (204, String::new()));
+    let _ = served.ask("PUT /api/v1/vm.boot", ""); // the guest may be gone before the answer
+    let (code, messages, folder) = served.end();
+    assert_eq!(code, Some(0), "{messages}");
+    let text = fs::read_to_string(folder.path().join("events")).unwrap();
+    let expected = "vmm:starting vm:booting vm:booting vm:booted vm:shutdown vm:deleted vmm:shutdown";
+    assert_eq!(events(&text), expected);
+}
+
+#[test]
+fn options_and_descriptors_that_cannot_take_effect_are_refused_with_a_remedy() {
     by_name(|program| {
-        for (line, options) in [
+        for (line, reason, remedy) in [
             (
-                "--api-socket /run/vc/vm/s/clh-api.sock -v --seccomp false",
-                "--api-socket /run/vc/vm/s/clh-api.sock, --seccomp false, -v",
+                "--api-socket s --seccomp true",
+                "cannot filter system calls (--seccomp true)",
+                "--seccomp false",
             ),
             (
-                "--api-socket fd=21 --event-monitor path=/run/e",
-                "--api-socket fd=21, --event-monitor path=/run/e",
+                "--api-socket s --seccomp log",
+                "cannot filter system calls (--seccomp log)",
+                "--sandbox strict",
             ),
-            ("--log-file /var/log/c -vv", "--log-file /var/log/c, -v"),
+            (
+                "--api-socket fd=0",
+                "cannot serve the API at descriptor 0: it is not a listening Unix stream socket",
+                "name a path",
+            ),
+            ("--api-socket fd=999", "cannot serve the API at descriptor 999", "name a path"),
+            (
+                "--api-socket s --event-monitor path=/no/such/folder/e",
+                "cannot write events to /no/such/folder/e",
+                "name a file",
+            ),
+            (
+                "--api-socket s --log-file /no/such/folder/l",
+                "cannot write messages to /no/such/folder/l",
+                "name a file",
+            ),
         ] {
             let output = run(program, line);
             let text = String::from_utf8(output.stderr).unwrap();
             assert_eq!(output.status.code(), Some(CONFIGURATION), "{text}");
-            let wanted = format!("error: cannot honour {options}: by this name egm-vmm serves no API yet");
-            assert!(text.starts_with(&wanted), "{text}");
-            for command in ["egm-vmm serve --api PATH", "egm-vmm plan --from cloud-hypervisor FILE"] {
-                assert!(text.contains("  help: ") && text.contains(command), "{text}");
-            }
+            assert!(text.starts_with(&format!("error: {reason}")), "{text}");
+            assert!(text.split_once("\n  help: ").is_some_and(|(_, help)| help.contains(remedy)), "{text}");
         }
-        for line in ["--kernel /vmlinuz", "--seccomp maybe", "run vm.json"] {
+        for line in ["--kernel /vmlinuz", "--seccomp maybe", "run vm.json", "--api-socket fd=x", "-v"] {
             assert_eq!(run(program, line).status.code(), Some(CONFIGURATION), "{line}");
         }
     });

@@ -410,6 +410,23 @@ fn the_client_creates_starts_and_ends_machines() {
 }
 
 #[test]
+fn the_log_level_is_set_for_later_machines_too() {
+    if !kvm() {
+        return;
+    }
+    let serve = Serve::created("halt.elf");
+    assert_eq!(serve.get("/egm/v1/log-level").body, r#"{"level":"info"}"#);
+    let wrong = serve.ask("PUT", "/egm/v1/log-level", r#"{"level":"loud"}"#);
+    assert!(wrong.status == 400 && wrong.body.contains("cannot read the level"), "{wrong:?}");
+    serve.ctl_done("log-level debug");
+    serve.done("/api/v1/vm.boot", "");
+    serve.done("/api/v1/vm.shutdown", "");
+    assert_eq!(serve.get("/egm/v1/log-level").body, r#"{"level":"debug"}"#);
+    let shown = serve.ctl("log-level");
+    assert!(text(&shown.stdout).contains("debug"), "{shown:?}");
+}
+
+#[test]
 fn an_execution_of_the_program_closes_every_descriptor_of_a_machine() {
     if !kvm() {
         return;

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::sync::{Arc, OnceLock};
 
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::events::EventFormat;
 use crate::error::{Blame, Report};
@@ -210,6 +211,14 @@ pub(super) fn stream_head(media: &str) -> Vec<u8> {
 
 /// The interim answer to a client that waits before it sends a body (RFC 9110, clause 10.1.1).
 pub(super) const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+/// The `what` of `body`, or the refusal.
+pub(super) fn read<T: DeserializeOwned>(what: &str, body: &[u8]) -> Result<T, Answer> {
+    let remedy = "send the fields that the request's openapi.json describes: egm-vmm schema";
+    serde_json::from_slice(body).map_err(|error| {
+        Answer::failure(Status::BadRequest, &format!("cannot read the {what}: {error}"), remedy)
+    })
+}
 
 #[cfg(test)]
 mod tests {

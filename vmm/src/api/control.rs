@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use serde::de::DeserializeOwned;
-
-use super::answer::{Answer, Awaited, Deferred, Response, Status, texts};
+use super::amend::{Change, amended};
+use super::answer::{Answer, Awaited, Deferred, Response, Status, read, texts};
 use super::cloud::{self, DeviceConfig, RemovedDevice};
 use super::cycle::CycleError;
 use super::life;
@@ -36,9 +35,12 @@ pub(super) fn done(result: Result<(), Answer>) -> Answer {
     result.map_or_else(|refusal| refusal, |()| Answer::done())
 }
 
-/// Plugs in the function of `body`, a `DeviceConfig`.
+/// Plugs in the function of `body`, a `DeviceConfig`; before the start of the machine it is one of its devices.
 pub(super) fn add_device(body: &[u8], machine: &Published) -> Response {
-    let new = match read::<DeviceConfig>(body).map(cloud::added) {
+    if let Some(answer) = amended(Change::AddDevice, body, machine) {
+        return answer.into();
+    }
+    let new = match read::<DeviceConfig>("device", body).map(cloud::added) {
         Ok(Ok(new)) => new,
         Ok(Err(refusals)) => return refused(&refusals).into(),
         Err(answer) => return answer.into(),
@@ -46,19 +48,15 @@ pub(super) fn add_device(body: &[u8], machine: &Published) -> Response {
     later(machine, |live, reply| live.plug(new, reply), |device| Answer::json(&PciDeviceInfo::from(device)))
 }
 
-/// Asks the guest to release the device of `body`, a `RemovedDevice`.
+/// Requests the guest to release the device of `body`, a `RemovedDevice`; before the start it is removed at once.
 pub(super) fn remove_device(body: &[u8], machine: &Published) -> Response {
-    match read::<RemovedDevice>(body) {
+    if let Some(answer) = amended(Change::RemoveDevice, body, machine) {
+        return answer.into();
+    }
+    match read::<RemovedDevice>("device", body) {
         Ok(RemovedDevice { id }) => later(machine, |live, reply| live.unplug(id, reply), |()| Answer::done()),
         Err(answer) => answer.into(),
     }
-}
-
-fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Answer> {
-    serde_json::from_slice(body).map_err(|error| {
-        let what = format!("cannot read the device: {error}");
-        Answer::failure(Status::BadRequest, &what, "send the fields that GET /api/v1/openapi.json describes")
-    })
 }
 
 fn refused(refusals: &[Refusal]) -> Answer {

@@ -26,7 +26,7 @@ impl Created {
     pub(super) fn new(language: Language, text: String, default_name: &str) -> Result<Self, ConfigErrors> {
         let Checked { spec, notes } = checked(language, &text, default_name, &Overrides::default())?;
         notes.iter().for_each(|note| tracing::info!("{note}"));
-        let shown = shown(&spec);
+        let shown = shown(&spec, language, &text);
         Ok(Self { language, text, default_name: default_name.to_owned(), name: spec.name, shown })
     }
 
@@ -62,10 +62,16 @@ fn checked(
 }
 
 /// The parts of cloud-hypervisor's `VmConfig` that every machine has.
-fn shown(spec: &Spec) -> ShownConfig {
+fn shown(spec: &Spec, language: Language, text: &str) -> ShownConfig {
     let slices = spec.egm.iter().map(|slice| slice.size.get());
     let size = slices.fold(spec.memory.size.get(), u64::saturating_add);
-    ShownConfig::new(spec.cpus.count, size, &spec.boot)
+    let shown = ShownConfig::new(spec.cpus.count, size, &spec.boot, &spec.console);
+    match (language, serde_json::from_str::<VmConfig>(text)) {
+        (Language::CloudHypervisor, Ok(document)) => {
+            shown.with_consoles(document.serial.mode.into(), document.console.mode.into())
+        }
+        _ => shown,
+    }
 }
 
 /// The name of a machine with an API at `path`: the file's, or for `api.sock` the folder's.

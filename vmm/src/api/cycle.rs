@@ -51,10 +51,12 @@ pub(super) enum Next {
 
 impl Next {
     /// The step after an end for `reason` without a client's request.
-    const fn after(reason: &ExitReason) -> Self {
+    const fn after(reason: &ExitReason, ends_with_guest: bool) -> Self {
         match reason {
             ExitReason::Reset => Self::Boot,
             ExitReason::Signal(_) => Self::End,
+            ExitReason::Requested => Self::Stay,
+            _ if ends_with_guest => Self::End,
             _ => Self::Stay,
         }
     }
@@ -76,6 +78,18 @@ pub(crate) struct SavedCycle {
     last: Option<LastEnd>,
     /// Events so far.
     pub(super) events: u64,
+}
+
+impl SavedCycle {
+    /// Whether the next execution starts the machine again.
+    pub(crate) const fn boots(&self) -> bool {
+        self.boots
+    }
+
+    /// Whether the next execution begins with a configuration.
+    pub(crate) const fn is_created(&self) -> bool {
+        self.created.is_some()
+    }
 }
 
 /// Why a request does not fit the state.
@@ -110,6 +124,10 @@ pub(crate) enum Order {
 pub(super) struct Cycle {
     created: Option<Arc<Created>>,
     is_booted: bool,
+    /// Whether a reboot or a reset started this execution's machine.
+    is_restart: bool,
+    /// Whether the program ends with a guest that ends by itself.
+    ends_with_guest: bool,
     requested: Option<Next>,
     /// Step after the end of this execution's machine without a request; `None` until its end.
     own: Option<Next>,
@@ -121,7 +139,7 @@ impl Cycle {
     pub(super) fn resumed(saved: SavedCycle) -> Self {
         let SavedCycle { created, boots, last, events: _ } = saved;
         let is_booted = boots && created.is_some();
-        Self { created: created.map(Arc::new), is_booted, last, ..Self::default() }
+        Self { created: created.map(Arc::new), is_booted, is_restart: is_booted, last, ..Self::default() }
     }
 
     pub(super) const fn created(&self) -> Option<&Arc<Created>> {
@@ -138,6 +156,14 @@ impl Cycle {
         self.is_booted
     }
 
+    pub(super) const fn set_ends_with_guest(&mut self, ends_with_guest: bool) {
+        self.ends_with_guest = ends_with_guest;
+    }
+
+    pub(super) const fn is_restart(&self) -> bool {
+        self.is_restart
+    }
+
     /// # Errors
     /// [`CycleError::Exists`].
     pub(super) const fn check_create(&self) -> Result<(), CycleError> {
@@ -151,6 +177,21 @@ impl Cycle {
         self.last = None; // another machine's
         self.created = Some(Arc::new(created));
         Ok(())
+    }
+
+    /// Replaces the configuration of a machine that is created and not started.
+    ///
+    /// # Errors
+    /// [`CycleError::NotCreated`], [`CycleError::Booted`].
+    pub(super) fn amend(&mut self, created: Created) -> Result<(), CycleError> {
+        match (&self.created, self.is_booted) {
+            (None, _) => Err(CycleError::NotCreated),
+            (Some(_), true) => Err(CycleError::Booted),
+            (Some(_), false) => {
+                self.created = Some(Arc::new(created));
+                Ok(())
+            }
+        }
     }
 
     /// # Errors
@@ -208,7 +249,7 @@ impl Cycle {
     /// Records that the machine ended for `reason`.
     pub(super) fn ended(&mut self, reason: &ExitReason) {
         let resets = *reason == ExitReason::Reset && egm_address::fault!("guest-reset-as-end");
-        self.own = Some(if resets { Next::Stay } else { Next::after(reason) });
+        self.own = Some(if resets { Next::Stay } else { Next::after(reason, self.ends_with_guest) });
         self.last = Some(LastEnd { reason: reason.name().to_owned(), text: reason.to_string() });
     }
 

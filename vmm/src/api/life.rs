@@ -2,6 +2,7 @@
 
 use super::answer::{Answer, Awaited, Response, Status, texts};
 use super::cycle::{Created, Cycle, CycleError, Effect, Language, Next};
+use super::event_monitor::CloudEvent;
 use super::published::{KnownState, Published};
 use crate::machine::{Live, PauseState};
 
@@ -48,13 +49,17 @@ pub(super) fn end(next: Next, machine: &Published) -> Response {
     match machine.change(|cycle| cycle.request(next)) {
         None => single_machine().into(),
         Some(Err(error)) => refused(error).into(),
-        Some(Ok(Effect::Done)) => Answer::done().into(),
+        Some(Ok(Effect::Done)) => {
+            if next == Next::Delete && cycle.created().is_some() {
+                machine.note(CloudEvent::Deleted);
+            }
+            Answer::done().into()
+        }
         Some(Ok(Effect::Stop)) => {
             if let Some(live) = &state.live {
                 live.stop();
             }
-            // The program that ends cannot be asked for anything else.
-            if next == Next::End { Answer::done().into() } else { Response::Later(Awaited::End) }
+            Response::Later(Awaited::End)
         }
     }
 }

@@ -9,11 +9,14 @@
 //!                                                              │
 //!  machine ─► events.rs ─► published.rs ◄──────────────────────┤        what is known of the machine, and its controls
 //!  main thread ◄─ orders ── cycle.rs ◄── created.rs ◄──────────┘        egm-vmm serve: create, boot, end, again
+//!                                         ▲ amend.rs                            changes before the boot
+//!                           published.rs ─► event_monitor.rs            by the name cloud-hypervisor: its events, in a file
 //! ```
 //! Two surfaces: `/api/v1/` is that of cloud-hypervisor, `/egm/v1/` is ours. The thread never waits for a client, and the
 //! machine never waits for the thread. Without `--api` there is neither thread nor descriptor. `cloud` translates
 //! cloud-hypervisor's documents into our configuration.
 
+mod amend;
 mod answer;
 mod client;
 pub(crate) mod cloud;
@@ -21,6 +24,7 @@ mod connection;
 mod control;
 mod created;
 mod cycle;
+mod event_monitor;
 mod events;
 mod http;
 mod life;
@@ -34,6 +38,7 @@ mod views;
 
 pub(crate) use client::{Client, ClientError, Events};
 pub(crate) use cycle::{Created, Order, SavedCycle};
+pub(crate) use event_monitor::{CloudEvent, EventMonitor};
 pub use events::{Journal, MachineEvent};
 pub(crate) use published::Published;
 pub(crate) use routes::{Surface, open_api};

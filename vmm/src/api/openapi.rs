@@ -49,6 +49,8 @@ pub(super) enum Outcome {
     Done,
     /// One of these bodies, by the client's `Accept`.
     Contents(Vec<Content>),
+    /// This body; before the start of the machine none, status 204.
+    ContentOrDone(Content),
     /// It is not built; the remedy.
     Missing(&'static str),
 }
@@ -122,12 +124,10 @@ impl Schemas {
         let mut add = |key: String, response: Value| _ = responses.insert(key, response);
         match &request.outcome {
             Outcome::Done => add(number(Status::NoContent), json!({ "description": "Done." })),
-            Outcome::Contents(contents) => {
-                let content = |Content { media, schema }: &Content| {
-                    ((*media).to_owned(), json!({ "schema": schema(&mut self.answers) }))
-                };
-                let content: Map<String, Value> = contents.iter().map(content).collect();
-                add(number(Status::Ok), json!({ "description": request.summary, "content": content }));
+            Outcome::Contents(contents) => add(number(Status::Ok), self.contents(request.summary, contents)),
+            Outcome::ContentOrDone(content) => {
+                add(number(Status::Ok), self.contents(request.summary, std::slice::from_ref(content)));
+                add(number(Status::NoContent), json!({ "description": "Done before the machine's start." }));
             }
             Outcome::Missing(remedy) => {
                 let what = format!("This request is not implemented. Remedy: {remedy}.");
@@ -139,6 +139,15 @@ impl Schemas {
         }
         add("default".to_owned(), reference(REFUSED));
         responses
+    }
+
+    /// The response with one of `contents`.
+    fn contents(&mut self, summary: &str, contents: &[Content]) -> Value {
+        let content = |Content { media, schema }: &Content| {
+            ((*media).to_owned(), json!({ "schema": schema(&mut self.answers) }))
+        };
+        let content: Map<String, Value> = contents.iter().map(content).collect();
+        json!({ "description": summary, "content": content })
     }
 
     /// All schemas by name.
@@ -161,7 +170,7 @@ fn responses(requests: &[Described]) -> Map<String, Value> {
     let failures = requests.iter().flat_map(|request| request.failures);
     let named = failures.map(|status| (component(*status), failure(meaning(*status))));
     let refused = "Refused before it was carried out: not HTTP/1.1 (400, 505), a body where none is taken (400), \
-        another user (403), another method (405), no length or too long (411, 413, 431), too many clients (503).";
+        another user (403), another method (405), a coding other than chunked, or too long (411, 413, 431), too many clients (503).";
     named.chain([(REFUSED.to_owned(), failure(refused))]).collect()
 }
 

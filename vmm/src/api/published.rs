@@ -12,6 +12,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::answer::texts;
 use super::created::default_name;
 use super::cycle::{Cycle, CycleError, Next, Order, SavedCycle};
+use super::event_monitor::{CloudEvent, EventMonitor};
 use super::events::{Journal, MachineEvent};
 use crate::error::{Chain, Report};
 use crate::eventfd;
@@ -57,6 +58,8 @@ pub(crate) struct Published {
     state: Mutex<KnownState>,
     /// Signalled when the main thread has an order; `None` where it takes none.
     orders: Option<EventFd>,
+    /// Gets cloud-hypervisor's events, in a program by that name.
+    monitor: Option<EventMonitor>,
 }
 
 /// State of a machine as far as it is published.
@@ -67,6 +70,8 @@ pub(super) struct KnownState {
     marked: Duration,
     pub(super) plan: Option<Arc<Plan>>,
     pub(super) slices: Arc<[SliceRecord]>,
+    /// Path of the console's pseudo-terminal, if it is one.
+    pub(super) terminal: Option<Arc<str>>,
     pub(super) live: Option<Live>,
     pub(super) ended: Option<&'static str>,
     /// `None` in a program with one machine.
@@ -105,6 +110,7 @@ impl Published {
             journal: Arc::default(),
             state: Mutex::default(),
             orders: None,
+            monitor: None,
         }
     }
 
@@ -122,7 +128,49 @@ impl Published {
             journal,
             state: Mutex::new(state),
             orders: Some(eventfd::new()?),
+            monitor: None,
         })
+    }
+
+    /// The same with a file for cloud-hypervisor's events. The program `ends_with_guest` that ends by itself.
+    pub(crate) fn with(self, monitor: Option<EventMonitor>, ends_with_guest: bool) -> Self {
+        if let Some(cycle) = &mut lock(&self.state).cycle {
+            cycle.set_ends_with_guest(ends_with_guest);
+        }
+        Self { monitor, ..self }
+    }
+
+    pub(crate) const fn monitor(&self) -> Option<&EventMonitor> {
+        self.monitor.as_ref()
+    }
+
+    /// Writes the end of a machine that ran, before the execution that begins with `next`, to the same file.
+    pub(crate) fn note_end(&self, next: Option<&SavedCycle>) {
+        let state = self.state();
+        let was_running = state.live.is_some() || state.cycle.as_ref().is_some_and(Cycle::is_restart);
+        if next.is_some_and(SavedCycle::boots) {
+            self.note(CloudEvent::Rebooting);
+        } else if was_running {
+            self.note(CloudEvent::Shutdown);
+        }
+        if next.is_some_and(|next| !next.is_created()) {
+            self.note(CloudEvent::Deleted);
+        }
+    }
+
+    /// Writes the end of the program to the same file.
+    pub(crate) fn note_program_end(&self) {
+        if self.state().cycle.as_ref().and_then(Cycle::created).is_some() {
+            self.note(CloudEvent::Deleted);
+        }
+        self.note(CloudEvent::Ending);
+    }
+
+    /// Writes `event` to the file for cloud-hypervisor's events, if there is one.
+    pub(crate) fn note(&self, event: CloudEvent) {
+        if let Some(monitor) = &self.monitor {
+            monitor.write(event);
+        }
     }
 
     /// Events of the machine.
@@ -201,16 +249,34 @@ impl Published {
         state.slices = slices;
     }
 
+    /// Records the path of the console's pseudo-terminal.
+    pub(crate) fn record_terminal(&self, path: &str) {
+        lock(&self.state).terminal = Some(path.into());
+    }
+
     /// Publishes `step` of the machine that `live` controls.
     pub(crate) fn step(&self, step: MachineStep, live: &Live) {
         let event = match step {
             MachineStep::Started => {
                 self.stage("vcpus");
-                lock(&self.state).live = Some(live.clone());
+                let mut state = lock(&self.state);
+                state.live = Some(live.clone());
+                let is_restart = state.cycle.as_ref().is_some_and(Cycle::is_restart);
+                drop(state);
+                self.note(CloudEvent::Booted);
+                if is_restart {
+                    self.note(CloudEvent::Rebooted);
+                }
                 MachineEvent::Started
             }
-            MachineStep::Paused => MachineEvent::Paused,
-            MachineStep::Resumed => MachineEvent::Resumed,
+            MachineStep::Paused => {
+                self.note(CloudEvent::Paused);
+                MachineEvent::Paused
+            }
+            MachineStep::Resumed => {
+                self.note(CloudEvent::Resumed);
+                MachineEvent::Resumed
+            }
         };
         self.journal.publish(&event);
     }

@@ -2,12 +2,14 @@
 
 mod described;
 
+use egm_report::program::log::Severity;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use self::described::open_api_text;
 pub(crate) use self::described::{Surface, open_api};
-use super::answer::{Answer, Awaited, JSON, LINES, METRICS, Response, SERVER_SENT, Status};
+use super::amend::{self, Change};
+use super::answer::{Answer, Awaited, JSON, LINES, METRICS, Response, SERVER_SENT, Status, read};
 use super::control::{ask, done, running};
 use super::cycle::{Cycle, Language, Next};
 use super::events::EventFormat;
@@ -37,6 +39,8 @@ enum Operation {
     Resume,
     AddDevice,
     RemoveDevice,
+    /// A change of a machine before its start; the remedy afterwards.
+    Amend(Change, &'static str),
     /// A machine in this language.
     Create(Language),
     Boot,
@@ -49,6 +53,8 @@ enum Operation {
     Timings,
     Events,
     Metrics,
+    LogLevel,
+    SetLogLevel,
     Requests,
     /// The OpenAPI document of this surface.
     OpenApi(Surface),
@@ -73,7 +79,7 @@ pub(super) const ROUTES: &[Route] = &[
         Put,
         "/api/v1/vmm.shutdown",
         Operation::End(Next::End),
-        "end the machine and the program; disks are flushed",
+        "end the machine and the program; `serve`: answered when slices are returned",
     ),
     route(
         Put,
@@ -82,7 +88,12 @@ pub(super) const ROUTES: &[Route] = &[
         "`serve`: create the machine of the body, a `VmConfig`",
     ),
     route(Put, "/api/v1/vm.boot", Operation::Boot, "`serve`: start the machine; answered when its vCPUs run"),
-    route(Get, "/api/v1/vm.info", Operation::Info, "processors, memory, payload, state, PCI addresses"),
+    route(
+        Get,
+        "/api/v1/vm.info",
+        Operation::Info,
+        "processors, memory, payload, console, state, PCI addresses",
+    ),
     route(
         Get,
         "/api/v1/vm.counters",
@@ -108,6 +119,36 @@ pub(super) const ROUTES: &[Route] = &[
         "/api/v1/vm.remove-device",
         Operation::RemoveDevice,
         "request a device of a hot-plug port back from the guest; the event `device`, `removed` follows",
+    ),
+    route(
+        Put,
+        "/api/v1/vm.add-disk",
+        Operation::Amend(Change::AddDisk, FIXED),
+        "`serve`: add a disk, a `DiskConfig`, before the start",
+    ),
+    route(
+        Put,
+        "/api/v1/vm.add-net",
+        Operation::Amend(Change::AddNet, FIXED),
+        "`serve`: add an interface, a `NetConfig`, before the start",
+    ),
+    route(
+        Put,
+        "/api/v1/vm.add-vsock",
+        Operation::Amend(Change::AddVsock, FIXED),
+        "`serve`: add a vsock device, a `VsockConfig`, before the start",
+    ),
+    route(
+        Put,
+        "/api/v1/vm.add-user-device",
+        Operation::Amend(Change::AddUserDevice, FIXED),
+        "`serve`: add a vfio-user device, a `UserDeviceConfig`, before the start",
+    ),
+    route(
+        Put,
+        "/api/v1/vm.resize",
+        Operation::Amend(Change::Resize, FIXED),
+        "`serve`: set the numbers of vCPUs and bytes of memory before the start",
     ),
     route(
         Put,
@@ -156,6 +197,13 @@ pub(super) const ROUTES: &[Route] = &[
         "events, as JSON lines or server-sent events by `Accept`",
     ),
     route(Get, "/egm/v1/metrics", Operation::Metrics, "numbers in Prometheus' text format"),
+    route(Get, "/egm/v1/log-level", Operation::LogLevel, "least severity of messages that are printed"),
+    route(
+        Put,
+        "/egm/v1/log-level",
+        Operation::SetLogLevel,
+        "set the least severity that is printed, also for later machines",
+    ),
     route(
         Get,
         "/egm/v1/requests",
@@ -168,15 +216,10 @@ pub(super) const ROUTES: &[Route] = &[
     missing("/api/v1/vm.send-migration", NO_STATE),
     missing("/api/v1/vm.receive-migration", NO_STATE),
     missing("/api/v1/vm.coredump", "use the guest's own crash kernel (kdump)"),
-    missing("/api/v1/vm.add-user-device", FIXED),
-    missing("/api/v1/vm.add-disk", FIXED),
-    missing("/api/v1/vm.add-net", FIXED),
-    missing("/api/v1/vm.add-vsock", FIXED),
     missing("/api/v1/vm.add-fs", "share files by a disk or by the network"),
     missing("/api/v1/vm.add-pmem", "use a disk, or a slice of an fsdax region"),
     missing("/api/v1/vm.add-vdpa", "use a tap, or an assigned NIC"),
     missing("/api/v1/vm.add-generic-vhost-user", "use a vfio-user device"),
-    missing("/api/v1/vm.resize", FIXED),
     missing("/api/v1/vm.resize-disk", FIXED),
     missing("/api/v1/vm.resize-zone", FIXED),
     missing("/api/v1/vm.nmi", "use the guest's console (SysRq)"),
@@ -185,13 +228,20 @@ pub(super) const ROUTES: &[Route] = &[
 impl Operation {
     /// Whether it needs a life cycle, which a program with one machine lacks.
     const fn is_of_serve(self) -> bool {
-        matches!(self, Self::Create(_) | Self::Boot | Self::End(Next::Boot | Next::Delete))
+        matches!(self, Self::Create(_) | Self::Boot | Self::Amend(..) | Self::End(Next::Boot | Next::Delete))
     }
 
     /// Whether it may have a body; one that is refused anyway may, so that its own refusal is the answer.
     const fn takes_body(self, serves: bool) -> bool {
-        matches!(self, Self::Create(_) | Self::AddDevice | Self::RemoveDevice | Missing(_))
-            || (self.is_of_serve() && !serves)
+        matches!(
+            self,
+            Self::Create(_)
+                | Self::AddDevice
+                | Self::RemoveDevice
+                | Self::Amend(..)
+                | Self::SetLogLevel
+                | Missing(_)
+        ) || (self.is_of_serve() && !serves)
     }
 }
 
@@ -258,6 +308,7 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
         }
         Operation::AddDevice => return control::add_device(&request.body, machine),
         Operation::RemoveDevice => return control::remove_device(&request.body, machine),
+        Operation::Amend(change, remedy) => amend::respond(change, remedy, &request.body, machine),
         Operation::Create(language) => life::create(language, &request.body, machine),
         Missing(remedy) => Answer::failure(Status::NotImplemented, "this request is not implemented", remedy),
         Operation::Ping => Answer::json(&views::ping()),
@@ -282,6 +333,14 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
         Operation::Requests => Answer::json(&requests(state.cycle.is_some())),
         Operation::Timings => Answer::json(&views::timings(state)),
         Operation::Metrics => Answer::text(METRICS, metrics::text(machine, state)),
+        Operation::LogLevel => Answer::json(&views::LogLevel { level: Severity::least() }),
+        Operation::SetLogLevel => match read::<views::NewLogLevel>("level", &request.body) {
+            Ok(views::NewLogLevel { level }) => {
+                level.set_least();
+                Answer::done()
+            }
+            Err(answer) => answer,
+        },
         Operation::OpenApi(surface) => Answer::text(JSON, open_api_text(surface)),
     };
     answer.into()
@@ -302,7 +361,11 @@ fn of_plan(state: &KnownState, make: impl FnOnce(&Plan) -> Answer) -> Answer {
         Some(plan) => make(plan),
         None => life::unbooted(state).unwrap_or_else(|| {
             let what = "the machine has no plan yet";
-            Answer::failure(Status::Conflict, what, "ask again: its memory is being reserved")
+            Answer::failure(
+                Status::Conflict,
+                what,
+                "send the request again: the machine's memory is being reserved",
+            )
         }),
     }
 }

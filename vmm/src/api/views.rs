@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use egm_address::PciAddress;
+use egm_report::program::log::Severity;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::cycle::{Created, Cycle, LastEnd};
@@ -92,8 +93,13 @@ pub(super) fn info(plan: &Plan, state: &KnownState) -> VmInfo {
         Phase::Paused => VmState::Paused,
         Phase::Ending | Phase::Ended => VmState::Shutdown,
     };
+    let shown = ShownConfig::new(vcpus, memory, &plan.boot, &plan.console);
+    let shown = match state.cycle.as_ref().and_then(Cycle::created) {
+        Some(created) => shown.with_consoles(created.shown.serial.clone(), created.shown.console.clone()),
+        None => shown,
+    };
     VmInfo {
-        config: ShownConfig::new(vcpus, memory, &plan.boot),
+        config: shown.running(plan.address_bits, state.terminal.as_deref()),
         state: vm_state,
         memory_actual_size: memory,
         device_tree: device_tree(plan, state.live.as_ref()),
@@ -130,6 +136,32 @@ impl From<PluggedDevice> for PciDeviceInfo {
 /// Name of a counter in answers: its words, joined.
 pub(super) fn counter_name(words: &str) -> String {
     words.replace(' ', "_")
+}
+
+/// Least severity of the messages that the program prints.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct LogLevel {
+    #[schemars(with = "LevelName")]
+    pub(super) level: Severity,
+}
+
+/// The same as a request.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NewLogLevel {
+    #[schemars(with = "LevelName")]
+    pub(super) level: Severity,
+}
+
+/// Names of [`Severity`].
+#[derive(JsonSchema)]
+#[schemars(inline, rename_all = "lowercase")]
+#[expect(dead_code, reason = "only its schema is used")]
+enum LevelName {
+    Error,
+    Warn,
+    Info,
+    Debug,
 }
 
 /// cloud-hypervisor's `VmCounters`: a number for each device and counter.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use egm_address::PciAddress;
 use egm_report::program::Outcome;
+use egm_report::program::log::Severity;
 use egm_report::show::{Screen, Side, Table, Unwritten, print, printable_lines, size};
 use serde_json::{Value, json};
 
@@ -60,6 +61,12 @@ enum Verb {
     },
     /// Print numbers in Prometheus' text format
     Metrics,
+    /// Print or set the least severity of the program's messages
+    LogLevel {
+        /// error, warn, info or debug
+        #[arg(value_name = "LEVEL", hide_possible_values = true)]
+        level: Option<Severity>,
+    },
     /// Create a machine in egm-vmm serve; its paths are relative to the working directory of that program
     Create {
         /// Configuration of the machine; "-" is standard input
@@ -172,6 +179,11 @@ pub(super) fn run(args: &Args) -> Outcome {
         Verb::Plan => pretty(&get("/egm/v1/plan")?),
         Verb::Interrupts => pretty(&get("/egm/v1/interrupts")?),
         Verb::Metrics => get("/egm/v1/metrics")?,
+        Verb::LogLevel { level: None } => return Ok(show(args, &get("/egm/v1/log-level")?, fields)),
+        Verb::LogLevel { level: Some(level) } => {
+            let body = json!({ "level": level }).to_string();
+            client.ask_with("PUT", "/egm/v1/log-level", body.as_bytes())?
+        }
         Verb::Events { follow: false } => get("/egm/v1/events?follow=0")?,
         Verb::Events { follow: true } => return follow(client, &args.api),
         Verb::PowerButton => client.ask("PUT", "/api/v1/vm.power-button")?,
@@ -190,7 +202,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         Verb::Delete => client.within(LONG).ask("PUT", "/api/v1/vm.delete")?,
         Verb::Shutdown { timeout } => return shutdown(client, &args.api, *timeout),
         Verb::Get { request } => raw(&client.ask("GET", request)?),
-        Verb::Put { request } => raw(&client.ask("PUT", request)?),
+        Verb::Put { request } => raw(&client.within(LONG).ask("PUT", request)?),
     };
     print(for_stdout(out));
     Ok(ExitCode::SUCCESS)

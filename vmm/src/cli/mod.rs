@@ -14,6 +14,8 @@ mod schema;
 mod serve;
 
 use std::ffi::OsString;
+use std::fmt;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -90,6 +92,11 @@ impl Cli {
         let RunLine { command: RunAlone::Run(args), log } = RunLine::try_parse_from(line).ok()?;
         Some(Self { command: Command::Run(args), log })
     }
+}
+
+/// Prints a line on standard error. Where that is full or its reader is gone, the line is lost and the machine goes on.
+fn print_message(text: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Runs the command line of this process.
@@ -202,8 +209,8 @@ mod tests {
         end_on_panic(console::restore_terminal);
         let mut console = console::Console::open(&config::Console::Stdio).unwrap();
         console.take_terminal();
-        let raw = !tcgetattr(std::io::stdin()).unwrap().local_modes.contains(LocalModes::ICANON);
-        eprintln!("raw: {raw}");
+        let raw = !tcgetattr(io::stdin()).unwrap().local_modes.contains(LocalModes::ICANON);
+        print_message(format_args!("raw: {raw}"));
         let _ = std::thread::spawn(|| panic!("a vCPU's mistake")).join();
     }
 }

@@ -9,7 +9,7 @@ use egm_device::progress::Bars;
 use egm_device::trust::parse_name;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
-use super::Outcome;
+use super::{Outcome, print_message};
 use crate::api::{Published, Server};
 use crate::config::{self, ConfigErrors, Overrides, Spec};
 use crate::custody;
@@ -214,7 +214,7 @@ pub(super) fn launch(
     machine: &Published,
     started: &dyn Fn(),
 ) -> Result<(machine::Ended, Reservation), Box<dyn Report>> {
-    let waiting = |slice: &str, why: &str| eprintln!("{slice} waits: {}", Printable(why));
+    let waiting = |slice: &str, why: &str| print_message(format_args!("{slice} waits: {}", Printable(why)));
     let reserved = Reserved::of(spec, broker, confined, &waiting)?;
     machine.stage("reservation");
     if machine.journal().is_open() {
@@ -223,11 +223,12 @@ pub(super) fn launch(
     let opened = reserved.open()?;
     machine.stage("resources");
     if let Some(present) = opened.present() {
-        eprintln!("{}", present.line());
+        print_message(present.line());
         present.warning().iter().for_each(|warning| tracing::warn!("{warning}"));
     }
     if let Some(name) = opened.pty_name() {
-        eprintln!("console: {name}");
+        print_message(format_args!("console: {name}"));
+        machine.record_terminal(&name);
     }
     let built = opened.build(machine.journal())?;
     machine.stage("machine");
@@ -244,15 +245,15 @@ pub(super) fn launch(
 pub(super) fn report(ended: machine::Ended) -> Outcome {
     let machine::Ended { reason, mut unfinished, counted } = ended;
     if let Some(counted) = counted {
-        eprintln!("counted: {counted}");
+        print_message(format_args!("counted: {counted}"));
     }
     if let Some(last) = unfinished.pop() {
-        eprintln!("{reason}");
-        unfinished.iter().for_each(|other| eprintln!("{}", Chain(other)));
+        print_message(&reason);
+        unfinished.iter().for_each(|other| print_message(Chain(other)));
         return Err(Box::new(last));
     }
     if let ExitReason::Signal(_) | ExitReason::Requested = reason {
-        eprintln!("{reason}; disks are flushed"); // confirms to the operator that the request was heeded
+        print_message(format_args!("{reason}; disks are flushed")); // confirms to the operator that the request was heeded
     }
     match reason.remedy() {
         None => Ok(ExitCode::SUCCESS),

@@ -7,23 +7,29 @@
 //! Each machine begins in an address space without a trace of the one before. The socket stays open meanwhile, so that
 //! clients wait in it.
 
+mod file;
 mod signals;
 
 use std::io;
+use std::os::fd::{AsFd, RawFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use egm_device::trust::parse_name;
+use egm_report::program::log::Severity;
 use egm_report::show::Screen;
 use serde::{Deserialize, Serialize};
 
+pub(super) use self::file::PathOrDescriptor;
 use self::signals::Signals;
-use super::Outcome;
 use super::run::{launch, raise_open_files, report};
-use crate::api::{Created, Order, Published, SavedCycle, Server};
+use super::{Outcome, print_message};
+use crate::api::{CloudEvent, Created, EventMonitor, Order, Published, SavedCycle, Server};
 use crate::config::Overrides;
 use crate::error::{Blame, Chain, Remedy, Report};
+use crate::inherited;
 use crate::launch::Confined;
 use crate::listener::Listener;
 use crate::reexec;
@@ -40,6 +46,19 @@ pub(super) struct Args {
     /// Listen for "egm-vmm ctl" and other HTTP clients at this socket, which only this user and root may use
     #[arg(long, value_name = "PATH")]
     api: PathBuf,
+    #[command(flatten)]
+    shared: SharedArgs,
+    /// Refused, with the remedy
+    #[arg(long, value_name = "NAME", hide = true)]
+    user: Option<String>,
+    /// Refused, with the remedy
+    #[arg(long, value_name = "MODE", hide = true)]
+    sandbox: Option<String>,
+}
+
+/// Options that `egm-vmm serve` and `cloud-hypervisor` share.
+#[derive(Debug, clap::Args)]
+pub(super) struct SharedArgs {
     /// Trust domain of the machines: machines of one domain share a region that a GPU reaches
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     trust_domain: Option<String>,
@@ -52,15 +71,19 @@ pub(super) struct Args {
     /// Wait until the broker has enough free memory
     #[arg(long, requires = "broker")]
     wait: bool,
-    /// Refused, with the remedy
-    #[arg(long, value_name = "NAME", hide = true)]
-    user: Option<String>,
-    /// Refused, with the remedy
-    #[arg(long, value_name = "MODE", hide = true)]
-    sandbox: Option<String>,
     /// Take over the socket and the state of the execution before this one
     #[arg(long, hide = true)]
-    resume: bool,
+    pub(super) resume: bool,
+}
+
+/// A program that serves machines.
+pub(super) struct Service<'a> {
+    pub(super) api: PathOrDescriptor,
+    pub(super) shared: &'a SharedArgs,
+    /// File for events by cloud-hypervisor's names.
+    pub(super) event_monitor: Option<PathOrDescriptor>,
+    /// Whether the program ends with a guest that ends by itself, as cloud-hypervisor does.
+    pub(super) ends_with_guest: bool,
 }
 
 const EXAMPLE: &str = "\
@@ -97,6 +120,14 @@ enum ServeError {
         "cannot serve machines in a sandbox: the program executes itself after each one, which no filter permits"
     )]
     Sandbox,
+    #[error("cannot serve the API at descriptor {number}")]
+    Descriptor { number: RawFd, source: io::Error },
+    #[error(
+        "cannot serve the API at descriptor {number}: it is not a listening Unix stream socket with a path"
+    )]
+    Socket { number: RawFd },
+    #[error("cannot write events to {to}")]
+    Events { to: PathOrDescriptor, source: io::Error },
     #[error("cannot {step}")]
     Step { step: &'static str, source: io::Error },
 }
@@ -111,6 +142,9 @@ impl Report for ServeError {
             Self::Sandbox => {
                 Blame::Configuration.help("leave --sandbox out, or use egm-vmm run FILE --sandbox strict")
             }
+            Self::Descriptor { .. } | Self::Socket { .. } => Blame::Configuration
+                .help("pass a stream socket that is bound to a path and listens, or name a path"),
+            Self::Events { .. } => Blame::Configuration.help("name a file or a pipe that you may write"),
             Self::Step { .. } => Blame::Host.into(),
         }
     }
@@ -124,14 +158,18 @@ fn failed(step: &'static str) -> impl Fn(io::Error) -> ServeError {
 #[derive(Debug, Serialize, Deserialize)]
 struct Handover {
     cycle: SavedCycle,
-    /// Device and number of the socket's file.
-    socket: [u64; 2],
+    /// Device and number of the socket's file, where this program made it.
+    socket: Option<[u64; 2]>,
+    /// Time since the program's start, where there is a file for events. Its descriptor is passed, too.
+    uptime: Option<Duration>,
+    log_level: Severity,
 }
 
-/// The socket and the life cycle that this execution begins with.
+/// The socket, the life cycle and the file for events that this execution begins with.
 struct Inherited {
     listener: Listener,
     cycle: SavedCycle,
+    event_monitor: Option<EventMonitor>,
 }
 
 impl Args {
@@ -142,32 +180,125 @@ impl Args {
             _ => Ok(()),
         }
     }
+}
 
-    /// The socket and the state of the execution before this one; a new socket in the first one.
-    fn inherit(&self) -> Result<Inherited, Box<dyn Report>> {
-        if !self.resume {
-            return Ok(Inherited { listener: Server::listen(&self.api)?, cycle: SavedCycle::default() });
-        }
-        reexec::restore_name();
-        let [socket, state] = reexec::inherited().map_err(failed("take over the socket and the state"))?;
-        let state: Handover = reexec::unsealed(state.into()).map_err(failed("read the state"))?;
-        let listener = Listener::adopted(socket, &self.api, state.socket);
-        Ok(Inherited { listener, cycle: state.cycle })
-    }
-
+impl SharedArgs {
     fn broker(&self) -> Option<Broker> {
         let socket = self.broker.clone()?;
         Some(Broker { socket, class: self.class.clone(), wait: self.wait })
+    }
+}
+
+impl Service<'_> {
+    /// The first execution's socket and file for events, without a machine.
+    fn begin(&self) -> Result<(Inherited, Signals), Box<dyn Report>> {
+        // A named pipe waits for its reader; until then signals end the program at once.
+        let event_monitor = self.event_monitor.as_ref().map(|to| {
+            let opened = to.open().and_then(|file| EventMonitor::new(file, Duration::ZERO));
+            opened.map_err(|source| ServeError::Events { to: to.clone(), source })
+        });
+        let event_monitor = event_monitor.transpose()?;
+        let signals = Signals::new().map_err(failed("handle signals"))?;
+        let listener = match &self.api {
+            PathOrDescriptor::Path(path) => Server::listen(path)?,
+            PathOrDescriptor::Descriptor(number) => {
+                let number = *number;
+                let socket = inherited::descriptor(number)
+                    .map_err(|source| ServeError::Descriptor { number, source })?;
+                Listener::inherited(socket).map_err(|_| ServeError::Socket { number })?
+            }
+        };
+        if let Some(monitor) = &event_monitor {
+            monitor.write(CloudEvent::Starting);
+        }
+        Ok((Inherited { listener, cycle: SavedCycle::default(), event_monitor }, signals))
+    }
+
+    /// What the execution before this one left.
+    fn resume(&self) -> Result<(Inherited, Signals), Box<dyn Report>> {
+        let signals = Signals::new().map_err(failed("handle signals"))?;
+        reexec::restore_name();
+        let (take, read) = ("take over the socket and the state", "read the state");
+        let mut passed = reexec::inherited().map_err(failed(take))?.into_iter();
+        let (Some(socket), Some(state)) = (passed.next(), passed.next()) else {
+            return Err(failed(take)(io::ErrorKind::InvalidData.into()).into());
+        };
+        let Handover { cycle, socket: made, uptime, log_level } =
+            reexec::unsealed(state.into()).map_err(failed(read))?;
+        log_level.set_least();
+        let listener = match &self.api {
+            PathOrDescriptor::Path(path) => Listener::adopted(socket, path, made),
+            PathOrDescriptor::Descriptor(_) => Listener::inherited(socket),
+        };
+        let listener = listener.map_err(failed(take))?;
+        let event_monitor =
+            passed.next().zip(uptime).map(|(file, uptime)| EventMonitor::new(file.into(), uptime));
+        let event_monitor = event_monitor.transpose().map_err(failed(take))?;
+        Ok((Inherited { listener, cycle, event_monitor }, signals))
+    }
+
+    /// Serves until a client, a signal or a guest ends the program.
+    pub(super) fn run(&self) -> Outcome {
+        let (inherited, mut signals) = if self.shared.resume { self.resume()? } else { self.begin()? };
+        raise_open_files();
+        let Inherited { listener, cycle, event_monitor } = inherited;
+        let no_descriptor = failed("make an event descriptor");
+        let machine = Published::serving(listener.path(), cycle).map_err(&no_descriptor)?;
+        let machine = machine.with(event_monitor, self.ends_with_guest);
+        machine.announce().map_err(no_descriptor)?;
+        let machine = Arc::new(machine);
+        let outcome = self.serve(listener, &machine, &mut signals);
+        machine.note_program_end();
+        outcome
+    }
+
+    /// Serves until the program ends. Does not return when the program executes itself for the next machine.
+    fn serve(&self, listener: Listener, machine: &Arc<Published>, signals: &mut Signals) -> Outcome {
+        let server = Server::serve(listener, Arc::clone(machine))?;
+        let created = loop {
+            match machine.order() {
+                Order::End => return Ok(ExitCode::SUCCESS),
+                Order::Wait if signals.is_end_requested() => return Ok(ExitCode::SUCCESS),
+                Order::Wait => signals.wait_with(machine.orders()).map_err(failed("wait for requests"))?,
+                Order::Boot(created) => break created,
+            }
+        };
+        signals.set_starting(true);
+        // A signal before that is there now, and a later one ends the process.
+        if signals.is_end_requested() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        machine.note(CloudEvent::Booting);
+        let outcome = self.run_machine(&created, machine, signals);
+        signals.set_starting(false);
+        let outcome = outcome.inspect_err(|error| machine.failed(error.as_ref()));
+        // From now on clients wait in the socket, and signals in the kernel.
+        let listener = server.into_listener();
+        signals.block().map_err(failed("block signals"))?;
+        let saved = machine.saved().filter(|_| !signals.is_end_requested());
+        machine.note_end(saved.as_ref());
+        let (Some(listener), Some(cycle)) = (listener, saved) else { return outcome };
+        if let Err(error) = &outcome {
+            print_message(Chain(error.as_ref()).on(Screen::of_stderr()));
+        }
+        let monitor = machine.monitor();
+        let uptime = monitor.map(EventMonitor::uptime);
+        let handover = Handover { cycle, socket: listener.made(), uptime, log_level: Severity::least() };
+        let state = reexec::sealed(&handover).map_err(failed("keep the state"))?;
+        let descriptors = [listener.as_fd(), state.as_fd()].into_iter();
+        let descriptors: Vec<_> = descriptors.chain(monitor.map(|monitor| monitor.file().as_fd())).collect();
+        let error = reexec::execute(RESUME, &descriptors);
+        Err(failed("execute this program again")(error).into())
     }
 
     /// Starts the machine of `created`, and runs it to its end.
     fn run_machine(&self, created: &Created, machine: &Published, signals: &Signals) -> Outcome {
         machine.begin_start();
-        let overrides = Overrides { trust_domain: self.trust_domain.clone(), ..Overrides::default() };
-        let spec = created.spec(&overrides)?;
+        let trust_domain = self.shared.trust_domain.clone();
+        let spec = created.spec(&Overrides { trust_domain, ..Overrides::default() })?;
         let confined = Confined::new(None, None, Mode::Off)?;
         machine.stage("configuration");
-        let broker = self.broker();
+        let broker = self.shared.broker();
         let (ended, reservation) =
             launch(&spec, broker.as_ref(), confined, machine, &|| signals.set_starting(false))?;
         machine.ended(&ended.reason);
@@ -179,43 +310,8 @@ impl Args {
 
 pub(super) fn run(args: &Args) -> Outcome {
     args.check()?;
-    let mut signals = Signals::new().map_err(failed("handle signals"))?;
-    raise_open_files();
-    let Inherited { listener, cycle } = args.inherit()?;
-    let machine = Published::serving(&args.api, cycle).map_err(failed("make an event descriptor"))?;
-    machine.announce().map_err(failed("make an event descriptor"))?;
-    let machine = Arc::new(machine);
-    let server = Server::serve(listener, Arc::clone(&machine))?;
-    let created = loop {
-        match machine.order() {
-            Order::End => return Ok(ExitCode::SUCCESS),
-            Order::Wait if signals.is_end_requested() => return Ok(ExitCode::SUCCESS),
-            Order::Wait => signals.wait_with(machine.orders()).map_err(failed("wait for requests"))?,
-            Order::Boot(created) => break created,
-        }
-    };
-    signals.set_starting(true);
-    // A signal before that is there now, and a later one ends the process.
-    if signals.is_end_requested() {
-        return Ok(ExitCode::SUCCESS);
-    }
-    let outcome = args.run_machine(&created, &machine, &signals);
-    signals.set_starting(false);
-    let outcome = outcome.inspect_err(|error| machine.failed(error.as_ref()));
-    // From now on clients wait in the socket, and signals in the kernel.
-    let listener = server.into_listener();
-    signals.block().map_err(failed("block signals"))?;
-    let (Some(listener), Some(cycle)) = (listener, machine.saved()) else { return outcome };
-    if signals.is_end_requested() {
-        return outcome;
-    }
-    if let Err(error) = &outcome {
-        eprintln!("{}", Chain(error.as_ref()).on(Screen::of_stderr()));
-    }
-    let state =
-        reexec::sealed(&Handover { cycle, socket: listener.made() }).map_err(failed("keep the state"))?;
-    let error = reexec::execute(RESUME, &listener, &state);
-    Err(failed("execute this program again")(error).into())
+    let api = PathOrDescriptor::Path(args.api.clone());
+    Service { api, shared: &args.shared, event_monitor: None, ends_with_guest: false }.run()
 }
 
 #[cfg(test)]
@@ -245,7 +341,7 @@ mod tests {
 
     #[test]
     fn an_execution_that_takes_over_has_the_option() {
-        assert!(!args("serve --api s").resume);
-        assert!(args(&format!("serve --api s {RESUME}")).resume);
+        assert!(!args("serve --api s").shared.resume);
+        assert!(args(&format!("serve --api s {RESUME}")).shared.resume);
     }
 }

@@ -61,6 +61,7 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
     ("vfio/src/memory.rs", "the promise that memory shared with devices stays"),
     ("vmm/src/arch/x86_64/machine_check/ioctls.rs", "ioctls of machine checks"),
     ("vmm/src/eventfd.rs", "an eventfd's descriptor"),
+    ("vmm/src/inherited.rs", "a descriptor by its number"),
     ("vmm/src/kvm/mod.rs", "a vCPU's page, a VM's descriptor"),
     ("vmm/src/kvm/slots.rs", "memory slots of the guest"),
     ("vmm/src/memory/mod.rs", "our mappings as vm-memory's regions, and shared with devices"),

@@ -14,7 +14,10 @@ mod document;
 mod table;
 mod translate;
 
-pub(crate) use document::{DeviceConfig, RemovedDevice, VmConfig};
+pub(crate) use document::{
+    ConsoleOutputMode, DeviceConfig, DiskConfig, NetConfig, RemovedDevice, Resize, UserDeviceConfig,
+    VmConfig, VsockConfig,
+};
 pub(crate) use translate::{Translation, added, translate};
 
 #[cfg(test)]

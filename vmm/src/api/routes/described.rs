@@ -7,8 +7,11 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::Value;
 
 use super::{ListedRequest, Operation, ROUTES, Route};
+use crate::api::amend::Change;
 use crate::api::answer::{JSON, LINES, METRICS, SERVER_SENT, Status};
-use crate::api::cloud::{DeviceConfig, RemovedDevice, VmConfig};
+use crate::api::cloud::{
+    DeviceConfig, DiskConfig, NetConfig, RemovedDevice, Resize, UserDeviceConfig, VmConfig, VsockConfig,
+};
 use crate::api::cycle::{Language, Next};
 use crate::api::events::line_schema;
 use crate::api::openapi::{Content, Described, Outcome, Query, SchemaOf, document};
@@ -83,6 +86,16 @@ fn body(operation: Operation) -> Option<SchemaOf> {
         Operation::Create(Language::CloudHypervisor) => Some(SchemaGenerator::subschema_for::<VmConfig>),
         Operation::AddDevice => Some(SchemaGenerator::subschema_for::<DeviceConfig>),
         Operation::RemoveDevice => Some(SchemaGenerator::subschema_for::<RemovedDevice>),
+        Operation::Amend(change, _) => Some(match change {
+            Change::AddDisk => SchemaGenerator::subschema_for::<DiskConfig>,
+            Change::AddNet => SchemaGenerator::subschema_for::<NetConfig>,
+            Change::AddVsock => SchemaGenerator::subschema_for::<VsockConfig>,
+            Change::AddDevice => SchemaGenerator::subschema_for::<DeviceConfig>,
+            Change::AddUserDevice => SchemaGenerator::subschema_for::<UserDeviceConfig>,
+            Change::RemoveDevice => SchemaGenerator::subschema_for::<RemovedDevice>,
+            Change::Resize => SchemaGenerator::subschema_for::<Resize>,
+        }),
+        Operation::SetLogLevel => Some(SchemaGenerator::subschema_for::<views::NewLogLevel>),
         _ => None,
     }
 }
@@ -93,10 +106,14 @@ fn outcome(operation: Operation) -> Outcome {
         | Operation::Pause
         | Operation::Resume
         | Operation::RemoveDevice
+        | Operation::SetLogLevel
+        | Operation::Amend(..)
         | Operation::Create(_)
         | Operation::Boot
         | Operation::End(_) => Outcome::Done,
-        Operation::AddDevice => json::<views::PciDeviceInfo>(),
+        Operation::AddDevice => {
+            Outcome::ContentOrDone(content(JSON, SchemaGenerator::subschema_for::<views::PciDeviceInfo>))
+        }
         Operation::Ping => json::<views::Ping>(),
         Operation::Info => json::<views::VmInfo>(),
         Operation::Counters => json::<views::Counters>(),
@@ -109,6 +126,7 @@ fn outcome(operation: Operation) -> Outcome {
         Operation::Metrics => {
             Outcome::Contents(vec![content(METRICS, SchemaGenerator::subschema_for::<String>)])
         }
+        Operation::LogLevel => json::<views::LogLevel>(),
         Operation::Requests => json::<[ListedRequest]>(),
         Operation::OpenApi(_) => Outcome::Contents(vec![content(JSON, any_object)]),
         Operation::Missing(remedy) => Outcome::Missing(remedy),
@@ -138,10 +156,15 @@ const fn failures(operation: Operation) -> &'static [Status] {
         Operation::End(Next::Delete) => &[Status::Conflict, Status::NotImplemented],
         Operation::End(Next::End) => &[Status::Conflict],
         Operation::Events => &[Status::BadRequest, Status::ServiceUnavailable],
+        Operation::SetLogLevel => &[Status::BadRequest],
+        Operation::Amend(..) => {
+            &[Status::BadRequest, Status::NotFound, Status::Conflict, Status::NotImplemented]
+        }
         Operation::Ping
         | Operation::Machine
         | Operation::Timings
         | Operation::Metrics
+        | Operation::LogLevel
         | Operation::Requests
         | Operation::OpenApi(_)
         | Operation::Missing(_) => &[],

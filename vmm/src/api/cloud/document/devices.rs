@@ -44,6 +44,13 @@ object_types! {
         id: String,
     }
 
+    /// New sizes of a machine: what vm.resize takes.
+    Resize {
+        desired_vcpus: Option<u32>,
+        desired_ram: Option<u64>,
+        desired_balloon: Option<u64>,
+    }
+
     /// A TPM that another process emulates.
     TpmConfig {
         socket: PathBuf,

@@ -240,8 +240,9 @@ pub(crate) enum CpuProfile {
 }
 
 /// Where a console goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub(crate) enum ConsoleOutputMode {
+    #[default]
     Off,
     Pty,
     Tty,

@@ -1,4 +1,4 @@
-//! The documents of vm.create, vm.add-device and vm.remove-device: every field of v54, and two more that kata-containers
+//! The documents of vm.create and of requests that change a machine: every field of v54, and two more that kata-containers
 //! sends.
 //!
 //! Types and defaults are cloud-hypervisor's, so that an omitted field means the same.
@@ -7,10 +7,11 @@ mod devices;
 mod machine;
 mod memory;
 
-pub(super) use devices::*;
-pub(crate) use devices::{DeviceConfig, RemovedDevice};
-pub(crate) use machine::VmConfig;
+pub(crate) use devices::{
+    DeviceConfig, DiskConfig, NetConfig, RemovedDevice, Resize, UserDeviceConfig, VsockConfig,
+};
 pub(super) use machine::*;
+pub(crate) use machine::{ConsoleOutputMode, VmConfig};
 pub(super) use memory::*;
 
 /// Declares objects of the document. An unknown field is an error; one without a default is required unless it is an

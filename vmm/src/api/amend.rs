@@ -1,0 +1,214 @@
+//! Changes of cloud-hypervisor's document between `vm.create` and `vm.boot`.
+//!
+//! The document is read, changed and checked as a whole, so that a device which is added follows the same rules as one
+//! that was there.
+
+use serde::de::DeserializeOwned;
+
+use super::answer::{Answer, Status, read, texts};
+use super::cloud::{RemovedDevice, Resize, VmConfig, VsockConfig};
+use super::cycle::{Created, Language};
+use super::life;
+use super::published::Published;
+
+/// A request that changes the document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    AddDisk,
+    AddNet,
+    AddVsock,
+    AddDevice,
+    AddUserDevice,
+    RemoveDevice,
+    Resize,
+}
+
+/// Carries out `change` with its `body` on the machine that is created; `None` where none is, or where it was started.
+pub(super) fn amended(change: Change, body: &[u8], machine: &Published) -> Option<Answer> {
+    let state = machine.state();
+    let cycle = state.cycle.as_ref().filter(|cycle| !cycle.is_booted())?;
+    Some(amend(change, body, cycle.created()?, machine).unwrap_or_else(|refusal| refusal))
+}
+
+/// Carries out `change` with its `body` before the machine's start, or refuses it with `remedy` afterwards.
+pub(super) fn respond(change: Change, remedy: &str, body: &[u8], machine: &Published) -> Answer {
+    let late = || Answer::failure(Status::NotImplemented, "cannot change a machine that was started", remedy);
+    let refusal = || life::unbooted(&machine.state()).unwrap_or_else(late); // none is created, or it runs
+    amended(change, body, machine).unwrap_or_else(refusal)
+}
+
+fn amend(change: Change, body: &[u8], created: &Created, machine: &Published) -> Result<Answer, Answer> {
+    let Created { language: Language::CloudHypervisor, text, default_name, .. } = created else {
+        let what = "cannot change the machine: its configuration is egm-vmm's own";
+        return Err(Answer::failure(Status::Conflict, what, "delete it, and create it with the change"));
+    };
+    let mut document: VmConfig = read("document", text.as_bytes())?;
+    change.apply(body, &mut document)?;
+    let text = serde_json::to_string(&document).unwrap_or_default(); // it was read from such a text
+    let created = Created::new(Language::CloudHypervisor, text, default_name)
+        .map_err(|errors| Answer::failures(Status::BadRequest, &texts(&errors)))?;
+    match machine.change(|cycle| cycle.amend(created)) {
+        Some(Err(error)) => Err(life::refused(error)),
+        _ => Ok(Answer::done()),
+    }
+}
+
+impl Change {
+    fn apply(self, body: &[u8], document: &mut VmConfig) -> Result<(), Answer> {
+        match self {
+            Self::AddDisk => add(body, &mut document.disks)?,
+            Self::AddNet => add(body, &mut document.net)?,
+            Self::AddDevice => add(body, &mut document.devices)?,
+            Self::AddUserDevice => add(body, &mut document.user_devices)?,
+            Self::AddVsock => {
+                let vsock: VsockConfig = read("device", body)?;
+                if document.vsock.replace(vsock).is_some() {
+                    let what = "cannot add a vsock device: the machine has one";
+                    return Err(Answer::failure(
+                        Status::Conflict,
+                        what,
+                        "remove that first: vm.remove-device",
+                    ));
+                }
+            }
+            Self::RemoveDevice => remove(&read::<RemovedDevice>("device", body)?.id, document)?,
+            Self::Resize => resize(&read("size", body)?, document)?,
+        }
+        Ok(())
+    }
+}
+
+/// Adds the device of `body` to `devices`.
+fn add<T: DeserializeOwned>(body: &[u8], devices: &mut Option<Vec<T>>) -> Result<(), Answer> {
+    devices.get_or_insert_default().push(read("device", body)?);
+    Ok(())
+}
+
+/// Removes the device `id`.
+fn remove(id: &str, document: &mut VmConfig) -> Result<(), Answer> {
+    fn without<T>(devices: &mut Option<Vec<T>>, is_it: impl Fn(&T) -> bool) -> bool {
+        let before = devices.as_ref().map_or(0, Vec::len);
+        if let Some(devices) = devices {
+            devices.retain(|device| !is_it(device));
+        }
+        devices.as_ref().map_or(0, Vec::len) < before
+    }
+    let has = |of_device: &Option<String>| of_device.as_deref() == Some(id);
+    let vsock = document.vsock.take_if(|vsock| has(&vsock.id)).is_some();
+    let removed = vsock
+        | without(&mut document.disks, |disk| has(&disk.id))
+        | without(&mut document.net, |net| has(&net.id))
+        | without(&mut document.devices, |device| has(&device.id))
+        | without(&mut document.user_devices, |device| has(&device.id));
+    if removed {
+        return Ok(());
+    }
+    let what = format!("cannot remove device {id:?}: no device of the document has this id");
+    Err(Answer::failure(Status::NotFound, &what, "use the id that the device was added with"))
+}
+
+/// Sets the numbers of `size` that are given.
+fn resize(size: &Resize, document: &mut VmConfig) -> Result<(), Answer> {
+    if size.desired_balloon.is_some() {
+        let what = "cannot resize the balloon: the machine has none";
+        return Err(Answer::failure(Status::BadRequest, what, "leave desired_balloon out"));
+    }
+    document.cpus.boot_vcpus = size.desired_vcpus.unwrap_or(document.cpus.boot_vcpus);
+    document.memory.size = size.desired_ram.unwrap_or(document.memory.size);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::api::cycle::SavedCycle;
+
+    /// A program that serves, with a machine of the document `text`.
+    fn created(text: &str) -> Published {
+        let machine = serving();
+        let created = Created::new(Language::CloudHypervisor, text.to_owned(), "vm1").unwrap();
+        machine.change(|cycle| cycle.create(created)).unwrap().unwrap();
+        machine
+    }
+
+    fn serving() -> Published {
+        Published::serving(Path::new("vm1.sock"), SavedCycle::default()).unwrap()
+    }
+
+    const SMALL: &str = r#"{"payload":{"kernel":"k"},"cpus":{"boot_vcpus":1,"max_vcpus":4}}"#;
+
+    #[track_caller]
+    fn ask(change: Change, body: &Value, machine: &Published) -> Status {
+        amended(change, body.to_string().as_bytes(), machine).unwrap().status
+    }
+
+    fn document(machine: &Published) -> Value {
+        let state = machine.state();
+        serde_json::from_str(&state.cycle.unwrap().created().unwrap().text).unwrap()
+    }
+
+    #[test]
+    fn a_created_machine_takes_devices_and_sizes_and_gives_devices_back() {
+        let machine = created(SMALL);
+        for (change, body) in [
+            (Change::AddDisk, json!({ "path": "/disk", "id": "d" })),
+            (Change::AddDisk, json!({ "path": "/other", "id": "e" })),
+            (Change::AddNet, json!({ "tap": "tap0", "id": "n" })),
+            (Change::AddVsock, json!({ "cid": 3, "socket": "/v", "id": "v" })),
+            (Change::AddDevice, json!({ "path": "/sys/bus/pci/devices/0000:41:00.0", "id": "g" })),
+            (Change::AddUserDevice, json!({ "socket": "/u", "id": "u" })),
+            (Change::Resize, json!({ "desired_vcpus": 2, "desired_ram": 1 << 30 })),
+        ] {
+            assert_eq!(ask(change, &body, &machine), Status::NoContent, "{change:?}");
+        }
+        let now = document(&machine);
+        assert_eq!((&now["disks"][1]["path"], &now["cpus"]["boot_vcpus"]), (&json!("/other"), &json!(2)));
+        let state = machine.state();
+        let shown = &state.cycle.as_ref().unwrap().created().unwrap().shown;
+        assert_eq!((shown.cpus.boot_vcpus, shown.memory.size), (2, 1 << 30));
+        for id in ["d", "n", "v", "g", "u"] {
+            assert_eq!(ask(Change::RemoveDevice, &json!({ "id": id }), &machine), Status::NoContent, "{id}");
+        }
+        let now = document(&machine);
+        assert_eq!((&now["disks"].as_array().unwrap().len(), &now["vsock"]), (&1, &Value::Null));
+        assert_eq!(ask(Change::RemoveDevice, &json!({ "id": "d" }), &machine), Status::NotFound);
+    }
+
+    #[test]
+    fn a_refused_change_leaves_the_machine_as_it_was() {
+        let machine = created(SMALL);
+        let before = document(&machine);
+        for (change, body) in [
+            (Change::AddDisk, json!({ "readonly": true })),
+            (Change::AddDisk, json!({ "path": "/disk", "image_type": "Qcow2" })),
+            (Change::AddNet, json!({ "tap": "tap0", "wrong": 1 })),
+            (Change::AddVsock, json!([])),
+            (Change::Resize, json!({ "desired_vcpus": 5 })),
+            (Change::Resize, json!({ "desired_balloon": 0 })),
+        ] {
+            assert_eq!(ask(change, &body, &machine), Status::BadRequest, "{change:?} {body}");
+        }
+        assert_eq!(document(&machine), before);
+        let vsock = json!({ "cid": 3, "socket": "/v" });
+        assert_eq!(ask(Change::AddVsock, &vsock, &machine), Status::NoContent);
+        assert_eq!(ask(Change::AddVsock, &vsock, &machine), Status::Conflict);
+    }
+
+    #[test]
+    fn without_a_machine_or_after_its_start_nothing_is_changed_here_and_our_own_language_is_refused() {
+        let body = json!({ "path": "/disk" }).to_string();
+        assert!(amended(Change::AddDisk, body.as_bytes(), &serving()).is_none());
+        let machine = created(SMALL);
+        machine.change(super::super::cycle::Cycle::boot).unwrap().unwrap();
+        assert!(amended(Change::AddDisk, body.as_bytes(), &machine).is_none());
+        let machine = serving();
+        let ours = r#"{"memory":{"size":"16MiB"},"boot":{"kernel":"k"}}"#.to_owned();
+        let ours = Created::new(Language::Own, ours, "vm1").unwrap();
+        machine.change(|cycle| cycle.create(ours)).unwrap().unwrap();
+        assert_eq!(ask(Change::AddDisk, &json!({ "path": "/disk" }), &machine), Status::Conflict);
+    }
+}
