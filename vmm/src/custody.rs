@@ -83,7 +83,7 @@ impl Keeper {
     /// # Errors
     /// [`CustodyError`]: this process's parent is no keeper.
     pub(crate) fn connect(number: i32) -> Result<Self, CustodyError> {
-        reexec::restore_name();
+        reexec::restore_name(c"egm-vmm");
         // The keeper has them blocked, and a process inherits that.
         handled_signals().thread_unblock().map_err(failed("unblock signals"))?;
         let parent = std::os::unix::process::parent_id();

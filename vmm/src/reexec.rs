@@ -3,7 +3,7 @@
 //! The descriptors pass the execution in a message of a socket, which is standard input meanwhile. So the next execution
 //! owns each of them without a number, and needs no system call that container runtimes refuse (`pidfd_getfd`).
 
-use std::ffi::OsString;
+use std::ffi::{CStr, OsString};
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
 use std::mem::MaybeUninit;
@@ -37,6 +37,9 @@ fn seals() -> SealFlags {
 /// Those of memfd_create(2), and of a value without a JSON form.
 pub(crate) fn sealed(value: &impl Serialize) -> io::Result<File> {
     let text = serde_json::to_vec(value)?;
+    if u64::try_from(text.len()).map_or(true, |length| length > MAX_STATE) {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = File::from(memfd_create(c"egm-vmm-state", flags)?);
     file.write_all(&text)?;
@@ -60,9 +63,10 @@ pub(crate) fn unsealed<T: DeserializeOwned>(mut file: File) -> io::Result<T> {
     Ok(serde_json::from_slice(&text)?)
 }
 
-/// Names this process `egm-vmm` again, as `ps` and `killall` show it: the kernel names an execution of `/proc/self/exe` "exe".
-pub(crate) fn restore_name() {
-    let _ = rustix::thread::set_name(c"egm-vmm");
+/// Names this process `name` again, as `ps` and `killall` show it in 15 bytes: the kernel names an execution of
+/// `/proc/self/exe` "exe".
+pub(crate) fn restore_name(name: &CStr) {
+    let _ = rustix::thread::set_name(name);
 }
 
 /// The descriptors that the execution before this one passed. Restores that one's standard input.
@@ -135,6 +139,7 @@ mod tests {
         let open = memfd_create(c"open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         assert_eq!(unsealed::<Vec<String>>(open.into()).unwrap_err().kind(), io::ErrorKind::InvalidData);
         assert!(unsealed::<u64>(sealed(&"text").unwrap()).is_err());
+        assert!(sealed(&"x".repeat(1 << 20)).is_err(), "longer than what is read");
     }
 
     #[test]

@@ -6,10 +6,14 @@
 use serde::de::DeserializeOwned;
 
 use super::answer::{Answer, Status, read, texts};
-use super::cloud::{RemovedDevice, Resize, VmConfig, VsockConfig};
+use super::cloud::{DiskConfig, RemovedDevice, Resize, VmConfig, VsockConfig};
 use super::cycle::{Created, Language};
 use super::life;
 use super::published::Published;
+
+/// Longest document in bytes. The state that an execution leaves to the next has it as a string, which is twice as long
+/// at most.
+const MAX_DOCUMENT: usize = 256 << 10;
 
 /// A request that changes the document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +49,10 @@ fn amend(change: Change, body: &[u8], created: &Created, machine: &Published) ->
     let mut document: VmConfig = read("document", text.as_bytes())?;
     change.apply(body, &mut document)?;
     let text = serde_json::to_string(&document).unwrap_or_default(); // it was read from such a text
+    if text.len() > MAX_DOCUMENT {
+        let what = "cannot change the machine: its document would be too long";
+        return Err(Answer::failure(Status::ContentTooLarge, what, "use shorter paths, or fewer devices"));
+    }
     let created = Created::new(Language::CloudHypervisor, text, default_name)
         .map_err(|errors| Answer::failures(Status::BadRequest, &texts(&errors)))?;
     match machine.change(|cycle| cycle.amend(created)) {
@@ -94,9 +102,11 @@ fn remove(id: &str, document: &mut VmConfig) -> Result<(), Answer> {
         devices.as_ref().map_or(0, Vec::len) < before
     }
     let has = |of_device: &Option<String>| of_device.as_deref() == Some(id);
+    // A disk without an id has that of its serial number.
+    let is_disk = |disk: &DiskConfig| has(&disk.id) || (disk.id.is_none() && has(&disk.serial));
     let vsock = document.vsock.take_if(|vsock| has(&vsock.id)).is_some();
     let removed = vsock
-        | without(&mut document.disks, |disk| has(&disk.id))
+        | without(&mut document.disks, is_disk)
         | without(&mut document.net, |net| has(&net.id))
         | without(&mut document.devices, |device| has(&device.id))
         | without(&mut document.user_devices, |device| has(&device.id));
@@ -196,6 +206,23 @@ mod tests {
         let vsock = json!({ "cid": 3, "socket": "/v" });
         assert_eq!(ask(Change::AddVsock, &vsock, &machine), Status::NoContent);
         assert_eq!(ask(Change::AddVsock, &vsock, &machine), Status::Conflict);
+    }
+
+    #[test]
+    fn a_document_grows_to_a_limit_that_the_next_execution_reads() {
+        let machine = created(SMALL);
+        let path = "\\".repeat(4000);
+        let added = |number: usize| {
+            let disk = json!({ "path": format!("/{number}{path}"), "id": format!("d{number}") });
+            ask(Change::AddDisk, &disk, &machine)
+        };
+        let statuses: Vec<Status> = (0..64).map(added).collect();
+        assert_eq!((statuses[0], statuses[63]), (Status::NoContent, Status::ContentTooLarge));
+        machine.change(super::super::cycle::Cycle::boot).unwrap().unwrap();
+        machine.ended(&crate::machine::ExitReason::Reset);
+        let saved = machine.saved().unwrap();
+        let state = crate::reexec::sealed(&saved).unwrap();
+        assert_eq!(crate::reexec::unsealed::<SavedCycle>(state).unwrap(), saved);
     }
 
     #[test]

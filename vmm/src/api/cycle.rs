@@ -55,7 +55,8 @@ impl Next {
         match reason {
             ExitReason::Reset => Self::Boot,
             ExitReason::Signal(_) => Self::End,
-            ExitReason::Requested => Self::Stay,
+            // A machine that did not start is no guest that ends.
+            ExitReason::Requested | ExitReason::NoThread { .. } | ExitReason::Sandbox(_) => Self::Stay,
             _ if ends_with_guest => Self::End,
             _ => Self::Stay,
         }
@@ -201,6 +202,7 @@ impl Cycle {
             (None, _) => Err(CycleError::NotCreated),
             (Some(_), true) if self.own.is_some() => Err(CycleError::Ending),
             (Some(_), true) => Err(CycleError::Booted),
+            (Some(_), false) if self.requested == Some(Next::End) => Err(CycleError::Ending),
             (Some(_), false) => {
                 self.is_booted = true;
                 Ok(())
@@ -249,7 +251,9 @@ impl Cycle {
     /// Records that the machine ended for `reason`.
     pub(super) fn ended(&mut self, reason: &ExitReason) {
         let resets = *reason == ExitReason::Reset && egm_address::fault!("guest-reset-as-end");
-        self.own = Some(if resets { Next::Stay } else { Next::after(reason, self.ends_with_guest) });
+        // A request that was accepted before decides.
+        let ends_with_guest = self.ends_with_guest && self.requested.is_none();
+        self.own = Some(if resets { Next::Stay } else { Next::after(reason, ends_with_guest) });
         self.last = Some(LastEnd { reason: reason.name().to_owned(), text: reason.to_string() });
     }
 
@@ -399,5 +403,31 @@ mod tests {
         cycle.failed("disk is not flushed".to_owned());
         let last = LastEnd { reason: "powered-off".to_owned(), text: "disk is not flushed".to_owned() };
         assert_eq!(cycle.last(), Some(&last));
+    }
+
+    #[test]
+    fn a_program_that_is_requested_to_end_boots_no_machine() {
+        let mut cycle = created();
+        assert_eq!(cycle.request(Next::End), Ok(Effect::Done));
+        assert_eq!((cycle.boot(), cycle.order()), (Err(CycleError::Ending), Order::End));
+    }
+
+    #[test]
+    fn a_program_ends_with_its_guest_unless_a_request_or_a_reset_decides_otherwise() {
+        let ending = |requested: Option<Next>, reason: &ExitReason| {
+            let mut cycle = booted();
+            cycle.set_ends_with_guest(true);
+            if let Some(requested) = requested {
+                cycle.request(requested).unwrap();
+            }
+            next(cycle, reason)
+        };
+        assert_eq!(ending(None, &ExitReason::PoweredOff), None);
+        assert_eq!(ending(None, &ExitReason::Panicked), None);
+        assert_eq!(ending(None, &ExitReason::Reset), Some([true, true]));
+        assert_eq!(ending(Some(Next::Boot), &ExitReason::PoweredOff), Some([true, true]));
+        assert_eq!(ending(Some(Next::Stay), &ExitReason::PoweredOff), Some([true, false]));
+        let unstarted = ExitReason::NoThread { vcpu: 1, what: "no thread".to_owned() };
+        assert_eq!(ending(None, &unstarted), Some([true, false]));
     }
 }

@@ -299,9 +299,11 @@ impl Published {
         if let Some(cycle) = state.cycle.as_mut() {
             cycle.failed(text.clone());
         }
+        if state.live.is_none() {
+            state.failure = Some(texts(error).into());
+        }
         if state.ended.is_none() {
             state.ended = Some("failed");
-            state.failure = Some(texts(error).into());
             drop(state);
             self.journal.publish(&MachineEvent::Failed { text });
         }

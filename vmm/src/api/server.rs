@@ -195,7 +195,8 @@ impl Serving {
     }
 
     fn turn(&mut self) -> io::Result<()> {
-        let mut events = Vec::with_capacity(MOST_CLIENTS);
+        let mut events = Vec::with_capacity(MOST_CLIENTS + 2); // with the listener and the journal
+        let mut has_new = false;
         let limit = self.deadline().map(|end| end.saturating_duration_since(Instant::now()));
         let limit = limit.map(round_up).and_then(|limit| Timespec::try_from(limit).ok());
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), limit.as_ref()) {
@@ -206,7 +207,7 @@ impl Serving {
         self.resume(now)?;
         for event in &events {
             match event.data.u64() {
-                LISTENER => self.accept(now)?,
+                LISTENER => has_new = true,
                 WAKE => {
                     let _ = self.wake.read();
                     self.answer_pending(false, now);
@@ -217,7 +218,8 @@ impl Serving {
         }
         self.clients.values_mut().for_each(|client| client.connection.expire(now));
         self.clients.retain(|_, client| !client.connection.is_over());
-        Ok(())
+        // Last: a client with a request that is there already keeps its place, and one that has left gives its place up.
+        if has_new { self.accept(now) } else { Ok(()) }
     }
 
     /// The next time at which something is due without an event. An idle API has none.
@@ -260,7 +262,7 @@ impl Serving {
             );
             return Ok(());
         };
-        if self.clients.len() >= places(user) && !self.close_idle() {
+        if !self.make_room(user) {
             refuse(
                 &stream,
                 Status::ServiceUnavailable,
@@ -273,17 +275,21 @@ impl Serving {
         self.next = self.next.saturating_add(1);
         let (connection, interest) = (Connection::new(self.limits, now), EventFlags::IN);
         if watch(&self.epoll, stream.as_fd(), key, interest).is_ok() {
-            self.clients.insert(key, Client::new(stream, connection, interest));
+            self.clients.insert(key, Client::new(stream, user, connection, interest));
         }
         Ok(())
     }
 
-    /// Closes the connection that has been idle longest; returns whether there was one.
-    fn close_idle(&mut self) -> bool {
-        let idle =
-            self.clients.iter().filter_map(|(key, client)| Some((client.connection.idle_since()?, *key)));
-        let longest = idle.min().and_then(|(_, key)| self.clients.remove(&key));
-        longest.is_some()
+    /// Makes room for a client of `user`: closes connections of this user that have been idle longest, and for root those of
+    /// any user. Returns whether there is room.
+    fn make_room(&mut self, user: u32) -> bool {
+        while self.clients.len() >= places(user) {
+            let own = self.clients.iter().filter(|(_, client)| user == 0 || client.user == user);
+            let idle = own.filter_map(|(key, client)| Some((client.connection.idle_since()?, *key)));
+            let Some((_, longest)) = idle.min() else { return false };
+            self.clients.remove(&longest);
+        }
+        true
     }
 
     /// Reads, answers and writes as far as client `key` lets it.

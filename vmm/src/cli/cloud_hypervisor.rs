@@ -112,7 +112,7 @@ pub(super) fn run(line: &CommandLine) -> Outcome {
     let log = if *verbose > 0 { log.verbose() } else { *log };
     log.start();
     let (api, event_monitor) = (api.clone(), event_monitor.clone());
-    Service { api, shared, event_monitor, ends_with_guest: true }.run()
+    Service { name: c"cloud-hypervisor", api, shared, event_monitor, ends_with_guest: true }.run()
 }
 
 /// Appends standard error to the file at `path`.

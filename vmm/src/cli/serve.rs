@@ -10,6 +10,7 @@
 mod file;
 mod signals;
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, RawFd};
 use std::path::PathBuf;
@@ -78,6 +79,8 @@ pub(super) struct SharedArgs {
 
 /// A program that serves machines.
 pub(super) struct Service<'a> {
+    /// Name of the process.
+    pub(super) name: &'static CStr,
     pub(super) api: PathOrDescriptor,
     pub(super) shared: &'a SharedArgs,
     /// File for events by cloud-hypervisor's names.
@@ -217,7 +220,7 @@ impl Service<'_> {
     /// What the execution before this one left.
     fn resume(&self) -> Result<(Inherited, Signals), Box<dyn Report>> {
         let signals = Signals::new().map_err(failed("handle signals"))?;
-        reexec::restore_name();
+        reexec::restore_name(self.name);
         let (take, read) = ("take over the socket and the state", "read the state");
         let mut passed = reexec::inherited().map_err(failed(take))?.into_iter();
         let (Some(socket), Some(state)) = (passed.next(), passed.next()) else {
@@ -266,6 +269,7 @@ impl Service<'_> {
         signals.set_starting(true);
         // A signal before that is there now, and a later one ends the process.
         if signals.is_end_requested() {
+            machine.note_end(None);
             return Ok(ExitCode::SUCCESS);
         }
         machine.note(CloudEvent::Booting);
@@ -311,7 +315,8 @@ impl Service<'_> {
 pub(super) fn run(args: &Args) -> Outcome {
     args.check()?;
     let api = PathOrDescriptor::Path(args.api.clone());
-    Service { api, shared: &args.shared, event_monitor: None, ends_with_guest: false }.run()
+    let shared = &args.shared;
+    Service { name: c"egm-vmm", api, shared, event_monitor: None, ends_with_guest: false }.run()
 }
 
 #[cfg(test)]

@@ -145,9 +145,13 @@ const fn failures(operation: Operation) -> &'static [Status] {
         | Operation::Slices
         | Operation::Interrupts
         | Operation::End(Next::Stay) => &[Status::NotFound, Status::Conflict],
-        Operation::AddDevice | Operation::RemoveDevice => {
-            &[Status::BadRequest, Status::NotFound, Status::Conflict, Status::InternalServerError]
-        }
+        Operation::AddDevice | Operation::RemoveDevice => &[
+            Status::BadRequest,
+            Status::NotFound,
+            Status::Conflict,
+            Status::ContentTooLarge,
+            Status::InternalServerError,
+        ],
         Operation::Create(_) => &[Status::BadRequest, Status::Conflict, Status::NotImplemented],
         Operation::Boot => {
             &[Status::NotFound, Status::Conflict, Status::InternalServerError, Status::NotImplemented]
@@ -157,9 +161,13 @@ const fn failures(operation: Operation) -> &'static [Status] {
         Operation::End(Next::End) => &[Status::Conflict],
         Operation::Events => &[Status::BadRequest, Status::ServiceUnavailable],
         Operation::SetLogLevel => &[Status::BadRequest],
-        Operation::Amend(..) => {
-            &[Status::BadRequest, Status::NotFound, Status::Conflict, Status::NotImplemented]
-        }
+        Operation::Amend(..) => &[
+            Status::BadRequest,
+            Status::NotFound,
+            Status::Conflict,
+            Status::ContentTooLarge,
+            Status::NotImplemented,
+        ],
         Operation::Ping
         | Operation::Machine
         | Operation::Timings

@@ -21,6 +21,7 @@ const BATCH: usize = 64;
 /// A client, and what it waits for.
 pub(super) struct Client {
     pub(super) stream: UnixStream,
+    pub(super) user: u32,
     pub(super) connection: Connection,
     /// The events that the epoll set waits for.
     pub(super) interest: EventFlags,
@@ -36,8 +37,13 @@ struct Pending {
 }
 
 impl Client {
-    pub(super) const fn new(stream: UnixStream, connection: Connection, interest: EventFlags) -> Self {
-        Self { stream, connection, interest, is_behind: false, pending: None }
+    pub(super) const fn new(
+        stream: UnixStream,
+        user: u32,
+        connection: Connection,
+        interest: EventFlags,
+    ) -> Self {
+        Self { stream, user, connection, interest, is_behind: false, pending: None }
     }
 
     /// Answers its request when `awaited` has happened.

@@ -43,13 +43,13 @@ impl fmt::Display for PathOrDescriptor {
 }
 
 impl PathOrDescriptor {
-    /// The file, to write to: made where there is none. A named pipe waits for its reader.
+    /// The file, to append to: made where there is none. A named pipe waits for its reader.
     ///
     /// # Errors
     /// Those of open(2); `EBADF` for a number without a file.
     pub(super) fn open(&self) -> io::Result<File> {
         match self {
-            Self::Path(path) => File::options().write(true).create(true).truncate(true).open(path),
+            Self::Path(path) => File::options().append(true).create(true).open(path),
             Self::Descriptor(number) => Ok(inherited::descriptor(*number)?.into()),
         }
     }
