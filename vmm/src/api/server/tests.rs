@@ -156,6 +156,35 @@ fn places_are_left_for_root() {
 }
 
 #[test]
+fn a_user_closes_its_own_idle_connections_only_and_root_closes_any() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = Listener::bind(&folder.path().join("s")).unwrap();
+    let machine = Arc::new(Published::new("vm.json".into()));
+    let wake = machine.journal().open().unwrap();
+    let mut serving = Serving::new(listener, &wake, machine, Limits::USUAL).unwrap();
+    let now = Instant::now();
+    let client = |user: u32, is_idle: bool| {
+        let mut connection = Connection::new(Limits::USUAL, now);
+        if is_idle {
+            connection.receive(b"GET / HTTP/1.1\r\n\r\n", now);
+            let _ = connection.next_request(now).unwrap();
+            connection.answer(&Answer::done(), true, now);
+            connection.sent(connection.output().len(), now);
+        }
+        Client::new(UnixStream::pair().unwrap().0, user, connection, EventFlags::IN)
+    };
+    let busy = (0..12).map(|key| (key, client(1000, false)));
+    serving.clients.extend(busy.chain([(12, client(0, true))]));
+    assert!(!serving.make_room(1000), "root's connection is no room for a user");
+    serving.clients.insert(0, client(1000, true));
+    assert!(!serving.make_room(1000), "13 without one are 12");
+    assert_eq!(serving.clients.len(), 12);
+    serving.clients.extend((20..24).map(|key| (key, client(1000, true))));
+    assert!(serving.make_room(0), "of 16 one is closed");
+    assert_eq!(serving.clients.len(), 15);
+}
+
+#[test]
 fn a_client_that_pipelines_gets_8_answers_before_others_have_their_turn() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("s");
