@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_gpu_nodes_are_not_those_host_nodes() {
+    fn nodes_of_gpus_are_not_those_of_processors() {
         let nodes = "0-2,10,18".parse().unwrap();
         assert_eq!(host_nodes(&nodes, &[]), [0, 1, 2, 10, 18]);
         assert_eq!(host_nodes(&nodes, &[10, 18]), [0, 1, 2], "two coherent GPUs");
