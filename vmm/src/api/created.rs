@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::cloud::{self, Translation, VmConfig};
+use super::cloud::{self, ConsoleOutputMode, Translation, VmConfig};
 use super::cycle::{Created, Language};
 use super::shown::ShownConfig;
 use crate::config::{self, ConfigErrors, Overrides, Spec};
@@ -16,6 +16,8 @@ const API: &str = "api";
 struct Checked {
     spec: Spec,
     notes: Vec<String>,
+    /// Modes of `serial` and `console` of cloud-hypervisor's document.
+    consoles: Option<[ConsoleOutputMode; 2]>,
 }
 
 impl Created {
@@ -24,9 +26,10 @@ impl Created {
     /// # Errors
     /// [`ConfigErrors`] with all refusals.
     pub(super) fn new(language: Language, text: String, default_name: &str) -> Result<Self, ConfigErrors> {
-        let Checked { spec, notes } = checked(language, &text, default_name, &Overrides::default())?;
+        let Checked { spec, notes, consoles } =
+            checked(language, &text, default_name, &Overrides::default())?;
         notes.iter().for_each(|note| tracing::info!("{note}"));
-        let shown = shown(&spec, language, &text);
+        let shown = shown(&spec, consoles);
         Ok(Self { language, text, default_name: default_name.to_owned(), name: spec.name, shown })
     }
 
@@ -49,28 +52,27 @@ fn checked(
     // The name of the document in messages. It lies in the working directory, to which paths are relative.
     let path = format!("{default_name}.json");
     let (path, text) = (Path::new(&path), text.as_bytes().to_vec());
-    let mut notes = Vec::new();
+    let (mut notes, mut consoles) = (Vec::new(), None);
     let spec = match language {
         Language::Own => config::parse_with(path, text, overrides)?,
         Language::CloudHypervisor => config::parse_foreign(path, text, overrides, |document: VmConfig| {
             let Translation { file, notes: found, origins } = cloud::translate(&document)?;
             notes = found;
+            consoles = Some([document.serial.mode, document.console.mode]);
             Ok((file, move |key: &str| origins.of(key)))
         })?,
     };
-    Ok(Checked { spec, notes })
+    Ok(Checked { spec, notes, consoles })
 }
 
 /// The parts of cloud-hypervisor's `VmConfig` that every machine has.
-fn shown(spec: &Spec, language: Language, text: &str) -> ShownConfig {
+fn shown(spec: &Spec, consoles: Option<[ConsoleOutputMode; 2]>) -> ShownConfig {
     let slices = spec.egm.iter().map(|slice| slice.size.get());
     let size = slices.fold(spec.memory.size.get(), u64::saturating_add);
     let shown = ShownConfig::new(spec.cpus.count, size, &spec.boot, &spec.console);
-    match (language, serde_json::from_str::<VmConfig>(text)) {
-        (Language::CloudHypervisor, Ok(document)) => {
-            shown.with_consoles(document.serial.mode.into(), document.console.mode.into())
-        }
-        _ => shown,
+    match consoles {
+        Some([serial, console]) => shown.with_consoles(serial.into(), console.into()),
+        None => shown,
     }
 }
 

@@ -46,9 +46,7 @@ pub enum Severity {
     Debug,
 }
 
-const SEVERITIES: [Severity; 4] = [Severity::Error, Severity::Warn, Severity::Info, Severity::Debug];
-
-/// Least severity that is printed, as its index in [`SEVERITIES`].
+/// Least severity that is printed, as its index among all.
 static LEVEL: AtomicU8 = AtomicU8::new(Severity::Info as u8);
 
 impl Severity {
@@ -56,7 +54,7 @@ impl Severity {
     #[must_use]
     pub fn least() -> Self {
         let level = usize::from(LEVEL.load(Ordering::Relaxed));
-        SEVERITIES.get(level).copied().unwrap_or(Self::Debug)
+        Self::value_variants().get(level).copied().unwrap_or(Self::Debug)
     }
 
     /// Prints messages of this severity and above from now on.
@@ -234,7 +232,7 @@ mod tests {
             debug();
             assert!(second.made.get().is_some());
         });
-        for severity in SEVERITIES {
+        for &severity in Severity::value_variants() {
             severity.set_least();
             assert_eq!(Severity::least(), severity);
             let name = serde_json::to_string(&severity).unwrap();
