@@ -157,6 +157,8 @@ fn follow(
             Err(RecvTimeoutError::Timeout) => {
                 late = true;
                 kill_group(pid);
+                // QEMU's emulation of a process returns from a spawn before the child has a group of its own.
+                let _ = kill_process(pid, Signal::KILL);
             }
             Err(RecvTimeoutError::Disconnected) => break,
         }
@@ -238,6 +240,19 @@ mod tests {
     fn a_child_that_falls_silent_is_killed() {
         let silence = Limit::Silence(Duration::from_millis(1));
         assert_eq!(shell("echo; sleep 1000", silence, |_| Reaction::Go), Ending::Deadline);
+    }
+
+    #[test]
+    fn a_late_child_that_has_no_group_of_its_own_yet_is_killed() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut child = Command::new("sleep").arg("1000").stdout(Stdio::piped()).spawn().unwrap();
+        let (pid, out) = (Pid::from_child(&child), child.stdout.take().unwrap());
+        let (sender, events) = sync_channel(64);
+        spawn_reader(out, sender.clone());
+        spawn_waiter(child, sender);
+        let console = Console::new(File::create(directory.path().join("out")).unwrap());
+        let late = Limit::Total(Duration::from_millis(1));
+        assert_eq!(follow(&events, pid, late, console, |_| Reaction::Go).unwrap(), Ending::Deadline);
     }
 
     #[test]
