@@ -41,6 +41,7 @@ mod listener;
 mod lock;
 pub mod machine;
 mod memory;
+mod passed;
 mod passthrough;
 pub mod pci;
 pub mod plan;

@@ -32,6 +32,17 @@ impl Listener {
     /// # Errors
     /// `AddrInUse` when a process listens there, `AlreadyExists` for a file of another kind, and those of bind(2).
     pub(crate) fn bind(path: &Path) -> io::Result<Self> {
+        let listener = Self::bind_for_descriptors(path)?;
+        // Where the kernel cannot, a client's own descriptors can hold up the event loop: see docs/limits.md.
+        egm_device::broker::refuse_descriptors(listener.as_fd());
+        Ok(listener)
+    }
+
+    /// The same for clients that pass descriptors.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub(crate) fn bind_for_descriptors(path: &Path) -> io::Result<Self> {
         let socket = match bind_private(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 remove_stale(path)?;
@@ -66,8 +77,6 @@ impl Listener {
 
     fn of(socket: UnixListener, path: PathBuf, made: Option<[u64; 2]>) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
-        // Where the kernel cannot, a client's own descriptors can hold up the event loop: see docs/limits.md.
-        egm_device::broker::refuse_descriptors(socket.as_fd());
         Ok(Self { socket, path, made, spare: spare() })
     }
 

@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use rustix::cmsg_space;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 use rustix::stdio::dup2_stdin;
@@ -23,8 +23,10 @@ use serde::de::DeserializeOwned;
 
 /// Longest state in bytes; a configuration, which is the most of it, is a body of the API.
 const MAX_STATE: u64 = 1 << 20;
+/// Most descriptors of a caller.
+pub(crate) const MAX_PASSED: usize = 67;
 /// Most descriptors in the message: standard input, and those of the caller.
-const PASSED: usize = 4;
+const PASSED: usize = MAX_PASSED + 1;
 
 /// Seals of a state: no holder of the descriptor changes it.
 fn seals() -> SealFlags {
@@ -79,7 +81,7 @@ pub(crate) fn inherited() -> io::Result<Vec<OwnedFd>> {
     Ok(passed)
 }
 
-/// Executes this program with its own command line and `option`; [`inherited`] returns `descriptors` there, three at most.
+/// Executes this program with its own command line and `option`; [`inherited`] returns `descriptors` there, [`MAX_PASSED`] at most.
 /// Returns only when that fails.
 pub(crate) fn execute(option: &str, descriptors: &[BorrowedFd<'_>]) -> io::Error {
     let socket = match sent(&[&[io::stdin().as_fd()], descriptors].concat()) {
@@ -113,7 +115,10 @@ fn received(socket: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)?;
+    let message = recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)?;
+    if message.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
+    }
     let descriptors = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
         _ => None,
@@ -146,9 +151,10 @@ mod tests {
     fn descriptors_pass_in_a_message_and_nothing_else_is_taken_for_one() {
         let (mut file, other) = (tempfile::tempfile().unwrap(), File::open("/dev/null").unwrap());
         file.write_all(b"first").unwrap();
-        for count in 2..=PASSED {
-            let descriptors = [other.as_fd(), file.as_fd(), other.as_fd(), other.as_fd()];
-            let socket = sent(&descriptors[..count]).unwrap();
+        for count in [2, 3, PASSED] {
+            let mut descriptors = vec![other.as_fd(); count];
+            descriptors[1] = file.as_fd();
+            let socket = sent(&descriptors).unwrap();
             let mut passed = received(socket.as_fd()).unwrap();
             assert_eq!(passed.len(), count);
             let mut text = String::new();
@@ -159,6 +165,7 @@ mod tests {
             assert!(received(socket.as_fd()).is_err(), "the message is gone, and its sender too");
         }
         assert!(received(other.as_fd()).is_err());
+        assert!(sent(&vec![other.as_fd(); 2 * PASSED]).is_err());
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         rustix::io::write(&ours, b"x").unwrap();

@@ -240,7 +240,8 @@ fn hostile_clients_get_their_status_and_the_program_goes_on() {
     for (request, status) in [
         (b"GET /api/v1/vm.nothing HTTP/1.1\r\n\r\n".to_vec(), "404"),
         (b"DELETE /api/v1/vm.create HTTP/1.1\r\n\r\n".to_vec(), "405"),
-        (b"PUT /api/v1/vm.add-net HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}".to_vec(), "501"),
+        (b"PUT /api/v1/vm.add-net HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}".to_vec(), "409"),
+        (b"PUT /api/v1/vm.add-fs HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}".to_vec(), "501"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n".to_vec(), "400"),
         ([b"PUT / HTTP/1.1\r\nContent-Length: 104857600\r\n\r\n".to_vec(), vec![0; 1 << 20]].concat(), "413"),
     ] {
@@ -463,12 +464,12 @@ fn a_function_that_cannot_be_plugged_in_is_refused_and_the_machine_goes_on() {
         let plugged = machine.ctl("plug 0000:ff:1f.7 --id gpu0");
         assert_eq!(plugged.status.code(), Some(HOST), "{mode}: {plugged:?}");
         let refusal = text(&plugged.stderr);
-        assert!(refusal.starts_with("error: cannot PUT /api/v1/vm.add-device: "), "{mode}: {refusal}");
+        assert!(refusal.starts_with("error: cannot PUT /egm/v1/devices: "), "{mode}: {refusal}");
         assert_eq!(refusal.contains("sandbox opens none"), is_confined, "{mode}: {refusal}");
         for device in ["gpu0", "disk"] {
             let unplugged = machine.ctl(&format!("unplug {device}"));
             assert_eq!(unplugged.status.code(), Some(CONFIGURATION), "{mode}: {unplugged:?}");
-            assert!(text(&unplugged.stderr).contains("has no function"), "{mode}: {unplugged:?}");
+            assert!(text(&unplugged.stderr).contains("has no device"), "{mode}: {unplugged:?}");
         }
         assert_eq!(machine.json("info")["device_tree"].as_object().unwrap().len(), 2);
         let stopped = machine.ctl("shutdown --timeout 0");

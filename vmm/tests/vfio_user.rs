@@ -7,13 +7,14 @@ use std::fs;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use egm_fixtures::function::config::Identity;
 use egm_fixtures::function::device::{Function, Setup};
-use egm_fixtures::payload::{Entry, Ports};
+use egm_fixtures::payload::{Entry, Ports, halt};
 use egm_vfio::host::HostBarKind;
 use egm_vfio_wire::message::{DeviceInfo, DmaMap, DmaUnmap, IrqInfo, RegionInfo, SetIrqs};
 use egm_vfio_wire::serve::{Device, serve};
@@ -25,7 +26,9 @@ use egm_vmm::reserve::{Leases, Servers};
 use egm_vmm::resources::Resources;
 use egm_vmm::{config, plan};
 use rustix::io::Errno;
-use serde_json::json;
+use serde_json::{Value, json};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_egm-vmm");
 
 const SETUP: Setup = Setup {
     identity: Identity { vendor: 0x10de, device: 0x2342, class: 0x03_0200 },
@@ -163,5 +166,71 @@ fn a_server_gets_all_of_the_guests_memory_as_files_and_nothing_after_its_end() {
     assert!(!asked.contains(&Asked::Shrunk), "a server can shrink the guest's memory: {asked:?}");
     // Before the guest has it, and after.
     assert_eq!(asked.iter().filter(|asked| **asked == Asked::Reset).count(), 2);
+    assert_eq!(asked.last(), Some(&Asked::Left));
+}
+
+/// The output of `egm-vmm ctl` with `words`, for the machine in `folder`.
+fn ctl(folder: &Path, words: &[&str]) -> Output {
+    let mut command = Command::new(PROGRAM);
+    command.args(["ctl", "--api", "vm.sock", "--json"]).args(words).current_dir(folder).output().unwrap()
+}
+
+/// The answer of the machine in `folder` to a `ctl` that succeeds.
+#[track_caller]
+fn answer(folder: &Path, words: &[&str]) -> Value {
+    let output = ctl(folder, words);
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A machine in `folder` with `memory` and a spare port, once it runs.
+fn running(folder: &Path, memory: &str) -> Child {
+    fs::write(folder.join("kernel"), halt(Ports::USUAL)).unwrap();
+    let config = json!({
+        "memory": { "size": memory },
+        "boot": { "kernel": "kernel" },
+        "console": "null",
+        "pcie": { "spare": { "ports": 1 } },
+    });
+    fs::write(folder.join("vm.json"), config.to_string()).unwrap();
+    let mut machine = Command::new(PROGRAM)
+        .args(["run", "vm.json", "--api", "vm.sock"])
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    while !String::from_utf8_lossy(&ctl(folder, &["machine"]).stdout).contains("\"running\"") {
+        assert_eq!(machine.try_wait().unwrap(), None, "it ends");
+        std::thread::yield_now();
+    }
+    machine
+}
+
+#[test]
+fn a_plugged_device_reaches_the_guests_memory_and_its_server_is_left_at_the_end() {
+    if let Err(error) = fs::File::options().read(true).write(true).open("/dev/kvm") {
+        return println!("skipped: /dev/kvm: {error}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let server = server(&folder.join("fn.sock"));
+    let mut machine = running(folder, "64MiB");
+    let device = r#"{"type":"vfio-user","socket":"fn.sock"}"#;
+    let planned = ctl(folder, &["plug", device, "--dry-run"]);
+    assert_eq!(planned.status.code(), Some(3), "{planned:?}");
+    let plugged = answer(folder, &["plug", device, "--id", "card"]);
+    assert_eq!((&plugged["id"], plugged["bars"][1]["size"].as_u64()), (&json!("card"), Some(SETUP.bar)));
+    assert_eq!(answer(folder, &["info"])["device_tree"]["card"]["pci_bdf"], plugged["address"]);
+    let again = ctl(folder, &["plug", device]);
+    assert!(String::from_utf8_lossy(&again.stderr).contains("already, as \"card\""), "{again:?}");
+    assert!(ctl(folder, &["shutdown", "--timeout", "0"]).status.success());
+    assert_eq!(machine.wait().unwrap().code(), Some(0));
+    let asked = server.join().unwrap();
+    let mapped = asked.iter().map(|asked| match asked {
+        Asked::Map(_, bytes, true) => *bytes,
+        _ => 0,
+    });
+    assert!(mapped.sum::<u64>() > 60 << 20, "{asked:?}"); // all but holes
+    assert!(!asked.contains(&Asked::Shrunk) && asked.contains(&Asked::Reset), "{asked:?}");
     assert_eq!(asked.last(), Some(&Asked::Left));
 }

@@ -55,7 +55,7 @@ impl Default for Settings {
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum OpenError {
     /// No server accepts the connection.
-    #[error("cannot connect to the vfio-user server {path}: start it before the VM")]
+    #[error("cannot connect to the vfio-user server {path}")]
     Connect {
         path: String,
         #[source]

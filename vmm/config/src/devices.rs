@@ -9,18 +9,17 @@ use egm_address::Gpa;
 use super::error::{Fault, Rule, at_most, in_range, name};
 use super::faults::Faults;
 use super::file::{BarsFile, CliqueFile, ConsoleFile, DeviceFile};
-use super::rules::{DeviceRule, MAX_SOCKET, MAX_TAP};
+use super::rules::{DeviceRule, MAX_SOCKET};
 use super::slot::Slot;
 use super::spec::{
     BarPlacement, BarPlacements, Clique, Console, Device, DeviceKind, EgmForm, EgmSlice, FixedBar,
 };
+use super::tap::{Tap, queue_pairs_over};
 
 /// A PCI segment has 256 buses; the devices of one machine fit in one.
 const MAX_DEVICES: usize = 255;
 /// Context ids below are the hypervisor's and the host's (virtio 1.3, 5.10.4), the one above is "any".
 const CIDS: (u32, u32) = (3, 0xffff_fffe);
-/// More pairs than this have no vCPU to serve them on known machines.
-const MAX_QUEUE_PAIRS: u16 = 16;
 /// Four bits of NVIDIA's capability.
 const MAX_CLIQUE: u64 = 15;
 
@@ -41,9 +40,9 @@ pub(super) fn resolve(
         let here = format!("devices[{index}]");
         let (_, root_port) = file.common();
         let behind = matches!(file, DeviceFile::Vfio { .. } | DeviceFile::VfioUser { .. });
-        let seed = format!("{}/{id}", machine.unwrap_or_default());
+        let seed = mac_seed(machine.unwrap_or_default(), &id);
         let Some(kind) = kind(file, &seed, &here, &join, faults) else { continue };
-        for (key, what) in exclusive(&kind) {
+        for (key, what) in descriptors(&kind).into_iter().chain(exclusive(&kind)) {
             let here = format!("{here}.{key}");
             let first = match owners.entry(what) {
                 Entry::Vacant(place) => {
@@ -111,7 +110,8 @@ fn ids(files: &[Slot<DeviceFile>], faults: &mut Faults) -> Vec<String> {
         .collect()
 }
 
-fn prefix(file: &DeviceFile) -> &'static str {
+/// Start of the ids of devices without one.
+pub(super) fn prefix(file: &DeviceFile) -> &'static str {
     match file {
         DeviceFile::VirtioBlk { .. } => "blk",
         DeviceFile::VirtioNet { .. } => "net",
@@ -139,11 +139,10 @@ fn kind(
             DeviceKind::VirtioBlk { path, read_only: read_only.unwrap_or(false) }
         }
         DeviceFile::VirtioNet { tap, mac, queue_pairs, vhost, .. } => {
-            let tap = faults.value(key("tap"), interface(tap));
+            let tap = faults.value(key("tap"), tap.resolve());
             let mac = mac.map_or_else(|| Ok(own_mac(mac_seed)), |mac| unicast(&mac));
             let mac = faults.value(key("mac"), mac);
-            let queue_pairs = queue_pairs.map_or(Ok(1), |pairs| in_range(pairs, 1, MAX_QUEUE_PAIRS));
-            let queue_pairs = faults.value(key("queue_pairs"), queue_pairs);
+            let queue_pairs = faults.value(key("queue_pairs"), queue_pairs_over(queue_pairs, tap.as_ref()));
             DeviceKind::VirtioNet { tap: tap?, mac: mac?, queue_pairs: queue_pairs?, vhost }
         }
         DeviceFile::VirtioVsock { cid, socket: path, .. } => {
@@ -212,6 +211,14 @@ fn bar_place(index: &str, place: String) -> Result<FixedBar, DeviceRule> {
     Ok(FixedBar { index: number, place: BarPlacement::At(Gpa::new(address)) })
 }
 
+impl Device {
+    /// Names of the host's resources that it must have for itself, such as `disk /srv/disk.img`, without descriptors; for a
+    /// vsock device also `vsock`, of which a machine has one.
+    pub fn exclusive(&self) -> Vec<String> {
+        exclusive(&self.kind).into_iter().map(|(_, what)| what).collect()
+    }
+}
+
 /// Key and name of each host resource that a device must have for itself.
 fn exclusive(kind: &DeviceKind) -> Vec<(&'static str, String)> {
     let socket = |path: &Path| ("socket", format!("socket {}", path.display()));
@@ -220,8 +227,12 @@ fn exclusive(kind: &DeviceKind) -> Vec<(&'static str, String)> {
             vec![("path", format!("disk {}", path.display()))]
         }
         DeviceKind::VirtioNet { tap, mac, .. } => {
+            let tap = match tap {
+                Tap::Name(name) => Some(("tap", format!("tap {name}"))),
+                Tap::Descriptors(_) => None, // resources of this process
+            };
             let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
-            vec![("tap", format!("tap {tap}")), ("mac", format!("hardware address {mac}"))]
+            tap.into_iter().chain([("mac", format!("hardware address {mac}"))]).collect()
         }
         DeviceKind::VirtioVsock { socket: path, .. } => {
             let guest = ("type", "vsock".to_owned());
@@ -232,6 +243,16 @@ fn exclusive(kind: &DeviceKind) -> Vec<(&'static str, String)> {
         DeviceKind::VirtioBlk { read_only: true, .. } | DeviceKind::VirtioRng | DeviceKind::Egm { .. } => {
             Vec::new()
         }
+    }
+}
+
+/// Key and name of each descriptor that a device must have for itself.
+fn descriptors(kind: &DeviceKind) -> Vec<(&'static str, String)> {
+    match kind {
+        DeviceKind::VirtioNet { tap: Tap::Descriptors(numbers), .. } => {
+            numbers.iter().map(|number| ("tap", format!("descriptor {number}"))).collect()
+        }
+        _ => Vec::new(),
     }
 }
 
@@ -248,15 +269,6 @@ fn host_path(kind: &DeviceKind) -> Option<(&'static str, &Path)> {
     }
 }
 
-/// As the kernel's `dev_valid_name`.
-fn interface(tap: String) -> Result<String, Rule> {
-    let good = (1..=MAX_TAP).contains(&tap.len())
-        && tap != "."
-        && tap != ".."
-        && !tap.contains(|c: char| c.is_control() || matches!(c, ' ' | '/' | ':'));
-    if good { Ok(tap) } else { Err(DeviceRule::Tap { tap }.into()) }
-}
-
 fn unicast(text: &str) -> Result<[u8; 6], Rule> {
     let wrong = || Rule::from(DeviceRule::Mac { mac: text.to_owned() });
     let mut bytes = Vec::with_capacity(6);
@@ -271,8 +283,13 @@ fn unicast(text: &str) -> Result<[u8; 6], Rule> {
     Ok(mac)
 }
 
+/// The text that decides the hardware address of the device `id` where none is written.
+pub(super) fn mac_seed(machine: &str, id: &str) -> String {
+    format!("{machine}/{id}")
+}
+
 /// A locally administered unicast address that is the same in every run: FNV-1a of `seed`.
-fn own_mac(seed: &str) -> [u8; 6] {
+pub(super) fn own_mac(seed: &str) -> [u8; 6] {
     let hash = seed
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));

@@ -15,10 +15,11 @@ use serde_json::Value;
 use super::pages::PageSize;
 use super::schema::{
     BarPlacesText, BarsText, CliqueText, CmdlineText, CpuListText, DistancesText, MacText, NameText,
-    PathText, PciText, RegionText, SizeText, SocketText, SomeSizeText, TapText, name_alone_too,
+    PathText, PciText, RegionText, SizeText, SocketText, SomeSizeText, name_alone_too,
 };
 use super::slot::Slot;
 use super::spec::{Access, Architecture, BootTables, EgmForm, MAX_VCPUS, PciTopology, VfioBackend};
+use super::tap::TapFile;
 
 /// A virtual machine for egm-vmm. Paths are relative to the file that names them.
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -216,13 +217,12 @@ pub enum DeviceFile {
         #[schemars(with = "Option<NameText>")]
         id: Option<String>,
         root_port: Option<bool>,
-        /// The host's tap interface.
-        #[schemars(with = "TapText")]
-        tap: String,
+        /// The host's tap interface, or numbers of descriptors of it that egm-vmm inherits, one for each queue pair.
+        tap: TapFile,
         /// The guest's hardware address, unicast. Default: made from the names of machine and device.
         #[schemars(with = "Option<MacText>")]
         mac: Option<String>,
-        /// Queue pairs, 1 to 16. Default: 1.
+        /// Queue pairs, 1 to 16. Default: the number of descriptors in "tap", or 1.
         #[schemars(range(min = 1, max = 16))]
         queue_pairs: Option<u16>,
         /// Let the kernel's vhost-net move the packets. Default: when the host has it.
@@ -333,7 +333,7 @@ pub struct PcieFile {
     /// "mirror": host functions that share a PCI Express switch share one in the guest, by which NCCL and drivers
     /// choose paths. "flat": each has a root port of its own. Default: "mirror".
     pub topology: Option<PciTopology>,
-    /// Root ports with nothing behind them, for functions that are plugged in while the guest runs. Default: none.
+    /// Root ports with nothing behind them, for devices that are plugged in while the guest runs. Default: none.
     pub spare: Option<SpareFile>,
 }
 

@@ -83,27 +83,37 @@ where
     T: DeserializeOwned,
     N: Fn(&str) -> String,
 {
+    let (document, (file, name)) = translated(document, translate)?;
     let mut faults = Faults::default();
-    let shaped = shape(document.root(), &[], &mut faults);
-    // What a document lacks because it is wrong would be refused as missing.
-    let Some(shaped) = shaped.filter(|_| faults.is_empty()) else {
-        document.refuse(faults)?;
-        return Err(source::unplaced(Rule::NotText).into());
-    };
-    let (file, name) = match translate(shaped) {
-        Ok(translated) => translated,
-        Err(refusals) => {
-            for Refusal { key, reason, help } in refusals {
-                faults.note(Rule::Refused { reason, help }.at(key));
-            }
-            document.refuse(faults)?;
-            return Err(source::unplaced(Rule::NotText).into());
-        }
-    };
     let as_written = |_: &str, path: &Path| path.to_owned();
     let spec = spec(file, document.path(), &as_written, overrides, &mut faults);
     document.refuse(faults.renamed(name))?;
     spec.ok_or_else(|| source::unplaced(Rule::NotText).into())
+}
+
+/// What `translate` makes of `document`, which has the form `T`.
+///
+/// # Errors
+/// Its mistakes of form, or else the refusals of `translate`.
+pub(super) fn translated<T: DeserializeOwned, O>(
+    document: Document,
+    translate: impl FnOnce(T) -> Result<O, Vec<Refusal>>,
+) -> Result<(Document, O), ConfigErrors> {
+    let mut faults = Faults::default();
+    let shaped = shape(document.root(), &[], &mut faults);
+    // What a document lacks because it is wrong would be refused as missing.
+    if let Some(shaped) = shaped.filter(|_| faults.is_empty()) {
+        match translate(shaped) {
+            Ok(made) => return Ok((document, made)),
+            Err(refusals) => {
+                for Refusal { key, reason, help } in refusals {
+                    faults.note(Rule::Refused { reason, help }.at(key));
+                }
+            }
+        }
+    }
+    document.refuse(faults)?;
+    Err(source::unplaced(Rule::NotText).into())
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod added;
 mod boot;
 mod cpus;
 mod decode;
@@ -34,10 +35,12 @@ mod shape;
 mod slot;
 mod source;
 mod spec;
+mod tap;
 mod tree;
 
 use std::path::Path;
 
+pub use added::NewDevice;
 pub use boot::Overrides;
 pub use error::{ConfigError, ConfigErrors, FilePosition, Rule, is_name, nearest};
 pub use faults::MOST as MOST_FAULTS;
@@ -48,6 +51,7 @@ pub use pages::PageSize;
 pub use rules::{BootRule, CpuRule, DeviceRule, MemoryRule, NumaRule};
 pub use slot::Slot;
 pub use spec::*;
+pub use tap::{Tap, TapFile};
 
 /// The configuration in the file `path` (`-` is standard input), together with the files that it extends.
 ///

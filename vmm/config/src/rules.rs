@@ -75,6 +75,12 @@ pub enum DeviceRule {
     )]
     Tap { tap: String },
     #[error(
+        "{} for {}: name one for each queue pair",
+        counted(u64::try_from(*count).unwrap_or(u64::MAX), "descriptor"),
+        counted((*pairs).into(), "queue pair")
+    )]
+    Descriptors { count: usize, pairs: u16 },
+    #[error(
         "{} is not a hardware address: write six bytes in hexadecimal, \"52:54:00:12:34:56\"",
         Quoted(mac)
     )]

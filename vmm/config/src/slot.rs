@@ -16,6 +16,11 @@ impl<T> Slot<T> {
         Self(Some(entry))
     }
 
+    /// The entry, unless it was left out.
+    pub fn into_entry(self) -> Option<T> {
+        self.0
+    }
+
     pub(super) const fn get(&self) -> Option<&T> {
         self.0.as_ref()
     }

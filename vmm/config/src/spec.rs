@@ -11,6 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::pages::PageSize;
+use super::tap::Tap;
 
 /// Largest number of vCPUs; x2APIC ids above 254 would need interrupt remapping in the guest.
 pub const MAX_VCPUS: u32 = 254;
@@ -201,8 +202,8 @@ pub enum DeviceKind {
     },
     /// virtio network device over a tap.
     VirtioNet {
-        /// Name of the host's tap interface, 1 to 15 bytes.
-        tap: String,
+        /// The host's side of it.
+        tap: Tap,
         /// Guest's hardware address, unicast.
         mac: [u8; 6],
         /// Receive/transmit queue pairs, 1 to 16.

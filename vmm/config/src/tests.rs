@@ -753,6 +753,17 @@ fn devices_keep_their_rules() {
             "devices[0].tap: \"sixteen-bytes-xx\" cannot name a network interface",
         ),
         (&devices(r#"{"type":"virtio-net","tap":"a/b"}"#), "devices[0].tap: \"a/b\" cannot name"),
+        (&devices(r#"{"type":"virtio-net","tap":[1]}"#), "devices[0].tap: 1 is outside 3 to 2147483647"),
+        (&devices(r#"{"type":"virtio-net","tap":[]}"#), "devices[0].tap: the list is empty"),
+        (&devices(r#"{"type":"virtio-net","tap":{}}"#), "devices[0].tap: found an object"),
+        (
+            &devices(r#"{"type":"virtio-net","tap":[3,4],"queue_pairs":1}"#),
+            "devices[0].queue_pairs: 2 descriptors for 1 queue pair: name one for each",
+        ),
+        (
+            &devices(r#"{"type":"virtio-net","tap":[3]},{"type":"virtio-net","tap":[4,3]}"#),
+            "devices[1].tap: descriptor 3 belongs to devices[0].tap already",
+        ),
         (&net(r#""mac":"01:00:5e:00:00:01""#), "devices[0].mac: 01:00:5e:00:00:01 is a multicast address"),
         (
             &net(r#""mac":"00:00:00:00:00:00""#),

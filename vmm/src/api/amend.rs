@@ -3,13 +3,20 @@
 //! The document is read, changed and checked as a whole, so that a device which is added follows the same rules as one
 //! that was there.
 
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
 use serde::de::DeserializeOwned;
 
 use super::answer::{Answer, Status, read, texts};
 use super::cloud::{DiskConfig, RemovedDevice, Resize, VmConfig, VsockConfig};
 use super::cycle::{Created, Language};
+use super::http::Request;
 use super::life;
 use super::published::Published;
+use crate::passed::Passed;
+use crate::reexec::MAX_PASSED;
+use crate::virtio::net::tap;
 
 /// Longest document in bytes. The state that an execution leaves to the next has it as a string, which is twice as long
 /// at most.
@@ -27,38 +34,97 @@ pub(super) enum Change {
     Resize,
 }
 
-/// Carries out `change` with its `body` on the machine that is created; `None` where none is, or where it was started.
-pub(super) fn amended(change: Change, body: &[u8], machine: &Published) -> Option<Answer> {
+/// Most descriptors of taps in one machine: beside the socket, the state and a file for events, they pass an execution.
+const MAX_TAPS: usize = MAX_PASSED - 3;
+/// A number that no descriptor has in the document.
+const NO_TAP: i32 = -1;
+
+/// Carries out `change` as `request` describes it on the machine that is created; `None` where none is, or where it was
+/// started.
+pub(super) fn amended(change: Change, request: &Request, machine: &Published) -> Option<Answer> {
     let state = machine.state();
     let cycle = state.cycle.as_ref().filter(|cycle| !cycle.is_booted())?;
-    Some(amend(change, body, cycle.created()?, machine).unwrap_or_else(|refusal| refusal))
+    Some(amend(change, request, cycle.created()?, machine).unwrap_or_else(|refusal| refusal))
 }
 
-/// Carries out `change` with its `body` before the machine's start, or refuses it with `remedy` afterwards.
-pub(super) fn respond(change: Change, remedy: &str, body: &[u8], machine: &Published) -> Answer {
+/// Carries out `change` before the machine's start, or refuses it with `remedy` afterwards.
+pub(super) fn respond(change: Change, remedy: &str, request: &Request, machine: &Published) -> Answer {
     let late = || Answer::failure(Status::NotImplemented, "cannot change a machine that was started", remedy);
     let refusal = || life::unbooted(&machine.state()).unwrap_or_else(late); // none is created, or it runs
-    amended(change, body, machine).unwrap_or_else(refusal)
+    amended(change, request, machine).unwrap_or_else(refusal)
 }
 
-fn amend(change: Change, body: &[u8], created: &Created, machine: &Published) -> Result<Answer, Answer> {
-    let Created { language: Language::CloudHypervisor, text, default_name, .. } = created else {
+fn amend(
+    change: Change,
+    request: &Request,
+    created: &Created,
+    machine: &Published,
+) -> Result<Answer, Answer> {
+    let Created { language: Language::CloudHypervisor, text, default_name, taps, .. } = created else {
         let what = "cannot change the machine: its configuration is egm-vmm's own";
         return Err(Answer::failure(Status::Conflict, what, "delete it, and create it with the change"));
     };
     let mut document: VmConfig = read("document", text.as_bytes())?;
-    change.apply(body, &mut document)?;
+    change.apply(&request.body, &mut document)?;
+    if let Some(added) =
+        document.net.as_mut().and_then(|nets| nets.last_mut()).filter(|_| change == Change::AddNet)
+    {
+        added.fds = places_of(taps.len(), &request.passed, added.fds.is_some())?;
+    }
+    let taps = in_order(&mut document, &taps.iter().chain(request.passed.iter()).cloned().collect());
+    if taps.len() > MAX_TAPS {
+        let what =
+            format!("cannot change the machine: it would have more than {MAX_TAPS} descriptors of taps");
+        return Err(Answer::failure(Status::Conflict, &what, "use fewer queue pairs, or name taps"));
+    }
     let text = serde_json::to_string(&document).unwrap_or_default(); // it was read from such a text
     if text.len() > MAX_DOCUMENT {
         let what = "cannot change the machine: its document would be too long";
         return Err(Answer::failure(Status::ContentTooLarge, what, "use shorter paths, or fewer devices"));
     }
-    let created = Created::new(Language::CloudHypervisor, text, default_name)
+    let created = Created::with_taps(Language::CloudHypervisor, text, default_name, taps)
         .map_err(|errors| Answer::failures(Status::BadRequest, &texts(&errors)))?;
     match machine.change(|cycle| cycle.amend(created)) {
         Some(Err(error)) => Err(life::refused(error)),
         _ => Ok(Answer::done()),
     }
+}
+
+/// The places of `passed` behind `first` others. `has_numbers`: the request names descriptors, of the client's process.
+///
+/// # Errors
+/// The refusal of a descriptor that is no tap.
+fn places_of(first: usize, passed: &Passed, has_numbers: bool) -> Result<Option<Vec<i32>>, Answer> {
+    if passed.is_empty() {
+        // The rule of the document refuses it.
+        return Ok(has_numbers.then(|| vec![NO_TAP]));
+    }
+    check_taps(passed)?;
+    let places = first..first.saturating_add(passed.len());
+    Ok(Some(places.map(|place| i32::try_from(place).unwrap_or(NO_TAP)).collect()))
+}
+
+/// Checks that each descriptor is a tap.
+///
+/// # Errors
+/// The refusal of the first that is none, which counts from 0 on.
+pub(super) fn check_taps(passed: &Passed) -> Result<(), Answer> {
+    for (number, descriptor) in (0..).zip(passed.iter()) {
+        tap::check_adopted(number, descriptor.as_fd())
+            .map_err(|error| Answer::failures(Status::BadRequest, &texts(&error)))?;
+    }
+    Ok(())
+}
+
+/// The descriptors of `all` that `document` names, in the order in which it names them from now on.
+fn in_order(document: &mut VmConfig, all: &Passed) -> Passed {
+    let mut kept: Vec<Arc<OwnedFd>> = Vec::new();
+    for place in document.net.iter_mut().flatten().flat_map(|net| net.fds.iter_mut().flatten()) {
+        let Some(tap) = usize::try_from(*place).ok().and_then(|place| all.get(place)) else { continue };
+        *place = i32::try_from(kept.len()).unwrap_or(NO_TAP);
+        kept.push(Arc::clone(tap));
+    }
+    kept.into_iter().collect()
 }
 
 impl Change {
@@ -151,9 +217,16 @@ mod tests {
 
     const SMALL: &str = r#"{"payload":{"kernel":"k"},"cpus":{"boot_vcpus":1,"max_vcpus":4}}"#;
 
+    /// The status of `change` with `body` and descriptors.
+    #[track_caller]
+    fn ask_with(change: Change, body: &Value, passed: Passed, machine: &Published) -> Status {
+        let request = Request { passed, ..Request::put("/api/v1/vm.change", body.to_string().into_bytes()) };
+        amended(change, &request, machine).unwrap().status
+    }
+
     #[track_caller]
     fn ask(change: Change, body: &Value, machine: &Published) -> Status {
-        amended(change, body.to_string().as_bytes(), machine).unwrap().status
+        ask_with(change, body, Passed::default(), machine)
     }
 
     fn document(machine: &Published) -> Value {
@@ -227,11 +300,12 @@ mod tests {
 
     #[test]
     fn without_a_machine_or_after_its_start_nothing_is_changed_here_and_our_own_language_is_refused() {
-        let body = json!({ "path": "/disk" }).to_string();
-        assert!(amended(Change::AddDisk, body.as_bytes(), &serving()).is_none());
+        let body = json!({ "path": "/disk" }).to_string().into_bytes();
+        let request = Request::put("/api/v1/vm.add-disk", body);
+        assert!(amended(Change::AddDisk, &request, &serving()).is_none());
         let machine = created(SMALL);
         machine.change(super::super::cycle::Cycle::boot).unwrap().unwrap();
-        assert!(amended(Change::AddDisk, body.as_bytes(), &machine).is_none());
+        assert!(amended(Change::AddDisk, &request, &machine).is_none());
         let machine = serving();
         let ours = r#"{"memory":{"size":"16MiB"},"boot":{"kernel":"k"}}"#.to_owned();
         let ours = Created::new(Language::Own, ours, "vm1").unwrap();

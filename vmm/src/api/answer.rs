@@ -93,6 +93,17 @@ impl Answer {
         Self { status, ..Self::json(&texts) }
     }
 
+    /// The refusal of a method that is none of the path's `methods`, which are empty for an unknown path.
+    pub(super) fn unknown(methods: &[&str]) -> Self {
+        if methods.is_empty() {
+            let what = "cannot find this path in the API";
+            return Self::failure(Status::NotFound, what, "use a path that GET /egm/v1/requests lists");
+        }
+        let methods = methods.join(", ");
+        let remedy = format!("use {methods}");
+        Self::failure(Status::MethodNotAllowed, "this path has no such method", &remedy).allowing(methods)
+    }
+
     /// Names the methods that the path has.
     pub(super) fn allowing(self, methods: String) -> Self {
         Self { allow: Some(methods), ..self }

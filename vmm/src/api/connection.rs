@@ -10,6 +10,7 @@
 //! It reads nothing while it has something to send, so both buffers are bounded. A stream has no deadline, and neither has
 //! a client that waits for an answer: it is `Waiting`, and reads nothing either.
 
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use super::answer::{Answer, CONTINUE, Status};
@@ -18,6 +19,8 @@ use super::http::{MAX_BODY, MAX_HEAD, Parsed, Refusal, Request, parse};
 
 /// Most bytes of requests that a connection buffers.
 const CAPACITY: usize = MAX_HEAD + MAX_BODY;
+/// Most descriptors that come with one request: a tap for each queue pair of an interface.
+pub(super) const MAX_PASSED: usize = 16;
 /// Most bytes of one read while input is dropped.
 const DROPPED: usize = 64 << 10;
 
@@ -66,6 +69,10 @@ enum Phase {
 pub(super) struct Connection {
     phase: Phase,
     input: Vec<u8>,
+    /// Descriptors that came with the input.
+    passed: Vec<OwnedFd>,
+    /// Whether some of them are missing.
+    has_lost_passed: bool,
     output: Vec<u8>,
     /// Bytes of `output` that are sent.
     sent: usize,
@@ -84,6 +91,8 @@ impl Connection {
         let mut connection = Self {
             phase: Phase::Open,
             input: Vec::new(),
+            passed: Vec::new(),
+            has_lost_passed: false,
             output: Vec::new(),
             sent: 0,
             has_asked: false,
@@ -102,6 +111,16 @@ impl Connection {
             Phase::Open if self.output.is_empty() => CAPACITY.saturating_sub(self.input.len()),
             Phase::Streaming(_) | Phase::Draining => DROPPED,
             _ => 0,
+        }
+    }
+
+    /// Takes descriptors that came with the bytes which [`receive`](Self::receive) takes next. They belong to the next request.
+    /// `is_whole`: none of them is missing.
+    pub(super) fn receive_descriptors(&mut self, descriptors: Vec<OwnedFd>, is_whole: bool) {
+        if self.phase == Phase::Open {
+            self.passed.extend(descriptors);
+            self.has_lost_passed |= !is_whole || self.passed.len() > MAX_PASSED;
+            self.passed.truncate(MAX_PASSED);
         }
     }
 
@@ -128,12 +147,27 @@ impl Connection {
         if self.phase != Phase::Open || !self.output.is_empty() {
             return None;
         }
+        if self.has_lost_passed {
+            self.passed = Vec::new();
+            let what = "cannot read the request: some of its descriptors did not arrive";
+            let remedy =
+                "pass at most 16; with fewer, raise the program's limit: prlimit --pid PID --nofile=65536";
+            self.answer(&unread(what, remedy), false, now);
+            return None;
+        }
         match parse(&self.input) {
+            // It is unknown which of several requests they came with.
+            Parsed::Whole(_, length) if !self.passed.is_empty() && length < self.input.len() => {
+                self.passed = Vec::new();
+                let what = "cannot read the request: other requests came with its descriptors";
+                self.answer(&unread(what, "wait for its answer before the next request"), false, now);
+                None
+            }
             Parsed::Whole(request, length) => {
                 self.input.drain(..length);
                 self.has_asked = true;
                 self.is_continued = false;
-                Some(request)
+                Some(Request { passed: std::mem::take(&mut self.passed).into_iter().collect(), ..request })
             }
             Parsed::Part { waits } => {
                 if waits && !std::mem::replace(&mut self.is_continued, true) {
@@ -257,6 +291,10 @@ impl Connection {
     }
 }
 
+fn unread(what: &str, remedy: &str) -> Answer {
+    Answer::failure(Status::BadRequest, what, remedy)
+}
+
 /// The answer to bytes that are no request.
 fn refused(refusal: Refusal) -> Answer {
     let (status, what, remedy) = match refusal {
@@ -325,6 +363,32 @@ mod tests {
         assert_eq!(connection.next_request(now), None);
         connection.receive(b" HTTP/1.1\r\n\r\n", now);
         assert_eq!(connection.next_request(now).unwrap().path, "/3");
+    }
+
+    #[test]
+    fn descriptors_are_those_of_one_request_that_comes_alone_and_whole() {
+        let now = Instant::now();
+        let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        const ONE: &[u8] = b"PUT /1 HTTP/1.1\r\n\r\n";
+        let mut connection = Connection::new(LIMITS, now);
+        connection.receive_descriptors(vec![null()], true);
+        connection.receive(ONE, now);
+        assert_eq!(connection.next_request(now).unwrap().passed.len(), 1);
+        connection.answer(&Answer::done(), true, now);
+        let _ = sent(&mut connection, now);
+        connection.receive(ONE, now);
+        assert!(connection.next_request(now).unwrap().passed.is_empty());
+        let refused = |descriptors: usize, is_whole: bool, requests: usize| {
+            let mut connection = Connection::new(LIMITS, now);
+            connection.receive_descriptors((0..descriptors).map(|_| null()).collect(), is_whole);
+            connection.receive(&ONE.repeat(requests), now);
+            assert_eq!(connection.next_request(now), None);
+            assert!(connection.passed.is_empty(), "they are closed");
+            sent(&mut connection, now)
+        };
+        assert!(refused(1, true, 2).contains("other requests came with its descriptors"));
+        assert!(refused(1, false, 1).contains("some of its descriptors did not arrive"));
+        assert!(refused(17, true, 1).starts_with("HTTP/1.1 400 "));
     }
 
     #[test]

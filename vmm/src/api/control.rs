@@ -2,17 +2,19 @@
 
 use std::sync::Arc;
 
-use super::amend::{Change, amended};
+use super::amend::{Change, amended, check_taps};
 use super::answer::{Answer, Awaited, Deferred, Response, Status, read, texts};
-use super::cloud::{self, DeviceConfig, RemovedDevice};
+use super::cloud::{RemovedDevice, added};
 use super::cycle::CycleError;
+use super::http::Request;
 use super::life;
 use super::published::{KnownState, Published};
-use super::views::PciDeviceInfo;
-use crate::config::Refusal;
+use super::views::{NewPciDevice, PciDeviceInfo};
+use crate::config::{ConfigErrors, NewDevice};
 use crate::error::{Blame, Report};
-use crate::hotplug::{HotplugError, Reply};
+use crate::hotplug::{HotplugError, Plug, PluggedDevice, Reply};
 use crate::machine::{ControlError, Live};
+use crate::passed::Passed;
 
 /// The machine, if it runs.
 pub(super) fn running(state: &KnownState) -> Result<&Live, Answer> {
@@ -35,35 +37,69 @@ pub(super) fn done(result: Result<(), Answer>) -> Answer {
     result.map_or_else(|refusal| refusal, |()| Answer::done())
 }
 
-/// Plugs in the function of `body`, a `DeviceConfig`; before the start of the machine it is one of its devices.
-pub(super) fn add_device(body: &[u8], machine: &Published) -> Response {
-    if let Some(answer) = amended(Change::AddDevice, body, machine) {
+/// Adds the device of the body, in the form that `change` has: to the document before the machine's start, and afterwards by
+/// plugging it in.
+pub(super) fn add(change: Change, request: &Request, machine: &Published) -> Response {
+    if let Some(answer) = amended(change, request, machine) {
         return answer.into();
     }
-    let new = match read::<DeviceConfig>("device", body).map(cloud::added) {
-        Ok(Ok(new)) => new,
-        Ok(Err(refusals)) => return refused(&refusals).into(),
-        Err(answer) => return answer.into(),
+    let Request { body, passed, .. } = request;
+    let parse = || match change {
+        Change::AddDisk => added::disk(body),
+        Change::AddNet => added::net(body, passed.numbers()),
+        Change::AddVsock => added::vsock(body),
+        Change::AddUserDevice => added::server(body),
+        _ => added::function(body),
     };
-    later(machine, |live, reply| live.plug(new, reply), |device| Answer::json(&PciDeviceInfo::from(device)))
+    plug(parse, false, passed, machine, |device| Answer::json(&PciDeviceInfo::from(device)))
 }
 
-/// Requests the guest to release the device of `body`, a `RemovedDevice`; before the start it is removed at once.
-pub(super) fn remove_device(body: &[u8], machine: &Published) -> Response {
-    if let Some(answer) = amended(Change::RemoveDevice, body, machine) {
+/// Plugs in the device of the body, which is written as in a configuration, or only plans that.
+pub(super) fn plug_in(request: &Request, machine: &Published) -> Response {
+    let is_dry_run = match request.query.as_str() {
+        "" => false,
+        "dry-run=1" => true,
+        _ => {
+            let what = "cannot read the request: its query is unknown";
+            return Answer::failure(Status::BadRequest, what, "use dry-run=1, or no query").into();
+        }
+    };
+    let parse = || NewDevice::parse(request.body.clone());
+    let answer = |device| Answer::json(&NewPciDevice::from(device));
+    plug(parse, is_dry_run, &Passed::default(), machine, answer)
+}
+
+/// Plugs in the device of `parse`, which names the descriptors `passed` by their numbers.
+fn plug(
+    parse: impl FnOnce() -> Result<NewDevice, ConfigErrors>,
+    is_dry_run: bool,
+    passed: &Passed,
+    machine: &Published,
+    answer: fn(PluggedDevice) -> Answer,
+) -> Response {
+    // First: no thread of a sandbox may look at a descriptor.
+    let checked = ask(&machine.state(), Live::check_plug).and_then(|()| check_taps(passed));
+    if let Err(refusal) = checked {
+        return refusal.into();
+    }
+    let passed = passed.clone();
+    match parse() {
+        Ok(device) => {
+            later(machine, |live, reply| live.plug(Plug { device, is_dry_run, passed }, reply), answer)
+        }
+        Err(errors) => Answer::failures(Status::BadRequest, &texts(&errors)).into(),
+    }
+}
+
+/// Requests the guest to release the device of the body, a `RemovedDevice`; before the start it is removed at once.
+pub(super) fn remove_device(request: &Request, machine: &Published) -> Response {
+    if let Some(answer) = amended(Change::RemoveDevice, request, machine) {
         return answer.into();
     }
-    match read::<RemovedDevice>("device", body) {
+    match read::<RemovedDevice>("device", &request.body) {
         Ok(RemovedDevice { id }) => later(machine, |live, reply| live.unplug(id, reply), |()| Answer::done()),
         Err(answer) => answer.into(),
     }
-}
-
-fn refused(refusals: &[Refusal]) -> Answer {
-    let line = |Refusal { key, reason, help }: &Refusal| format!("{key}: {reason}; {help}");
-    let last = "change the request, and send it again".to_owned();
-    let texts: Vec<String> = refusals.iter().map(line).chain([last]).collect();
-    Answer::failures(Status::BadRequest, &texts)
 }
 
 /// The response to a request that the hot-plug controller carries out later; `answer` converts its result.
@@ -116,16 +152,33 @@ fn unable(error: ControlError, state: &KnownState) -> Answer {
 
 #[cfg(test)]
 mod tests {
-    use egm_vfio::variant::clique::Clique;
     use serde_json::{Value, json};
     use vmm_sys_util::eventfd::EventFd;
 
     use super::*;
-    use crate::hotplug::{Controller, DeviceAddresses, Running};
+    use crate::config::{Clique, Device, DeviceKind, Tap};
+    use crate::hotplug::{Candidate, Controller, Devices, Maker, New, Running};
     use crate::machine::{DeviceCounters, ExitLatch, LiveParts, MachineStep};
     use crate::pci::{Bus, RootComplex};
+    use crate::plan::BridgePlan;
 
     const GPU: &str = "/sys/bus/pci/devices/0000:41:00.0";
+
+    fn put(body: &Value) -> Request {
+        Request::put("/api/v1/vm.change", body.to_string().into_bytes())
+    }
+
+    /// Refuses each device that it is to plan.
+    struct NoMaker;
+
+    impl Maker for NoMaker {
+        fn plan(&self, _: &Device, _: &[BridgePlan]) -> Result<Candidate, HotplugError> {
+            Err(HotplugError::Unprepared)
+        }
+        fn make(&self, _: Candidate) -> Result<New, HotplugError> {
+            Err(HotplugError::Unprepared)
+        }
+    }
 
     /// A machine that runs, with a controller of no ports, or without a controller.
     struct Machine {
@@ -137,10 +190,9 @@ mod tests {
     impl Machine {
         fn new(has_controller: bool, is_confined: bool) -> Self {
             let controller = || {
-                let (root, devices) = (Arc::new(RootComplex::new(Bus::default())), DeviceAddresses::new());
-                let maker = Box::new(|_: &str, _: &_, _: &[_]| Err(HotplugError::Unprepared));
+                let (root, devices) = (Arc::new(RootComplex::new(Bus::default())), Devices::default());
                 let report = Box::new(|_: &_| ());
-                Controller::new(root, Vec::new(), Vec::new(), devices, maker, report)
+                Controller::new(root, Vec::new(), Vec::new(), devices, Box::new(NoMaker), report)
                     .unwrap()
                     .start()
                     .unwrap()
@@ -179,11 +231,11 @@ mod tests {
         }
 
         fn add(&self, body: &Value) -> (Status, Vec<String>) {
-            self.answer(add_device(body.to_string().as_bytes(), &self.published))
+            self.answer(add(Change::AddDevice, &put(body), &self.published))
         }
 
         fn remove(&self, body: &Value) -> (Status, Vec<String>) {
-            self.answer(remove_device(body.to_string().as_bytes(), &self.published))
+            self.answer(remove_device(&put(body), &self.published))
         }
     }
 
@@ -195,14 +247,14 @@ mod tests {
         assert!(texts[0].contains("no hot-plug port") && texts[1].contains("spare"), "{texts:?}");
         let (status, texts) = machine.remove(&json!({ "id": "gpu0" }));
         assert_eq!(status, Status::NotFound);
-        assert!(texts[0].contains("has no function \"gpu0\""), "{texts:?}");
+        assert!(texts[0].contains("has no device \"gpu0\""), "{texts:?}");
     }
 
     #[test]
     fn a_request_of_a_machine_that_ends_is_answered_at_its_end() {
         let mut machine = Machine::new(true, false);
         drop(machine.running.take());
-        let later = remove_device(br#"{"id":"gpu0"}"#, &machine.published);
+        let later = remove_device(&put(&json!({ "id": "gpu0" })), &machine.published);
         match later {
             Response::Answer(answer) => assert_eq!(answer.status, Status::Conflict),
             Response::Later(awaited) => {
@@ -240,24 +292,58 @@ mod tests {
             ),
             (
                 json!({ "path": GPU, "x_nv_gpudirect_clique": 16 }),
-                "x_nv_gpudirect_clique: cannot use this clique",
+                "x_nv_gpudirect_clique: 16 is outside 0 to 15",
             ),
-            (json!({ "path": GPU, "pci_segment": 1 }), "pci_segment: cannot choose a segment"),
-            (json!({ "path": GPU, "id": "a b" }), "id: cannot name a device so"),
-            (json!({ "path": GPU, "other": 1 }), "cannot read the device: unknown field"),
-            (json!([GPU]), "cannot read the device"),
+            (json!({ "path": GPU, "id": "a b" }), "id: \"a b\" is not a name"),
+            (json!({ "path": GPU, "other": 1 }), "unknown key \"other\""),
+            (json!([GPU]), "found an array"),
         ] {
             let (status, texts) = machine.add(&body);
             assert_eq!(status, Status::BadRequest, "{body}: {texts:?}");
-            assert!(texts[0].starts_with(words), "{body}: {texts:?}");
+            assert!(texts[0].starts_with("device:1:") && texts[0].contains(words), "{body}: {texts:?}");
         }
-        let all = json!({ "iommu": true, "id": "", "x_nv_gpudirect_clique": 16 });
-        assert_eq!(machine.add(&all).1.len(), 5, "each, and what to do");
+        let all = json!({ "iommu": true, "pci_device_id": 3 });
+        assert_eq!(machine.add(&all).1.len(), 4, "each, and what to do");
         assert_eq!(machine.remove(&json!({ "id": 1 })).0, Status::BadRequest);
+    }
+
+    #[test]
+    fn a_device_of_either_language_is_the_one_that_is_plugged_in() {
         let body = json!({ "path": GPU, "id": "gpu0", "x_nv_gpudirect_clique": 3 });
-        let device: DeviceConfig = serde_json::from_value(body).unwrap();
-        let new = cloud::added(device).unwrap();
-        assert_eq!((new.id.as_deref(), new.function.to_string().as_str()), (Some("gpu0"), "0000:41:00.0"));
-        assert!(new.clique.and_then(Clique::new).is_some());
+        let device = added::function(body.to_string().as_bytes()).unwrap();
+        let DeviceKind::Vfio { function, clique, .. } = device.named("gpu0", "vm").kind else { panic!() };
+        assert_eq!((device.id(), function.to_string().as_str()), (Some("gpu0"), "0000:41:00.0"));
+        assert_eq!(clique, Clique::Number(3));
+        for (made, ours) in [
+            (
+                added::disk(br#"{"path":"/d","readonly":true}"#),
+                r#"{"type":"virtio-blk","path":"/d","read_only":true}"#,
+            ),
+            (added::net(br#"{"tap":"t"}"#, Vec::new()), r#"{"type":"virtio-net","tap":"t","queue_pairs":1}"#),
+            (added::server(br#"{"socket":"/s"}"#), r#"{"type":"vfio-user","socket":"/s"}"#),
+            (added::vsock(br#"{"cid":3,"socket":"/s"}"#), r#"{"type":"virtio-vsock","cid":3,"socket":"/s"}"#),
+        ] {
+            assert_eq!(made.unwrap(), NewDevice::parse(ours.as_bytes().to_vec()).unwrap(), "{ours}");
+        }
+        let passed = added::net(br#"{"fds":[9]}"#, vec![5]).unwrap().named("net0", "vm").kind;
+        let DeviceKind::VirtioNet { tap: Tap::Descriptors(numbers), queue_pairs: 1, .. } = passed else {
+            panic!("{passed:?}")
+        };
+        assert_eq!(numbers, [5], "not the client's number");
+    }
+
+    #[test]
+    fn a_device_of_ours_is_refused_by_its_keys_and_a_query_by_its_name() {
+        let machine = Machine::new(true, false);
+        let plug = |query: &str, body: &str| {
+            let request = Request::put(&format!("/egm/v1/devices?{query}"), body.as_bytes().to_vec());
+            machine.answer(plug_in(&request, &machine.published))
+        };
+        let (status, texts) = plug("dry-run=1", r#"{"type":"virtio-blk","path":""}"#);
+        assert_eq!(status, Status::BadRequest);
+        assert!(texts[0].contains("path: the path is empty"), "{texts:?}");
+        assert_eq!(plug("dry-run=2", r#"{"type":"virtio-rng"}"#).0, Status::BadRequest);
+        let (status, texts) = plug("", r#"{"type":"virtio-rng"}"#);
+        assert!(status == Status::Conflict && texts[0].contains("no hot-plug port"), "{texts:?}");
     }
 }

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use super::cloud::{self, ConsoleOutputMode, Translation, VmConfig};
+use super::cloud::{self, ConsoleOutputMode, VmConfig};
 use super::cycle::{Created, Language};
 use super::shown::ShownConfig;
 use crate::config::{self, ConfigErrors, Overrides, Spec};
+use crate::passed::Passed;
 
 /// Longest name of a machine that is made from a path.
 const MAX_NAME: usize = 32;
@@ -26,11 +27,24 @@ impl Created {
     /// # Errors
     /// [`ConfigErrors`] with all refusals.
     pub(super) fn new(language: Language, text: String, default_name: &str) -> Result<Self, ConfigErrors> {
-        let Checked { spec, notes, consoles } =
-            checked(language, &text, default_name, &Overrides::default())?;
+        Self::with_taps(language, text, default_name, Passed::default())
+    }
+
+    /// The same with the descriptors `taps`, which the text counts from 0 on.
+    ///
+    /// # Errors
+    /// As [`Created::new`].
+    pub(super) fn with_taps(
+        language: Language,
+        text: String,
+        default_name: &str,
+        taps: Passed,
+    ) -> Result<Self, ConfigErrors> {
+        let document = Document { language, text: &text, default_name, taps: &taps };
+        let Checked { spec, notes, consoles } = document.check(&Overrides::default())?;
         notes.iter().for_each(|note| tracing::info!("{note}"));
         let shown = shown(&spec, consoles);
-        Ok(Self { language, text, default_name: default_name.to_owned(), name: spec.name, shown })
+        Ok(Self { language, text, default_name: default_name.to_owned(), name: spec.name, shown, taps })
     }
 
     /// Specification of the machine.
@@ -38,31 +52,39 @@ impl Created {
     /// # Errors
     /// [`ConfigErrors`]: a file that it extends has changed.
     pub(crate) fn spec(&self, overrides: &Overrides) -> Result<Spec, ConfigErrors> {
-        let checked = checked(self.language, &self.text, &self.default_name, overrides)?;
-        Ok(checked.spec)
+        let Self { language, text, default_name, taps, .. } = self;
+        Ok(Document { language: *language, text, default_name, taps }.check(overrides)?.spec)
     }
 }
 
-fn checked(
+/// The text of a configuration, and what it needs to be read.
+struct Document<'a> {
     language: Language,
-    text: &str,
-    default_name: &str,
-    overrides: &Overrides,
-) -> Result<Checked, ConfigErrors> {
-    // The name of the document in messages. It lies in the working directory, to which paths are relative.
-    let path = format!("{default_name}.json");
-    let (path, text) = (Path::new(&path), text.as_bytes().to_vec());
-    let (mut notes, mut consoles) = (Vec::new(), None);
-    let spec = match language {
-        Language::Own => config::parse_with(path, text, overrides)?,
-        Language::CloudHypervisor => config::parse_foreign(path, text, overrides, |document: VmConfig| {
-            let Translation { file, notes: found, origins } = cloud::translate(&document)?;
-            notes = found;
-            consoles = Some([document.serial.mode, document.console.mode]);
-            Ok((file, move |key: &str| origins.of(key)))
-        })?,
-    };
-    Ok(Checked { spec, notes, consoles })
+    text: &'a str,
+    default_name: &'a str,
+    taps: &'a Passed,
+}
+
+impl Document<'_> {
+    fn check(&self, overrides: &Overrides) -> Result<Checked, ConfigErrors> {
+        // The name of the document in messages. It lies in the working directory, to which paths are relative.
+        let path = format!("{}.json", self.default_name);
+        let (path, text) = (Path::new(&path), self.text.as_bytes().to_vec());
+        let (mut notes, mut consoles) = (Vec::new(), None);
+        let spec = match self.language {
+            Language::Own => config::parse_with(path, text, overrides)?,
+            Language::CloudHypervisor => {
+                config::parse_foreign(path, text, overrides, |document: VmConfig| {
+                    let translated = cloud::translate_with(&document, self.taps.numbers())?;
+                    notes = translated.notes;
+                    consoles = Some([document.serial.mode, document.console.mode]);
+                    let origins = translated.origins;
+                    Ok((translated.file, move |key: &str| origins.of(key)))
+                })?
+            }
+        };
+        Ok(Checked { spec, notes, consoles })
+    }
 }
 
 /// The parts of cloud-hypervisor's `VmConfig` that every machine has.

@@ -8,12 +8,14 @@
 //! ```
 //! One execution starts one machine at most: each machine begins in an address space of its own.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use super::shown::ShownConfig;
 use crate::machine::ExitReason;
+use crate::passed::Passed;
 
 /// Language of a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +36,10 @@ pub(crate) struct Created {
     pub(super) name: String,
     /// Its values in cloud-hypervisor's `VmConfig`, for answers.
     pub(super) shown: ShownConfig,
+    /// Descriptors of taps that came with requests; the text names them by their places here. They pass executions beside
+    /// this.
+    #[serde(skip)]
+    pub(super) taps: Passed,
 }
 
 /// Step after the end of a machine. Of several requests the greatest counts.
@@ -85,6 +91,19 @@ impl SavedCycle {
     /// Whether the next execution starts the machine again.
     pub(crate) const fn boots(&self) -> bool {
         self.boots
+    }
+
+    /// Descriptors of taps that the configuration names.
+    pub(crate) fn taps(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
+        self.created.iter().flat_map(|created| created.taps.iter())
+    }
+
+    /// The same with `taps`, which the execution before this one passed.
+    pub(crate) fn with_taps(mut self, taps: Passed) -> Self {
+        if let Some(created) = &mut self.created {
+            created.taps = taps;
+        }
+        self
     }
 
     /// Whether the next execution begins with a configuration.
@@ -300,6 +319,7 @@ mod tests {
             default_name: "vm".to_owned(),
             name: "vm1".to_owned(),
             shown: ShownConfig::default(),
+            taps: Passed::default(),
         }
     }
 

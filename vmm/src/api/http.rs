@@ -2,6 +2,8 @@
 
 use httparse::{EMPTY_HEADER, Header, Status, parse_chunk_size, parse_headers};
 
+use crate::passed::Passed;
+
 /// Longest request line and header fields together.
 pub(super) const MAX_HEAD: usize = 8 << 10;
 /// Longest body, with the sizes and the trailer of its chunks.
@@ -43,6 +45,25 @@ pub(super) struct Request {
     /// Whether the client keeps the connection for another request.
     pub(super) keeps_alive: bool,
     pub(super) body: Vec<u8>,
+    /// Descriptors that came with it (`SCM_RIGHTS`).
+    pub(super) passed: Passed,
+}
+
+#[cfg(test)]
+impl Request {
+    /// PUT `target` with `body`.
+    pub(super) fn put(target: &str, body: Vec<u8>) -> Self {
+        let (path, query) = self::target(target);
+        Self {
+            method: Method::Put,
+            path: path.to_owned(),
+            query: query.to_owned(),
+            accepts_server_sent: false,
+            keeps_alive: true,
+            body,
+            passed: Passed::default(),
+        }
+    }
 }
 
 /// Why bytes are no request that this API reads. The connection ends after it, because the next request's start is
@@ -117,6 +138,7 @@ pub(super) fn parse(input: &[u8]) -> Parsed {
         // A client reads no body after HEAD, and would take ours for the next answer.
         keeps_alive: method != Method::Other && !fields.closes && (head.version == Some(1) || fields.keeps),
         body,
+        passed: Passed::default(),
     };
     Parsed::Whole(request, length.saturating_add(size))
 }

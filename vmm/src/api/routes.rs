@@ -37,7 +37,10 @@ enum Operation {
     PowerButton,
     Pause,
     Resume,
-    AddDevice,
+    /// A device, before the start of the machine or while it runs.
+    Add(Change),
+    /// A device of our own language, while the machine runs.
+    Plug,
     RemoveDevice,
     /// A change of a machine before its start; the remedy afterwards.
     Amend(Change, &'static str),
@@ -111,7 +114,7 @@ pub(super) const ROUTES: &[Route] = &[
     route(
         Put,
         "/api/v1/vm.add-device",
-        Operation::AddDevice,
+        Operation::Add(Change::AddDevice),
         "plug a host function, a `DeviceConfig`, into a spare port; answered with its address in the guest",
     ),
     route(
@@ -123,26 +126,26 @@ pub(super) const ROUTES: &[Route] = &[
     route(
         Put,
         "/api/v1/vm.add-disk",
-        Operation::Amend(Change::AddDisk, FIXED),
-        "`serve`: add a disk, a `DiskConfig`, before the start",
+        Operation::Add(Change::AddDisk),
+        "plug a disk, a `DiskConfig`, into a spare port; `serve`: add it before the start",
     ),
     route(
         Put,
         "/api/v1/vm.add-net",
-        Operation::Amend(Change::AddNet, FIXED),
-        "`serve`: add an interface, a `NetConfig`, before the start",
+        Operation::Add(Change::AddNet),
+        "plug an interface, a `NetConfig`, into a spare port; `serve`: add it before the start",
     ),
     route(
         Put,
         "/api/v1/vm.add-vsock",
-        Operation::Amend(Change::AddVsock, FIXED),
-        "`serve`: add a vsock device, a `VsockConfig`, before the start",
+        Operation::Add(Change::AddVsock),
+        "plug a vsock device, a `VsockConfig`, into a spare port; `serve`: add it before the start",
     ),
     route(
         Put,
         "/api/v1/vm.add-user-device",
-        Operation::Amend(Change::AddUserDevice, FIXED),
-        "`serve`: add a vfio-user device, a `UserDeviceConfig`, before the start",
+        Operation::Add(Change::AddUserDevice),
+        "plug a vfio-user device, a `UserDeviceConfig`, into a spare port; `serve`: add it before the start",
     ),
     route(
         Put,
@@ -186,6 +189,12 @@ pub(super) const ROUTES: &[Route] = &[
         "/egm/v1/plan",
         Operation::Plan,
         "the plan of the machine, as `egm-vmm plan --json` prints it",
+    ),
+    route(
+        Put,
+        "/egm/v1/devices",
+        Operation::Plug,
+        "plug a device, an entry of `devices` in a configuration, into a spare port; query `dry-run=1`: plan it only",
     ),
     route(Get, "/egm/v1/slices", Operation::Slices, "region, offset, owner and retired bytes of each slice"),
     route(Get, "/egm/v1/interrupts", Operation::Interrupts, "interrupt lines, and messages that vectors use"),
@@ -236,7 +245,8 @@ impl Operation {
         matches!(
             self,
             Self::Create(_)
-                | Self::AddDevice
+                | Self::Add(_)
+                | Self::Plug
                 | Self::RemoveDevice
                 | Self::Amend(..)
                 | Self::SetLogLevel
@@ -277,25 +287,20 @@ pub(super) fn respond(request: &Request, machine: &Published) -> Response {
     let here = || ROUTES.iter().filter(|route| route.path == request.path);
     let Some(route) = here().find(|route| route.method == request.method) else {
         let methods: Vec<_> = here().map(|route| route.method.name()).collect();
-        return unknown(&methods).into();
+        return Answer::unknown(&methods).into();
     };
     let serves = machine.orders().is_some();
     if !request.body.is_empty() && !route.operation.takes_body(serves) {
         let what = "cannot read the request: it takes no body";
         return Answer::failure(Status::BadRequest, what, "send it without a body").into();
     }
-    answer(route.operation, request, machine)
-}
-
-/// The refusal of a method that is none of the path's `methods`, which are empty for an unknown path.
-fn unknown(methods: &[&str]) -> Answer {
-    if methods.is_empty() {
-        let what = "cannot find this path in the API";
-        return Answer::failure(Status::NotFound, what, "use a path that GET /egm/v1/requests lists");
+    let takes_descriptors = serves && route.operation == Operation::Add(Change::AddNet);
+    if !request.passed.is_empty() && !takes_descriptors {
+        let what = "cannot read the request: it takes no descriptors";
+        return Answer::failure(Status::BadRequest, what, "pass them with vm.add-net of egm-vmm serve")
+            .into();
     }
-    let methods = methods.join(", ");
-    let remedy = format!("use {methods}");
-    Answer::failure(Status::MethodNotAllowed, "this path has no such method", &remedy).allowing(methods)
+    answer(route.operation, request, machine)
 }
 
 fn answer(operation: Operation, request: &Request, machine: &Published) -> Response {
@@ -306,9 +311,10 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
         Operation::End(next) if state.cycle.is_some() || operation.is_of_serve() => {
             return life::end(next, machine);
         }
-        Operation::AddDevice => return control::add_device(&request.body, machine),
-        Operation::RemoveDevice => return control::remove_device(&request.body, machine),
-        Operation::Amend(change, remedy) => amend::respond(change, remedy, &request.body, machine),
+        Operation::Add(change) => return control::add(change, request, machine),
+        Operation::Plug => return control::plug_in(request, machine),
+        Operation::RemoveDevice => return control::remove_device(request, machine),
+        Operation::Amend(change, remedy) => amend::respond(change, remedy, request, machine),
         Operation::Create(language) => life::create(language, &request.body, machine),
         Missing(remedy) => Answer::failure(Status::NotImplemented, "this request is not implemented", remedy),
         Operation::Ping => Answer::json(&views::ping()),
@@ -402,9 +408,7 @@ mod tests {
     use crate::reserve::SliceRecord;
 
     fn request(method: Method, path: &str) -> Request {
-        let (path, query) = path.split_once('?').unwrap_or((path, ""));
-        let (path, query) = (path.to_owned(), query.to_owned());
-        Request { method, path, query, accepts_server_sent: false, keeps_alive: true, body: Vec::new() }
+        Request { method, ..Request::put(path, Vec::new()) }
     }
 
     fn answer_to(request: &Request, machine: &Published) -> Answer {
@@ -597,7 +601,11 @@ mod tests {
             assert_eq!(status(Method::Other, path, &machine), Status::MethodNotAllowed, "{path}");
             let with_body = Request { body: b"{}".to_vec(), ..request(*method, path) };
             let is_missing = matches!(operation, Missing(_)) || operation.is_of_serve();
-            let expected = if is_missing { Status::NotImplemented } else { Status::BadRequest };
+            let expected = match operation {
+                _ if is_missing => Status::NotImplemented,
+                Operation::Add(_) | Operation::Plug => Status::Conflict, // it does not run yet
+                _ => Status::BadRequest,
+            };
             assert_eq!(answer_to(&with_body, &machine).status, expected, "{path}");
             if *operation != Operation::Events {
                 let status = status(*method, path, &machine);

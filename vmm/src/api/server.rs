@@ -73,6 +73,10 @@ impl Report for ServerError {
     }
 }
 
+fn cannot_listen(path: &Path, source: io::Error) -> ServerError {
+    ServerError::Listen { path: path.to_owned(), source }
+}
+
 /// A machine's API. Dropping it sends the last events, closes all connections and removes the socket.
 pub(crate) struct Server {
     is_over: Arc<AtomicBool>,
@@ -97,17 +101,17 @@ impl Server {
         Self::begin(listener, machine, Limits::USUAL, STACK_OF_SERVE)
     }
 
-    /// Listens at `path`, for this user and root.
+    /// Listens at `path`, for this user and root, to requests with descriptors too.
     ///
     /// # Errors
     /// [`ServerError::Listen`].
     pub(crate) fn listen(path: &Path) -> Result<Listener, ServerError> {
-        let listener = Listener::bind(path);
-        listener.map_err(|source| ServerError::Listen { path: path.to_owned(), source })
+        Listener::bind_for_descriptors(path).map_err(|source| cannot_listen(path, source))
     }
 
     fn start_with(path: &Path, machine: Arc<Published>, limits: Limits) -> Result<Self, ServerError> {
-        Self::begin(Self::listen(path)?, machine, limits, STACK)
+        let listener = Listener::bind(path).map_err(|source| cannot_listen(path, source))?;
+        Self::begin(listener, machine, limits, STACK)
     }
 
     fn begin(

@@ -14,7 +14,7 @@ use super::shown::ShownConfig;
 use crate::hotplug::PluggedDevice;
 use crate::kvm::Message;
 use crate::machine::{DeviceCounters, Live};
-use crate::plan::Plan;
+use crate::plan::{BarPlan, FunctionPlan, Plan};
 
 /// Version of this program.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -128,8 +128,45 @@ pub(super) struct PciDeviceInfo {
 }
 
 impl From<PluggedDevice> for PciDeviceInfo {
-    fn from(PluggedDevice { id, address }: PluggedDevice) -> Self {
-        Self { id, bdf: address }
+    fn from(PluggedDevice { id, function, .. }: PluggedDevice) -> Self {
+        Self { id, bdf: function.address }
+    }
+}
+
+/// A device that was plugged in, or that is planned.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct NewPciDevice {
+    id: String,
+    /// Number of its slot.
+    slot: u16,
+    /// PCI address in the guest.
+    #[schemars(with = "String")]
+    address: PciAddress,
+    bars: Vec<NewBar>,
+    /// Number of MSI-X vectors.
+    msix_vectors: u16,
+}
+
+/// A base address register, as the plan places it. The guest may move it.
+#[derive(Serialize, JsonSchema)]
+struct NewBar {
+    /// Register number, 0 to 5.
+    index: u8,
+    /// Guest address in hexadecimal.
+    address: String,
+    /// Size in bytes.
+    size: u64,
+}
+
+impl From<PluggedDevice> for NewPciDevice {
+    fn from(PluggedDevice { id, slot, function }: PluggedDevice) -> Self {
+        let FunctionPlan { address, bars, msix_vectors, .. } = function;
+        let bar = |bar: BarPlan| NewBar {
+            index: bar.index,
+            address: format!("{:#x}", bar.span.start().get()),
+            size: bar.span.size(),
+        };
+        Self { id, slot, address, bars: bars.into_iter().map(bar).collect(), msix_vectors }
     }
 }
 

@@ -1,5 +1,7 @@
 //! `egm-vmm ctl`: a client of a machine's API.
 
+mod tables;
+
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,9 +10,10 @@ use std::time::{Duration, Instant};
 use egm_address::PciAddress;
 use egm_report::program::Outcome;
 use egm_report::program::log::Severity;
-use egm_report::show::{Screen, Side, Table, Unwritten, print, printable_lines, size};
-use serde_json::{Value, json};
+use egm_report::show::{Screen, Table, Unwritten, print, printable_lines};
+use serde_json::{Map, Value, json};
 
+use self::tables::{cell, fields, plugged, slices, timings};
 use super::form::Form;
 use crate::api::{Client, ClientError, Events};
 use crate::config;
@@ -87,19 +90,24 @@ enum Verb {
     Pause,
     /// Let the vCPUs of a paused machine run
     Resume,
-    /// Plug a function of the host into a spare port; prints its PCI address in the guest
+    /// Plug a device into a spare port of the running machine, and print what the guest finds; its paths are relative to the
+    /// working directory of the machine's program
     Plug {
-        /// Address of the function, which egm-vmm bind gives to VFIO
-        #[arg(value_name = "FUNCTION")]
-        function: PciAddress,
-        /// Name of the device in the machine [default: the first free of vfio0, vfio1, …]
+        /// PCI address of a host function, which egm-vmm bind gives to VFIO; or a device as in a configuration:
+        /// '{"type": "virtio-blk", "path": "FILE"}'
+        #[arg(value_name = "DEVICE", value_parser = device)]
+        device: Map<String, Value>,
+        /// Name of the device in the machine [default: the first free of its kind: vfio0, blk0, net0, …]
         #[arg(long, value_name = "NAME")]
         id: Option<String>,
         /// GPUDirect clique of an NVIDIA GPU, 0 to 15
         #[arg(long, value_name = "NUMBER")]
         clique: Option<u8>,
+        /// Print what the guest would find, and change nothing
+        #[arg(long)]
+        dry_run: bool,
     },
-    /// Request a plugged function back from the guest, and wait until the host has it
+    /// Request a plugged device back from the guest, and wait until the host has it
     Unplug {
         /// Name of the device in the machine
         #[arg(value_name = "NAME")]
@@ -134,6 +142,7 @@ Examples: a machine with an API; its state; its end; machines one after another
   egm-vmm serve --api vm.sock
   egm-vmm ctl --api vm.sock create vm.json
   egm-vmm ctl --api vm.sock boot
+  egm-vmm ctl --api vm.sock plug '{\"type\": \"virtio-net\", \"tap\": \"tap0\"}'
 
 Exit codes:
 
@@ -152,6 +161,19 @@ struct Unreturned {
 impl Report for Unreturned {
     fn remedy(&self) -> Remedy {
         Blame::Host.help("the host has the device once the machine's program has ended")
+    }
+}
+
+/// A disk left that could not be flushed.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+struct Unflushed {
+    text: String,
+}
+
+impl Report for Unflushed {
+    fn remedy(&self) -> Remedy {
+        Blame::Host.help("check the disk's file system, and look at dmesg on the host")
     }
 }
 
@@ -189,11 +211,14 @@ pub(super) fn run(args: &Args) -> Outcome {
         Verb::PowerButton => client.ask("PUT", "/api/v1/vm.power-button")?,
         Verb::Pause => client.ask("PUT", "/api/v1/vm.pause")?,
         Verb::Resume => client.ask("PUT", "/api/v1/vm.resume")?,
-        Verb::Plug { function, id, clique } => {
-            let path = format!("/sys/bus/pci/devices/{function}");
-            let body = json!({ "path": path, "id": id, "x_nv_gpudirect_clique": clique }).to_string();
-            let answer = client.within(LONG).ask_with("PUT", "/api/v1/vm.add-device", body.as_bytes())?;
-            return Ok(show(args, &answer, fields));
+        Verb::Plug { device, id, clique, dry_run } => {
+            let mut device = device.clone();
+            device.extend(id.as_deref().map(|id| ("id".to_owned(), id.into())));
+            device.extend(clique.map(|clique| ("clique".to_owned(), clique.into())));
+            let request = if *dry_run { "/egm/v1/devices?dry-run=1" } else { "/egm/v1/devices" };
+            let body = Value::Object(device).to_string();
+            let answer = client.within(LONG).ask_with("PUT", request, body.as_bytes())?;
+            return Ok(show(args, &answer, plugged));
         }
         Verb::Unplug { id } => unplug(client, &args.api, id)?,
         Verb::Create { file, form } => create(client, file, *form)?,
@@ -206,6 +231,18 @@ pub(super) fn run(args: &Args) -> Outcome {
     };
     print(for_stdout(out));
     Ok(ExitCode::SUCCESS)
+}
+
+/// The device of a command line, as a configuration has it.
+fn device(text: &str) -> Result<Map<String, Value>, String> {
+    if let Ok(function) = text.parse::<PciAddress>() {
+        return Ok([("type", "vfio".to_owned()), ("function", function.to_string())]
+            .map(|(key, value)| (key.to_owned(), value.into()))
+            .into_iter()
+            .collect());
+    }
+    let object = serde_json::from_str(text);
+    object.map_err(|error| format!("expected a PCI address such as 0000:41:00.0, or a JSON object: {error}"))
 }
 
 /// Sends the configuration of `file`.
@@ -240,51 +277,6 @@ fn raw(body: &str) -> String {
 fn pretty(body: &str) -> String {
     let value = serde_json::from_str(body).map(|value: Value| format!("{value:#}\n"));
     value.unwrap_or_else(|_| raw(body))
-}
-
-/// A text without quotes, or another value as JSON.
-fn cell(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
-}
-
-fn fields(value: &Value) -> Table<'static> {
-    let mut table = Table::new(&[Side::Left, Side::Left], &["field", "value"]);
-    for (field, value) in value.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
-        table.row(None, vec![field.clone(), cell(value)]);
-    }
-    table
-}
-
-fn slices(value: &Value) -> Table<'static> {
-    let sides = &[Side::Left, Side::Left, Side::Right, Side::Right, Side::Left, Side::Right];
-    let mut table = Table::new(sides, &["slice", "region", "offset", "size", "owner", "retired"]);
-    for slice in value.as_array().into_iter().flatten() {
-        let bytes = |value: &Value| value.as_u64().map_or_else(|| "-".to_owned(), size);
-        let retired = slice["retired"].as_array().into_iter().flatten();
-        let retired = retired.filter_map(|bad| bad["size"].as_u64()).fold(0, u64::saturating_add);
-        let owner = match &slice["owner"] {
-            Value::Null if slice["region"].is_null() => "the machine itself".to_owned(),
-            Value::Null => "a broker's client".to_owned(),
-            owner => format!("{}, user {}, process {}", cell(&owner["name"]), owner["uid"], owner["pid"]),
-        };
-        let offset = slice["offset"].as_u64().map_or_else(|| "-".to_owned(), |offset| format!("{offset:#x}"));
-        let (id, region) = (cell(&slice["id"]), slice["region"].as_str().unwrap_or("-").to_owned());
-        table.row(None, vec![id, region, offset, bytes(&slice["size"]), owner, size(retired)]);
-    }
-    table
-}
-
-fn timings(value: &Value) -> Table<'static> {
-    let mut table = Table::new(&[Side::Left, Side::Right], &["stage", "ms"]);
-    let milliseconds = |value: &Value| {
-        let microseconds = value.as_u64().unwrap_or(0);
-        format!("{}.{:03}", microseconds / 1000, microseconds % 1000)
-    };
-    for stage in value["stages"].as_array().into_iter().flatten() {
-        table.row(None, vec![cell(&stage["stage"]), milliseconds(&stage["duration_us"])]);
-    }
-    table.row(None, vec!["total".to_owned(), milliseconds(&value["total_us"])]);
-    table
 }
 
 /// Prints events until the machine's program ends, or the reader of this output does.
@@ -337,9 +329,15 @@ fn unplug(client: Client<'_>, path: &Path, id: &str) -> Result<String, Box<dyn R
     let mut events = client.follow()?; // before the request: no event is missed
     let body = json!({ "id": id }).to_string();
     client.within(LONG).ask_with("PUT", "/api/v1/vm.remove-device", body.as_bytes())?;
+    let mut loss = None;
     while let Some(event) = events.next(None).map_err(|source| unreadable(path, source))? {
-        if let Some(text) = removed(&event, id).filter(|_| sequence(&event) > before) {
-            return Ok(format!("{text}\n"));
+        let is_new = sequence(&event) > before;
+        loss = change_of(&event, id, "unflushed").filter(|_| is_new).or(loss);
+        if let Some(text) = change_of(&event, id, "removed").filter(|_| is_new) {
+            return match loss {
+                None => Ok(format!("{text}\n")),
+                Some(text) => Err(Box::new(Unflushed { text })),
+            };
         }
         if is_end(&event) {
             break;
@@ -353,11 +351,11 @@ fn sequence(event: &str) -> Option<u64> {
     serde_json::from_str::<Value>(event).ok()?["sequence"].as_u64()
 }
 
-/// The text of `event`, if it is the removal of the device `id`.
-fn removed(event: &str, id: &str) -> Option<String> {
+/// The text of `event`, if it is `change` of the device `id`.
+fn change_of(event: &str, id: &str, change: &str) -> Option<String> {
     let event: Value = serde_json::from_str(event).ok()?;
-    let is_removal = event["event"] == "device" && event["device"] == id && event["change"] == "removed";
-    is_removal.then(|| cell(&event["text"]))
+    let is_it = event["event"] == "device" && event["device"] == id && event["change"] == change;
+    is_it.then(|| cell(&event["text"]))
 }
 
 /// Whether the machine reports its end in `events` within `limit`. The end of the stream is none: the machine goes on
@@ -419,9 +417,32 @@ mod tests {
     }
 
     #[test]
+    fn a_device_is_an_address_or_an_object_and_its_answer_a_row_for_each_part() {
+        let function = Value::Object(device("0000:41:00.0").unwrap());
+        assert_eq!(function, json!({ "type": "vfio", "function": "0000:41:00.0" }));
+        assert_eq!(device(r#"{"type":"virtio-rng"}"#).unwrap().len(), 1);
+        for wrong in ["", "41:00", "[]", "{", "disk.img"] {
+            assert!(device(wrong).is_err(), "{wrong:?}");
+        }
+        let answer = json!({ "id": "blk0", "slot": 1, "address": "0000:01:00.0", "msix_vectors": 2,
+            "bars": [{ "index": 0, "address": "0x8000000000", "size": 32768 }] });
+        assert_eq!(
+            rows(&plugged(&answer)),
+            [
+                ["id", "blk0"],
+                ["slot", "1"],
+                ["address", "0000:01:00.0"],
+                ["BAR 0", "0x8000000000, 32 KiB"],
+                ["MSI-X vectors", "2"]
+            ]
+        );
+    }
+
+    #[test]
     fn a_hostile_answer_is_an_empty_table_or_its_text() {
         for value in [Value::Null, serde_json::json!([[[]]]), serde_json::json!({ "stages": 1 })] {
             assert!(rows(&fields(&value)).len() < 2 && rows(&slices(&value)).len() < 2);
+            assert_eq!(rows(&plugged(&value)).len(), 4);
             assert_eq!(rows(&timings(&value)).len(), 1);
         }
         assert_eq!(pretty("no JSON"), "no JSON\n");
@@ -463,9 +484,9 @@ mod tests {
             json!({ "sequence": 4, "event": "device", "device": device, "change": change, "text": "gone" })
                 .to_string()
         };
-        assert_eq!(removed(&event("removed", "gpu0"), "gpu0").as_deref(), Some("gone"));
-        assert_eq!(removed(&event("removed", "gpu1"), "gpu0"), None);
-        assert_eq!(removed(&event("requested", "gpu0"), "gpu0"), None);
+        assert_eq!(change_of(&event("removed", "gpu0"), "gpu0", "removed").as_deref(), Some("gone"));
+        assert_eq!(change_of(&event("removed", "gpu1"), "gpu0", "removed"), None);
+        assert_eq!(change_of(&event("requested", "gpu0"), "gpu0", "removed"), None);
         assert_eq!((sequence(&event("removed", "gpu0")), sequence("{}")), (Some(4), None));
     }
 
@@ -499,6 +520,9 @@ mod tests {
         const NOW: &[u8] =
             b"{\"sequence\":4,\"event\":\"device\",\"device\":\"gpu0\",\"change\":\"removed\",\"text\":\"now\"}\n";
         assert_eq!(unplugged(NOW).unwrap(), "now\n");
+        const LOST: &[u8] = b"{\"sequence\":4,\"event\":\"device\",\"device\":\"gpu0\",\"change\":\"unflushed\",\"text\":\"lost\"}\n\
+            {\"sequence\":5,\"event\":\"device\",\"device\":\"gpu0\",\"change\":\"removed\",\"text\":\"now\"}\n";
+        assert_eq!(unplugged(LOST).unwrap_err(), "lost", "a disk that was not flushed is no success");
         let ended = unplugged(b"{\"sequence\":4,\"event\":\"stopped\"}\n").unwrap_err();
         assert_eq!(ended, "cannot wait for device \"gpu0\": the machine ends");
         assert!(unplugged(b"").is_err(), "the stream ends");

@@ -163,7 +163,7 @@ struct Handover {
     cycle: SavedCycle,
     /// Device and number of the socket's file, where this program made it.
     socket: Option<[u64; 2]>,
-    /// Time since the program's start, where there is a file for events. Its descriptor is passed, too.
+    /// Time since the program's start, where there is a file for events. Its descriptor is passed, too, before those of taps.
     uptime: Option<Duration>,
     log_level: Severity,
 }
@@ -234,9 +234,11 @@ impl Service<'_> {
             PathOrDescriptor::Descriptor(_) => Listener::inherited(socket),
         };
         let listener = listener.map_err(failed(take))?;
-        let event_monitor =
-            passed.next().zip(uptime).map(|(file, uptime)| EventMonitor::new(file.into(), uptime));
+        let event_monitor = uptime
+            .and_then(|uptime| Some((passed.next()?, uptime)))
+            .map(|(file, uptime)| EventMonitor::new(file.into(), uptime));
         let event_monitor = event_monitor.transpose().map_err(failed(take))?;
+        let cycle = cycle.with_taps(passed.collect());
         Ok((Inherited { listener, cycle, event_monitor }, signals))
     }
 
@@ -290,7 +292,9 @@ impl Service<'_> {
         let handover = Handover { cycle, socket: listener.made(), uptime, log_level: Severity::least() };
         let state = reexec::sealed(&handover).map_err(failed("keep the state"))?;
         let descriptors = [listener.as_fd(), state.as_fd()].into_iter();
-        let descriptors: Vec<_> = descriptors.chain(monitor.map(|monitor| monitor.file().as_fd())).collect();
+        let descriptors = descriptors.chain(monitor.map(|monitor| monitor.file().as_fd()));
+        let taps = handover.cycle.taps().map(|tap| tap.as_fd());
+        let descriptors: Vec<_> = descriptors.chain(taps).collect();
         let error = reexec::execute(RESUME, &descriptors);
         Err(failed("execute this program again")(error).into())
     }

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use egm_address::CpuSet;
-use egm_config::{Architecture, Console, DeviceKind};
+use egm_config::{Architecture, Console, DeviceKind, Tap};
 
 use super::command::Command;
 use super::guest::{Guest, MemoryPiece, NumaNode, Placed, Source};
@@ -197,7 +197,11 @@ impl Exporter<'_> {
                 let mac = words::mac(*mac);
                 // A queue for each direction.
                 let queues = u32::from(*queue_pairs).saturating_mul(2);
-                let net = format!("tap={},id={id},num_queues={queues},mac={mac}", value(tap)?);
+                let tap = match tap {
+                    Tap::Name(name) => format!("tap={}", value(name)?),
+                    Tap::Descriptors(numbers) => format!("fd=[{}]", words::descriptors(numbers, ",")),
+                };
+                let net = format!("{tap},id={id},num_queues={queues},mac={mac}");
                 self.command.option("--net", net);
             }
             DeviceKind::VirtioVsock { cid, socket: Some(socket) } => {

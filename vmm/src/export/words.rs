@@ -14,6 +14,12 @@ pub(super) fn mac(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
+/// Numbers of descriptors with `separator` between them.
+pub(super) fn descriptors(numbers: &[i32], separator: &str) -> String {
+    let numbers: Vec<String> = numbers.iter().map(i32::to_string).collect();
+    numbers.join(separator)
+}
+
 /// The clique number for a GPU's driver; other monitors choose none by themselves.
 pub(super) const fn clique(clique: Clique) -> Option<u8> {
     match clique {

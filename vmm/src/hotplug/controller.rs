@@ -1,5 +1,6 @@
-//! Controller of hot-plugged functions: its thread, and the thread's steps, which tests take without it.
+//! Controller of hot-plugged devices: its thread, and the thread's steps, which tests take without it.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
@@ -9,26 +10,46 @@ use std::time::{Duration, Instant};
 use egm_vfio::backend::InterruptKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::occupant::{Departing, New, Occupant};
 use super::{
-    DeviceAddresses, Event, EventKind, Handle, HotplugError, NewFunction, PluggedDevice, Removal, Request,
-    Running, UNPLUG_TIMEOUT,
+    Devices, Event, EventKind, Handle, HotplugError, Plug, PluggedDevice, Removal, Request, Running,
+    UNPLUG_TIMEOUT,
 };
+use crate::config::{Device, DeviceKind, NewDevice};
 use crate::eventfd::{self, borrowed};
 use crate::lock::lock;
 use crate::passthrough::HostEvents;
-use crate::pci::{Duty, Plugged, Port, RootComplex};
-use crate::plan::BridgePlan;
+use crate::pci::{Duty, Port, RootComplex};
+use crate::plan::{BridgePlan, FunctionPlan};
+use crate::reserve::Servers;
 
-/// A function, and the events that the host reports of it.
-pub(crate) struct New {
-    pub(crate) function: Arc<dyn Plugged>,
-    pub(crate) host_events: Option<HostEvents>,
+/// Time between two looks at devices that depart.
+const DEPARTURE: Duration = Duration::from_millis(10);
+
+/// Makes devices that are plugged in.
+pub(crate) trait Maker: Send {
+    /// The function that `device` becomes behind one of `bridges`. Opens nothing but the connection to a vfio-user server,
+    /// which alone reports the registers of its device.
+    ///
+    /// # Errors
+    /// [`HotplugError`]: the machine cannot take it, or its BARs fit behind no bridge.
+    fn plan(&self, device: &Device, bridges: &[BridgePlan]) -> Result<Candidate, HotplugError>;
+
+    /// Opens a device that [`Maker::plan`] planned, just reset.
+    ///
+    /// # Errors
+    /// [`HotplugError`]; nothing stays open.
+    fn make(&self, candidate: Candidate) -> Result<New, HotplugError>;
 }
 
-/// Opens a function of the host as the guest's device with this id, behind one of the bridges of free slots. Returns the
-/// index of the chosen bridge, and the function.
-pub(crate) type Maker =
-    Box<dyn Fn(&str, &NewFunction, &[BridgePlan]) -> Result<(usize, New), HotplugError> + Send>;
+/// A device that is planned and not made.
+pub(crate) struct Candidate {
+    /// Index of the bridge that it is behind.
+    pub(crate) bridge: usize,
+    pub(crate) function: FunctionPlan,
+    /// Its vfio-user server, if it has one.
+    pub(crate) servers: Servers,
+}
 
 pub(crate) struct Slot {
     pub(crate) port: Arc<Port>,
@@ -37,43 +58,18 @@ pub(crate) struct Slot {
     pub(crate) occupant: Option<Occupant>,
 }
 
-/// A function that the guest has.
-pub(crate) struct Occupant {
-    pub(crate) id: String,
-    pub(crate) new: New,
-    /// When it is removed, once the guest was requested to release it.
-    leaving: Option<Instant>,
-    /// Whether the loss of its device was reported, after which a fixed function stays in the guest.
-    is_lost: bool,
-}
-
-impl Occupant {
-    pub(crate) fn new(id: &str, new: New) -> Self {
-        Self { id: id.to_owned(), new, leaving: None, is_lost: false }
-    }
-
-    fn event(&self, what: EventKind) -> Event {
-        Event { id: self.id.clone(), function: self.new.function.name().to_owned(), what }
-    }
-
-    fn take_events(&mut self) -> Vec<InterruptKind> {
-        self.new.host_events.as_mut().map(HostEvents::take).unwrap_or_default()
-    }
-
-    /// Whether its device is gone. Reads the device only after `events` of the host.
-    fn is_gone(&self, events: &[InterruptKind]) -> bool {
-        let function = &self.new.function;
-        if events.is_empty() { function.is_lost() } else { function.look_if_lost() }
-    }
-}
-
-/// Plugs, unplugs and resets the functions of a machine.
+/// Plugs and unplugs devices of a machine, and resets them.
 pub(crate) struct Controller {
     root: Arc<RootComplex>,
     slots: Vec<Slot>,
     /// Functions behind no hot-plug port: they stay.
     fixed: Vec<Occupant>,
-    maker: Maker,
+    departing: Vec<Departing>,
+    maker: Box<dyn Maker>,
+    /// Name of the machine.
+    machine: String,
+    /// The device that has a resource of the host for itself, by the resource.
+    owners: BTreeMap<String, String>,
     report: Box<dyn Fn(&Event) + Send>,
     handle: Handle,
     requests: Receiver<Request>,
@@ -90,8 +86,8 @@ impl Controller {
         root: Arc<RootComplex>,
         slots: Vec<Slot>,
         fixed: Vec<Occupant>,
-        devices: DeviceAddresses,
-        maker: Maker,
+        devices: Devices,
+        maker: Box<dyn Maker>,
         report: Box<dyn Fn(&Event) + Send>,
     ) -> io::Result<Self> {
         let (sender, requests) = channel();
@@ -100,8 +96,21 @@ impl Controller {
             let wake = Arc::clone(&wake);
             slot.port.on_duty(move || drop(wake.write(1)));
         }
-        let handle = Handle { requests: sender, wake, devices: Arc::new(Mutex::new(devices)) };
-        let controller = Self { root, slots, fixed, maker, report, handle, requests, ended: false };
+        let Devices { machine, addresses, owners } = devices;
+        let handle = Handle { requests: sender, wake, devices: Arc::new(Mutex::new(addresses)) };
+        let controller = Self {
+            root,
+            slots,
+            fixed,
+            departing: Vec::new(),
+            maker,
+            machine,
+            owners,
+            report,
+            handle,
+            requests,
+            ended: false,
+        };
         controller.occupants().for_each(|occupant| controller.listen(occupant));
         Ok(controller)
     }
@@ -151,7 +160,7 @@ impl Controller {
         let _ = self.handle.wake.read();
         while let Ok(request) = self.requests.try_recv() {
             match request {
-                Request::Plug { new, reply } => reply(self.plug(&new)),
+                Request::Plug { plug, reply } => reply(self.plug(&plug)),
                 Request::Unplug { id, reply } => reply(self.unplug(&id, now)),
                 Request::End => self.ended = true,
             }
@@ -161,7 +170,9 @@ impl Controller {
         for slot in 0..self.slots.len() {
             self.remove_released(slot, now);
         }
-        self.occupants().filter_map(|occupant| occupant.leaving).min()
+        self.dismiss();
+        let again = now.checked_add(DEPARTURE).filter(|_| !self.departing.is_empty());
+        self.occupants().filter_map(|occupant| occupant.leaving).chain(again).min()
     }
 
     /// Handles the host's events: reports them, removes lost and failed functions, forwards requests to the guest.
@@ -242,26 +253,47 @@ impl Controller {
         occupant.new.function.end();
         slot.port.pull();
         self.root.update();
-        for (what, number) in occupant.new.function.counters() {
-            if number > 0 {
-                (self.report)(&occupant.event(EventKind::Counted(what, number)));
-            }
+        let waits = occupant.event(EventKind::Departing);
+        self.departing.push(Departing { occupant, left });
+        self.dismiss();
+        if self.departing.iter().any(|departing| departing.occupant.id == waits.id) {
+            (self.report)(&waits);
         }
-        let gone = occupant.event(EventKind::Removed(left));
-        drop(occupant.new); // closes it
-        lock(&self.handle.devices).remove(&occupant.id);
-        (self.report)(&gone);
     }
 
-    fn plug(&mut self, new: &NewFunction) -> Result<PluggedDevice, HotplugError> {
+    /// Closes departing devices that nothing uses any more, and returns them to the host.
+    fn dismiss(&mut self) {
+        let has_left = |departing: &mut Departing| match &mut departing.occupant.new.member {
+            Some(member) => member.has_left(),
+            None => true,
+        };
+        let gone: Vec<Departing> = self.departing.extract_if(.., has_left).collect();
+        for Departing { mut occupant, left } in gone {
+            for (what, number) in occupant.new.function.counters() {
+                if number > 0 {
+                    (self.report)(&occupant.event(EventKind::Counted(what, number)));
+                }
+            }
+            let loss = occupant.new.member.as_mut().and_then(|member| member.take_loss());
+            let loss = loss.map(|error| occupant.event(EventKind::Unflushed(error.to_string())));
+            let gone = occupant.event(EventKind::Removed(left));
+            drop(occupant.new); // closes it
+            lock(&self.handle.devices).remove(&occupant.id);
+            self.owners.retain(|_, id| *id != occupant.id);
+            loss.iter().chain([&gone]).for_each(|event| (self.report)(event));
+        }
+    }
+
+    fn plug(&mut self, plug: &Plug) -> Result<PluggedDevice, HotplugError> {
         if self.slots.is_empty() {
             return Err(HotplugError::NoPorts);
         }
-        let name = new.function.to_string();
-        if let Some(occupant) = self.occupants().find(|occupant| occupant.new.function.name() == name) {
-            return Err(HotplugError::Present { function: new.function, id: occupant.id.clone() });
+        let id = self.free_id(&plug.device)?;
+        let device = plug.device.named(&id, &self.machine);
+        let owned = device.exclusive();
+        if let Some((what, owner)) = owned.iter().find_map(|what| self.owners.get_key_value(what)) {
+            return Err(HotplugError::Present { what: what.clone(), id: owner.clone() });
         }
-        let id = self.free_id(new.id.as_deref())?;
         let free = self.slots.iter().enumerate().filter(|(_, slot)| slot.occupant.is_none());
         let (free, bridges): (Vec<usize>, Vec<BridgePlan>) =
             free.map(|(index, slot)| (index, slot.bridge)).unzip();
@@ -269,33 +301,38 @@ impl Controller {
         if free.is_empty() {
             return Err(full);
         }
-        let (chosen, made) = (self.maker)(&id, new, &bridges)?;
-        let occupant = Occupant::new(&id, made);
+        if plug.is_dry_run && matches!(device.kind, DeviceKind::VfioUser { .. }) {
+            return Err(HotplugError::Unplannable { id });
+        }
+        let candidate = self.maker.plan(&device, &bridges)?;
+        let Some(index) = free.get(candidate.bridge).copied() else { return Err(full) };
+        let number = self.slots.get(index).map_or(0, |slot| slot.number);
+        let plugged = PluggedDevice { id, slot: number, function: candidate.function.clone() };
+        if plug.is_dry_run {
+            return Ok(plugged);
+        }
+        let occupant = Occupant::new(&plugged.id, self.maker.make(candidate)?);
         self.listen(&occupant);
-        let slot = free.get(chosen).and_then(|index| self.slots.get_mut(*index));
-        let Some((slot, address)) =
-            slot.and_then(|slot| slot.bridge.only_device().map(|address| (slot, address)))
-        else {
-            return Err(full);
-        };
+        let Some(slot) = self.slots.get_mut(index) else { return Err(full) };
         slot.port.insert(Arc::clone(&occupant.new.function));
-        let plugged = occupant.event(EventKind::Plugged(slot.number));
+        let event = occupant.event(EventKind::Plugged(number));
         slot.occupant = Some(occupant);
         self.root.update();
-        lock(&self.handle.devices).insert(id.clone(), address);
-        (self.report)(&plugged);
-        Ok(PluggedDevice { id, address })
+        self.owners.extend(owned.into_iter().map(|what| (what, plugged.id.clone())));
+        lock(&self.handle.devices).insert(plugged.id.clone(), plugged.function.address);
+        (self.report)(&event);
+        Ok(plugged)
     }
 
-    /// The `wanted` id, or else the first that no device has.
-    fn free_id(&self, wanted: Option<&str>) -> Result<String, HotplugError> {
+    /// The id of `new`, or else the first that no device has.
+    fn free_id(&self, new: &NewDevice) -> Result<String, HotplugError> {
         let devices = lock(&self.handle.devices);
-        match wanted {
+        match new.id() {
             Some(id) if devices.contains_key(id) => Err(HotplugError::Taken { id: id.to_owned() }),
             Some(id) => Ok(id.to_owned()),
             None => {
-                let free = (0_usize..).map(|n| format!("vfio{n}")).find(|id| !devices.contains_key(id));
-                Ok(free.unwrap_or_default())
+                let ids = (0_usize..).map(|number| format!("{}{number}", new.prefix()));
+                Ok(ids.into_iter().find(|id| !devices.contains_key(id)).unwrap_or_default())
             }
         }
     }
@@ -311,6 +348,9 @@ impl Controller {
                 Ok(())
             }
             (Some(_), Some(_)) => Err(HotplugError::Leaving { id: id.to_owned() }),
+            (None, _) if self.departing.iter().any(|departing| departing.occupant.id == id) => {
+                Err(HotplugError::Leaving { id: id.to_owned() })
+            }
             (None, _) => Err(HotplugError::Unknown { id: id.to_owned() }),
         }
     }
@@ -328,6 +368,10 @@ impl Controller {
         let mut counted = Vec::new();
         for occupant in self.occupants() {
             occupant.new.function.end();
+            // The machine counts its virtio devices itself.
+            if occupant.new.host_events.is_none() && occupant.new.member.is_some() {
+                continue;
+            }
             let counters = occupant.new.function.counters().into_iter().filter(|(_, number)| *number > 0);
             counted.extend(counters.map(|(what, number)| format!("{number} {what} at \"{}\"", occupant.id)));
         }

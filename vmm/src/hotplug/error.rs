@@ -1,5 +1,7 @@
 //! Errors of hot-plug.
 
+use std::io;
+
 use egm_address::PciAddress;
 use egm_vfio::backend::BackendError;
 use egm_vfio::host::HostError;
@@ -9,19 +11,22 @@ use crate::error::{Blame, Remedy, Report, opening};
 use crate::facts::FactsError;
 use crate::passthrough::PassthroughError;
 use crate::plan::PlanError;
+use crate::reserve::ServerError;
+use crate::resources::{AssignedError, DeviceError};
 
-/// Why a function is not plugged in or out; the machine is as before.
+/// Why a device is not plugged in or out; the machine is as before.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HotplugError {
     #[error("no slot is free for \"{id}\": all {slots} hot-plug ports of the machine are occupied")]
     NoSlot { id: String, slots: usize },
     #[error("the machine has no hot-plug port")]
     NoPorts,
-    #[error("cannot plug in {function}: the machine has it already, as \"{id}\"")]
-    Present { function: PciAddress, id: String },
+    /// A resource of the host that one device has for itself, or a second vsock device.
+    #[error("cannot plug in {what}: the machine has it already, as \"{id}\"")]
+    Present { what: String, id: String },
     #[error("the machine has a device \"{id}\" already")]
     Taken { id: String },
-    #[error("the machine has no function \"{id}\" in a slot")]
+    #[error("the machine has no device \"{id}\" in a slot")]
     Unknown { id: String },
     #[error("\"{id}\" is leaving already")]
     Leaving { id: String },
@@ -53,6 +58,40 @@ pub(crate) enum HotplugError {
     /// It could not be reset: the guest would see its last user's data.
     #[error(transparent)]
     Reset(#[from] BackendError),
+    /// Some servers serve one client, which a plan would use up.
+    #[error("cannot plan \"{id}\": its registers come from its server, which a dry run does not connect to")]
+    Unplannable { id: String },
+    /// Its server would get a file of slices that are not this machine's.
+    #[error(
+        "cannot plug in \"{id}\": its server needs all of the guest's memory, and slices of region \"{region}\" are shared at the \
+         start only"
+    )]
+    SliceMemory { id: String, region: String },
+    /// Its server could shrink the guest's memory.
+    #[error(
+        "cannot plug in \"{id}\": its server needs the guest's memory as a sealed file, and \"{backing}\" is none"
+    )]
+    Unsealed { id: String, backing: String },
+    /// Its vfio-user server.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// The guest's memory for its vfio-user server.
+    #[error(transparent)]
+    Share(#[from] AssignedError),
+    /// What a virtio device needs of the host.
+    #[error("cannot open device \"{id}\"")]
+    Device {
+        id: String,
+        #[source]
+        source: DeviceError,
+    },
+    /// A virtio device could not be made.
+    #[error("cannot make device \"{id}\"")]
+    Make {
+        id: String,
+        #[source]
+        source: io::Error,
+    },
     /// It cannot be assigned to a guest.
     #[error(transparent)]
     Assigned(#[from] PassthroughError),
@@ -74,13 +113,22 @@ impl Report for HotplugError {
             Self::Ended => Blame::Configuration.into(),
             Self::Host(_) => Blame::Host.into(),
             Self::Unprepared => Blame::Host.help("switch the IOMMU on: intel_iommu=on, or in the firmware"),
-            Self::Exclusive { .. } | Self::Coherent { .. } => {
+            Self::Exclusive { .. } | Self::Coherent { .. } | Self::SliceMemory { .. } => {
                 Blame::Configuration.help("name it in \"devices\" of the configuration")
             }
             Self::Regions(error) => error.remedy(),
             Self::Plan(error) => error.remedy(),
             Self::Open(error) => opening(error),
             Self::Reset(_) => Blame::Host.help("look for its errors: dmesg, lspci -vv"),
+            Self::Unsealed { .. } => Blame::Configuration.help(
+                "start the machine with \"memory\": {\"page_size\": \"2M\"} or \"4K\", or set shmem_enabled to advise before its start",
+            ),
+            Self::Unplannable { .. } => Blame::Configuration.help("plug it in without a dry run"),
+            Self::Server(error) => error.remedy(),
+            Self::Share(error) => error.remedy(),
+            Self::Device { source, .. } => source.remedy(),
+            Self::Make { .. } => Blame::Host
+                .help("raise the limits of the machine's process: prlimit --pid PID --nofile=65536 --nproc=65536"),
             Self::Assigned(error) => error.remedy(),
         }
     }

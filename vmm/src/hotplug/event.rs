@@ -1,9 +1,9 @@
-//! Events of functions while the guest runs, for the operator.
+//! Events of devices while the guest runs, for the operator.
 
 use std::fmt;
 use std::time::Duration;
 
-/// How a function left.
+/// How a device left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Removal {
     /// The guest released it.
@@ -12,7 +12,7 @@ pub(crate) enum Removal {
     Surprise,
 }
 
-/// An event of a function.
+/// An event of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Event {
     /// Its id in the machine.
@@ -23,7 +23,7 @@ pub(crate) struct Event {
     pub(crate) what: EventKind,
 }
 
-/// Events of a function, from plugging in to removal.
+/// Events of a device, from plugging in to removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EventKind {
     /// It was plugged into the slot of this number.
@@ -42,6 +42,10 @@ pub(crate) enum EventKind {
     LostFixed,
     /// It left the guest, and the host has it back.
     Removed(Removal),
+    /// The guest does not have it any more; the event loop still has it.
+    Departing,
+    /// It could not make the guest's last writes durable, with the error.
+    Unflushed(String),
     /// One of its counters at removal: never zero.
     Counted(&'static str, u64),
 }
@@ -55,6 +59,8 @@ impl EventKind {
             Self::Failed | Self::FailedFixed => "failed",
             Self::Lost | Self::LostFixed => "lost",
             Self::Removed(_) => "removed",
+            Self::Departing => "departing",
+            Self::Unflushed(_) => "unflushed",
             Self::Counted(..) => "counted",
         }
     }
@@ -99,6 +105,14 @@ impl fmt::Display for Event {
             EventKind::Removed(Removal::Surprise) => {
                 write!(f, "{function} was taken from the guest: the host has it back")
             }
+            EventKind::Departing => write!(
+                f,
+                "the guest does not have {function} any more: the host has it back when no request uses it"
+            ),
+            EventKind::Unflushed(error) => write!(
+                f,
+                "cannot flush {function}: {error}; what the guest wrote since its last flush may be lost"
+            ),
             EventKind::Counted(what, number) => write!(f, "counted: {number} {what} at {function}"),
         }
     }

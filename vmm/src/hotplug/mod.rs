@@ -1,9 +1,9 @@
-//! Functions that come and go while the guest runs.
+//! Devices that come and go while the guest runs.
 //!
 //! ```text
-//!  Handle ── plug, unplug ─────────────────┐
-//!  host   ── requests it, error, gone ─────┤► Controller (one thread) ─► Port: insert, press, pull, fresh
-//!  guest  ── power off, bus reset ─► Port ─┘                          └► Plugged: reset, end
+//!  Handle ── plug, unplug ─────────────────┐                          ┌► Maker: plan, make
+//!  host   ── requests it, error, gone ─────┤► Controller (one thread) ┼► Port: insert, press, pull, fresh
+//!  guest  ── power off, bus reset ─► Port ─┘                          └► Plugged: reset, end; Member: has it left?
 //! ```
 //! All slow work runs on the controller's thread, one step after the other, so that no two steps overlap: opening,
 //! resetting and unmapping take up to seconds, and no vCPU waits for them.
@@ -11,6 +11,7 @@
 mod controller;
 mod error;
 mod event;
+mod occupant;
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
@@ -21,32 +22,38 @@ use std::time::Duration;
 use egm_address::PciAddress;
 use vmm_sys_util::eventfd::EventFd;
 
-pub(crate) use controller::{Controller, Maker, New, Occupant, Slot};
+pub(crate) use controller::{Candidate, Controller, Maker, Slot};
 pub(crate) use error::HotplugError;
 pub(crate) use event::{Event, EventKind, Removal};
+pub(crate) use occupant::{Member, New, Occupant};
 
+use crate::config::{Device, NewDevice};
 use crate::lock::lock;
+use crate::passed::Passed;
+use crate::plan::{FunctionPlan, FunctionRole, Plan};
 
-/// Time that a guest has to release a function that the host requests back. Linux takes 6 s of its own time.
+/// Time that a guest has to release a device that the host requests back. Linux takes 6 s of its own time.
 pub(crate) const UNPLUG_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A function of the host to plug in, bound to VFIO.
+/// A device to plug in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NewFunction {
-    /// Its id in the machine; without one it is the first free of `vfio0`, `vfio1`, ….
-    pub(crate) id: Option<String>,
-    pub(crate) function: PciAddress,
-    /// GPUDirect clique of an NVIDIA GPU, 0 to 15.
-    pub(crate) clique: Option<u8>,
+pub(crate) struct Plug {
+    pub(crate) device: NewDevice,
+    /// Whether it is only planned: nothing is opened, and the machine stays as it is.
+    pub(crate) is_dry_run: bool,
+    /// Descriptors that the device names by their numbers: kept until it is made.
+    pub(crate) passed: Passed,
 }
 
-/// A function that the guest finds from now on.
+/// A device that the guest finds from now on, or would find.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PluggedDevice {
     /// Its id in the machine.
     pub(crate) id: String,
-    /// PCI address in the guest.
-    pub(crate) address: PciAddress,
+    /// Number of the slot.
+    pub(crate) slot: u16,
+    /// PCI address, BARs and vectors in the guest.
+    pub(crate) function: FunctionPlan,
 }
 
 /// Called once with the result, on the controller's thread.
@@ -54,7 +61,7 @@ pub(crate) type Reply<T> = Box<dyn FnOnce(Result<T, HotplugError>) + Send>;
 
 /// A request to the controller.
 enum Request {
-    Plug { new: NewFunction, reply: Reply<PluggedDevice> },
+    Plug { plug: Plug, reply: Reply<PluggedDevice> },
     Unplug { id: String, reply: Reply<()> },
     End,
 }
@@ -62,7 +69,30 @@ enum Request {
 /// PCI address in the guest of each device of the machine, by id.
 pub(crate) type DeviceAddresses = BTreeMap<String, PciAddress>;
 
-/// Plugs functions in and out, from any thread.
+/// Devices of a machine at its start.
+#[derive(Debug, Default)]
+pub(crate) struct Devices {
+    /// Name of the machine.
+    pub(crate) machine: String,
+    pub(crate) addresses: DeviceAddresses,
+    /// The device that has a resource of the host for itself, by the resource.
+    pub(crate) owners: BTreeMap<String, String>,
+}
+
+impl From<&Plan> for Devices {
+    fn from(plan: &Plan) -> Self {
+        let device = |function: &FunctionPlan| match &function.role {
+            FunctionRole::Endpoint { device, .. } => Some(device.clone()),
+            _ => None,
+        };
+        let owned =
+            |device: Device| device.exclusive().into_iter().map(move |what| (what, device.id.clone()));
+        let owners = plan.pci.iter().filter_map(device).flat_map(owned).collect();
+        Self { machine: plan.name.clone(), addresses: plan.device_addresses(), owners }
+    }
+}
+
+/// Plugs devices in and out, from any thread.
 #[derive(Clone)]
 pub(crate) struct Handle {
     requests: Sender<Request>,
@@ -71,12 +101,12 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    /// Puts `new` into the first free slot that its BARs fit into, without waiting for the guest.
+    /// Puts a device into the first free slot that its BARs fit into, without waiting for the guest.
     ///
     /// # Errors
     /// [`HotplugError::Ended`]; `reply` gets all others.
-    pub(crate) fn plug(&self, new: NewFunction, reply: Reply<PluggedDevice>) -> Result<(), HotplugError> {
-        self.ask(Request::Plug { new, reply })
+    pub(crate) fn plug(&self, plug: Plug, reply: Reply<PluggedDevice>) -> Result<(), HotplugError> {
+        self.ask(Request::Plug { plug, reply })
     }
 
     /// Requests `id` back from the guest, and takes it after [`UNPLUG_TIMEOUT`]. `reply` is called after the request;

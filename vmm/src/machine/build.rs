@@ -12,12 +12,14 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use super::board::Board;
 use super::error::BuildError;
 use super::exit::ExitLatch;
-use super::finish::RunningDevice;
+use super::finish::{RunningDevice, RunningDevices};
 use super::live::{DeviceCounters, Live, LiveParts};
+use super::plugged::{DeviceMaker, ServedMemory};
 use super::poison::{ErrorBlock, Interrupt, Poison, Reports, SliceDevice};
 use super::signals::Signals;
 use super::tree::{self, Connections};
 use super::vcpu::{Shared, Vcpu};
+use super::virtio::{Changes, Running};
 use super::{Machine, Subscriber, Wake};
 use crate::api::{Journal, MachineEvent};
 use crate::arch::boot::{BootError, BootFiles};
@@ -26,8 +28,9 @@ use crate::arch::native::vcpu::{configure, create};
 use crate::arch::native::vm::CACHED_PFNMAP;
 use crate::config::BootTables;
 use crate::firmware;
-use crate::hotplug::{Controller, Event, Handle, Maker, Occupant, Running, Slot};
+use crate::hotplug::{self, Controller, Devices, Event, Handle, Occupant, Slot};
 use crate::kvm::{Routes, SlotTable, Vm};
+use crate::lock::lock;
 use crate::memory::GuestRam;
 use crate::pci::RootComplex;
 use crate::plan::{ERRORS, POWER_BUTTON, Plan};
@@ -56,7 +59,15 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
     subscribers.extend(tree.subscribers);
     let root = Arc::new(tree.root);
     let routes = Arc::clone(&connections.assigner.routes);
-    let maker = connections.assigner.maker(spaces.kernel());
+    let changes = Changes::new(Arc::clone(&exit));
+    let devices: RunningDevices = Arc::new(Mutex::new(tree.devices));
+    let maker = DeviceMaker {
+        running: Running { changes: changes.clone(), devices: Arc::clone(&devices) },
+        domain: spaces.kernel(),
+        wiring: connections.wiring.clone(),
+        assigner: connections.assigner.clone(),
+        memory: ServedMemory::new(plan, &ram),
+    };
     let hotplug = keep(plan, &root, tree.hotplug_slots, tree.fixed, maker, journal)?;
     board.pci(&root)?;
 
@@ -80,7 +91,7 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
     let button = || acpi_line(plan, POWER_BUTTON).map(|gsi| pulse(&vm, gsi));
     let gate = Arc::default();
     let handle = hotplug.as_ref().map(|running| running.handle.clone());
-    let parts = parts(button(), handle, &tree.devices, routes);
+    let parts = parts(button(), handle, Arc::clone(&devices), routes);
     let live = Live::new(Arc::clone(&exit), Arc::clone(&gate), parts);
     // Until here signals end the process.
     subscribers.push(Arc::new(Mutex::new(Signals::new(Arc::clone(&exit), button())?)));
@@ -88,9 +99,10 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
     let shared = Arc::new(Shared { ports, memory, exit, checks, gate });
     Ok(Machine {
         events,
+        changes,
         vcpus,
         shared,
-        devices: tree.devices,
+        devices,
         hotplug,
         poison,
         live,
@@ -105,14 +117,15 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
 fn parts(
     button: Option<Interrupt>,
     hotplug: Option<Handle>,
-    devices: &[RunningDevice],
+    devices: RunningDevices,
     routes: Arc<Routes>,
 ) -> LiveParts {
-    let functions: Vec<_> =
-        devices.iter().map(|kept| (kept.id.clone(), Arc::clone(&kept.function))).collect();
     let counters = move || -> Vec<DeviceCounters> {
-        let functions = functions.iter();
-        functions.map(|(id, of)| DeviceCounters { id: id.clone(), counters: of.counters() }).collect()
+        let counters = |kept: &RunningDevice| {
+            let counters = kept.function.counters();
+            DeviceCounters { id: kept.id.clone(), counters }
+        };
+        lock(&devices).iter().map(counters).collect()
     };
     let messages = Box::new(move || routes.messages());
     LiveParts { button, hotplug, is_confined: false, counters: Box::new(counters), messages }
@@ -128,19 +141,19 @@ fn slice(OpenedDevice { device, opened }: &OpenedDevice) -> Option<SliceDevice> 
     }
 }
 
-/// Starts the controller of host functions, if there are any or a hot-plug port.
+/// Starts the controller of host functions and hot-plug ports, if there are any.
 fn keep(
     plan: &Plan,
     root: &Arc<RootComplex>,
     slots: Vec<Slot>,
     fixed: Vec<Occupant>,
-    maker: Maker,
+    maker: DeviceMaker,
     journal: &Arc<Journal>,
-) -> Result<Option<Running>, BuildError> {
+) -> Result<Option<hotplug::Running>, BuildError> {
     if slots.is_empty() && fixed.is_empty() {
         return Ok(None);
     }
-    let devices = plan.device_addresses();
+    let (devices, maker) = (Devices::from(plan), Box::new(maker));
     let controller = Controller::new(Arc::clone(root), slots, fixed, devices, maker, reporter(journal))?;
     Ok(Some(controller.start().map_err(ThreadError::from)?))
 }

@@ -7,6 +7,7 @@ use event_manager::EventManager;
 
 use super::Subscriber;
 use super::exit::ExitLatch;
+use crate::config::{Device, DeviceKind};
 use crate::error::{Blame, Remedy, Report};
 use crate::lock::lock;
 use crate::virtio::{VirtioDevice, VirtioPci};
@@ -25,6 +26,9 @@ pub(super) struct RunningDevice {
     pub(super) device: Arc<Mutex<dyn VirtioDevice>>,
     pub(super) function: Arc<VirtioPci>,
 }
+
+/// The devices of a machine, which come and go while it runs.
+pub(super) type RunningDevices = Arc<Mutex<Vec<RunningDevice>>>;
 
 /// One line for the operator with the counters of `devices` that are not zero, and those of the host's functions, which
 /// `functions` has in words. It ends after [`MOST_COUNTERS`].
@@ -104,6 +108,20 @@ fn turn(events: &mut EventManager<Subscriber>, limit: Duration) -> bool {
 }
 
 impl RunningDevice {
+    /// `device`, which is `virtio` behind `function`.
+    pub(super) fn new(
+        device: &Device,
+        virtio: Arc<Mutex<dyn VirtioDevice>>,
+        function: &Arc<VirtioPci>,
+    ) -> Self {
+        let id = device.id.clone();
+        let name = match &device.kind {
+            DeviceKind::VirtioBlk { path, .. } => format!("disk \"{id}\" ({})", path.display()),
+            _ => format!("device \"{id}\""),
+        };
+        Self { id, name, device: virtio, function: Arc::clone(function) }
+    }
+
     fn unfinished(&self) -> Option<Unfinished> {
         let (name, mut device) = (self.name.clone(), lock(&self.device));
         match device.take_loss() {

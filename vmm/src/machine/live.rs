@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use super::exit::{ExitLatch, ExitReason};
 use super::pause::{PauseGate, PauseState};
 use super::poison::Interrupt;
-use crate::hotplug::{self, DeviceAddresses, HotplugError, NewFunction, PluggedDevice, Reply};
+use crate::hotplug::{self, DeviceAddresses, HotplugError, Plug, PluggedDevice, Reply};
 use crate::kvm::Message;
 use crate::lock::lock;
 use crate::virtio::Counter;
@@ -23,7 +23,7 @@ pub struct Live {
 pub(crate) struct LiveParts {
     /// Presses the power button, where the guest's tables have one.
     pub(crate) button: Option<Interrupt>,
-    /// Plugs functions in and out, where there is a function of the host or a hot-plug port.
+    /// Plugs devices in and out, where there is a function of the host or a hot-plug port.
     pub(crate) hotplug: Option<hotplug::Handle>,
     /// Whether a sandbox forbids to open further devices.
     pub(crate) is_confined: bool,
@@ -110,17 +110,26 @@ impl Live {
         parts.button.as_ref().map(|button| button()).ok_or(ControlError::NoButton)
     }
 
-    /// Plugs `new` in.
+    /// Plugs a device in, or plans that.
     ///
     /// # Errors
     /// [`ControlError`], without a call of `reply`.
-    pub(crate) fn plug(&self, new: NewFunction, reply: Reply<PluggedDevice>) -> Result<(), ControlError> {
+    pub(crate) fn plug(&self, plug: Plug, reply: Reply<PluggedDevice>) -> Result<(), ControlError> {
+        self.check_plug()?;
+        self.of_controller(|controller| controller.plug(plug, reply))
+    }
+
+    /// Whether a device can be plugged in at all.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub(crate) fn check_plug(&self) -> Result<(), ControlError> {
         let is_confined =
             |parts: &LiveParts| parts.is_confined && !egm_address::fault!("plug-while-confined");
         if lock(&self.parts).as_ref().is_some_and(is_confined) {
             return Err(ControlError::Confined);
         }
-        self.of_controller(|controller| controller.plug(new, reply))
+        self.of_controller(|_| Ok(()))
     }
 
     /// Requests the device `id` back from the guest; `reply` is called after the request.
@@ -197,6 +206,8 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
+    use crate::config::NewDevice;
+    use crate::passed::Passed;
 
     fn live(button: Option<Interrupt>) -> Live {
         let (counters, messages) = (Box::new(Vec::<DeviceCounters>::new), Box::new(Vec::<Message>::new));
@@ -244,8 +255,9 @@ mod tests {
     fn a_confined_machine_opens_no_further_device() {
         let live = live(None);
         let plug = || {
-            let new = NewFunction { id: None, function: "0000:41:00.0".parse().unwrap(), clique: None };
-            live.plug(new, Box::new(|_| panic!("there is no controller")))
+            let device = NewDevice::parse(br#"{"type":"virtio-rng"}"#.to_vec()).unwrap();
+            let plug = Plug { device, is_dry_run: false, passed: Passed::default() };
+            live.plug(plug, Box::new(|_| panic!("there is no controller")))
         };
         assert_eq!(plug(), Err(ControlError::NoPorts));
         live.confine();

@@ -19,12 +19,14 @@ mod live;
 mod pause;
 mod pl011;
 mod platform;
+mod plugged;
 mod poison;
 mod serial;
 mod signals;
 mod start;
 mod tree;
 mod vcpu;
+mod virtio;
 
 use std::sync::{Arc, Mutex};
 
@@ -53,9 +55,10 @@ type Subscriber = Arc<Mutex<dyn MutEventSubscriber + Send>>;
 /// A machine that has not started. Fields are dropped in this order: vCPUs and devices use what comes after them.
 pub struct Machine {
     events: EventManager<Subscriber>,
+    changes: virtio::Changes,
     vcpus: Vec<vcpu::Vcpu>,
     shared: Arc<vcpu::Shared>,
-    devices: Vec<finish::RunningDevice>,
+    devices: finish::RunningDevices,
     hotplug: Option<hotplug::Running>,
     poison: Arc<Mutex<poison::Poison>>,
     live: Live,
@@ -123,18 +126,23 @@ impl Machine {
         if begun.is_ok() {
             step(MachineStep::Started);
         }
-        exit.set(begun.err().unwrap_or_else(|| serve(&mut self.events, &self.shared, &running, step)));
+        exit.set(
+            begun
+                .err()
+                .unwrap_or_else(|| serve(&mut self.events, &self.changes, &self.shared, &running, step)),
+        );
         self.shared.gate.open(); // the vCPUs of a paused machine end, too
         self.live.close(); // before the memory is unmapped: no thread keeps a part of it
         running.into_iter().for_each(vcpu::RunningVcpu::stop);
         // Host functions end first: they write to memory by themselves.
         let functions = self.hotplug.as_mut().map(hotplug::Running::end).unwrap_or_default();
         lock(&self.poison).collect();
-        let unfinished = finish::finish(&self.devices, &mut self.events, &exit);
-        let counted = finish::counted(&self.devices, functions);
+        let devices = std::mem::take(&mut *lock(&self.devices));
+        let unfinished = finish::finish(&devices, &mut self.events, &exit);
+        let counted = finish::counted(&devices, functions);
         if !unfinished.is_empty() {
             // Storage that answers later still writes to guest memory, which must stay mapped until the process ends.
-            std::mem::forget((self.devices, self.ram));
+            std::mem::forget((devices, self.ram));
         }
         Ended { reason: exit.reason().cloned().unwrap_or(ExitReason::PoweredOff), unfinished, counted }
     }
@@ -142,6 +150,7 @@ impl Machine {
 
 fn serve(
     events: &mut EventManager<Subscriber>,
+    changes: &virtio::Changes,
     shared: &vcpu::Shared,
     running: &[vcpu::RunningVcpu],
     step: &dyn Fn(MachineStep),
@@ -152,6 +161,7 @@ fn serve(
         }
         match events.run() {
             Ok(_) => {
+                changes.carry_out(events);
                 for (index, vcpu) in (0..).zip(running) {
                     vcpu.interrupt_until(|| shared.needs_nothing_of(index));
                 }

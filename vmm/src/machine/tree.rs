@@ -2,28 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use egm_address::PciAddress;
 use egm_vfio::backend::Backend;
-use event_manager::MutEventSubscriber;
 use vm_memory::GuestMemoryMmap;
 
 use super::Subscriber;
 use super::assigned::{Assigner, GuestPlacement, Own};
 use super::finish::RunningDevice;
-use crate::config::{Device, DeviceKind};
+use super::virtio::{Virtio, Wiring};
 use crate::hotplug::{Occupant, Slot};
 use crate::kvm::{KvmError, SlotTable, Vm};
 use crate::passthrough::{InterruptLine, PassthroughError, Peers};
-use crate::pci::msix::{MsiRouter, Msix};
+use crate::pci::msix::MsiRouter;
 use crate::pci::{Bus, HostBridge, PciFunction, Port, PortConfig, PortKind, RootBus, RootComplex};
 use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, Plan};
 use crate::resources::{AddressSpaces, OpenDevice, OpenedDevice};
-use crate::virtio::blk::Block;
-use crate::virtio::net::Net;
-use crate::virtio::rng::Rng;
-use crate::virtio::{Doorbell, TransportError, VirtioDevice, VirtioPci};
+use crate::virtio::TransportError;
 
 /// Why the tree could not be built; but for `Device` and `Assigned`, a bug of egm-vmm.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +53,7 @@ pub enum TreeError {
 /// The tree and what lives in it.
 pub(super) struct Tree {
     pub(super) root: RootComplex,
+    /// Virtio devices, which the event loop serves.
     pub(super) devices: Vec<RunningDevice>,
     pub(super) subscribers: Vec<Subscriber>,
     /// Hot-plug ports with what is in them.
@@ -68,9 +65,8 @@ pub(super) struct Tree {
 /// Parts of the machine that every device is connected to.
 pub(super) struct Connections<'a> {
     vm: &'a Vm,
-    doorbell: Arc<dyn Doorbell>,
-    memory: GuestMemoryMmap,
     plan: &'a Plan,
+    pub(super) wiring: Wiring,
     pub(super) assigner: Assigner,
 }
 
@@ -89,30 +85,16 @@ impl<'a> Connections<'a> {
             FunctionRole::Endpoint { device, .. } => device.kind.is_assigned(),
             _ => is_spare(plan, function),
         };
+        let routes = vm.routes()?;
+        let doorbell = Arc::new(vm.doorbells());
+        let wiring = Wiring { routes: Arc::clone(&routes), doorbell, memory };
         let assigner = Assigner {
-            routes: vm.routes()?,
+            routes,
             slots: Arc::clone(vm.slots()) as Arc<dyn SlotTable>,
             peers: Arc::new(Peers::new(spaces.domains())),
             has_peers: plan.pci.iter().filter(takes).count() > 1,
         };
-        Ok(Self { vm, doorbell: Arc::new(vm.doorbells()), memory, plan, assigner })
-    }
-
-    fn transport(
-        &self,
-        plan: &FunctionPlan,
-        id: &str,
-        device: Arc<Mutex<dyn VirtioDevice>>,
-    ) -> Result<Arc<VirtioPci>, TreeError> {
-        let msix = Msix::new(plan.msix_vectors, self.assigner.routes.of(plan.address))
-            .map_err(|source| TreeError::Device { id: id.to_owned(), source })?;
-        Ok(Arc::new(VirtioPci::new(
-            device,
-            plan,
-            Arc::new(msix),
-            self.memory.clone(),
-            Arc::clone(&self.doorbell),
-        )?))
+        Ok(Self { vm, plan, wiring, assigner })
     }
 }
 
@@ -262,36 +244,20 @@ impl Tree {
         connections: &Connections<'_>,
     ) -> Result<Endpoint, TreeError> {
         let id = device.id.as_str();
-        let error = |source| TreeError::Device { id: id.to_owned(), source };
-        let virtio = match (opened, &device.kind) {
-            (OpenDevice::Block(disk), _) => self.subscribe(Block::new(disk, id).map_err(error)?),
-            (OpenDevice::Net { taps, backend }, DeviceKind::VirtioNet { mac, .. }) => {
-                self.subscribe(Net::new(*mac, taps, backend).map_err(error)?)
-            }
-            (OpenDevice::Vsock(vsock), _) => self.subscribe(*vsock),
-            (OpenDevice::Rng, _) => self.subscribe(Rng::new().map_err(error)?),
-            (OpenDevice::Assigned(backend), _) => return assigned(plan, id, backend, connections),
-            (OpenDevice::Slice(slice), _) => return assigned(plan, id, slice.backend, connections),
-            (OpenDevice::Net { .. }, _) => return Err(TreeError::Missing { id: id.to_owned() }),
+        let opened = match opened {
+            OpenDevice::Assigned(backend) => return assigned(plan, id, backend, connections),
+            OpenDevice::Slice(slice) => return assigned(plan, id, slice.backend, connections),
+            opened => opened,
         };
-        let function = connections.transport(plan, id, Arc::clone(&virtio))?;
-        self.devices.push(RunningDevice {
-            id: id.to_owned(),
-            name: name(&device),
-            device: virtio,
-            function: Arc::clone(&function),
-        });
+        let error = |source| TreeError::Device { id: id.to_owned(), source };
+        let made = Virtio::new(opened, &device).map_err(error)?;
+        let Some(Virtio { device: virtio, subscriber }) = made else {
+            return Err(TreeError::Missing { id: id.to_owned() });
+        };
+        let function = connections.wiring.function(plan, Arc::clone(&virtio)).map_err(error)??;
+        self.subscribers.push(subscriber);
+        self.devices.push(RunningDevice::new(&device, virtio, &function));
         Ok(Endpoint::Own(function))
-    }
-
-    /// Adds `device` to the event loop.
-    fn subscribe<D: VirtioDevice + MutEventSubscriber + 'static>(
-        &mut self,
-        device: D,
-    ) -> Arc<Mutex<dyn VirtioDevice>> {
-        let device = Arc::new(Mutex::new(device));
-        self.subscribers.push(Arc::clone(&device) as Subscriber);
-        device
     }
 }
 
@@ -319,12 +285,4 @@ fn assigned(
     let new = connections.assigner.assign(placement, backend, own);
     let new = new.map_err(|source| TreeError::Assigned { id: id.to_owned(), source })?;
     Ok(Endpoint::Assigned(Occupant::new(id, new)))
-}
-
-/// Name of the device, for the operator.
-fn name(device: &Device) -> String {
-    match &device.kind {
-        DeviceKind::VirtioBlk { path, .. } => format!("disk \"{}\" ({})", device.id, path.display()),
-        _ => format!("device \"{}\"", device.id),
-    }
 }

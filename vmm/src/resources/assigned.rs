@@ -189,8 +189,21 @@ impl Map {
     }
 }
 
+/// Lets the devices of `servers` reach `memory`, all of the guest's.
+///
+/// # Errors
+/// [`AssignedError::Share`].
+pub(crate) fn share(servers: &Servers, memory: &[Piece]) -> Result<(), AssignedError> {
+    for (socket, domain) in servers.domains() {
+        let failed = |source| AssignedError::Share { socket: socket.to_owned(), source };
+        let pieces = order(memory.to_vec(), &domain.limits()).map_err(failed)?;
+        map_all(domain.as_ref(), pieces, &|_| ()).map_err(failed)?;
+    }
+    Ok(())
+}
+
 /// The plan's RAM as devices are to find it: at guest addresses.
-fn pieces(plan: &Plan, ram: &GuestRam) -> Vec<Piece> {
+pub(crate) fn pieces(plan: &Plan, ram: &GuestRam) -> Vec<Piece> {
     plan.memory.iter().filter_map(|memory| piece(memory, plan, ram)).collect()
 }
 

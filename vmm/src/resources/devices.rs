@@ -11,7 +11,7 @@ use egm_vfio::kernel::OpenError;
 use super::ThreadError;
 use super::assigned::AddressSpaces;
 use super::slices::{OpenSlice, SliceError, Slices};
-use crate::config::{Device, DeviceKind};
+use crate::config::{Device, DeviceKind, Tap};
 use crate::error::{Blame, Remedy, Report, opening};
 use crate::plan::{FunctionRole, Plan};
 use crate::virtio::blk::{Disk, DiskError};
@@ -102,6 +102,9 @@ pub enum DeviceError {
     Thread(ThreadError),
     #[error(transparent)]
     Slice(#[from] SliceError),
+    /// A device that only the start of a machine opens.
+    #[error("cannot open the device: it is no virtio device")]
+    NotVirtio,
     /// The plan was made without its server.
     #[error("the vfio-user server {} is not connected", socket.display())]
     NotConnected { socket: PathBuf },
@@ -133,7 +136,7 @@ impl Report for DeviceError {
             Self::Thread(_) => Blame::Host.help(ThreadError::HELP),
             Self::Reset(_) => Blame::Host.help("look for its errors: dmesg, lspci -vv, or its server's log"),
             Self::Slice(error) => error.remedy(),
-            Self::NotConnected { .. } => Blame::Internal.into(),
+            Self::NotVirtio | Self::NotConnected { .. } => Blame::Internal.into(),
         }
     }
 }
@@ -159,21 +162,37 @@ pub(super) fn open(
 
 fn open_one(device: &Device, spaces: &AddressSpaces, slices: &Slices<'_>) -> Result<OpenDevice, DeviceError> {
     match &device.kind {
-        DeviceKind::VirtioBlk { path, read_only } => disk(path, *read_only).map(OpenDevice::Block),
-        DeviceKind::VirtioNet { tap, queue_pairs, vhost, .. } => {
-            let taps = tap::open(tap, *queue_pairs)?;
-            Ok(OpenDevice::Net { taps, backend: net_backend(*queue_pairs, *vhost)? })
-        }
-        DeviceKind::VirtioRng => Ok(OpenDevice::Rng),
-        DeviceKind::VirtioVsock { cid, socket } => {
-            Ok(OpenDevice::Vsock(Box::new(Vsock::new(*cid, vsock_backend(socket.as_deref())?)?)))
-        }
         DeviceKind::Vfio { function, .. } => Ok(OpenDevice::Assigned(spaces.function(*function)?)),
         DeviceKind::VfioUser { socket } => {
             let missing = || DeviceError::NotConnected { socket: socket.clone() };
             spaces.served(socket).map(OpenDevice::Assigned).ok_or_else(missing)
         }
         DeviceKind::Egm { node, .. } => Ok(OpenDevice::Slice(slices.open(&device.id, *node)?)),
+        virtio => open_virtio(virtio),
+    }
+}
+
+/// Opens what a virtio device of the kind `kind` needs.
+///
+/// # Errors
+/// [`DeviceError`]; for other kinds [`DeviceError::NotVirtio`].
+pub(crate) fn open_virtio(kind: &DeviceKind) -> Result<OpenDevice, DeviceError> {
+    match kind {
+        DeviceKind::VirtioBlk { path, read_only } => disk(path, *read_only).map(OpenDevice::Block),
+        DeviceKind::VirtioNet { tap, queue_pairs, vhost, .. } => {
+            let taps = match tap {
+                Tap::Name(name) => tap::open(name, *queue_pairs)?,
+                Tap::Descriptors(numbers) => tap::adopt(numbers)?,
+            };
+            Ok(OpenDevice::Net { taps, backend: net_backend(*queue_pairs, *vhost)? })
+        }
+        DeviceKind::VirtioRng => Ok(OpenDevice::Rng),
+        DeviceKind::VirtioVsock { cid, socket } => {
+            Ok(OpenDevice::Vsock(Box::new(Vsock::new(*cid, vsock_backend(socket.as_deref())?)?)))
+        }
+        DeviceKind::Vfio { .. } | DeviceKind::VfioUser { .. } | DeviceKind::Egm { .. } => {
+            Err(DeviceError::NotVirtio)
+        }
     }
 }
 

@@ -19,9 +19,10 @@ use rustix::fs::{Mode, OFlags};
 
 use self::assigned::AroundPrefault;
 pub use self::assigned::{AddressSpaces, AssignedError};
+pub(crate) use self::assigned::{pieces, share};
 use self::devices::DeviceFailure;
 pub use self::devices::{DeviceError, OpenDevice, OpenedDevice};
-pub(crate) use self::devices::{VHOST_NET, VHOST_VSOCK, open_disk};
+pub(crate) use self::devices::{VHOST_NET, VHOST_VSOCK, open_disk, open_virtio};
 pub(crate) use self::reset::left_behind;
 use self::slices::Slices;
 pub use self::slices::{OpenSlice, SliceError};

@@ -236,7 +236,7 @@ pub(super) const ROWS: &[PermittedCall] = &[
     with(API, "epoll_pwait", Condition::Any, &[Api], "the wait for clients and events"),
     with(API, "eventfd2", Condition::Any, &[Api], "a descriptor in reserve for clients"),
     with(API, "getsockopt", Condition::OneOf(2, CREDENTIALS), &[Api], "the user of a client"),
-    with(API, "recvfrom", Condition::Null(4), &[Api], "requests of clients"),
+    with(API, "recvmsg", Condition::Any, &[Api], "requests of clients, with their descriptors"),
     with(API, "shutdown", Condition::OneOf(1, SIDES), &[Api], "ends of last answers, and of an API that cannot go on"),
     // Others.
     always("clock_nanosleep", Condition::Any, &[Console], "a pause in which output gathers"),

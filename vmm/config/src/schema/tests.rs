@@ -149,6 +149,8 @@ fn what_the_program_refuses_of_devices_for_its_range_or_form_the_schema_refuses_
         (device(r#""type":"virtio-rng","id":"a""#), device(r#""type":"virtio-rng","id":"a/b""#)),
         (device(r#""type":"virtio-blk","path":"d""#), device(r#""type":"virtio-blk","path":"""#)),
         (device(r#""type":"virtio-net","tap":"t""#), device(r#""type":"virtio-net","tap":"t:0""#)),
+        (device(r#""type":"virtio-net","tap":[3,4]"#), device(r#""type":"virtio-net","tap":[2]"#)),
+        (device(r#""type":"virtio-net","tap":[2147483647]"#), device(r#""type":"virtio-net","tap":[]"#)),
         (
             device(r#""type":"virtio-net","tap":"fifteen-letters""#),
             device(r#""type":"virtio-net","tap":"sixteen--letters""#),

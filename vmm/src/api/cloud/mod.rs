@@ -18,7 +18,7 @@ pub(crate) use document::{
     ConsoleOutputMode, DeviceConfig, DiskConfig, NetConfig, RemovedDevice, Resize, UserDeviceConfig,
     VmConfig, VsockConfig,
 };
-pub(crate) use translate::{Translation, added, translate};
+pub(crate) use translate::{Translation, added, translate, translate_with};
 
 #[cfg(test)]
 mod tests;

@@ -68,14 +68,22 @@ fn described(route: &Route) -> Described {
         method: method.name(),
         path,
         summary,
-        query: (operation == Operation::Events).then_some(Query {
-            name: "follow",
-            value: "0",
-            meaning: "End after the latest events.",
-        }),
+        query: query(operation),
         body: body(operation),
         outcome: outcome(operation),
         failures: failures(operation),
+    }
+}
+
+fn query(operation: Operation) -> Option<Query> {
+    match operation {
+        Operation::Events => {
+            Some(Query { name: "follow", value: "0", meaning: "End after the latest events." })
+        }
+        Operation::Plug => {
+            Some(Query { name: "dry-run", value: "1", meaning: "Plan the device, and change nothing." })
+        }
+        _ => None,
     }
 }
 
@@ -84,9 +92,9 @@ fn body(operation: Operation) -> Option<SchemaOf> {
     match operation {
         Operation::Create(Language::Own) => Some(SchemaGenerator::subschema_for::<config::File>),
         Operation::Create(Language::CloudHypervisor) => Some(SchemaGenerator::subschema_for::<VmConfig>),
-        Operation::AddDevice => Some(SchemaGenerator::subschema_for::<DeviceConfig>),
+        Operation::Plug => Some(SchemaGenerator::subschema_for::<config::DeviceFile>),
         Operation::RemoveDevice => Some(SchemaGenerator::subschema_for::<RemovedDevice>),
-        Operation::Amend(change, _) => Some(match change {
+        Operation::Add(change) | Operation::Amend(change, _) => Some(match change {
             Change::AddDisk => SchemaGenerator::subschema_for::<DiskConfig>,
             Change::AddNet => SchemaGenerator::subschema_for::<NetConfig>,
             Change::AddVsock => SchemaGenerator::subschema_for::<VsockConfig>,
@@ -111,7 +119,8 @@ fn outcome(operation: Operation) -> Outcome {
         | Operation::Create(_)
         | Operation::Boot
         | Operation::End(_) => Outcome::Done,
-        Operation::AddDevice => {
+        Operation::Plug => json::<views::NewPciDevice>(),
+        Operation::Add(_) => {
             Outcome::ContentOrDone(content(JSON, SchemaGenerator::subschema_for::<views::PciDeviceInfo>))
         }
         Operation::Ping => json::<views::Ping>(),
@@ -145,7 +154,7 @@ const fn failures(operation: Operation) -> &'static [Status] {
         | Operation::Slices
         | Operation::Interrupts
         | Operation::End(Next::Stay) => &[Status::NotFound, Status::Conflict],
-        Operation::AddDevice | Operation::RemoveDevice => &[
+        Operation::Add(_) | Operation::Plug | Operation::RemoveDevice => &[
             Status::BadRequest,
             Status::NotFound,
             Status::Conflict,

@@ -15,7 +15,7 @@ use rustix::fs::{Access, access};
 use super::proc_tables::{FileId, ProcTables};
 use crate::arch::boot::{self, ARCHIVE_HEAD, BootError};
 use crate::arch::native;
-use crate::config::{Console, Device, DeviceKind};
+use crate::config::{Console, Device, DeviceKind, Tap};
 use crate::console::{self, ConsoleError};
 use crate::error::Report;
 use crate::machine::BuildError;
@@ -161,8 +161,14 @@ fn disk(path: &Path, read_only: bool, tables: &ProcTables) -> Result<Finding, De
     })
 }
 
-fn net(tap: &str, queue_pairs: u16, vhost: Option<bool>) -> Result<Finding, DeviceError> {
-    tap::inspect(tap, queue_pairs)?;
+fn net(tap: &Tap, queue_pairs: u16, vhost: Option<bool>) -> Result<Finding, DeviceError> {
+    match tap {
+        Tap::Name(name) => tap::inspect(name, queue_pairs)?,
+        Tap::Descriptors(_) => {
+            let help = Some("start the machine with them: 3<>/dev/tapN in a shell".to_owned());
+            return Ok(Remark { found: format!("tap {tap}: not looked at"), help });
+        }
+    }
     if vhost == Some(false) {
         return Ok(Ready(format!("tap {tap}, packets moved by this process")));
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use egm_config::{Architecture, Console, DeviceKind, VfioBackend};
+use egm_config::{Architecture, Console, DeviceKind, Tap, VfioBackend};
 
 use super::{Libvirt, Override, Xml, empty, text};
 use crate::export::guest::{MemoryPiece, Placed, Source};
@@ -65,7 +65,14 @@ impl Libvirt<'_> {
         let alias = format!("ua-{}", device.id);
         match &device.kind {
             DeviceKind::VirtioBlk { path, read_only } => disk(xml, index, &alias, path, *read_only),
-            DeviceKind::VirtioNet { tap, mac, queue_pairs, vhost } => {
+            DeviceKind::VirtioNet { tap: Tap::Descriptors(_), .. } => {
+                let id = &device.id;
+                self.notes.push(format!(
+                    "{id} is left out: libvirt opens taps by their names; write one in \"tap\""
+                ));
+                Ok(())
+            }
+            DeviceKind::VirtioNet { tap: Tap::Name(tap), mac, queue_pairs, vhost } => {
                 let interface = xml.create_element("interface").with_attribute(("type", "ethernet"));
                 interface.write_inner_content(|xml| {
                     empty(xml, "mac", &[("address", &words::mac(*mac))])?;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use egm_config::{Architecture, DeviceKind};
+use egm_config::{Architecture, DeviceKind, Tap};
 
 use super::{NVIDIA_BUILD, Qemu, id, value};
 use crate::export::guest::Placed;
@@ -72,8 +72,14 @@ impl Qemu<'_> {
             DeviceKind::VirtioNet { tap, mac, queue_pairs, vhost } => {
                 let queues = if *queue_pairs > 1 { format!(",queues={queue_pairs}") } else { String::new() };
                 let vhost = if vhost.unwrap_or(false) { ",vhost=on" } else { "" };
-                let netdev =
-                    format!("tap,id=net-{id},ifname={},script=no,downscript=no{queues}{vhost}", value(tap));
+                let tap = match tap {
+                    Tap::Name(name) => format!("ifname={},script=no,downscript=no{queues}", value(name)),
+                    Tap::Descriptors(numbers) if numbers.len() == 1 => {
+                        format!("fd={}", words::descriptors(numbers, ""))
+                    }
+                    Tap::Descriptors(numbers) => format!("fds={}", words::descriptors(numbers, ":")),
+                };
+                let netdev = format!("tap,id=net-{id},{tap}{vhost}");
                 self.command.option("-netdev", netdev);
                 let mac = words::mac(*mac);
                 let vectors = u32::from(*queue_pairs).saturating_mul(2).saturating_add(2);

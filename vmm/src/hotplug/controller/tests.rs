@@ -3,13 +3,15 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use egm_address::PciAddress;
+use egm_address::{Gpa, PciAddress, Span};
 use proptest::prelude::*;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::*;
+use crate::hotplug::Member;
+use crate::passed::Passed;
 use crate::pci::msix::{MsiMessage, MsiRouter};
-use crate::pci::{Bus, PciFunction, PortConfig, PortKind};
+use crate::pci::{Bus, PciFunction, Plugged, PortConfig, PortKind};
 
 struct NoRouter;
 
@@ -61,6 +63,48 @@ impl Plugged for Card {
     }
 }
 
+/// Leaves when it may, with the loss of what a guest wrote.
+#[derive(Default)]
+struct Slow {
+    may_leave: Arc<AtomicBool>,
+    asked: Arc<AtomicBool>,
+}
+
+impl Member for Slow {
+    fn has_left(&mut self) -> bool {
+        self.asked.store(true, Ordering::Relaxed);
+        self.may_leave.load(Ordering::Relaxed)
+    }
+    fn take_loss(&mut self) -> Option<io::Error> {
+        Some(io::Error::other("disk full"))
+    }
+}
+
+/// What is plugged in next.
+type Next = Arc<Mutex<Option<New>>>;
+
+/// Makes what is next, behind the first bridge.
+struct Waiting(Next);
+
+impl Maker for Waiting {
+    fn plan(&self, device: &Device, bridges: &[BridgePlan]) -> Result<Candidate, HotplugError> {
+        let function = crate::plan::plug(device, None, &bridges[0])?;
+        Ok(Candidate { bridge: 0, function, servers: Servers::default() })
+    }
+    fn make(&self, _candidate: Candidate) -> Result<New, HotplugError> {
+        self.0.lock().unwrap().take().ok_or(HotplugError::Unprepared)
+    }
+}
+
+fn new(card: &Arc<Card>) -> New {
+    New { function: Arc::clone(card) as _, host_events: None, member: None }
+}
+
+/// A device of the configuration `text`.
+fn device(text: &str) -> NewDevice {
+    NewDevice::parse(text.as_bytes().to_vec()).unwrap()
+}
+
 const CONTROL: u16 = 0x58;
 const ON: u16 = 0x1731 & !POWER_OFF;
 const POWER_OFF: u16 = 1 << 10;
@@ -71,8 +115,7 @@ struct Machine {
     controller: Controller,
     start: Instant,
     said: Arc<Mutex<Vec<EventKind>>>,
-    /// The card that is plugged in next.
-    next: Arc<Mutex<Option<Arc<Card>>>>,
+    next: Next,
 }
 
 impl Machine {
@@ -91,7 +134,8 @@ impl Machine {
                 acs: None,
             };
             let port = Arc::new(Port::hot(&config, None, Arc::new(NoRouter)).unwrap());
-            let (window32, window64, acs) = (None, None, None);
+            let window64 = Span::new(Gpa::new(0x80_0000_0000), 1 << 20).ok();
+            let (window32, acs) = (None, None);
             let bridge = BridgePlan { secondary: number, subordinate: number, window32, window64, acs };
             slots.push(Slot { port: Arc::clone(&port), number: number.into(), bridge, occupant: None });
             bus.add_port(number << 3, port, Bus::default());
@@ -99,29 +143,34 @@ impl Machine {
         let said = Arc::new(Mutex::new(Vec::new()));
         let hears = Arc::clone(&said);
         let report = Box::new(move |event: &Event| hears.lock().unwrap().push(event.what.clone()));
-        let next = Arc::<Mutex<Option<Arc<Card>>>>::default();
-        let given = Arc::clone(&next);
-        let maker: Maker = Box::new(move |_, _, _| {
-            let card = given.lock().unwrap().take().ok_or(HotplugError::Unprepared)?;
-            Ok((0, New { function: card, host_events: None }))
-        });
+        let next = Next::default();
+        let maker = Box::new(Waiting(Arc::clone(&next)));
         let root = Arc::new(RootComplex::new(bus));
-        let devices = DeviceAddresses::from([("disk".to_owned(), PciAddress::new(0, 0, 9, 0).unwrap())]);
+        let disk = PciAddress::new(0, 0, 9, 0).unwrap();
+        let devices = Devices {
+            machine: "vm".to_owned(),
+            addresses: [("disk".to_owned(), disk)].into(),
+            owners: [("disk /d".to_owned(), "disk".to_owned())].into(),
+        };
         let controller = Controller::new(root, slots, Vec::new(), devices, maker, report).unwrap();
         Self { controller, start: Instant::now(), said, next }
     }
 
     /// Plugs `card` in; returns the bus on which the guest finds it.
     fn plug(&mut self, id: &str, card: &Arc<Card>) -> Result<u8, HotplugError> {
-        *self.next.lock().unwrap() = Some(Arc::clone(card));
-        let plugged = self.plug_host(Some(id));
-        self.next.lock().unwrap().take();
-        plugged.map(|device| device.address.bus())
+        self.plug_new(&format!(r#"{{"type":"virtio-rng","id":"{id}"}}"#), new(card))
     }
 
-    fn plug_host(&mut self, id: Option<&str>) -> Result<PluggedDevice, HotplugError> {
-        let function = PciAddress::new(0, 1, 0, 0).unwrap();
-        self.controller.plug(&NewFunction { id: id.map(str::to_owned), function, clique: None })
+    /// Plugs in the device `text`, which `new` becomes.
+    fn plug_new(&mut self, text: &str, new: New) -> Result<u8, HotplugError> {
+        *self.next.lock().unwrap() = Some(new);
+        let plugged = self.ask(text, false);
+        self.next.lock().unwrap().take();
+        plugged.map(|device| device.function.address.bus())
+    }
+
+    fn ask(&mut self, text: &str, is_dry_run: bool) -> Result<PluggedDevice, HotplugError> {
+        self.controller.plug(&Plug { device: device(text), is_dry_run, passed: Passed::default() })
     }
 
     fn unplug(&mut self, id: &str) -> Result<(), HotplugError> {
@@ -196,8 +245,7 @@ fn a_function_that_is_gone_is_taken_and_the_other_stays() {
 #[test]
 fn the_loss_of_a_function_that_stays_is_reported_once() {
     let (mut machine, card) = (Machine::new(), Card::new("a"));
-    let new = New { function: Arc::clone(&card) as _, host_events: None };
-    machine.controller.fixed.push(Occupant::new("one", new));
+    machine.controller.fixed.push(Occupant::new("one", new(&card)));
     machine.turn(0);
     assert!(machine.said.lock().unwrap().is_empty());
     card.lost.store(true, Ordering::Relaxed);
@@ -230,7 +278,10 @@ fn what_cannot_be_done_is_refused_and_changes_nothing() {
     for id in ["one", "disk"] {
         assert!(matches!(machine.plug(id, &card), Err(HotplugError::Taken { .. })), "{id}");
     }
-    assert!(matches!(machine.plug_host(Some("two")), Err(HotplugError::Unprepared)));
+    assert!(matches!(
+        machine.ask(r#"{"type":"virtio-rng","id":"two"}"#, false),
+        Err(HotplugError::Unprepared)
+    ));
     assert!(!machine.has("two"));
     machine.plug("two", &Card::new("b")).unwrap();
     assert!(matches!(machine.plug("three", &Card::new("c")), Err(HotplugError::NoSlot { slots: 2, .. })));
@@ -241,22 +292,89 @@ fn what_cannot_be_done_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn a_function_that_the_machine_has_is_not_opened_again() {
+fn what_one_device_has_for_itself_is_not_opened_again_while_it_is_there() {
     let mut machine = Machine::new();
-    machine.plug("one", &Card::new("0000:01:00.0")).unwrap();
-    *machine.next.lock().unwrap() = Some(Card::new("never"));
-    let error = machine.plug_host(Some("two")).unwrap_err();
-    assert_eq!(error.to_string(), "cannot plug in 0000:01:00.0: the machine has it already, as \"one\"");
-    assert!(machine.next.lock().unwrap().is_some(), "it was not opened");
+    let function = r#"{"type":"vfio","function":"0000:01:00.0"}"#;
+    let other = r#"{"type":"virtio-blk","path":"/other","id":"other"}"#;
+    machine.plug_new(other, new(&Card::new("a"))).unwrap();
+    for (text, expected) in [
+        (
+            r#"{"type":"virtio-blk","path":"/d"}"#,
+            "cannot plug in disk /d: the machine has it already, as \"disk\"",
+        ),
+        (
+            r#"{"type":"virtio-blk","path":"/other"}"#,
+            "cannot plug in disk /other: the machine has it already, as \"other\"",
+        ),
+    ] {
+        for is_dry_run in [true, false] {
+            *machine.next.lock().unwrap() = Some(new(&Card::new("never")));
+            assert_eq!(machine.ask(text, is_dry_run).unwrap_err().to_string(), expected);
+            assert!(machine.next.lock().unwrap().take().is_some(), "it was not opened");
+        }
+    }
+    assert_eq!(machine.plug_new(function, new(&Card::new("b"))).unwrap(), 2);
+    machine.control(1, ON);
+    machine.unplug("other").unwrap();
+    machine.control(1, ON | POWER_OFF);
+    machine.turn(1);
+    assert_eq!(machine.plug_new(other, new(&Card::new("c"))).unwrap(), 1, "it left");
 }
 
 #[test]
-fn a_function_without_an_id_gets_the_first_that_no_device_has() {
+fn a_device_without_an_id_gets_the_first_of_its_kind_that_no_device_has() {
     let mut machine = Machine::new();
-    machine.plug("vfio0", &Card::new("a")).unwrap();
-    *machine.next.lock().unwrap() = Some(Card::new("b"));
-    let device = machine.plug_host(None).unwrap();
-    assert_eq!((device.id.as_str(), device.address.to_string().as_str()), ("vfio1", "0000:02:00.0"));
+    machine.plug("rng0", &Card::new("a")).unwrap();
+    *machine.next.lock().unwrap() = Some(new(&Card::new("b")));
+    let device = machine.ask(r#"{"type":"virtio-rng"}"#, false).unwrap();
+    assert_eq!((device.id.as_str(), device.slot), ("rng1", 2));
+    assert_eq!(device.function.address.to_string(), "0000:02:00.0");
+}
+
+#[test]
+fn a_dry_run_has_the_answer_of_a_plug_and_does_nothing() {
+    let (mut machine, card) = (Machine::new(), Card::new("card"));
+    let planned = machine.ask(r#"{"type":"virtio-rng","id":"one"}"#, true).unwrap();
+    assert!(!machine.has("one") && machine.said.lock().unwrap().is_empty());
+    *machine.next.lock().unwrap() = Some(new(&card));
+    assert_eq!(machine.ask(r#"{"type":"virtio-rng","id":"one"}"#, false).unwrap(), planned);
+    assert_eq!((planned.slot, planned.function.bars.len()), (1, 1));
+    assert!(machine.has("one"));
+    let served = r#"{"type":"vfio-user","socket":"/s"}"#;
+    assert!(matches!(machine.ask(served, true), Err(HotplugError::Unplannable { .. })));
+    assert_eq!(machine.plug_new(served, new(&Card::new("b"))).unwrap(), 2);
+}
+
+#[test]
+fn a_device_that_something_uses_departs_before_it_is_removed_and_its_loss_is_reported() {
+    let (mut machine, card, slow) = (Machine::new(), Card::new("card"), Slow::default());
+    let (may_leave, asked) = (Arc::clone(&slow.may_leave), Arc::clone(&slow.asked));
+    let text = r#"{"type":"virtio-blk","path":"/other","id":"one"}"#;
+    machine.plug_new(text, New { member: Some(Box::new(slow)), ..new(&card) }).unwrap();
+    machine.control(1, ON);
+    machine.unplug("one").unwrap();
+    machine.turn(1);
+    assert!(!asked.load(Ordering::Relaxed), "the guest has it");
+    machine.control(1, ON | POWER_OFF);
+    assert_eq!(machine.turn(2), Some(machine.start + Duration::from_secs(2) + DEPARTURE));
+    assert!(asked.load(Ordering::Relaxed) && machine.has("one") && card.done() == ["end"]);
+    assert!(matches!(machine.ask(text, true), Err(HotplugError::Taken { .. })));
+    let again = machine.ask(r#"{"type":"virtio-blk","path":"/other"}"#, true);
+    assert!(matches!(again, Err(HotplugError::Present { .. })));
+    assert!(matches!(machine.unplug("one"), Err(HotplugError::Leaving { .. })));
+    assert_eq!(machine.plug("two", &Card::new("b")).unwrap(), 1, "its slot is free");
+    may_leave.store(true, Ordering::Relaxed);
+    assert_eq!(machine.turn(3), None);
+    assert!(!machine.has("one") && Arc::strong_count(&card) == 1);
+    let said = machine.said.lock().unwrap().clone();
+    let expected = [
+        EventKind::Departing,
+        EventKind::Plugged(1),
+        EventKind::Unflushed("disk full".to_owned()),
+        EventKind::Removed(Removal::Orderly),
+    ];
+    assert_eq!(said[1..], expected);
+    assert!(machine.ask(text, true).is_ok());
 }
 
 #[test]

@@ -32,6 +32,15 @@ pub(in crate::plan) struct DeviceDemand<'a> {
     pub(in crate::plan) partner: Option<PciAddress>,
 }
 
+/// Base address registers and MSI-X vectors of a device that another process or the host makes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceRegisters {
+    /// The registers, as a driver finds them.
+    pub bars: Vec<HostBar>,
+    /// MSI-X vectors; 0 when it has none.
+    pub msix_vectors: u16,
+}
+
 #[derive(Clone, Copy)]
 pub(in crate::plan) struct BarDemand {
     pub(in crate::plan) index: u8,
@@ -71,11 +80,10 @@ impl<'a> DeviceDemand<'a> {
     fn new(device: &'a Device, spec: &Spec, facts: &'a Facts, sources: &[Source]) -> Result<Self, PlanError> {
         let own = Self { device, host: None, bars: Vec::new(), msix_vectors: 0, node: None, partner: None };
         match &device.kind {
-            DeviceKind::VirtioBlk { .. } | DeviceKind::VirtioRng => Ok(own.virtio(1)),
-            DeviceKind::VirtioNet { queue_pairs, .. } => {
-                Ok(own.virtio(queue_pairs.saturating_mul(2).saturating_add(1)))
-            }
-            DeviceKind::VirtioVsock { .. } => Ok(own.virtio(3)),
+            DeviceKind::VirtioBlk { .. }
+            | DeviceKind::VirtioNet { .. }
+            | DeviceKind::VirtioVsock { .. }
+            | DeviceKind::VirtioRng => Ok(own.virtio()),
             DeviceKind::Vfio { function, bars: places, .. } => {
                 let host = facts.functions.iter().find(|host| host.address == *function);
                 let unknown =
@@ -108,8 +116,23 @@ impl<'a> DeviceDemand<'a> {
         matches!(self.device.kind, DeviceKind::Vfio { p2p: true, .. })
     }
 
-    /// A virtio function with `queues`.
-    fn virtio(self, queues: u16) -> Self {
+    /// Needs of a device that a running machine gets, with the registers that it is made of unless it is a virtio device.
+    pub(in crate::plan) fn plugged(
+        device: &'a Device,
+        registers: Option<&DeviceRegisters>,
+    ) -> Result<Self, PlanError> {
+        let own = Self { device, host: None, bars: Vec::new(), msix_vectors: 0, node: None, partner: None };
+        let Some(registers) = registers else { return Ok(own.virtio()) };
+        Ok(Self { bars: bars(device, &registers.bars)?, msix_vectors: registers.msix_vectors, ..own })
+    }
+
+    /// A virtio function.
+    fn virtio(self) -> Self {
+        let queues = match &self.device.kind {
+            DeviceKind::VirtioNet { queue_pairs, .. } => queue_pairs.saturating_mul(2).saturating_add(1),
+            DeviceKind::VirtioVsock { .. } => 3,
+            _ => 1,
+        };
         let bar = BarDemand {
             index: 0,
             kind: BarKind::Memory64Prefetchable,
@@ -130,7 +153,7 @@ fn slice_bars(size: u64) -> [HostBar; 2] {
 
 /// The memory BARs of a host function as a guest sees them. Port BARs are left out: drivers of PCI Express devices must
 /// do without (PCI Express Base 7.5.1.2.1).
-pub(in crate::plan) fn bars(device: &Device, host: &[HostBar]) -> Result<Vec<BarDemand>, PlanError> {
+fn bars(device: &Device, host: &[HostBar]) -> Result<Vec<BarDemand>, PlanError> {
     let mut registers = [false; 6];
     let mut out = Vec::new();
     for bar in host {

@@ -1,14 +1,13 @@
 //! Blocks of BARs in the windows: what each node of the tree needs, and where it goes; later, in the window of a spare port.
 
 use egm_address::{ByteSize, Gpa, Guest, Placer, PlacerError, Request, Span, SpanSet};
-use egm_vfio::host::HostFunction;
 
 use crate::config::Device;
-use crate::plan::demand::devices::{BarDemand, DeviceDemand, PAGE, bars};
+use crate::plan::demand::devices::{BarDemand, DeviceDemand, DeviceRegisters, PAGE};
 use crate::plan::map::blocks::{BRIDGE_UNIT, Block, Item, PackError, pack};
 use crate::plan::map::space::Space;
 use crate::plan::map::tree::{ROOT, Tree, What};
-use crate::plan::{AssignedRule, BarPlan, BridgePlan, PlacementRule, PlanError};
+use crate::plan::{AssignedRule, BarPlan, BridgePlan, FunctionPlan, FunctionRole, PlacementRule, PlanError};
 
 /// Size of the 64-bit window when neither BARs nor the configuration require more: space for hot-plug.
 const LEAST_WINDOW64: u64 = 64 << 30;
@@ -295,17 +294,23 @@ fn shared(one: &DeviceDemand<'_>, other: &str) -> PlanError {
     }
 }
 
-/// The BARs of `host`, which becomes `device`, behind `bridge`: a spare port that it is plugged into while the guest runs. The
-/// bus and the windows are the plan's, and the guest may move the BARs inside.
+/// The function that `device` becomes behind `bridge`, a spare port that it is plugged into while the guest runs; it has
+/// `registers` unless it is a virtio device. The bus and the windows are the plan's, and the guest may move the BARs inside.
 ///
 /// # Errors
 /// [`PlanError::SpareWindow`] when the port's windows are too small, [`PlanError::Bar`] for BARs that no function has.
-pub fn plug(device: &Device, host: &HostFunction, bridge: &BridgePlan) -> Result<Vec<BarPlan>, PlanError> {
-    let needed = bars(device, &host.shown_bars())?;
-    let mut placed = inside(device, &needed, false, bridge.window32)?;
-    placed.extend(inside(device, &needed, true, bridge.window64)?);
-    placed.sort_by_key(|bar| bar.index);
-    Ok(placed)
+pub fn plug(
+    device: &Device,
+    registers: Option<&DeviceRegisters>,
+    bridge: &BridgePlan,
+) -> Result<FunctionPlan, PlanError> {
+    let demand = DeviceDemand::plugged(device, registers)?;
+    let address = bridge.only_device().ok_or(PlanError::Internal("a port has no bus behind it"))?;
+    let mut bars = inside(device, &demand.bars, false, bridge.window32)?;
+    bars.extend(inside(device, &demand.bars, true, bridge.window64)?);
+    bars.sort_by_key(|bar| bar.index);
+    let role = FunctionRole::Endpoint { device: device.clone(), assigned: None };
+    Ok(FunctionPlan { address, role, bars, msix_vectors: demand.msix_vectors })
 }
 
 fn inside(

@@ -420,15 +420,36 @@ fn a_function_is_placed_in_the_windows_of_a_spare_port_or_refused_with_the_size_
     let port = planned.pci.iter().find_map(|function| function.role.bridge()).unwrap();
     let gpu = big_gpu(9);
     let new = device("gpu0", true, assigned(&gpu));
-    let bars = plug(&new, &gpu, port).unwrap();
+    let registers = DeviceRegisters { bars: gpu.shown_bars(), msix_vectors: 3 };
+    let plugged = plug(&new, Some(&registers), port).unwrap();
+    assert_eq!(plugged.msix_vectors, 3);
+    let bars = plugged.bars;
     assert_eq!(bars.iter().map(|bar| bar.index).collect::<Vec<_>>(), [0, 2, 4]);
     for bar in &bars {
         assert!(port.window64.unwrap().covers(bar.span) && bar.span.start().is_aligned(bar.span.size()));
     }
     let small =
         BridgePlan { window64: Some(Span::new(port.window64.unwrap().start(), GIB).unwrap()), ..*port };
-    let refused = plug(&new, &gpu, &small).unwrap_err();
+    let refused = plug(&new, Some(&registers), &small).unwrap_err();
     assert_eq!(refused.blame(), Blame::Configuration);
     let help = refused.help().unwrap();
     assert!(help.contains("\"window64\": \"512GiB\""), "{help}");
+}
+
+#[test]
+fn a_virtio_device_is_placed_in_a_spare_port_as_behind_a_port_of_its_own() {
+    let (spec, planned) = with_spare(&facts());
+    let net = &spec.devices[0];
+    let at_the_start = planned.pci.iter().find(|function| !function.bars.is_empty()).unwrap();
+    let port = planned.pci.iter().find_map(|function| function.role.bridge()).unwrap();
+    let plugged = plug(net, None, port).unwrap();
+    let of = |function: &FunctionPlan| {
+        let bars: Vec<_> = function.bars.iter().map(|bar| (bar.index, bar.kind, bar.span.size())).collect();
+        (bars, function.msix_vectors, function.role.clone())
+    };
+    assert_eq!(of(&plugged), of(at_the_start));
+    assert_eq!(plugged.address.bus(), port.secondary);
+    assert!(port.window64.unwrap().covers(plugged.bars[0].span));
+    let unplaced = BridgePlan { window64: None, ..*port };
+    assert!(matches!(plug(net, None, &unplaced), Err(PlanError::SpareWindow { window: 64, .. })));
 }

@@ -7,9 +7,10 @@
 use std::fs::File;
 use std::fs::OpenOptions;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-use rustix::fs::Access;
+use rustix::fs::{Access, AtFlags, FileType, OFlags, RawMode, StatxFlags, fcntl_getfl, fcntl_setfl, statx};
 use rustix::net::AddressFamily;
 use rustix::net::SocketType;
 use vmm_sys_util::ioctl::ioctl_with_mut_ref;
@@ -17,6 +18,7 @@ use vmm_sys_util::ioctl::ioctl_with_ref;
 use vmm_sys_util::ioctl::ioctl_with_val;
 
 use crate::error::{Blame, Remedy, Report};
+use crate::inherited;
 
 /// Bytes of the header before each packet: `virtio_net_hdr` with `num_buffers` (virtio 1.3 §5.1.6).
 pub const HEADER: u32 = 12;
@@ -56,6 +58,16 @@ pub enum TapError {
         #[source]
         source: io::Error,
     },
+    /// A number without a file, or with one that is no tap.
+    #[error("cannot use descriptor {number}: it is not open, or is no tap")]
+    Descriptor {
+        number: i32,
+        #[source]
+        source: Option<io::Error>,
+    },
+    /// A tap with packets of another form.
+    #[error("cannot use descriptor {number}: its tap is not one with IFF_TAP, IFF_NO_PI and IFF_VNET_HDR")]
+    Form { number: i32 },
     /// The kernel refused something that it should not.
     #[error("cannot use tap {name}: {request} failed")]
     Request {
@@ -96,6 +108,12 @@ impl Report for TapError {
             Self::Device { .. } => {
                 Blame::Host.help(format!("chmod 0666 {TUN} (as root); taps have owners of their own"))
             }
+            Self::Descriptor { .. } => Blame::Configuration.help(
+                "pass a descriptor of /dev/net/tun after TUNSETIFF, or of a macvtap: 3<>/dev/tapN in a shell",
+            ),
+            Self::Form { .. } => {
+                Blame::Configuration.help("open it with IFF_TAP | IFF_NO_PI | IFF_VNET_HDR (TUNSETIFF)")
+            }
             Self::Request { .. } => Blame::Host.into(),
         }
     }
@@ -125,6 +143,64 @@ pub fn open(name: &str, queue_pairs: u16) -> Result<Vec<File>, TapError> {
         other => other,
     };
     file.map(|file| vec![file])
+}
+
+/// The same for descriptors of a tap that this process has under `numbers`, one for each queue pair. What is returned are
+/// duplicates, with the open files of the originals.
+///
+/// # Errors
+/// [`TapError`]: a number without a file, or with one that is no tap as this device needs it.
+pub fn adopt(numbers: &[i32]) -> Result<Vec<File>, TapError> {
+    numbers.iter().map(|number| adopt_one(*number)).collect()
+}
+
+fn adopt_one(number: i32) -> Result<File, TapError> {
+    let failed = |request| {
+        move |source| TapError::Request { name: format!("by descriptor {number}"), request, source }
+    };
+    let descriptor = inherited::descriptor(number)
+        .map_err(|source| TapError::Descriptor { number, source: Some(source) })?;
+    check_adopted(number, descriptor.as_fd())?;
+    let file = File::from(descriptor);
+    let flags = fcntl_getfl(&file).map_err(|error| failed("F_GETFL")(error.into()))?;
+    fcntl_setfl(&file, flags | OFlags::NONBLOCK).map_err(|error| failed("F_SETFL")(error.into()))?;
+    set_header(&file).map_err(failed("TUNSETVNETHDRSZ"))?;
+    Ok(file)
+}
+
+/// Checks that `descriptor`, which has this `number` for its owner, is a tap with a header before each packet.
+///
+/// # Errors
+/// [`TapError::Descriptor`], [`TapError::Form`].
+pub(crate) fn check_adopted(number: i32, descriptor: BorrowedFd<'_>) -> Result<(), TapError> {
+    // Does not wait for the server of a file system.
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let kind = statx(descriptor, c"", flags, StatxFlags::TYPE)
+        .map(|found| FileType::from_raw_mode(RawMode::from(found.stx_mode)));
+    let unfit = TapError::Descriptor { number, source: None };
+    if !kind.is_ok_and(FileType::is_char_device) {
+        return Err(unfit);
+    }
+    let mut request = interface_request("", 0);
+    // SAFETY: a driver of taps writes one `ifreq`, which lives through the call. A request of this number writes four bytes at
+    // most elsewhere, as the number has it, and the structure has more.
+    let result = unsafe { ioctl_with_mut_ref(&descriptor, libc::TUNGETIFF, &mut request) };
+    if check(result).is_err() {
+        return Err(unfit);
+    }
+    if has_header_alone(request.flags.into()) { Ok(()) } else { Err(TapError::Form { number }) }
+}
+
+/// Whether packets of a tap with `flags` have the header of virtio-net before them and nothing else.
+const fn has_header_alone(flags: libc::c_int) -> bool {
+    let needed = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    flags & needed == needed
+}
+
+fn set_header(tap: &File) -> io::Result<()> {
+    let size = HEADER;
+    // SAFETY: the kernel copies the integer, which lives through the call.
+    check(unsafe { ioctl_with_ref(tap, libc::TUNSETVNETHDRSZ, &size) })
 }
 
 /// Refuses a name that no interface can have, or has.
@@ -208,10 +284,7 @@ fn queue(name: &str, multi: bool) -> Result<File, TapError> {
         _ => TapError::Request { name: owned(), request: "TUNSETIFF", source },
     })?;
 
-    let size = HEADER;
-    // SAFETY: the kernel copies the integer, which lives through the call.
-    let result = unsafe { ioctl_with_ref(&file, libc::TUNSETVNETHDRSZ, &size) };
-    check(result).map_err(|source| TapError::Request {
+    set_header(&file).map_err(|source| TapError::Request {
         name: owned(),
         request: "TUNSETVNETHDRSZ",
         source,
@@ -271,6 +344,8 @@ fn check(result: libc::c_int) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
     use crate::error::Chain;
 
@@ -308,6 +383,31 @@ mod tests {
         assert!(matches!(judged(single, "1000\n", "1\n", 1), Err(TapError::Busy { .. })));
         assert!(matches!(inspect("sixteen-bytes-xx", 1), Err(TapError::Name { .. })));
         assert!(matches!(inspect("egm-no-such0", 1), Err(TapError::Missing { .. })));
+    }
+
+    #[test]
+    fn packets_of_an_adopted_tap_have_the_header_of_virtio_net_alone() {
+        let all = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        assert!(has_header_alone(all) && has_header_alone(all | libc::IFF_MULTI_QUEUE));
+        for missing in [libc::IFF_TAP, libc::IFF_NO_PI, libc::IFF_VNET_HDR] {
+            assert!(!has_header_alone(all & !missing | libc::IFF_TUN), "{missing:#x}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_tap_is_not_adopted() {
+        let (file, null) = (tempfile::tempfile().unwrap(), File::open("/dev/null").unwrap());
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        for number in [file.as_raw_fd(), null.as_raw_fd(), socket.as_raw_fd(), 1_000_000] {
+            let error = adopt(&[number]).unwrap_err();
+            assert!(matches!(&error, TapError::Descriptor { number: refused, .. } if *refused == number));
+            assert_eq!(error.blame(), Blame::Configuration);
+        }
+        // Opened, and no interface yet.
+        let Ok(tun) = OpenOptions::new().read(true).write(true).open(TUN) else {
+            return println!("skipped: no tap can be made here: {TUN} cannot be opened");
+        };
+        assert!(matches!(adopt(&[tun.as_raw_fd()]), Err(TapError::Descriptor { .. })));
     }
 
     #[test]

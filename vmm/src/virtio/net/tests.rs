@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::io::Write;
 use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -398,6 +399,10 @@ fn a_tap_of_one_queue_is_named_when_several_pairs_are_requested() {
     let error = tap::open("egm1", 2).unwrap_err();
     assert!(matches!(error, tap::TapError::SingleQueue { queue_pairs: 2, .. }), "{error}");
     let held = tap::open("egm1", 1).unwrap();
+    let adopted = tap::adopt(&[held[0].as_raw_fd()]).unwrap();
+    assert_eq!(adopted.len(), 1, "a descriptor of it is as good as its name");
+    tap::set_offload(&adopted[0], 0).unwrap();
+    drop(adopted);
     assert!(matches!(tap::open("egm1", 1), Err(tap::TapError::Busy { .. })));
     drop(held);
     assert_eq!(tap::open("egm0", 1).unwrap().len(), 1, "a multi-queue tap serves one pair too");

@@ -229,7 +229,8 @@ impl Core {
         Effect::Activate
     }
 
-    fn reset(&mut self) {
+    /// Resets the registers; the status reads 0 once the device is quiescent.
+    pub(super) fn reset(&mut self) {
         self.accepted = 0;
         self.device_select = 0;
         self.driver_select = 0;

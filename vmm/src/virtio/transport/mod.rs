@@ -9,6 +9,7 @@
 mod core;
 mod identity;
 mod interrupt;
+mod plugged;
 mod registers;
 
 use std::io;
@@ -25,10 +26,11 @@ use self::interrupt::PciInterrupt;
 pub use self::registers::BAR_SIZE;
 use self::registers::{Area, Common, MAX_QUEUES, MAX_VECTORS, NOTIFY, NOTIFY_STRIDE};
 use super::{Activation, Counter, Interrupt, VirtioDevice};
+use crate::config::DeviceKind;
 use crate::lock::lock;
 use crate::pci::msix::Msix;
 use crate::pci::{ConfigSpace, DecodedBar, PciFunction};
-use crate::plan::FunctionPlan;
+use crate::plan::{BarPlan, FunctionPlan, FunctionRole};
 
 /// ioeventfds: the kernel turns a guest write to an address into a write to an eventfd, without an exit to user space.
 pub trait Doorbell: Send + Sync {
@@ -65,14 +67,24 @@ pub enum TransportError {
     Capabilities { address: PciAddress },
 }
 
+/// Notification address and kick descriptor of an ioeventfd.
+type Attached = (u64, Arc<EventFd>);
+
 struct Registers {
     config: ConfigSpace,
     core: Core,
     msix_control: (bool, bool),
+    /// Whether it left the guest for good: nothing activates the device any more.
+    is_removed: bool,
 }
 
 /// A virtio device as a PCI function.
 pub struct VirtioPci {
+    /// What the device has of the host, for the operator.
+    name: String,
+    /// The planned BAR 0.
+    bar: BarPlan,
+    below_port: bool,
     device: Arc<Mutex<dyn VirtioDevice>>,
     memory: GuestMemoryMmap,
     doorbell: Arc<dyn Doorbell>,
@@ -80,8 +92,9 @@ pub struct VirtioPci {
     kicks: Box<[Arc<EventFd>]>,
     layout: Layout,
     registers: Mutex<Registers>,
-    /// Attached ioeventfds: notification address and kick descriptor of each.
-    ioeventfds: Mutex<Vec<(u64, Arc<EventFd>)>>,
+    /// Attached ioeventfds. `None` once it left the guest for good: none is
+    /// attached any more.
+    ioeventfds: Mutex<Option<Vec<Attached>>>,
 }
 
 impl VirtioPci {
@@ -115,18 +128,27 @@ impl VirtioPci {
             let core = Core::new(device.features(), sizes, u16::try_from(vectors).unwrap_or(0));
             (core, device.kicks().iter().cloned().collect::<Box<[_]>>(), device.device_type())
         };
-        let profile = Profile { device_type, bar, vectors, below_port: address.bus() != 0 };
+        let below_port = address.bus() != 0;
+        let profile = Profile { device_type, bar, vectors, below_port };
         let (config, layout) =
             identity::config_space(&profile).ok_or(TransportError::Capabilities { address })?;
         Ok(Self {
+            name: name(&plan.role),
+            bar: bar.clone(),
+            below_port,
             interrupt: Arc::new(PciInterrupt::new(msix, kicks.len())),
             device,
             memory,
             doorbell,
             kicks,
             layout,
-            registers: Mutex::new(Registers { config, core, msix_control: (false, false) }),
-            ioeventfds: Mutex::new(Vec::new()),
+            registers: Mutex::new(Registers {
+                config,
+                core,
+                msix_control: (false, false),
+                is_removed: false,
+            }),
+            ioeventfds: Mutex::new(Some(Vec::new())),
         })
     }
 
@@ -143,6 +165,16 @@ impl VirtioPci {
             ("refused interrupts", self.interrupt.msix().refused()),
         ];
         own.into_iter().chain(of_device).collect()
+    }
+
+    /// Identity of the function, of which its configuration space is made.
+    fn profile(&self) -> Profile<'_> {
+        Profile {
+            device_type: lock(&self.device).device_type(),
+            bar: &self.bar,
+            vectors: self.interrupt.msix().len(),
+            below_port: self.below_port,
+        }
     }
 
     fn registers(&self) -> MutexGuard<'_, Registers> {
@@ -175,6 +207,9 @@ impl VirtioPci {
     fn common_write(&self, register: Option<Common>, data: &[u8]) {
         let mut registers = self.registers();
         let Some(register) = register else { return registers.core.mistake() };
+        if registers.is_removed {
+            return;
+        }
         self.settle(&mut registers.core);
         let mut value = [0; 4];
         for (to, from) in value.iter_mut().zip(data) {
@@ -249,6 +284,17 @@ impl VirtioPci {
     }
 }
 
+/// What a device has of the host, for messages that name its id, too.
+fn name(role: &FunctionRole) -> String {
+    let FunctionRole::Endpoint { device, .. } = role else { return String::new() };
+    match &device.kind {
+        DeviceKind::VirtioBlk { path, .. } => format!("disk {}", path.display()),
+        DeviceKind::VirtioNet { tap, .. } => format!("tap {tap}"),
+        DeviceKind::VirtioVsock { cid, .. } => format!("the vsock device with context id {cid}"),
+        _ => "the entropy device".to_owned(),
+    }
+}
+
 impl PciFunction for VirtioPci {
     fn config_read(&self, offset: u16, data: &mut [u8]) {
         let mut registers = self.registers();
@@ -270,6 +316,9 @@ impl PciFunction for VirtioPci {
 
     fn config_write(&self, offset: u16, data: &[u8]) -> bool {
         let mut registers = self.registers();
+        if registers.is_removed {
+            return false;
+        }
         let moved = registers.config.write(offset, data);
         let control = self.layout.msix_control(&registers.config);
         if control != registers.msix_control {
@@ -293,6 +342,7 @@ impl PciFunction for VirtioPci {
     /// An ioeventfd that cannot be attached costs an exit to this process for each kick, nothing else.
     fn place(&self, bars: &[DecodedBar]) {
         let mut ioeventfds = lock(&self.ioeventfds);
+        let Some(ioeventfds) = ioeventfds.as_mut() else { return };
         let start = bars.iter().find(|bar| bar.index == 0).map(|bar| bar.span.start().get());
         let first = start.and_then(|start| start.checked_add(NOTIFY.into()));
         if ioeventfds.first().map(|(gpa, _)| *gpa) == first {

@@ -8,7 +8,7 @@ use vm_memory::GuestAddress;
 use super::*;
 use crate::eventfd;
 use crate::pci::msix::{MsiMessage, MsiRouter};
-use crate::pci::{COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY};
+use crate::pci::{COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY, Plugged};
 use crate::plan::{BarKind, BarPlan, FunctionRole};
 use crate::virtio::ActivateError;
 
@@ -293,6 +293,35 @@ fn doors_follow_the_bar() {
     assert!(rig.function.config_write(COMMAND, &[0, 0]));
     rig.function.place(&rig.function.decoded());
     assert!(ioeventfds().is_empty());
+}
+
+#[test]
+fn a_reset_of_the_slot_is_a_power_on_and_a_removed_function_comes_back_by_no_late_access() {
+    let rig = rig(1);
+    let initial: [u8; 64] = rig.config(0);
+    let bars = [DecodedBar::new(0, Span::new(Gpa::new(BAR), BAR_SIZE).unwrap())];
+    let start = || {
+        let _ = rig.function.config_write(COMMAND, &(COMMAND_MEMORY | COMMAND_BUS_MASTER).to_le_bytes());
+        rig.function.place(&bars);
+        rig.negotiate(0x1000);
+        rig.write(0x14, 1, 0xf);
+        assert!(rig.fake.lock().unwrap().active.is_some());
+        assert_eq!(rig.doorbell.0.lock().unwrap().len(), 2);
+    };
+    start();
+    rig.function.reset(&[]);
+    assert!(rig.fake.lock().unwrap().active.is_none());
+    assert_eq!((rig.config::<64>(0), rig.read(0x14, 1)), (initial, 0));
+    start();
+    rig.function.end();
+    assert!(rig.doorbell.0.lock().unwrap().is_empty());
+    // As vCPUs that found it before have it.
+    assert!(!rig.function.config_write(COMMAND, &COMMAND_MEMORY.to_le_bytes()));
+    rig.function.place(&bars);
+    rig.negotiate(0x1000);
+    rig.write(0x14, 1, 0xf);
+    assert!(rig.fake.lock().unwrap().active.is_none() && rig.function.decoded().is_empty());
+    assert!(rig.doorbell.0.lock().unwrap().is_empty() && *rig.router.0.lock().unwrap() == 0);
 }
 
 #[test]

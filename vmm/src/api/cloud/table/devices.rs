@@ -110,8 +110,8 @@ const NET_RATE_HELP: &str =
 
 const NETS: &[Row] = &[
     honoured("net[].tap", "devices[].tap", "a tap interface that exists").but(
-        "cannot make a tap: a network device uses one that exists",
-        "make one (ip tuntap add NAME mode tap), and name it in tap",
+        "cannot choose the tap: a network device uses one that exists, by its name or by descriptors, not both",
+        "name it in tap (ip tuntap add NAME mode tap makes one), or leave tap out and pass descriptors with vm.add-net",
     ),
     honoured(
         "net[].mac",
@@ -157,7 +157,7 @@ const NETS: &[Row] = &[
         "net[].fds",
         Nothing,
         "cannot use these descriptors: their numbers have no meaning in another process",
-        "leave fds out, and name the interface in tap",
+        "leave fds out, and name the interface in tap, or pass descriptors with vm.add-net (SCM_RIGHTS)",
     ),
     refused("net[].rate_limiter_config", Nothing, RATE, NET_RATE_HELP),
 ];

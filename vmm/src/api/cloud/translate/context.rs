@@ -12,6 +12,8 @@ pub(super) struct Context {
     pub(super) notes: Vec<String>,
     pub(super) origins: Origins,
     pub(super) devices: Vec<Slot<DeviceFile>>,
+    /// Descriptors of taps that came with requests, by their numbers in this process.
+    pub(super) taps: Vec<i32>,
 }
 
 impl Context {
@@ -39,6 +41,12 @@ impl Context {
     pub(super) fn note(&mut self, key: &str) {
         let means = row(key).map_or("", |row| row.means);
         self.notes.push(format!("{key}: {means}"));
+    }
+
+    /// The numbers of the descriptors at `places`; `None` if one is not there.
+    pub(super) fn numbers(&self, places: &[i32]) -> Option<Vec<u64>> {
+        let number = |place: &i32| u64::try_from(*self.taps.get(usize::try_from(*place).ok()?)?).ok();
+        places.iter().map(number).collect()
     }
 
     /// Adds the device of the document's `theirs`.

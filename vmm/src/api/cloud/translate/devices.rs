@@ -3,14 +3,12 @@
 use std::path::Path;
 
 use egm_address::PciAddress;
-use egm_config::{CliqueFile, DeviceFile, Refusal, VfioBackend, is_name};
-use egm_vfio::variant::clique::Clique;
-use serde_json::json;
+use egm_config::{CliqueFile, DeviceFile, TapFile, VfioBackend};
 
-use super::super::document::{DeviceConfig, DiskConfig, NetConfig, PlatformConfig, VmConfig};
+use super::super::document::{
+    DeviceConfig, DiskConfig, NetConfig, PlatformConfig, UserDeviceConfig, VmConfig, VsockConfig,
+};
 use super::context::Context;
-use super::judge;
-use crate::hotplug::NewFunction;
 
 /// Adds the devices of `config`.
 pub(super) fn translate(config: &VmConfig, context: &mut Context) {
@@ -21,8 +19,7 @@ pub(super) fn translate(config: &VmConfig, context: &mut Context) {
         self::net(net, &format!("net[{index}]"), context);
     }
     if let Some(vsock) = &config.vsock {
-        let (id, socket) = (vsock.id.clone(), Some(vsock.socket.clone()));
-        context.device("vsock", DeviceFile::VirtioVsock { id, root_port: None, cid: vsock.cid, socket });
+        self::vsock(vsock, context);
     }
     // cloud-hypervisor's machines have one, also where the document has none.
     context.device("rng", DeviceFile::VirtioRng { id: config.rng.id.clone(), root_port: None });
@@ -30,13 +27,21 @@ pub(super) fn translate(config: &VmConfig, context: &mut Context) {
         function(device, config.platform.as_ref(), &format!("devices[{index}]"), context);
     }
     for (index, device) in (0..).zip(config.user_devices.iter().flatten()) {
-        let (id, socket) = (device.id.clone(), device.socket.clone());
-        context
-            .device(&format!("user_devices[{index}]"), DeviceFile::VfioUser { id, root_port: None, socket });
+        server(device, &format!("user_devices[{index}]"), context);
     }
 }
 
-fn disk(disk: &DiskConfig, at: &str, context: &mut Context) {
+pub(super) fn vsock(vsock: &VsockConfig, context: &mut Context) {
+    let (id, socket) = (vsock.id.clone(), Some(vsock.socket.clone()));
+    context.device("vsock", DeviceFile::VirtioVsock { id, root_port: None, cid: vsock.cid, socket });
+}
+
+pub(super) fn server(device: &UserDeviceConfig, at: &str, context: &mut Context) {
+    let (id, socket) = (device.id.clone(), device.socket.clone());
+    context.device(at, DeviceFile::VfioUser { id, root_port: None, socket });
+}
+
+pub(super) fn disk(disk: &DiskConfig, at: &str, context: &mut Context) {
     if disk.serial.is_some() && disk.id.is_some() && disk.serial != disk.id {
         context.refuse(format!("{at}.serial"));
     }
@@ -46,64 +51,33 @@ fn disk(disk: &DiskConfig, at: &str, context: &mut Context) {
     context.device(at, DeviceFile::VirtioBlk { id, root_port: None, path, read_only });
 }
 
-fn net(net: &NetConfig, at: &str, context: &mut Context) {
+pub(super) fn net(net: &NetConfig, at: &str, context: &mut Context) {
     let pairs =
         u16::try_from(net.num_queues / 2).ok().filter(|pairs| *pairs > 0 && net.num_queues.is_multiple_of(2));
     if pairs.is_none() {
         context.refuse(format!("{at}.num_queues"));
     }
-    let Some(tap) = net.tap.clone() else {
-        // `fds` has a refusal of its own.
-        if net.fds.is_none() {
+    let tap = match (&net.fds, &net.tap) {
+        (None, Some(name)) => Some(TapFile::Name(name.clone())),
+        (Some(fds), None) => context.numbers(fds).map(TapFile::Descriptors),
+        (Some(fds), Some(_)) if context.numbers(fds).is_none() => None,
+        (None, None) | (Some(_), Some(_)) => {
             context.refuse(format!("{at}.tap"));
+            None
         }
-        return;
     };
+    let Some(tap) = tap else { return }; // it or `fds` is refused
     let (id, mac) = (net.id.clone(), net.mac.clone());
     context
         .device(at, DeviceFile::VirtioNet { id, root_port: None, tap, mac, queue_pairs: pairs, vhost: None });
 }
 
-/// The function that `device` adds to a machine that runs.
-///
-/// # Errors
-/// A refusal for each value that cannot be honoured.
-pub(crate) fn added(device: DeviceConfig) -> Result<NewFunction, Vec<Refusal>> {
-    const AT: &str = "devices[0].";
-    let mut context = Context::default();
-    judge(&json!({ "devices": [device] }), &mut context);
-    let function = device.path.as_deref().and_then(function_of);
-    if function.is_none() && device.fd.is_none() {
-        context.refuse(format!("{AT}path"));
-    }
-    let mut refusals = context.refusals;
-    for refusal in &mut refusals {
-        refusal.key = refusal.key.trim_start_matches(AT).to_owned();
-    }
-    let mut refuse = |key: &str, reason: &str, help: &str| {
-        refusals.push(Refusal { key: key.to_owned(), reason: reason.to_owned(), help: help.to_owned() });
-    };
-    if device.id.as_deref().is_some_and(|id| !is_name(id)) {
-        refuse("id", "cannot name a device so", "use 1 to 64 letters, digits, '.', '_' and '-'");
-    }
-    if device.pci_segment != 0 {
-        refuse(
-            "pci_segment",
-            "cannot choose a segment: the plan puts every device into 0",
-            "leave pci_segment out",
-        );
-    }
-    let clique = device.x_nv_gpudirect_clique;
-    if clique.is_some_and(|clique| Clique::new(clique).is_none()) {
-        refuse("x_nv_gpudirect_clique", "cannot use this clique: it is beyond 15", "use 0 to 15");
-    }
-    match function {
-        Some(function) if refusals.is_empty() => Ok(NewFunction { id: device.id, function, clique }),
-        _ => Err(refusals),
-    }
-}
-
-fn function(device: &DeviceConfig, platform: Option<&PlatformConfig>, at: &str, context: &mut Context) {
+pub(super) fn function(
+    device: &DeviceConfig,
+    platform: Option<&PlatformConfig>,
+    at: &str,
+    context: &mut Context,
+) {
     let Some(function) = device.path.as_deref().and_then(function_of) else {
         if device.path.is_some() || device.fd.is_none() {
             context.refuse(format!("{at}.path"));

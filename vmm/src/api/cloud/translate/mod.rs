@@ -1,5 +1,6 @@
 //! From the document to our file.
 
+pub(crate) mod added;
 mod context;
 mod devices;
 mod memory;
@@ -16,7 +17,6 @@ use super::document::{
 };
 use super::table::{Fate, rows, values};
 use context::{Context, Origins, cpu_set};
-pub(crate) use devices::added;
 
 /// A document as our file.
 #[derive(Debug)]
@@ -33,9 +33,16 @@ pub(crate) struct Translation {
 /// # Errors
 /// A refusal for each value that no machine of ours can honour.
 pub(crate) fn translate(config: &VmConfig) -> Result<Translation, Vec<Refusal>> {
-    let mut context = Context::default();
-    // Paths come from JSON, so they are Unicode, and every map has string keys.
-    judge(&serde_json::to_value(config).unwrap_or_default(), &mut context);
+    translate_with(config, Vec::new())
+}
+
+/// [`translate`], with the numbers of descriptors that `fds` of its interfaces counts from 0 on.
+///
+/// # Errors
+/// As [`translate`].
+pub(crate) fn translate_with(config: &VmConfig, taps: Vec<i32>) -> Result<Translation, Vec<Refusal>> {
+    let mut context = Context { taps, ..Context::default() };
+    judge(&json_of(config, &context), &mut context);
     let nodes: &[NumaConfig] = config.numa.as_deref().unwrap_or_default();
     let cpus = cpus(&config.cpus, &mut context);
     let (memory, egm) = memory::translate(&config.memory, nodes, config.cpus.boot_vcpus, &mut context);
@@ -53,6 +60,16 @@ pub(crate) fn translate(config: &VmConfig) -> Result<Translation, Vec<Refusal>> 
     file.devices = Some(context.devices);
     file.console = console;
     Ok(Translation { file, notes: context.notes, origins: context.origins })
+}
+
+/// `config` as JSON, without descriptors that are there.
+fn json_of(config: &VmConfig, context: &Context) -> Value {
+    let mut config = config.clone();
+    for net in config.net.iter_mut().flatten() {
+        net.fds.take_if(|fds| context.numbers(fds).is_some());
+    }
+    // Paths come from JSON, so they are Unicode, and every map has string keys.
+    serde_json::to_value(config).unwrap_or_default()
 }
 
 /// Judges the values of fields by the table alone.
