@@ -1,8 +1,14 @@
-//! Claim: a drive that comes while the guest runs is driven, and goes without harm when the host requests it.
+//! Claim: a device that comes while the guest runs is driven, and goes without harm when the host requests it.
 //!
-//! The guest prints `egm-hotplug plug N` and waits for a drive, which it writes and reads; it resets the drive's bus
-//! and does so again; then it prints `egm-hotplug unplug N` and waits for it to go. So `hotplug.rounds` times (default
-//! 1). The reader of the console plugs it in and out.
+//! For each of `hotplug.devices` (separated by commas, default `nvme`) the guest prints `egm-hotplug plug N` and waits
+//! for a device of that kind. It prints `egm-hotplug found ADDRESS` and uses the device; then it prints
+//! `egm-hotplug unplug N` and waits for the device to go. The reader of the console plugs it in and out.
+//!
+//! | kind | use |
+//! |---|---|
+//! | `nvme` | the drive is written and read, before and after a reset of its bus |
+//! | `disk` | the last block has the text `hotplug.text`; then the virtio disk is written and read |
+//! | `net` | the virtio interface has the hardware address `hotplug.mac`; datagrams and streams come back |
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -10,38 +16,114 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Context, virtio_blk};
+use egm_address::PciAddress;
+
+use super::{Context, virtio_blk, virtio_net};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::sysfs;
 
-/// A drive comes within seconds, and goes within the ten that Linux waits for second thoughts; an emulated guest is slower.
+/// A device comes within seconds, and goes within the ten that Linux waits for second thoughts; an emulated guest is slower.
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval between two looks for it.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// Kinds of devices that come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Nvme,
+    Disk,
+    Net,
+}
+
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
+    let kinds = Kind::list(context.args.text("hotplug.devices").unwrap_or("nvme"))?;
     let mut claim = Claim::default();
-    let rounds: u32 = context.args.get("hotplug.rounds", 1)?;
-    for round in 1..=rounds {
+    for (round, kind) in (1..).zip(&kinds) {
+        let before: Vec<PciAddress> = functions().collect();
         print_event(&format!("plug {round}"));
-        let Some((controller, address)) = wait(drive) else {
-            claim.untrue(format!("no drive came in round {round}"));
+        let Some((name, address)) = wait(|| kind.find()) else {
+            claim.untrue(format!("no {kind:?} came in round {round}"));
             break;
         };
-        let keeps = |claim: &mut Claim| {
-            virtio_blk::keeps(claim, &format!("{controller}n1"), &controller, &context.args)
-        };
-        keeps(&mut claim)?;
-        let reset = reset_bus(&Path::new("/sys/bus/pci/devices").join(&address));
-        claim.holds(reset.is_ok(), || format!("the bus of {address} cannot be reset: {reset:?}"));
-        keeps(&mut claim)?;
+        print_event(&format!("found {address}"));
+        let others: Vec<PciAddress> =
+            functions().filter(|other| *other != address && !before.contains(other)).collect();
+        claim.equal(format!("the other functions that came in round {round}"), &others, &Vec::new());
+        kind.exercise(&mut claim, context, &name, address)?;
         print_event(&format!("unplug {round}"));
-        let gone = || (!Path::new("/sys/bus/pci/devices").join(&address).exists()).then_some(());
+        let folder = sysfs::pci(address);
+        let gone = || (!folder.exists()).then_some(());
         claim.holds(wait(gone).is_some(), || format!("{address} did not go in round {round}"));
-        claim.seen(format!("{controller} at {address} came and went"));
+        claim.seen(format!("{name} at {address} came and went"));
     }
-    Ok(claim.finish().with_value(f64::from(rounds), "drives"))
+    Ok(claim.finish().with_value(kinds.len() as f64, "devices"))
+}
+
+impl Kind {
+    /// The kinds of `names`, which commas separate.
+    fn list(names: &str) -> Result<Vec<Self>, Broken> {
+        let kind = |name: &str| match name {
+            "nvme" => Ok(Self::Nvme),
+            "disk" => Ok(Self::Disk),
+            "net" => Ok(Self::Net),
+            _ => Err(Broken::Argument(format!("hotplug.devices={names}"), "has an unknown kind")),
+        };
+        names.split(',').map(kind).collect()
+    }
+
+    /// A device of this kind that can be used: the kernel's name of it, and its address.
+    fn find(self) -> Option<(String, PciAddress)> {
+        functions().find_map(|address| Some((self.name(address)?, address)))
+    }
+
+    /// The kernel's name of the device at `address`, if it is of this kind. A disk can be opened later than it has a name.
+    fn name(self, address: PciAddress) -> Option<String> {
+        let disk = match self {
+            Self::Nvme => {
+                let controller = sysfs::names(sysfs::pci(address).join("nvme")).into_iter().next()?;
+                format!("{controller}n1")
+            }
+            Self::Disk => virtio_blk::name(address)?,
+            Self::Net => return sysfs::virtio_child(address, "net"),
+        };
+        File::open(Path::new("/dev").join(&disk)).is_ok().then_some(disk)
+    }
+
+    /// Uses the device `name` of this kind.
+    fn exercise(
+        self,
+        claim: &mut Claim,
+        context: &Context,
+        name: &str,
+        address: PciAddress,
+    ) -> Result<(), Broken> {
+        let args = &context.args;
+        match self {
+            Self::Nvme => {
+                virtio_blk::keeps(claim, name, name, args)?;
+                let reset = reset_bus(&sysfs::pci(address));
+                claim.holds(reset.is_ok(), || format!("the bus of {address} cannot be reset: {reset:?}"));
+                virtio_blk::keeps(claim, name, name, args)
+            }
+            Self::Disk => {
+                let (text, planned) = (virtio_blk::last_text(name)?, args.text("hotplug.text"));
+                claim.equal(format!("the last block of {name}"), &Some(text.as_str()), &planned);
+                virtio_blk::keeps(claim, name, name, args)
+            }
+            Self::Net => {
+                let mac = sysfs::text(format!("/sys/class/net/{name}/address"))?;
+                let planned = args.text("hotplug.mac");
+                claim.equal(format!("the hardware address of {name}"), &Some(mac.trim()), &planned);
+                virtio_net::carries(claim, context, name).map(drop)
+            }
+        }
+    }
+}
+
+/// The PCI functions that the guest has now.
+fn functions() -> impl Iterator<Item = PciAddress> {
+    sysfs::names("/sys/bus/pci/devices").into_iter().filter_map(|name| name.parse().ok())
 }
 
 /// Secondary Bus Reset of the port above (PCI Express base specification 6.0, 7.5.1.3.13), as the kernel does it for a function.
@@ -55,17 +137,6 @@ fn print_event(what: &str) {
     let _ = io::stderr().write_all(format!("egm-hotplug {what}\n").as_bytes());
 }
 
-/// A drive with a name space that can be opened, and where it is. The kernel makes the device file before that.
-fn drive() -> Option<(String, String)> {
-    let class = Path::new("/sys/class/nvme");
-    sysfs::names(class).into_iter().find_map(|name| {
-        let device = fs::read_link(class.join(&name).join("device")).ok()?;
-        let address = device.file_name()?.to_string_lossy().into_owned();
-        let opened = File::open(Path::new("/dev").join(format!("{name}n1")));
-        opened.is_ok().then_some((name, address))
-    })
-}
-
 /// The result of `look`, if it comes in time.
 pub(super) fn wait<T>(look: impl Fn() -> Option<T>) -> Option<T> {
     let begun = Instant::now();
@@ -75,5 +146,19 @@ pub(super) fn wait<T>(look: impl Fn() -> Option<T>) -> Option<T> {
             return found;
         }
         thread::sleep(LOOK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_read_in_order_and_another_one_is_refused_by_its_argument() {
+        assert_eq!(Kind::list("disk,net,nvme").unwrap(), [Kind::Disk, Kind::Net, Kind::Nvme]);
+        for names in ["", "disk,", "floppy"] {
+            let error = Kind::list(names).unwrap_err().to_string();
+            assert!(error.contains(&format!("hotplug.devices={names}")), "{error}");
+        }
     }
 }

@@ -207,7 +207,7 @@ pub(crate) static ALL: &[Check] = &[
     )),
     by_name(check(
         "hotplug",
-        "a drive that is plugged in works, and goes when the host requests it",
+        "a device that is plugged in works, and goes when the host requests it",
         hotplug::run,
     )),
     by_name(check(

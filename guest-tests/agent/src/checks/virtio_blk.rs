@@ -62,6 +62,11 @@ pub(super) fn open(name: &str, write: bool) -> Result<File, Broken> {
         .map_err(Broken::file("open", path))
 }
 
+/// Size in bytes of the open disk `name`.
+fn end_of(mut file: &File, name: &str) -> Result<u64, Broken> {
+    file.seek(SeekFrom::End(0)).map_err(Broken::system(format!("cannot find the end of {name}")))
+}
+
 fn disk(
     claim: &mut Claim,
     name: &str,
@@ -74,9 +79,8 @@ fn disk(
     let serial = sysfs::text(folder.join("serial")).unwrap_or_default();
     claim.holds(serial_matches(&serial, id), || format!("the serial of {id} is {:?}", serial.trim()));
     let sectors = sysfs::number(folder.join("size"))?;
-    let mut file = open(name, false)?;
-    let size =
-        file.seek(SeekFrom::End(0)).map_err(Broken::system(format!("cannot find the end of {name}")))?;
+    let file = open(name, false)?;
+    let size = end_of(&file, name)?;
     claim.equal(format!("the size of {id}"), &size, &(sectors * 512));
     let wanted = args.get(&format!("blk.size.{id}"), size)?;
     claim.equal(format!("the size of {id}"), &size, &wanted);
@@ -99,9 +103,8 @@ fn disk(
 
 /// Disk `name`, which is `id` in the configuration, keeps what is written, and carries the signature afterwards.
 pub(super) fn keeps(claim: &mut Claim, name: &str, id: &str, args: &Arguments) -> Result<(), Broken> {
-    let mut file = open(name, true)?;
-    let size =
-        file.seek(SeekFrom::End(0)).map_err(Broken::system(format!("cannot find the end of {name}")))?;
+    let file = open(name, true)?;
+    let size = end_of(&file, name)?;
     let mut buffer = Mapping::new(CHUNK).map_err(Broken::system("no memory for transfers"))?;
     let bytes = buffer.bytes_mut();
     let folder = Path::new("/sys/block").join(name);
@@ -113,6 +116,22 @@ pub(super) fn keeps(claim: &mut Claim, name: &str, id: &str, args: &Arguments) -
         sign(&file, size, text, bytes).map_err(Broken::system(format!("cannot sign {id}")))?;
     }
     Ok(())
+}
+
+/// The text in the last whole block of disk `name`, up to its first zero.
+pub(super) fn last_text(name: &str) -> Result<String, Broken> {
+    let file = open(name, false)?;
+    let last = (end_of(&file, name)? / BLOCK as u64).saturating_sub(1);
+    let mut buffer = Mapping::new(BLOCK).map_err(Broken::system("no memory for a block"))?;
+    file.read_exact_at(buffer.bytes_mut(), last * BLOCK as u64)
+        .map_err(Broken::system(format!("cannot read the last block of {name}")))?;
+    Ok(text(buffer.bytes()))
+}
+
+/// The text in a block, up to its first zero.
+fn text(block: &[u8]) -> String {
+    let end = block.iter().position(|byte| *byte == 0).unwrap_or(block.len());
+    String::from_utf8_lossy(&block[..end]).into_owned()
 }
 
 /// A device may offer no serial; one that it offers is the beginning of the id.
@@ -227,6 +246,7 @@ mod tests {
         let mut block = [1; BLOCK];
         file.read_exact_at(&mut block, (8 << 20) - 4096).unwrap();
         assert!(block.starts_with(b"from the host\0") && block[4095] == 0);
+        assert_eq!((text(&block).as_str(), text(b"no zero").as_str()), ("from the host", "no zero"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Steps of scenarios about assigned functions.
+//! Steps of scenarios about assigned functions, and about devices that come and go.
 
 pub(crate) mod aer;
 pub(crate) mod confined;
@@ -12,6 +12,7 @@ pub(crate) mod network;
 pub(crate) mod pair;
 pub(crate) mod payload;
 pub(crate) mod plugged;
+pub(crate) mod plugged_virtio;
 pub(crate) mod refused;
 pub(crate) mod reset;
 pub(crate) mod rounds;

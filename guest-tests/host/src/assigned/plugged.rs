@@ -7,12 +7,11 @@ use std::path::Path;
 use std::process::Command;
 
 use egm_guest::findings::Check;
-use serde_json::Value;
 
-use crate::engine::command::Tool;
 use crate::engine::error::LabError;
 use crate::engine::scenario::Scenario;
 use crate::hosts::functions::free;
+use crate::runner::control::Control;
 use crate::runner::machine::Machine;
 use crate::runner::steps::{Fault, Step, Steps, timed};
 
@@ -30,27 +29,18 @@ const ID: &str = "drive";
 /// Runs the scenario of a function that is plugged into a machine with spare ports, unplugged, and plugged in again.
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let Steps { runner, scenario, report, .. } = *steps;
-    let socket = runner.work.join(scenario.name).join("api.sock");
-    let ctl = |words: &[&str]| {
-        let tool = Tool::new(&runner.tools.vmm.to_string_lossy(), "egm-vmm").args(["ctl", "--json", "--api"]);
-        tool.args([&socket]).args(words).text()
-    };
+    let control = Control::of(runner, scenario);
     let without = Scenario { assigned: &[], ..*scenario };
-    let start = |machine: &Machine| {
-        let mut command = runner.command(machine);
-        command.arg("--api").arg(&socket);
-        command
-    };
+    let start = |machine: &Machine| control.start(runner, machine);
     watch(steps, start, &without, |line, function| {
         if let Some(round) = line.split(PLUG).nth(1) {
-            let plug = || plugged(&ctl(&["plug", function, "--id", ID])?, &ctl(&["info"])?);
+            let plug = || control.plug(function, ID).map(drop);
             return Some(timed(&format!("plugged {round}"), plug));
         }
         let round = line.split(UNPLUG).nth(1)?;
         let unplug = || {
-            let printed = ctl(&["unplug", ID])?;
-            free(function)?;
-            gone(&printed, &ctl(&["info"])?)
+            control.unplug(ID)?;
+            free(function)
         };
         Some(timed(&format!("given back {round}"), unplug))
     })?;
@@ -143,31 +133,6 @@ fn watch(
     Ok(())
 }
 
-/// The API answered `plugged` with the drive and its address, and shows it in `info`.
-fn plugged(plugged: &str, info: &str) -> Step {
-    let plugged: Value = serde_json::from_str(plugged)?;
-    let shown = address(info)?;
-    if plugged["id"] == ID && plugged["bdf"].is_string() && plugged["bdf"] == shown {
-        return Ok(());
-    }
-    Err(Fault::Untrue(format!("plugged in: {plugged}, shown at: {shown}")))
-}
-
-/// The guest released the drive, as `printed`, and `info` shows it no more.
-fn gone(printed: &str, info: &str) -> Step {
-    let shown = address(info)?;
-    if printed.contains("the guest released ") && shown.is_null() {
-        return Ok(());
-    }
-    Err(Fault::Untrue(format!("unplugged: {printed}, shown at: {shown}")))
-}
-
-/// The drive's address in a `VmInfo`.
-fn address(info: &str) -> Result<Value, Fault> {
-    let info: Value = serde_json::from_str(info)?;
-    Ok(info["device_tree"][ID]["pci_bdf"].clone())
-}
-
 /// Unbinds `function` from its driver; the kernel returns once its user has closed it.
 fn unbind(function: &str) -> Step {
     let driver = Path::new("/sys/bus/pci/devices").join(function).join("driver");
@@ -206,18 +171,6 @@ mod tests {
         fs::write(report.path().join("vmm.log"), "the host requests it back\ngone: the host has it back")
             .unwrap();
         assert!(noted().is_ok());
-    }
-
-    #[test]
-    fn a_drive_is_in_the_machine_where_both_answers_have_it_and_gone_where_neither_has() {
-        let info = |at: &str| format!(r#"{{"device_tree":{{{at}}}}}"#);
-        let (with, without) = (info(r#""drive":{"pci_bdf":"0000:02:00.0"}"#), info(""));
-        let answer = r#"{"id":"drive","bdf":"0000:02:00.0"}"#;
-        assert!(plugged(answer, &with).is_ok() && plugged(answer, &without).is_err());
-        assert!(plugged(r#"{"id":"drive"}"#, &without).is_err());
-        let left = "device \"drive\": the guest released 0000:01:00.0: the host has it back\n";
-        assert!(gone(left, &without).is_ok() && gone(left, &with).is_err());
-        assert!(gone("device \"drive\": 0000:01:00.0 was taken from the guest", &without).is_err());
     }
 
     #[test]

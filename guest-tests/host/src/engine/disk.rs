@@ -1,6 +1,7 @@
 //! Checks of a guest's disk image after the VMM has ended.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -25,14 +26,25 @@ pub(crate) fn announced(line: &str) -> Option<u64> {
     line.strip_prefix(BUSY)?.trim().parse().ok()
 }
 
+/// Writes `text` to the last block of the disk in `path`, padded with zeros: where a guest leaves its [`SIGNATURE`].
+pub(crate) fn sign(path: &Path, text: &str) -> io::Result<()> {
+    let disk = File::options().write(true).open(path)?;
+    let blocks = disk.metadata()?.len() / BLOCK as u64;
+    let last = blocks.checked_sub(1).ok_or(io::ErrorKind::InvalidInput)?;
+    disk.write_all_at(&padded(text), last * BLOCK as u64)
+}
+
+/// A block that begins with `text`; its other bytes are zero.
+fn padded(text: &str) -> Vec<u8> {
+    let mut block = vec![0; BLOCK];
+    block.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from);
+    block
+}
+
 /// The reason if `proof` is not on the disk in `path`; `last` is the last announced block.
 pub(crate) fn fault(proof: Proof, path: &Path, last: Option<u64>) -> Option<String> {
     let expected = match (proof, last) {
-        (Proof::Signature, _) => {
-            let mut block = vec![0; BLOCK];
-            block[..SIGNATURE.len()].copy_from_slice(SIGNATURE.as_bytes());
-            block
-        }
+        (Proof::Signature, _) => padded(SIGNATURE),
         (Proof::LastFlushed, Some(number)) => number.to_le_bytes().repeat(BLOCK / 8),
         (Proof::LastFlushed, None) => return Some("the guest announced no block".into()),
     };
@@ -87,5 +99,9 @@ mod tests {
         assert!(fault(Proof::Signature, disk.path(), None).is_some());
         disk.as_file().write_all_at(SIGNATURE.as_bytes(), 3 * BLOCK as u64).unwrap();
         assert_eq!(fault(Proof::Signature, disk.path(), None), None);
+        for (text, is_found) in [("another text", false), (SIGNATURE, true)] {
+            sign(disk.path(), text).unwrap();
+            assert_eq!(fault(Proof::Signature, disk.path(), None).is_none(), is_found, "{text}");
+        }
     }
 }

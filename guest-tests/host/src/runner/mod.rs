@@ -1,5 +1,6 @@
-//! Boots the machines of a scenario, and runs its steps.
+//! Boots the machines of a scenario, controls them, and runs its steps.
 
+pub(crate) mod control;
 pub(crate) mod machine;
 pub(crate) mod machine_file;
 pub(crate) mod refusal;

@@ -75,6 +75,7 @@ pub(crate) const ALL: &[Scenario] = &[
     confined::PIN,
     plugged::HOTPLUG,
     plugged::REQUEST,
+    plugged::VIRTIO,
     user::SERVED,
     user::PLUGGED,
     peer::QEMU,

@@ -1,4 +1,4 @@
-//! Functions that come and go: see [`crate::assigned::plugged`].
+//! Devices that come and go: see [`crate::assigned::plugged`] and [`crate::assigned::plugged_virtio`].
 
 use std::time::Duration;
 
@@ -12,10 +12,20 @@ pub(super) const HOTPLUG: Scenario = Scenario {
     runs: Runs::Steps,
     config: "hotplug.json",
     assigned: &["0000:01:00.0"],
-    words: "egm.checks=hotplug egm.arg.hotplug.rounds=2 lapic=notscdeadline",
+    words: "egm.checks=hotplug egm.arg.hotplug.devices=nvme,nvme lapic=notscdeadline",
     expected: Expected::power_off(&["hotplug"]),
     deadline: Duration::from_secs(480),
     ..PLAIN
+};
+
+/// Virtio devices in spare ports, which need no function of the host.
+pub(super) const VIRTIO: Scenario = Scenario {
+    name: "virtio-hotplug",
+    summary: "a disk is planned, plugged in, used, unplugged and plugged in again, then a tap; a disk in use is refused",
+    assigned: &[],
+    words: "egm.checks=hotplug egm.arg.hotplug.devices=disk,disk,net egm.arg.hotplug.text=egm-lab-put-this \
+            egm.arg.hotplug.mac=52:54:00:65:67:70 lapic=notscdeadline",
+    ..HOTPLUG
 };
 
 /// A drive that the host takes back.
