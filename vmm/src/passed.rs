@@ -1,7 +1,12 @@
 //! Descriptors that came from another process.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
 /// Descriptors in the order in which they came. Each is closed with its last copy.
 #[derive(Debug, Clone, Default)]
@@ -50,3 +55,36 @@ impl PartialEq for Passed {
 }
 
 impl Eq for Passed {}
+
+/// What one call of recvmsg(2) received.
+pub(crate) struct Received {
+    /// Number of bytes: 0 at the end of a stream.
+    pub(crate) bytes: usize,
+    pub(crate) descriptors: Vec<OwnedFd>,
+    /// Whether no descriptor is missing.
+    pub(crate) is_whole: bool,
+}
+
+/// Receives bytes of `socket` into `buffer`, and descriptors that came with them: as many as `space` has room for.
+///
+/// # Errors
+/// Those of recvmsg(2); then nothing came.
+pub(crate) fn receive(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    space: &mut [MaybeUninit<u8>],
+    flags: RecvFlags,
+) -> Result<Received, Errno> {
+    let mut control = RecvAncillaryBuffer::new(space);
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
+    let message = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags)?;
+    let descriptors = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    Ok(Received {
+        bytes: message.bytes,
+        descriptors: descriptors.flatten().collect(),
+        is_whole: !message.flags.contains(ReturnFlags::CTRUNC),
+    })
+}

@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, OsString};
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
+use std::io::{self, IoSlice, Read, Seek, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -14,12 +14,14 @@ use std::process::{Command, Stdio};
 use rustix::cmsg_space;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    sendmsg, socketpair,
 };
 use rustix::stdio::dup2_stdin;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use crate::passed::{self, Received};
 
 /// Longest state in bytes; a configuration, which is the most of it, is a body of the API.
 const MAX_STATE: u64 = 1 << 20;
@@ -112,18 +114,11 @@ fn sent(descriptors: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
 /// The descriptors of the message that waits in `socket`: one at least.
 fn received(socket: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(PASSED))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let message = recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)?;
-    if message.flags.contains(ReturnFlags::CTRUNC) {
+    let Received { descriptors, is_whole, .. } =
+        passed::receive(socket, &mut [0], &mut space, RecvFlags::DONTWAIT)?;
+    if !is_whole {
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
-    let descriptors = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-        _ => None,
-    });
-    let descriptors: Vec<OwnedFd> = descriptors.flatten().collect();
     if descriptors.is_empty() { Err(io::ErrorKind::InvalidData.into()) } else { Ok(descriptors) }
 }
 

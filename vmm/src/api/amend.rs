@@ -217,16 +217,10 @@ mod tests {
 
     const SMALL: &str = r#"{"payload":{"kernel":"k"},"cpus":{"boot_vcpus":1,"max_vcpus":4}}"#;
 
-    /// The status of `change` with `body` and descriptors.
-    #[track_caller]
-    fn ask_with(change: Change, body: &Value, passed: Passed, machine: &Published) -> Status {
-        let request = Request { passed, ..Request::put("/api/v1/vm.change", body.to_string().into_bytes()) };
-        amended(change, &request, machine).unwrap().status
-    }
-
     #[track_caller]
     fn ask(change: Change, body: &Value, machine: &Published) -> Status {
-        ask_with(change, body, Passed::default(), machine)
+        let request = Request::put("/api/v1/vm.change", body.to_string().into_bytes());
+        amended(change, &request, machine).unwrap().status
     }
 
     fn document(machine: &Published) -> Value {

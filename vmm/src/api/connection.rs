@@ -150,9 +150,10 @@ impl Connection {
         if self.has_lost_passed {
             self.passed = Vec::new();
             let what = "cannot read the request: some of its descriptors did not arrive";
-            let remedy =
-                "pass at most 16; with fewer, raise the program's limit: prlimit --pid PID --nofile=65536";
-            self.answer(&unread(what, remedy), false, now);
+            let remedy = format!(
+                "pass at most {MAX_PASSED}; with fewer, raise the program's limit: prlimit --pid PID --nofile=65536"
+            );
+            self.answer(&unread(what, &remedy), false, now);
             return None;
         }
         match parse(&self.input) {

@@ -27,7 +27,7 @@ pub(crate) use error::HotplugError;
 pub(crate) use event::{Event, EventKind, Removal};
 pub(crate) use occupant::{Member, New, Occupant};
 
-use crate::config::{Device, NewDevice};
+use crate::config::NewDevice;
 use crate::lock::lock;
 use crate::passed::Passed;
 use crate::plan::{FunctionPlan, FunctionRole, Plan};
@@ -81,13 +81,12 @@ pub(crate) struct Devices {
 
 impl From<&Plan> for Devices {
     fn from(plan: &Plan) -> Self {
-        let device = |function: &FunctionPlan| match &function.role {
-            FunctionRole::Endpoint { device, .. } => Some(device.clone()),
-            _ => None,
-        };
-        let owned =
-            |device: Device| device.exclusive().into_iter().map(move |what| (what, device.id.clone()));
-        let owners = plan.pci.iter().filter_map(device).flat_map(owned).collect();
+        let mut owners = BTreeMap::new();
+        for function in &plan.pci {
+            if let FunctionRole::Endpoint { device, .. } = &function.role {
+                owners.extend(device.exclusive().into_iter().map(|what| (what, device.id.clone())));
+            }
+        }
         Self { machine: plan.name.clone(), addresses: plan.device_addresses(), owners }
     }
 }

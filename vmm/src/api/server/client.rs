@@ -1,6 +1,6 @@
 //! One client of the API's thread: its socket and its connection.
 
-use std::io::{self, IoSliceMut, Write};
+use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -10,12 +10,13 @@ use std::time::Instant;
 use rustix::cmsg_space;
 use rustix::event::epoll::{self, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+use rustix::net::RecvFlags;
 
 use crate::api::answer::Awaited;
 use crate::api::connection::{Connection, MAX_PASSED};
 use crate::api::life;
 use crate::api::published::{KnownState, Published};
+use crate::passed::{self, Received};
 
 /// Bytes that are read from a client before others have their turn.
 const AT_ONCE: usize = 16 << 10;
@@ -72,19 +73,14 @@ impl Client {
         let room = self.connection.room().min(AT_ONCE);
         let Some(buffer) = buffer.get_mut(..room).filter(|buffer| !buffer.is_empty()) else { return };
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_PASSED))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let received = recvmsg(&self.stream, &mut [IoSliceMut::new(buffer)], &mut control, flags);
-        let descriptors = control.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-            _ => None,
-        });
-        let descriptors = descriptors.flatten().collect();
-        let is_whole = received.as_ref().map_or(true, |message| !message.flags.contains(ReturnFlags::CTRUNC));
-        self.connection.receive_descriptors(descriptors, is_whole);
-        match received.map(|message| message.bytes) {
-            Ok(0) => self.connection.end_of_input(now),
-            Ok(count) => self.connection.receive(buffer.get(..count).unwrap_or_default(), now),
+        match passed::receive(&self.stream, buffer, &mut space, RecvFlags::empty()) {
+            Ok(Received { bytes, descriptors, is_whole }) => {
+                self.connection.receive_descriptors(descriptors, is_whole);
+                match bytes {
+                    0 => self.connection.end_of_input(now),
+                    count => self.connection.receive(buffer.get(..count).unwrap_or_default(), now),
+                }
+            }
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(_) => self.connection.fail(),
         }

@@ -92,8 +92,7 @@ pub struct VirtioPci {
     kicks: Box<[Arc<EventFd>]>,
     layout: Layout,
     registers: Mutex<Registers>,
-    /// Attached ioeventfds. `None` once it left the guest for good: none is
-    /// attached any more.
+    /// Attached ioeventfds. `None` once it left the guest for good: none is attached any more.
     ioeventfds: Mutex<Option<Vec<Attached>>>,
 }
 

@@ -29,7 +29,7 @@ pub(crate) fn net(body: &[u8], taps: Vec<i32>) -> Result<NewDevice, ConfigErrors
             context.taps = taps;
         }
         devices::net(net, at, context);
-        net.fds.take_if(|fds| context.numbers(fds).is_some());
+        context.take_numbers(net);
     })
 }
 

@@ -3,6 +3,7 @@
 use egm_address::CpuSet;
 use egm_config::{DeviceFile, MOST_FAULTS, Refusal, Slot};
 
+use super::super::document::NetConfig;
 use super::super::table::{Fate, pattern, row, rows};
 
 /// Results of the parts of a translation.
@@ -47,6 +48,11 @@ impl Context {
     pub(super) fn numbers(&self, places: &[i32]) -> Option<Vec<u64>> {
         let number = |place: &i32| u64::try_from(*self.taps.get(usize::try_from(*place).ok()?)?).ok();
         places.iter().map(number).collect()
+    }
+
+    /// Takes descriptors that are there out of `net`: the table refuses all others.
+    pub(super) fn take_numbers(&self, net: &mut NetConfig) {
+        net.fds.take_if(|fds| self.numbers(fds).is_some());
     }
 
     /// Adds the device of the document's `theirs`.

@@ -65,9 +65,7 @@ pub(crate) fn translate_with(config: &VmConfig, taps: Vec<i32>) -> Result<Transl
 /// `config` as JSON, without descriptors that are there.
 fn json_of(config: &VmConfig, context: &Context) -> Value {
     let mut config = config.clone();
-    for net in config.net.iter_mut().flatten() {
-        net.fds.take_if(|fds| context.numbers(fds).is_some());
-    }
+    config.net.iter_mut().flatten().for_each(|net| context.take_numbers(net));
     // Paths come from JSON, so they are Unicode, and every map has string keys.
     serde_json::to_value(config).unwrap_or_default()
 }
