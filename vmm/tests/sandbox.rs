@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use egm_fixtures::payload::{Entry, Ports, halt, hello};
+use egm_fixtures::payload::{Entry, Ports, halt, hello, resets};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -55,6 +55,7 @@ impl Machine {
             "boot": { "kernel": "kernel" },
             "console": console,
             "devices": devices(),
+            "on_reset": "reboot",
         });
         fs::write(file("vm.json"), config.to_string()).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_egm-vmm"))
@@ -112,6 +113,18 @@ fn a_machine_runs_to_its_end_within_each_sandbox_and_removes_its_sockets() {
         for options in [&["--sandbox", mode][..], &["--sandbox", mode, "--api", API]] {
             ended_and_gone(Machine::start(&hello(Ports::USUAL, Entry::Pvh), json!("stdio"), options));
         }
+    }
+}
+
+#[test]
+fn a_guest_starts_again_in_place_within_the_strict_sandbox() {
+    if !kvm() {
+        return;
+    }
+    for options in [STRICT, STRICT_WITH_API] {
+        let machine = Machine::start(&resets(Ports::USUAL, 3), json!("stdio"), options);
+        let (_folder, text, code) = machine.end();
+        assert_eq!((text.matches("again\n").count(), code), (3, Some(0)), "{text}");
     }
 }
 

@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use egm_fixtures::payload::{Entry, Ports, halt, hello};
+use egm_fixtures::payload::{Entry, Ports, halt, hello, resets};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -21,7 +21,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_egm-vmm");
 const CONFIGURATION: i32 = 2;
 const REBOOTS: usize = 200;
 
-/// `egm-vmm serve` in a folder with kernels: `halt.elf` sleeps, `hello.elf` powers off.
+/// `egm-vmm serve` in a folder with kernels: `halt.elf` sleeps, `hello.elf` powers off, `resets.elf` after two resets.
 struct Serve {
     folder: TempDir,
     child: Child,
@@ -85,6 +85,7 @@ impl Serve {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("halt.elf"), halt(Ports::USUAL)).unwrap();
         fs::write(folder.path().join("hello.elf"), hello(Ports::USUAL, Entry::Pvh)).unwrap();
+        fs::write(folder.path().join("resets.elf"), resets(Ports::USUAL, 2)).unwrap();
         let child = program(folder.path(), &["serve", "--api", "vm.sock"])
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -314,6 +315,27 @@ fn a_machine_is_created_started_ended_started_again_and_deleted() {
     assert_eq!(serve.state(), "empty");
     serve.done("/api/v1/vmm.shutdown", "");
     serve.assert_ends_well();
+}
+
+#[test]
+fn a_guest_that_resets_starts_again_unless_on_reset_is_exit() {
+    if !kvm() {
+        return;
+    }
+    let serve = Serve::created("resets.elf");
+    let names = |events: &[Value]| -> Vec<String> {
+        events.iter().map(|event| event["event"].as_str().unwrap().to_owned()).collect()
+    };
+    let events = serve.events_during(|| serve.done("/api/v1/vm.boot", ""));
+    assert_eq!(names(&events), ["ready", "started", "reset", "reset", "stopped"], "{events:?}");
+    assert_eq!(events.last().unwrap()["reason"], "powered-off");
+    serve.done("/api/v1/vm.delete", "");
+    let mut config: Value = serde_json::from_str(&ours("resets.elf")).unwrap();
+    config["on_reset"] = json!("exit");
+    serve.done("/egm/v1/machine", &config.to_string());
+    let events = serve.events_during(|| serve.done("/api/v1/vm.boot", ""));
+    assert_eq!(events.last().unwrap()["reason"], "reset", "{events:?}");
+    assert_eq!(serve.state(), "created");
 }
 
 #[test]

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use super::error::{Rule, no_control};
 use super::faults::Faults;
 use super::file::BootFile;
+use super::on_reset::OnReset;
 use super::rules::{BootRule, MAX_CMDLINE, MAX_PATH};
 use super::spec::{Architecture, Boot, BootTables};
 
-/// Values of a command line in place of the file's.
+/// Values of a command line in place of the file's, and a program's defaults.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Overrides {
     /// Kernel in place of `boot.kernel`; relative to the working directory.
@@ -19,6 +20,8 @@ pub struct Overrides {
     pub append: Option<String>,
     /// Trust domain of the machine; a file cannot choose it.
     pub trust_domain: Option<String>,
+    /// `on_reset` of a file that has none.
+    pub default_on_reset: OnReset,
 }
 
 /// `path`, when a file can have it and a terminal can show it.

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use egm_address::{ByteSize, CpuSet, PciAddress};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
+use super::on_reset::OnReset;
 use super::pages::PageSize;
 use super::schema::{
     BarPlacesText, BarsText, CliqueText, CmdlineText, CpuListText, DistancesText, MacText, NameText,
@@ -56,6 +56,9 @@ pub struct File {
     pub console: Option<ConsoleFile>,
     /// PCI Express address windows and tree.
     pub pcie: Option<PcieFile>,
+    /// What a reset by the guest does: "exit" ends the machine, "reboot" starts the guest again in the same machine, with
+    /// its slices and devices. Default: "exit" with egm-vmm run, "reboot" with egm-vmm serve.
+    pub on_reset: Option<OnReset>,
 }
 
 /// Virtual processors and the host CPUs that they run on.
@@ -350,40 +353,6 @@ pub struct SpareFile {
     /// Addresses of each for other BARs, a power of two of at least 1 MiB. Default: 16 MiB.
     #[schemars(with = "Option<SomeSizeText>")]
     pub window32: Option<ByteSize>,
-}
-
-impl File {
-    /// The file as JSON that [`load`](crate::load) reads, without keys that have no value.
-    #[must_use]
-    pub fn to_json(&self) -> String {
-        // Every map has string keys, and paths that were read from JSON are Unicode.
-        let mut file = serde_json::to_value(self).unwrap_or_default();
-        if let Some(devices) = file["devices"].as_array_mut() {
-            devices.iter_mut().for_each(tag);
-        }
-        tag(&mut file["console"]);
-        leave_nulls_out(&mut file);
-        format!("{file:#}\n")
-    }
-}
-
-/// Writes serde's `{ "NAME": { … } }` of an enum as `{ "type": "NAME", … }`.
-fn tag(value: &mut Value) {
-    let Value::Object(variant) = value else { return };
-    let Some((name, Value::Object(mut members))) = std::mem::take(variant).into_iter().next() else { return };
-    members.insert("type".to_owned(), name.into());
-    *value = Value::Object(members);
-}
-
-fn leave_nulls_out(value: &mut Value) {
-    match value {
-        Value::Object(members) => {
-            members.retain(|_, member| !member.is_null());
-            members.values_mut().for_each(leave_nulls_out);
-        }
-        Value::Array(items) => items.iter_mut().for_each(leave_nulls_out),
-        _ => {}
-    }
 }
 
 impl DeviceFile {

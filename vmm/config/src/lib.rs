@@ -27,6 +27,7 @@ mod foreign;
 mod forms;
 mod memory;
 mod numa;
+mod on_reset;
 mod pages;
 mod resolve;
 mod rules;
@@ -37,6 +38,7 @@ mod source;
 mod spec;
 mod tap;
 mod tree;
+mod written;
 
 use std::path::Path;
 
@@ -47,6 +49,7 @@ pub use faults::MOST as MOST_FAULTS;
 pub use file::*;
 pub use foreign::{Refusal, load_foreign, parse_foreign};
 pub use memory::{GUEST_MEMFD, LOCAL};
+pub use on_reset::OnReset;
 pub use pages::PageSize;
 pub use rules::{BootRule, CpuRule, DeviceRule, MemoryRule, NumaRule};
 pub use slot::Slot;

@@ -83,6 +83,7 @@ pub(super) fn spec(
         cpus: cpus?,
         memory: memory?,
         egm: egm?,
+        on_reset: file.on_reset.unwrap_or(overrides.default_on_reset),
         trust_domain: overrides.trust_domain.clone(),
     })
 }

@@ -10,6 +10,7 @@ use egm_address::{ByteSize, CpuSet, Gpa, PciAddress};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::on_reset::OnReset;
 use super::pages::PageSize;
 use super::tap::Tap;
 
@@ -52,6 +53,8 @@ pub struct Spec {
     pub console: Console,
     /// PCIe address windows and tree.
     pub pcie: Pcie,
+    /// What a reset by the guest does.
+    pub on_reset: OnReset,
     /// Trust domain, if it has a named one: its owners share regions that GPUs reach.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust_domain: Option<String>,

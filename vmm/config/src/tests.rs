@@ -172,7 +172,7 @@ fn an_unknown_key_is_answered_with_its_place_and_the_nearest_right_one() {
     assert_eq!(
         complaint(text),
         "error: vm.json:3:5: unknown key \"memroy\"\n  help: did you mean \"memory\"? keys here are: arch, boot, \
-         console, cpus, description, devices, egm, extends, memory, name, pcie"
+         console, cpus, description, devices, egm, extends, memory, name, on_reset, pcie"
     );
     assert_eq!(
         complaint(&machine(r#","devices":[{"type":"virtio-rng","path":"x"}]"#)),
@@ -934,7 +934,7 @@ fn the_command_line_takes_precedence() {
         kernel: Some("other".into()),
         initramfs: Some("rd".into()),
         append: Some("quiet".to_owned()),
-        trust_domain: None,
+        ..Overrides::default()
     };
     let text = r#"{"memory":{"size":"1G"},"boot":{"kernel":"k","cmdline":"a=b"}}"#;
     let boot = read_with(text, &overrides).unwrap().boot;
@@ -942,6 +942,22 @@ fn the_command_line_takes_precedence() {
     assert_eq!(boot.cmdline, "a=b quiet");
     let boot = read_with(r#"{"memory":{"size":"1G"}}"#, &overrides).unwrap().boot;
     assert_eq!(boot.cmdline, "quiet");
+}
+
+#[test]
+fn on_reset_of_the_file_wins_over_the_programs_default() {
+    let machine = |rest: &str| format!(r#"{{"memory":{{"size":"1G"}},"boot":{{"kernel":"k"}}{rest}}}"#);
+    let (silent, exits, reboots) =
+        (machine(""), machine(r#","on_reset":"exit""#), machine(r#","on_reset":"reboot""#));
+    let serve = Overrides { default_on_reset: OnReset::Reboot, ..Overrides::default() };
+    let read = |text: &str, overrides| read_with(text, overrides).unwrap().on_reset;
+    let run = Overrides::default();
+    assert_eq!(
+        [&silent, &exits, &reboots].map(|text| read(text, &run)),
+        [OnReset::Exit, OnReset::Exit, OnReset::Reboot]
+    );
+    assert_eq!([&silent, &exits].map(|text| read(text, &serve)), [OnReset::Reboot, OnReset::Exit]);
+    refused(&[(&machine(r#","on_reset":"restart""#), "on_reset: unknown name \"restart\"")]);
 }
 
 /// A folder with `files`, each a name and a text.

@@ -59,7 +59,7 @@ impl Next {
     /// The step after an end for `reason` without a client's request.
     const fn after(reason: &ExitReason, ends_with_guest: bool) -> Self {
         match reason {
-            ExitReason::Reset => Self::Boot,
+            ExitReason::NotInPlace(_) => Self::Boot,
             ExitReason::Signal(_) => Self::End,
             // A machine that did not start is no guest that ends.
             ExitReason::Requested | ExitReason::NoThread { .. } | ExitReason::Sandbox(_) => Self::Stay,
@@ -144,7 +144,7 @@ pub(crate) enum Order {
 pub(super) struct Cycle {
     created: Option<Arc<Created>>,
     is_booted: bool,
-    /// Whether a reboot or a reset started this execution's machine.
+    /// Whether a reboot started this execution's machine.
     is_restart: bool,
     /// Whether the program ends with a guest that ends by itself.
     ends_with_guest: bool,
@@ -269,10 +269,9 @@ impl Cycle {
 
     /// Records that the machine ended for `reason`.
     pub(super) fn ended(&mut self, reason: &ExitReason) {
-        let resets = *reason == ExitReason::Reset && egm_address::fault!("guest-reset-as-end");
         // A request that was accepted before decides.
         let ends_with_guest = self.ends_with_guest && self.requested.is_none();
-        self.own = Some(if resets { Next::Stay } else { Next::after(reason, ends_with_guest) });
+        self.own = Some(Next::after(reason, ends_with_guest));
         self.last = Some(LastEnd { reason: reason.name().to_owned(), text: reason.to_string() });
     }
 
@@ -371,11 +370,12 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_ends_by_itself_stays_created_and_a_reset_starts_it_again() {
-        for reason in [ExitReason::PoweredOff, ExitReason::Panicked, ExitReason::TripleFault { vcpu: 0 }] {
+    fn a_machine_that_ends_by_itself_stays_created() {
+        for reason in [ExitReason::PoweredOff, ExitReason::Reset, ExitReason::Panicked] {
             assert_eq!(next(booted(), &reason), Some([true, false]), "{reason}");
         }
-        assert_eq!(next(booted(), &ExitReason::Reset), Some([true, true]));
+        let not_in_place = ExitReason::NotInPlace("disk does not answer".to_owned());
+        assert_eq!(next(booted(), &not_in_place), Some([true, true]), "it starts again all the same");
         assert_eq!(next(booted(), &ExitReason::Signal(15)), None);
     }
 
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_ends_with_its_guest_unless_a_request_or_a_reset_decides_otherwise() {
+    fn a_program_ends_with_its_guest_unless_a_request_decides_otherwise() {
         let ending = |requested: Option<Next>, reason: &ExitReason| {
             let mut cycle = booted();
             cycle.set_ends_with_guest(true);
@@ -444,7 +444,7 @@ mod tests {
         };
         assert_eq!(ending(None, &ExitReason::PoweredOff), None);
         assert_eq!(ending(None, &ExitReason::Panicked), None);
-        assert_eq!(ending(None, &ExitReason::Reset), Some([true, true]));
+        assert_eq!(ending(None, &ExitReason::Reset), None);
         assert_eq!(ending(Some(Next::Boot), &ExitReason::PoweredOff), Some([true, true]));
         assert_eq!(ending(Some(Next::Stay), &ExitReason::PoweredOff), Some([true, false]));
         let unstarted = ExitReason::NoThread { vcpu: 1, what: "no thread".to_owned() };

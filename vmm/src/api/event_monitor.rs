@@ -20,7 +20,7 @@ pub(crate) enum CloudEvent {
     Booted,
     Paused,
     Resumed,
-    /// The machine has ended, and starts again.
+    /// The machine has ended and starts again, or its guest was reset.
     Rebooting,
     /// It runs again.
     Rebooted,

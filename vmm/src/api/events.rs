@@ -31,6 +31,8 @@ pub enum MachineEvent {
     Paused,
     /// The vCPUs run again.
     Resumed,
+    /// The guest was reset, and starts again in the same machine.
+    Reset,
     /// Guest memory is bad.
     BadMemory {
         /// Id of the backing.

@@ -277,6 +277,11 @@ impl Published {
                 self.note(CloudEvent::Resumed);
                 MachineEvent::Resumed
             }
+            MachineStep::Reset => {
+                self.note(CloudEvent::Rebooting);
+                self.note(CloudEvent::Rebooted);
+                MachineEvent::Reset
+            }
         };
         self.journal.publish(&event);
     }

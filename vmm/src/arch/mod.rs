@@ -8,6 +8,7 @@
 //! | `boot` | loads the kernel and its boot data into guest memory |
 //! | `vm` | the kernel's VM |
 //! | `vcpu` | vCPUs and interrupt controllers; registers at the first instruction |
+//! | `reset` | state of vCPUs and interrupt controllers before the first instruction |
 //! | `interrupts` | numbers of lines and messages |
 //! | `machine_check` | reports of bad memory to a vCPU |
 //! | `system_call` | arguments of a system call, from a thread's registers |

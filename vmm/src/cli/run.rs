@@ -11,7 +11,7 @@ use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use super::{Outcome, print_message};
 use crate::api::{Published, Server};
-use crate::config::{self, ConfigErrors, Overrides, Spec};
+use crate::config::{self, ConfigErrors, OnReset, Overrides, Spec};
 use crate::custody;
 use crate::error::{Chain, Remedy, Report};
 use crate::launch::{Confined, Reservation, Reserved};
@@ -79,6 +79,7 @@ impl Args {
             initramfs: self.initramfs.clone(),
             append: self.append.clone(),
             trust_domain: self.trust_domain.clone(),
+            default_on_reset: OnReset::Exit,
         }
     }
 
@@ -136,7 +137,7 @@ guest runs, SIGPWR has no effect, and the other signals end the program at once.
 Exit codes:
 
   0  the guest powered off, or a signal or the API ended it
-  1  the guest failed: panic, reset, triple fault
+  1  the guest failed: panic, triple fault, or reset with \"on_reset\": \"exit\"
   2  the configuration or the command line is wrong
   3  the host lacks something
   4  a bug in egm-vmm";

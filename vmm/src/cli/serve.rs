@@ -28,7 +28,7 @@ use self::signals::Signals;
 use super::run::{launch, raise_open_files, report};
 use super::{Outcome, print_message};
 use crate::api::{CloudEvent, Created, EventMonitor, Order, Published, SavedCycle, Server};
-use crate::config::Overrides;
+use crate::config::{OnReset, Overrides};
 use crate::error::{Blame, Chain, Remedy, Report};
 use crate::inherited;
 use crate::launch::Confined;
@@ -303,7 +303,8 @@ impl Service<'_> {
     fn run_machine(&self, created: &Created, machine: &Published, signals: &Signals) -> Outcome {
         machine.begin_start();
         let trust_domain = self.shared.trust_domain.clone();
-        let spec = created.spec(&Overrides { trust_domain, ..Overrides::default() })?;
+        let overrides = Overrides { trust_domain, default_on_reset: OnReset::Reboot, ..Overrides::default() };
+        let spec = created.spec(&overrides)?;
         let confined = Confined::new(None, None, Mode::Off)?;
         machine.stage("configuration");
         let broker = self.shared.broker();

@@ -1,5 +1,7 @@
 //! Controller of hot-plugged devices: its thread, and the thread's steps, which tests take without it.
 
+mod reset;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc::{Receiver, channel};
@@ -162,6 +164,10 @@ impl Controller {
             match request {
                 Request::Plug { plug, reply } => reply(self.plug(&plug)),
                 Request::Unplug { id, reply } => reply(self.unplug(&id, now)),
+                Request::Reset { reply } => {
+                    self.warm_reset();
+                    reply();
+                }
                 Request::End => self.ended = true,
             }
         }

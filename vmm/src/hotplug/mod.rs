@@ -61,8 +61,18 @@ pub(crate) type Reply<T> = Box<dyn FnOnce(Result<T, HotplugError>) + Send>;
 
 /// A request to the controller.
 enum Request {
-    Plug { plug: Plug, reply: Reply<PluggedDevice> },
-    Unplug { id: String, reply: Reply<()> },
+    Plug {
+        plug: Plug,
+        reply: Reply<PluggedDevice>,
+    },
+    Unplug {
+        id: String,
+        reply: Reply<()>,
+    },
+    /// The guest was reset.
+    Reset {
+        reply: Box<dyn FnOnce() + Send>,
+    },
     End,
 }
 
@@ -115,6 +125,14 @@ impl Handle {
     /// [`HotplugError::Ended`]; `reply` gets all others.
     pub(crate) fn unplug(&self, id: String, reply: Reply<()>) -> Result<(), HotplugError> {
         self.ask(Request::Unplug { id, reply })
+    }
+
+    /// Resets all functions and ports, while no vCPU is in the guest, and then calls `reply`.
+    ///
+    /// # Errors
+    /// [`HotplugError::Ended`], without a call of `reply`.
+    pub(crate) fn reset(&self, reply: Box<dyn FnOnce() + Send>) -> Result<(), HotplugError> {
+        self.ask(Request::Reset { reply })
     }
 
     /// The devices that the machine has now.

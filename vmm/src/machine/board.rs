@@ -9,6 +9,7 @@ use super::bus::{Bus, BusDevice, Overlap};
 use super::error::BuildError;
 use super::exit::ExitLatch;
 use super::platform::{Clock, Pvpanic, ResetRegister, SleepControl};
+use super::reset::ResetLine;
 use super::serial::{ArmSerialPort, ConsoleInput, Port, SerialLine, SerialPort};
 use crate::console::Console;
 use crate::eventfd;
@@ -33,13 +34,18 @@ fn range(first: u16, count: u16) -> Range<u64> {
 }
 
 impl<'a> Board<'a> {
-    /// A board with the devices that need nothing but `exit`.
-    pub(super) fn new(plan: &'a Plan, vm: &'a Vm, exit: &Arc<ExitLatch>) -> Result<Self, BuildError> {
+    /// A board with the devices that need nothing but `exit` and `reset`.
+    pub(super) fn new(
+        plan: &'a Plan,
+        vm: &'a Vm,
+        exit: &Arc<ExitLatch>,
+        reset: &ResetLine,
+    ) -> Result<Self, BuildError> {
         let mut board = Self { plan, vm, ports: Bus::default(), memory: Bus::default() };
         let device = |name: &str| -> Option<Arc<dyn BusDevice>> {
             Some(match name {
                 "sleep" => Arc::new(SleepControl(Arc::clone(exit))),
-                "reset" => Arc::new(ResetRegister(Arc::clone(exit))),
+                "reset" => Arc::new(ResetRegister(reset.clone())),
                 "pvpanic" => Arc::new(Pvpanic(Arc::clone(exit))),
                 "clock" => Arc::new(Clock::default()),
                 _ => return None,
@@ -69,7 +75,7 @@ impl<'a> Board<'a> {
         } else {
             let planned = self.plan.ports.iter().find(|port| port.owner == SERIAL);
             let planned = planned.ok_or(BuildError::Missing("serial port"))?;
-            let line = eventfd::new()?;
+            let line = Arc::new(eventfd::new()?);
             self.vm.connect_line(gsi, &line)?;
             let port = SerialPort::new(SerialLine(line), Arc::clone(&console))?;
             let device = Arc::clone(&port) as Arc<dyn BusDevice>;

@@ -3,37 +3,36 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use egm_address::Gpa;
 use egm_device::region::RegionKind;
 use egm_vfio::memory::HostMemory;
 use event_manager::EventManager;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::board::Board;
 use super::error::BuildError;
 use super::exit::ExitLatch;
 use super::finish::{RunningDevice, RunningDevices};
 use super::live::{DeviceCounters, Live, LiveParts};
+use super::load::{Loaded, acpi_line, load_guest, pulse};
+use super::pause::PauseGate;
 use super::plugged::{DeviceMaker, ServedMemory};
-use super::poison::{ErrorBlock, Interrupt, Poison, Reports, SliceDevice};
+use super::poison::{Interrupt, Poison, Reports, SliceDevice};
+use super::reset::{MachineReset, ResetLine, VcpuReset};
 use super::signals::Signals;
 use super::tree::{self, Connections};
 use super::vcpu::{Shared, Vcpu};
 use super::virtio::{Changes, Running};
 use super::{Machine, Subscriber, Wake};
 use crate::api::{Journal, MachineEvent};
-use crate::arch::boot::{BootError, BootFiles};
-use crate::arch::native::boot::{self, Entry};
-use crate::arch::native::vcpu::{configure, create};
+use crate::arch::native::reset::InitialState;
+use crate::arch::native::vcpu::{Created, configure, create};
 use crate::arch::native::vm::CACHED_PFNMAP;
-use crate::config::BootTables;
-use crate::firmware;
 use crate::hotplug::{self, Controller, Devices, Event, Handle, Occupant, Slot};
 use crate::kvm::{Routes, SlotTable, Vm};
 use crate::lock::lock;
 use crate::memory::GuestRam;
 use crate::pci::RootComplex;
-use crate::plan::{ERRORS, POWER_BUTTON, Plan};
+use crate::plan::{POWER_BUTTON, Plan};
+use crate::reserve::Leases;
 use crate::resources::{OpenDevice, OpenedDevice, Resources, ThreadError};
 
 /// Builds the machine of `plan`, with its events in `journal`.
@@ -43,14 +42,13 @@ use crate::resources::{OpenDevice, OpenedDevice, Resources, ThreadError};
 pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Result<Machine, BuildError> {
     let Resources { hypervisor, vm, ram, mut boot, console, devices, spaces, leases, .. } = resources;
     let exit = ExitLatch::new()?;
-    let kinds = plan.backings.iter().filter_map(|backing| {
-        leases.get(&backing.id).map(|taken| (backing.id.as_str(), &taken.region().kind))
-    });
-    check_caching(kinds, CACHED_PFNMAP.filter(|capability| !vm.slots().supports(*capability)))?;
+    check_caching(kinds(plan, &leases), CACHED_PFNMAP.filter(|known| !vm.slots().supports(*known)))?;
     map_memory(&vm, &ram)?;
-    let vcpus = create(&hypervisor, &vm, plan)?;
+    let Created { vcpus, controllers } = create(&hypervisor, &vm, plan)?;
 
-    let mut board = Board::new(plan, &vm, &exit)?;
+    let gate: Arc<PauseGate> = Arc::default();
+    let reset = ResetLine::new(plan.on_reset, &exit, &gate);
+    let mut board = Board::new(plan, &vm, &exit, &reset)?;
     let mut subscribers: Vec<Subscriber> = vec![board.serial(console)?];
 
     let slices: Vec<_> = devices.iter().filter_map(slice).collect();
@@ -73,30 +71,34 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
 
     let Loaded { entry, errors } = load_guest(plan, &vm, &ram.memory, &mut boot)?;
     let reporter = configure(&hypervisor, plan, &vcpus, &entry)?;
-    let planned = vcpus.into_iter().zip(&plan.vcpus);
-    let vcpus =
-        planned.map(|(fd, vcpu)| Vcpu { index: vcpu.index, fd, host_cpus: vcpu.host_cpus.clone() }).collect();
-    let poison = Poison::new(
-        plan,
-        &ram,
-        &leases,
-        &slices,
-        Reports { reporter, errors, journal: Arc::clone(journal) },
-    )?;
+    let initial = || InitialState::of(&hypervisor, &vm, controllers, &vcpus);
+    let vcpu_reset = VcpuReset::of(plan.on_reset, initial, entry)?;
+    let vcpus = Vcpu::all(vcpus, &plan.vcpus);
+    let reports = Reports { reporter, errors, journal: Arc::clone(journal) };
+    let poison = Poison::new(plan, &ram, &leases, &slices, reports)?;
     let checks = poison.checks();
     let poison = Arc::new(Mutex::new(poison));
     subscribers.push(Arc::clone(&poison) as Subscriber);
     let events = EventManager::new().map_err(io::Error::other)?;
     subscribers.push(Arc::new(Mutex::new(Wake(Arc::clone(&exit)))));
     let button = || acpi_line(plan, POWER_BUTTON).map(|gsi| pulse(&vm, gsi));
-    let gate = Arc::default();
     let handle = hotplug.as_ref().map(|running| running.handle.clone());
+    let machine_reset = vcpu_reset.clone().map(|vcpus| MachineReset {
+        plan: plan.clone(),
+        files: boot,
+        memory: ram.memory.clone(),
+        root,
+        vcpus,
+        hotplug: handle.clone(),
+        devices: Arc::clone(&devices),
+        poison: Arc::clone(&poison),
+    });
     let parts = parts(button(), handle, Arc::clone(&devices), routes);
     let live = Live::new(Arc::clone(&exit), Arc::clone(&gate), parts);
     // Until here signals end the process.
     subscribers.push(Arc::new(Mutex::new(Signals::new(Arc::clone(&exit), button())?)));
     let Board { ports, memory, .. } = board;
-    let shared = Arc::new(Shared { ports, memory, exit, checks, gate });
+    let shared = Arc::new(Shared { ports, memory, exit, checks, gate, reset, vcpu_reset });
     Ok(Machine {
         events,
         changes,
@@ -108,7 +110,8 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
         live,
         subscribers,
         sandbox: None,
-        _vm: vm,
+        machine_reset,
+        vm,
         ram,
     })
 }
@@ -168,6 +171,13 @@ fn reporter(journal: &Arc<Journal>) -> Box<dyn Fn(&Event) + Send> {
     })
 }
 
+/// Id and region of each slice.
+fn kinds<'a>(plan: &'a Plan, leases: &'a Leases) -> impl Iterator<Item = (&'a str, &'a RegionKind)> {
+    plan.backings.iter().filter_map(|backing| {
+        leases.get(&backing.id).map(|taken| (backing.id.as_str(), &taken.region().kind))
+    })
+}
+
 /// Refuses a slice of an EGM device if KVM lacks the capability `lacks`: without struct pages, KVM would not map it as
 /// cached.
 fn check_caching<'a>(
@@ -188,45 +198,6 @@ fn map_memory(vm: &Vm, ram: &GuestRam) -> Result<(), BuildError> {
         vm.slots().add(piece.gpa, Arc::clone(&piece.shared) as Arc<dyn HostMemory>)?;
     }
     Ok(())
-}
-
-/// A guest in memory.
-struct Loaded {
-    entry: Entry,
-    /// For reports of bad memory: only ACPI's tables have one.
-    errors: Option<ErrorBlock>,
-}
-
-/// Puts tables and kernel into memory.
-fn load_guest(
-    plan: &Plan,
-    vm: &Vm,
-    memory: &GuestMemoryMmap,
-    files: &mut BootFiles,
-) -> Result<Loaded, BuildError> {
-    let image = firmware::build(plan)?;
-    let error = |source: BootError| {
-        let initramfs = plan.boot.initramfs.as_ref().filter(|_| source.is_about_initramfs());
-        BuildError::Boot { file: initramfs.unwrap_or(&plan.boot.kernel).clone(), source }
-    };
-    let at = |gpa: Gpa| GuestAddress(gpa.get());
-    memory
-        .write_slice(&image.bytes, at(image.base))
-        .map_err(|_| error(BootError::Memory { at: image.base.get() }))?;
-    let errors = image.errors.zip(acpi_line(plan, ERRORS));
-    let errors = errors.map(|(block, gsi)| ErrorBlock::new(memory.clone(), block.start(), pulse(vm, gsi)));
-    Ok(Loaded { entry: boot::load(plan, memory, files, &image).map_err(error)?, errors })
-}
-
-/// The line of `owner`, a device that only ACPI's tables have.
-fn acpi_line(plan: &Plan, owner: &str) -> Option<u32> {
-    plan.line(owner).filter(|_| plan.boot.tables == BootTables::Acpi)
-}
-
-/// Returns a function that makes an edge on line `gsi`, which the controller latches. It has all lines of a plan.
-fn pulse(vm: &Vm, gsi: u32) -> Interrupt {
-    let line = vm.line(gsi);
-    Box::new(move || [true, false].into_iter().for_each(|high| drop(line.set(high))))
 }
 
 #[cfg(test)]

@@ -10,6 +10,9 @@ pub trait BusDevice: Send + Sync {
 
     /// Writes `data.len()` bytes (1 to 8) at `offset`.
     fn write(&self, offset: u64, data: &[u8]);
+
+    /// Returns to the state at the machine's start, while no vCPU is in the guest.
+    fn warm_reset(&self) {}
 }
 
 /// A bus; its devices are known before the guest starts.
@@ -68,6 +71,11 @@ impl Bus {
         if let Some(Reached { device, offset }) = self.find(address, data.len()) {
             device.write(offset, data);
         }
+    }
+
+    /// Returns each device to its state at the machine's start.
+    pub fn warm_reset(&self) {
+        self.devices.iter().for_each(|decoder| decoder.device.warm_reset());
     }
 
     /// An access that runs over a device's end reaches no device.

@@ -20,8 +20,10 @@ pub enum ExitReason {
     Signal(i32),
     /// The operator asked for it by the API.
     Requested,
-    /// The guest asked for a reset.
+    /// The guest requested a reset.
     Reset,
+    /// The guest requested a reset, and cannot start again in this machine for this reason.
+    NotInPlace(String),
     /// The guest's kernel panicked and reported it (pvpanic).
     Panicked,
     /// The guest's kernel crashed into its crash kernel and reported it (pvpanic).
@@ -65,7 +67,7 @@ impl ExitReason {
             Self::PoweredOff => "powered-off",
             Self::Signal(_) => "signal",
             Self::Requested => "requested",
-            Self::Reset => "reset",
+            Self::Reset | Self::NotInPlace(_) => "reset",
             Self::Panicked => "panicked",
             Self::CrashLoaded => "crash-loaded",
             Self::TripleFault { .. } => "triple-fault",
@@ -81,9 +83,9 @@ impl ExitReason {
     pub fn remedy(&self) -> Option<Remedy> {
         Some(match self {
             Self::PoweredOff | Self::Signal(_) | Self::Requested => return None,
-            Self::Reset | Self::Panicked | Self::CrashLoaded | Self::TripleFault { .. } => {
-                Blame::Guest.into()
-            }
+            Self::Reset => Blame::Guest.help("set \"on_reset\" to \"reboot\" to start it again"),
+            Self::NotInPlace(_) => Blame::Guest.help("start the machine again"),
+            Self::Panicked | Self::CrashLoaded | Self::TripleFault { .. } => Blame::Guest.into(),
             Self::BadMemory { .. } => {
                 Blame::Guest.help("look for the memory that fails: dmesg, egm-device ledger show")
             }
@@ -101,7 +103,10 @@ impl fmt::Display for ExitReason {
             Self::PoweredOff => f.write_str("the guest powered off"),
             Self::Signal(signal) => write!(f, "stopped by signal {signal}"),
             Self::Requested => f.write_str("stopped by the API"),
-            Self::Reset => f.write_str("the guest asked for a reset; start it again if that was meant"),
+            Self::Reset => f.write_str("the guest requested a reset"),
+            Self::NotInPlace(why) => {
+                write!(f, "the guest requested a reset, and cannot start again in place: {why}")
+            }
             Self::Panicked => f.write_str("the guest's kernel panicked"),
             Self::CrashLoaded => f.write_str("the guest's kernel crashed and started its crash kernel"),
             Self::TripleFault { vcpu } => write!(f, "vCPU {vcpu} of the guest ended in a triple fault"),
@@ -191,7 +196,7 @@ mod tests {
         assert_eq!(ExitReason::PoweredOff.remedy(), None);
         assert_eq!(ExitReason::Signal(15).remedy(), None);
         assert_eq!(ExitReason::Requested.remedy(), None);
-        assert_eq!(ExitReason::Reset.remedy(), Some(Blame::Guest.into()));
+        assert_eq!(ExitReason::Panicked.remedy(), Some(Blame::Guest.into()));
         assert_eq!(ExitReason::Internal(String::new()).remedy(), Some(Blame::Internal.into()));
     }
 

@@ -17,9 +17,10 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Most counters in the line about them.
 const MOST_COUNTERS: usize = 16;
 /// After this long a message names the device that the machine waits for.
-const SILENCE: Duration = Duration::from_secs(1);
+pub(super) const SILENCE: Duration = Duration::from_secs(1);
 
 /// A device and its names for messages.
+#[derive(Clone)]
 pub(super) struct RunningDevice {
     pub(super) id: String,
     pub(super) name: String,
@@ -83,22 +84,35 @@ pub(super) fn finish(
     for RunningDevice { device, .. } in devices {
         lock(device).reset();
     }
+    let ends = || exit.is_hurried();
+    let _ = wait_for_all(devices, events, "one more SIGTERM ends the wait", &ends); // `unfinished` looks at each
+    devices.iter().filter_map(RunningDevice::unfinished).collect()
+}
+
+/// Runs the event loop until `devices`, which were reset, are quiescent. Returns a device that is still busy at the time
+/// limit, or when `ends` is true; `how` describes that to the operator.
+pub(super) fn wait_for_all<'a>(
+    devices: &'a [RunningDevice],
+    events: &mut EventManager<Subscriber>,
+    how: &str,
+    ends: &dyn Fn() -> bool,
+) -> Option<&'a RunningDevice> {
     let (start, mut limit) = (Instant::now(), SILENCE);
     while let Some(busy) = devices.iter().find(|kept| !lock(&kept.device).is_quiescent()) {
         let left = limit.saturating_sub(start.elapsed());
         if left.is_zero() && limit == SILENCE {
             limit = TIMEOUT;
             let seconds = TIMEOUT.as_secs();
-            tracing::info!("waiting for {}, at most {seconds} s; one more SIGTERM ends the wait", busy.name);
-        } else if left.is_zero() || exit.is_hurried() || !turn(events, left) {
-            break;
+            tracing::info!("waiting for {}, at most {seconds} s; {how}", busy.name);
+        } else if left.is_zero() || ends() || !turn(events, left) {
+            return Some(busy);
         }
     }
-    devices.iter().filter_map(RunningDevice::unfinished).collect()
+    None
 }
 
 /// One turn of the event loop, of `limit` at most. Returns whether another is possible.
-fn turn(events: &mut EventManager<Subscriber>, limit: Duration) -> bool {
+pub(super) fn turn(events: &mut EventManager<Subscriber>, limit: Duration) -> bool {
     let milliseconds = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX).saturating_add(1);
     match events.run_with_timeout(milliseconds) {
         Ok(_) => true,

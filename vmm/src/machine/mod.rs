@@ -16,11 +16,13 @@ mod error;
 mod exit;
 mod finish;
 mod live;
+mod load;
 mod pause;
 mod pl011;
 mod platform;
 mod plugged;
 mod poison;
+mod reset;
 mod serial;
 mod signals;
 mod start;
@@ -64,7 +66,9 @@ pub struct Machine {
     live: Live,
     subscribers: Vec<Subscriber>,
     sandbox: Option<Arc<Sandbox>>,
-    _vm: Vm,
+    /// Resets the machine, unless a reset ends it.
+    machine_reset: Option<reset::MachineReset>,
+    vm: Vm,
     ram: GuestRam,
 }
 
@@ -77,6 +81,8 @@ pub enum MachineStep {
     Paused,
     /// The vCPUs run again, or a requested pause is cancelled.
     Resumed,
+    /// The guest was reset, and starts again.
+    Reset,
 }
 
 /// How a machine ended.
@@ -126,11 +132,13 @@ impl Machine {
         if begun.is_ok() {
             step(MachineStep::Started);
         }
-        exit.set(
-            begun
-                .err()
-                .unwrap_or_else(|| serve(&mut self.events, &self.changes, &self.shared, &running, step)),
-        );
+        let buses = [&self.shared.ports, &self.shared.memory];
+        let mut reset = |events: &mut EventManager<Subscriber>| match &mut self.machine_reset {
+            Some(reset) => reset.carry_out(&self.vm, &exit, buses, events),
+            None => Ok(()), // nothing requests one
+        };
+        let served = || serve(&mut self.events, &self.changes, &self.shared, &running, &mut reset, step);
+        exit.set(begun.err().unwrap_or_else(served));
         self.shared.gate.open(); // the vCPUs of a paused machine end, too
         self.live.close(); // before the memory is unmapped: no thread keeps a part of it
         running.into_iter().for_each(vcpu::RunningVcpu::stop);
@@ -153,6 +161,7 @@ fn serve(
     changes: &virtio::Changes,
     shared: &vcpu::Shared,
     running: &[vcpu::RunningVcpu],
+    reset: &mut dyn FnMut(&mut EventManager<Subscriber>) -> Result<(), ExitReason>,
     step: &dyn Fn(MachineStep),
 ) -> ExitReason {
     loop {
@@ -164,6 +173,17 @@ fn serve(
                 changes.carry_out(events);
                 for (index, vcpu) in (0..).zip(running) {
                     vcpu.interrupt_until(|| shared.needs_nothing_of(index));
+                }
+                if shared.gate.is_reset_due(running.len()) {
+                    if let Err(reason) = reset(events) {
+                        return reason;
+                    }
+                    if shared.exit.is_set() {
+                        continue;
+                    }
+                    shared.gate.restore_vcpus();
+                    step(MachineStep::Reset);
+                    let _ = shared.exit.wake().write(1); // its turns took what others woke the event loop for
                 }
                 shared.gate.settle(running.len()).into_iter().flatten().for_each(step);
             }

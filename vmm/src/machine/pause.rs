@@ -1,4 +1,4 @@
-//! A pause of the machine: its vCPUs wait outside the guest.
+//! A pause of the machine, or its reset: its vCPUs wait outside the guest.
 //!
 //! ```text
 //!  running ── pause ─► pausing ── event loop: every vCPU has left the guest ─► paused
@@ -6,6 +6,8 @@
 //!     └────── resume ─────┴──────────────────────── resume ──────────────────────┘
 //! ```
 //! Devices go on: they end the requests that they have, and packets from the host wait in the guest's rings.
+//!
+//! A reset closes the gate, too, in each of these states, until the event loop has carried it out.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +30,7 @@ pub(crate) enum PauseState {
 /// The gate that vCPUs pass before each stay in the guest.
 #[derive(Debug, Default)]
 pub(crate) struct PauseGate {
-    /// Whether vCPUs wait: the state is not [`PauseState::Running`].
+    /// Whether vCPUs wait: the state is not [`PauseState::Running`], or a reset is requested.
     is_closed: AtomicBool,
     inner: Mutex<Inner>,
     opened: Condvar,
@@ -37,10 +39,32 @@ pub(crate) struct PauseGate {
 #[derive(Debug, Default)]
 struct Inner {
     state: PauseState,
+    reset: ResetState,
     /// Whether a pause ended that [`PauseGate::settle`] has not reported.
     resumed: bool,
     /// The vCPUs that wait.
     waiting: BTreeSet<u32>,
+}
+
+/// State of a reset.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum ResetState {
+    #[default]
+    None,
+    /// It is due once each vCPU waits.
+    Requested,
+    /// All but these vCPUs are reset.
+    Restoring(BTreeSet<u32>),
+}
+
+impl Inner {
+    fn is_shut(&self) -> bool {
+        self.state != PauseState::Running || self.reset != ResetState::None
+    }
+
+    fn is_to_restore(&self, vcpu: u32) -> bool {
+        matches!(&self.reset, ResetState::Restoring(vcpus) if vcpus.contains(&vcpu))
+    }
 }
 
 impl PauseGate {
@@ -70,25 +94,62 @@ impl PauseGate {
         let was_closed = inner.state != PauseState::Running;
         inner.resumed |= was_closed;
         inner.state = PauseState::Running;
-        self.is_closed.store(false, Ordering::Release);
+        self.is_closed.store(inner.is_shut(), Ordering::Release);
         drop(inner);
         self.opened.notify_all();
         was_closed
     }
 
-    /// Waits on the thread of `vcpu` until the gate opens or `ends` is true; [`open`](Self::open) follows a change of that.
-    pub(super) fn wait(&self, vcpu: u32, ends: impl Fn() -> bool) {
+    /// Requests a reset. Its requester wakes the event loop.
+    pub(super) fn request_reset(&self) {
         let mut inner = lock(&self.inner);
-        inner.waiting.insert(vcpu);
-        let is_shut = |inner: &mut Inner| inner.state != PauseState::Running && !ends();
-        let mut inner = self.opened.wait_while(inner, is_shut).unwrap_or_else(PoisonError::into_inner);
-        inner.waiting.remove(&vcpu);
+        inner.reset = ResetState::Requested;
+        self.is_closed.store(true, Ordering::Release);
     }
 
-    /// Whether `vcpu` waits, or no pause is requested.
+    /// Whether a reset is requested and each of `vcpus` vCPUs waits for it.
+    pub(super) fn is_reset_due(&self, vcpus: usize) -> bool {
+        let inner = lock(&self.inner);
+        inner.reset == ResetState::Requested && inner.waiting.len() == vcpus
+    }
+
+    /// Has each vCPU, all of which wait, reset itself. None enters the guest before the last one is reset: the first could
+    /// start another one that is not.
+    pub(super) fn restore_vcpus(&self) {
+        let mut inner = lock(&self.inner);
+        inner.reset = ResetState::Restoring(inner.waiting.clone());
+        drop(inner);
+        self.opened.notify_all();
+    }
+
+    /// Reports that `vcpu` is reset.
+    pub(super) fn restored(&self, vcpu: u32) {
+        let mut inner = lock(&self.inner);
+        let ResetState::Restoring(vcpus) = &mut inner.reset else { return };
+        vcpus.remove(&vcpu);
+        if vcpus.is_empty() {
+            inner.reset = ResetState::None;
+            self.is_closed.store(inner.is_shut(), Ordering::Release);
+            drop(inner);
+            self.opened.notify_all();
+        }
+    }
+
+    /// Waits on the thread of `vcpu` until the gate opens or `ends` is true; [`open`](Self::open) follows a change of that.
+    /// Returns early, with true, when the vCPU is to be reset before it waits again.
+    pub(super) fn wait(&self, vcpu: u32, ends: impl Fn() -> bool) -> bool {
+        let mut inner = lock(&self.inner);
+        inner.waiting.insert(vcpu);
+        let waits = |inner: &mut Inner| inner.is_shut() && !inner.is_to_restore(vcpu) && !ends();
+        let mut inner = self.opened.wait_while(inner, waits).unwrap_or_else(PoisonError::into_inner);
+        inner.waiting.remove(&vcpu);
+        inner.is_to_restore(vcpu)
+    }
+
+    /// Whether `vcpu` waits, or neither a pause nor a reset is requested.
     pub(super) fn is_out(&self, vcpu: u32) -> bool {
         let inner = lock(&self.inner);
-        inner.state == PauseState::Running || inner.waiting.contains(&vcpu)
+        !inner.is_shut() || inner.waiting.contains(&vcpu)
     }
 
     /// The steps since the last call, of a machine with `vcpus` vCPUs: it is paused once each of them waits.
@@ -112,7 +173,7 @@ mod tests {
     use super::*;
 
     /// A thread that waits as `vcpu`, once it does.
-    fn vcpu(gate: &Arc<PauseGate>, vcpu: u32, ends: &Arc<AtomicBool>) -> thread::JoinHandle<()> {
+    fn vcpu(gate: &Arc<PauseGate>, vcpu: u32, ends: &Arc<AtomicBool>) -> thread::JoinHandle<bool> {
         let (ours, ends) = (Arc::clone(gate), Arc::clone(ends));
         let thread = thread::spawn(move || ours.wait(vcpu, || ends.load(Ordering::Acquire)));
         while !gate.is_out(vcpu) {
@@ -156,6 +217,48 @@ mod tests {
         gate.open();
         gate.close();
         assert_eq!(gate.settle(0), [Some(MachineStep::Resumed), Some(MachineStep::Paused)]);
+    }
+
+    #[test]
+    fn a_reset_is_due_once_every_vcpu_waits_and_none_goes_on_before_the_last_one_is_reset() {
+        let (gate, ends) = (Arc::new(PauseGate::default()), Arc::default());
+        gate.request_reset();
+        assert_eq!((gate.is_closed(), gate.is_out(0), gate.state()), (true, false, PauseState::Running));
+        let vcpus = [0, 1].map(|index| vcpu(&gate, index, &ends));
+        assert_eq!((gate.is_reset_due(3), gate.is_reset_due(2), gate.settle(2)), (false, true, [None; 2]));
+        gate.restore_vcpus();
+        assert!(vcpus.into_iter().all(|vcpu| vcpu.join().unwrap()), "each is to be reset");
+        gate.restored(0);
+        assert!(gate.is_closed() && !gate.is_reset_due(0));
+        let first = vcpu(&gate, 0, &ends);
+        gate.restored(1);
+        assert_eq!((first.join().unwrap(), gate.is_closed()), (false, false));
+    }
+
+    #[test]
+    fn a_machine_that_is_reset_while_a_pause_is_requested_is_paused_after_the_reset() {
+        let (gate, ends) = (Arc::new(PauseGate::default()), Arc::default());
+        gate.close();
+        gate.request_reset();
+        let first = vcpu(&gate, 0, &ends);
+        assert!(gate.is_reset_due(1));
+        gate.restore_vcpus();
+        assert!(first.join().unwrap());
+        gate.restored(0);
+        let first = vcpu(&gate, 0, &ends);
+        assert_eq!((gate.is_closed(), gate.settle(1)), (true, [None, Some(MachineStep::Paused)]));
+        assert!(gate.open());
+        assert!(!first.join().unwrap());
+    }
+
+    #[test]
+    fn the_end_of_a_pause_leaves_the_gate_closed_for_a_reset() {
+        let gate = PauseGate::default();
+        gate.close();
+        gate.request_reset();
+        assert!(gate.open() && gate.is_closed());
+        gate.restore_vcpus();
+        assert!(gate.is_closed(), "no vCPU is reset");
     }
 
     #[test]

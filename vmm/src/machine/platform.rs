@@ -7,6 +7,7 @@ use vm_superio::rtc_pl031::NoEvents;
 
 use super::bus::BusDevice;
 use super::exit::{ExitLatch, ExitReason};
+use super::reset::ResetLine;
 use crate::firmware::{RESET_VALUE, SLEEP_TYPE_S5};
 use crate::lock::lock;
 
@@ -29,7 +30,7 @@ impl BusDevice for SleepControl {
 }
 
 /// ACPI reset register (ACPI 6.5 §4.8.3.6): a write of [`RESET_VALUE`] resets.
-pub(super) struct ResetRegister(pub(super) Arc<ExitLatch>);
+pub(super) struct ResetRegister(pub(super) ResetLine);
 
 impl BusDevice for ResetRegister {
     fn read(&self, _offset: u64, data: &mut [u8]) {
@@ -37,11 +38,7 @@ impl BusDevice for ResetRegister {
     }
     fn write(&self, _offset: u64, data: &[u8]) {
         if data.first() == Some(&RESET_VALUE) {
-            self.0.set(if egm_address::fault!("reset-as-power-off") {
-                ExitReason::PoweredOff
-            } else {
-                ExitReason::Reset
-            });
+            self.0.assert();
         }
     }
 }
@@ -89,6 +86,9 @@ impl BusDevice for Clock {
             lock(&self.0).write(register, word);
         }
     }
+    fn warm_reset(&self) {
+        *lock(&self.0) = Rtc::new();
+    }
 }
 
 #[cfg(test)]
@@ -96,6 +96,7 @@ mod tests {
     use std::time::{SystemTime, UNIX_EPOCH};
 
     use super::*;
+    use crate::config::OnReset;
 
     #[test]
     fn the_clock_has_the_hosts_time_and_is_read_by_words_only() {
@@ -125,8 +126,11 @@ mod tests {
 
     #[test]
     fn reset_and_panic_take_their_values_only() {
-        assert_eq!(after(|l| Box::new(ResetRegister(l)), 1), Some(ExitReason::Reset));
-        assert_eq!(after(|l| Box::new(ResetRegister(l)), 2), None);
+        let register = |exit| -> Box<dyn BusDevice> {
+            Box::new(ResetRegister(ResetLine::new(OnReset::Exit, &exit, &Arc::default())))
+        };
+        assert_eq!(after(register, 1), Some(ExitReason::Reset));
+        assert_eq!(after(register, 2), None);
         assert_eq!(after(|l| Box::new(Pvpanic(l)), 1), Some(ExitReason::Panicked));
         assert_eq!(after(|l| Box::new(Pvpanic(l)), 2), Some(ExitReason::CrashLoaded));
         assert_eq!(after(|l| Box::new(Pvpanic(l)), 0), None);

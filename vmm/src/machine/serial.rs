@@ -17,7 +17,8 @@ use crate::kvm::WiredLine;
 use crate::lock::lock;
 
 /// Raises the serial line.
-pub(super) struct SerialLine(pub(super) EventFd);
+#[derive(Clone)]
+pub(super) struct SerialLine(pub(super) Arc<EventFd>);
 
 impl Trigger for SerialLine {
     type E = io::Error;
@@ -27,6 +28,7 @@ impl Trigger for SerialLine {
 }
 
 /// Notifies the event loop that the guest has taken all typed bytes.
+#[derive(Clone)]
 struct Drained(Arc<EventFd>);
 
 impl SerialEvents for Drained {
@@ -41,6 +43,7 @@ impl SerialEvents for Drained {
 type Uart = Serial<SerialLine, Drained, Output>;
 
 /// Output of the port. A reader that is slow or gone costs output, but no time, because the port is locked.
+#[derive(Clone)]
 struct Output(Arc<Mutex<Console>>);
 
 impl Write for Output {
@@ -56,6 +59,8 @@ impl Write for Output {
 /// The serial port as a device on the port bus.
 pub(super) struct SerialPort {
     uart: Mutex<Uart>,
+    line: SerialLine,
+    output: Output,
     drained: Arc<EventFd>,
 }
 
@@ -66,9 +71,15 @@ impl SerialPort {
     /// When an eventfd cannot be made.
     pub(super) fn new(line: SerialLine, console: Arc<Mutex<Console>>) -> io::Result<Arc<Self>> {
         let drained = Arc::new(eventfd::new()?);
-        let uart = Serial::with_events(line, Drained(Arc::clone(&drained)), Output(console));
-        Ok(Arc::new(Self { uart: Mutex::new(uart), drained }))
+        let output = Output(console);
+        let uart = Mutex::new(uart(&line, &drained, &output));
+        Ok(Arc::new(Self { uart, line, output, drained }))
     }
+}
+
+/// The registers of a port after a reset.
+fn uart(line: &SerialLine, drained: &Arc<EventFd>, output: &Output) -> Uart {
+    Serial::with_events(line.clone(), Drained(Arc::clone(drained)), output.clone())
 }
 
 impl BusDevice for SerialPort {
@@ -82,6 +93,10 @@ impl BusDevice for SerialPort {
         if let ([byte], Ok(register)) = (data, u8::try_from(offset)) {
             let _ = lock(&self.uart).write(register, *byte);
         }
+    }
+    fn warm_reset(&self) {
+        *lock(&self.uart) = uart(&self.line, &self.drained, &self.output);
+        let _ = self.drained.write(1); // typed bytes that waited for room have some now
     }
 }
 
@@ -131,6 +146,11 @@ impl BusDevice for ArmSerialPort {
         if let Effect::Send(byte) = self.with(|uart| uart.write(offset, u32::from_le_bytes(value))) {
             lock(&self.console).write(&[byte]);
         }
+    }
+
+    fn warm_reset(&self) {
+        self.with(|uart| *uart = Pl011::default());
+        let _ = self.drained.write(1); // typed bytes that waited for room have some now
     }
 }
 
@@ -255,7 +275,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let socket = config::Console::Socket { path: folder.path().join("console") };
             let console = Arc::new(Mutex::new(Console::open(&socket).unwrap()));
-            let line = SerialLine(eventfd::new().unwrap());
+            let line = SerialLine(Arc::new(eventfd::new().unwrap()));
             let port = SerialPort::new(line, Arc::clone(&console)).unwrap();
             let mut events = EventManager::new().unwrap();
             events.add_subscriber(ConsoleInput::new(Arc::clone(&port) as Arc<dyn Port>, console));

@@ -16,9 +16,11 @@ use super::bus::Bus;
 use super::exit::{ExitLatch, ExitReason};
 use super::pause::PauseGate;
 use super::poison::MachineChecks;
+use super::reset::{ResetLine, VcpuReset};
 use super::start::Start;
 use crate::arch::native::vcpu::{excuse_pause, program_counter};
 use crate::kvm::internal_suberror;
+use crate::plan::VcpuPlan;
 
 /// Size of a vCPU's stack in bytes. Its deepest path is a PCI configuration write that moves a BAR.
 const STACK: usize = 256 << 10;
@@ -32,8 +34,12 @@ pub(super) struct Shared {
     pub(super) exit: Arc<ExitLatch>,
     /// Reports of bad memory to the guest.
     pub(super) checks: Arc<MachineChecks>,
-    /// Pauses of the machine.
+    /// Pauses and resets of the machine.
     pub(super) gate: Arc<PauseGate>,
+    /// What a reset by the guest asserts.
+    pub(super) reset: ResetLine,
+    /// Resets vCPUs, unless a reset ends the machine.
+    pub(super) vcpu_reset: Option<Arc<VcpuReset>>,
 }
 
 impl Shared {
@@ -41,7 +47,18 @@ impl Shared {
     pub(super) fn needs_nothing_of(&self, index: u32) -> bool {
         if self.gate.is_closed() { self.gate.is_out(index) } else { !self.checks.wait_for(index) }
     }
+
+    /// Ends the machine for `reason`, or requests its reset.
+    fn act_on(&self, reason: ExitReason) {
+        match reason {
+            ExitReason::Reset => self.reset.assert(),
+            reason => self.exit.set(reason),
+        }
+    }
 }
+
+/// `KVM_RUN` returned without an exit: a signal came, or `immediate_exit` was set.
+struct Interrupted;
 
 /// A vCPU before its thread runs.
 pub(super) struct Vcpu {
@@ -74,6 +91,15 @@ pub(super) fn prepare_kicks() -> Result<(), ExitReason> {
 }
 
 impl Vcpu {
+    /// All vCPUs of a machine, in the order of the plan.
+    pub(super) fn all(fds: Vec<VcpuFd>, planned: &[VcpuPlan]) -> Vec<Self> {
+        let vcpu = |(fd, plan): (VcpuFd, &VcpuPlan)| {
+            let VcpuPlan { index, host_cpus, .. } = plan;
+            Self { index: *index, fd, host_cpus: host_cpus.clone() }
+        };
+        fds.into_iter().zip(planned).map(vcpu).collect()
+    }
+
     /// Starts the thread.
     ///
     /// # Errors
@@ -92,13 +118,12 @@ impl Vcpu {
             drop(start);
             while runs && !shared.exit.is_set() {
                 if shared.gate.is_closed() {
-                    shared.gate.wait(vcpu, || shared.exit.is_set());
-                    excuse_pause(&self.fd);
+                    self.wait_at_gate(&shared);
                     continue;
                 }
                 let ended = shared.checks.deliver(vcpu, &self.fd);
-                if let Some(reason) = ended.or_else(|| self.run_once(&shared)) {
-                    shared.exit.set(reason);
+                if let Some(reason) = ended.or_else(|| self.run_once(&shared).unwrap_or(None)) {
+                    shared.act_on(reason);
                 }
             }
             flag.store(true, Ordering::Release);
@@ -108,8 +133,41 @@ impl Vcpu {
         Ok(RunningVcpu { thread, stopped })
     }
 
+    /// Waits while the machine is paused or reset, and resets this vCPU with it.
+    fn wait_at_gate(&mut self, shared: &Shared) {
+        let (vcpu, ends) = (self.index, || shared.exit.is_set());
+        self.complete_access(shared);
+        let mut is_reset = false;
+        while shared.gate.wait(vcpu, ends) && !ends() {
+            let restored = shared.vcpu_reset.as_ref().map_or(Ok(()), |reset| reset.restore(vcpu, &self.fd));
+            restored.unwrap_or_else(|reason| shared.act_on(reason));
+            shared.gate.restored(vcpu);
+            is_reset = true;
+        }
+        if !is_reset && !ends() {
+            excuse_pause(&self.fd);
+        }
+    }
+
+    /// Completes the access that the last exit was about, without a further instruction: KVM writes its result at the next
+    /// entry, which may be after a reset (KVM api.rst, `immediate_exit`).
+    fn complete_access(&mut self, shared: &Shared) {
+        self.fd.set_kvm_immediate_exit(1);
+        // An access of several parts has an exit for each.
+        while let Ok(reason) = self.run_once(shared) {
+            if let Some(reason) = reason {
+                shared.act_on(reason);
+                break;
+            }
+        }
+        self.fd.set_kvm_immediate_exit(0);
+    }
+
     /// Runs the guest until its next exit, and answers that; returns a reason if the machine ends.
-    fn run_once(&mut self, shared: &Shared) -> Option<ExitReason> {
+    ///
+    /// # Errors
+    /// [`Interrupted`].
+    fn run_once(&mut self, shared: &Shared) -> Result<Option<ExitReason>, Interrupted> {
         let vcpu = self.index;
         let hypervisor = |what: String| Some(ExitReason::Hypervisor { vcpu, what });
         let (exit, fault) = in_guest(|| crate::kvm::run(&mut self.fd));
@@ -137,7 +195,10 @@ impl Vcpu {
             // The kernel answers these itself; seeing one costs a turn of the loop.
             Ok((VcpuExit::Hlt | VcpuExit::Intr | VcpuExit::IrqWindowOpen | VcpuExit::SetTpr, _)) => {}
             Ok((other, _)) => reason = hypervisor(format!("unexpected exit {other:?}")),
-            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
+            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
+                return fault
+                    .map_or(Err(Interrupted), |fault| Ok(shared.checks.consumed(vcpu, &self.fd, fault)));
+            }
             // Arm: the processor describes simple accesses only, and KVM has no decoder for the others.
             Err(error) if error.errno() == libc::ENOSYS => {
                 let at = program_counter(&self.fd).unwrap_or(0);
@@ -146,7 +207,7 @@ impl Vcpu {
             }
             Err(error) => reason = hypervisor(format!("KVM_RUN: {error}")),
         }
-        reason.or_else(|| shared.checks.consumed(vcpu, &self.fd, fault?))
+        Ok(reason.or_else(|| shared.checks.consumed(vcpu, &self.fd, fault?)))
     }
 }
 

@@ -84,6 +84,9 @@ impl BusDevice for ConfigPorts {
             self.root.config_write(bus, devfn, register, data);
         }
     }
+    fn warm_reset(&self) {
+        self.address.store(0, Ordering::Relaxed);
+    }
 }
 
 /// A window of PCI memory.

@@ -15,18 +15,23 @@ pub struct HostBridge {
     config: Mutex<ConfigSpace>,
 }
 
+/// Its configuration space after a reset.
+fn config_space() -> ConfigSpace {
+    let identity = Identity {
+        vendor: VENDOR,
+        device: DEVICE,
+        revision: 0,
+        class: CLASS_HOST_BRIDGE,
+        subsystem_vendor: 0x1af4,
+        subsystem: 0x1100,
+        header_type: 0,
+    };
+    ConfigSpace::new(identity, &[])
+}
+
 impl Default for HostBridge {
     fn default() -> Self {
-        let identity = Identity {
-            vendor: VENDOR,
-            device: DEVICE,
-            revision: 0,
-            class: CLASS_HOST_BRIDGE,
-            subsystem_vendor: 0x1af4,
-            subsystem: 0x1100,
-            header_type: 0,
-        };
-        Self { config: Mutex::new(ConfigSpace::new(identity, &[])) }
+        Self { config: Mutex::new(config_space()) }
     }
 }
 
@@ -37,5 +42,9 @@ impl PciFunction for HostBridge {
 
     fn config_write(&self, offset: u16, data: &[u8]) -> bool {
         lock(&self.config).write(offset, data)
+    }
+
+    fn warm_reset(&self) {
+        *lock(&self.config) = config_space();
     }
 }

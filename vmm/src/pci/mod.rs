@@ -61,4 +61,8 @@ pub trait PciFunction: Send + Sync {
 
     /// Writes to a base address register.
     fn bar_write(&self, _bar: u8, _offset: u64, _data: &[u8]) {}
+
+    /// Returns to the state at the machine's start, while no vCPU is in the guest. Those that implement
+    /// [`Plugged::reset`] are reset by that.
+    fn warm_reset(&self) {}
 }

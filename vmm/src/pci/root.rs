@@ -74,6 +74,19 @@ impl Bus {
         })
     }
 
+    /// Returns its bridges, and those behind them, to their state at the start.
+    fn warm_reset(&self) {
+        for (_, slot) in &self.slots {
+            match slot {
+                Slot::Function(function) => function.warm_reset(),
+                Slot::Port { port, behind } => {
+                    port.warm_reset();
+                    behind.warm_reset();
+                }
+            }
+        }
+    }
+
     /// Collects what each function decodes by way of `ports`, and notifies the functions of that.
     fn collect<'a>(&'a self, ports: &mut Vec<&'a Port>, all: &mut Vec<Window>) {
         for (_, slot) in &self.slots {
@@ -163,6 +176,13 @@ impl RootComplex {
 
     fn find(&self, bus: u8, devfn: u8) -> Option<Arc<dyn PciFunction>> {
         self.roots.iter().find_map(|root| root.bus.find(root.number, bus, devfn))
+    }
+
+    /// Returns bridges to their state at the machine's start, while no vCPU is in the guest and all other functions are
+    /// reset.
+    pub(crate) fn warm_reset(&self) {
+        self.roots.iter().for_each(|root| root.bus.warm_reset());
+        self.update();
     }
 
     /// Recomputes which BAR answers where, and notifies the functions.

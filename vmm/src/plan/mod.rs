@@ -61,6 +61,7 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
         arch: spec.arch,
         boot: spec.boot.clone(),
         console: spec.console.clone(),
+        on_reset: spec.on_reset,
         address_bits: facts.address_bits,
         vcpus: demand.vcpus,
         windows: map.windows,

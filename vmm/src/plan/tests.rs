@@ -32,7 +32,7 @@ use super::*;
 use crate::arch::layout_of;
 use crate::config::{
     Architecture, BarPlacements, Boot, BootTables, Clique, Console, Cpus, Device, DeviceKind, EgmForm,
-    EgmSlice, Memory, Node, PageSize, PciTopology, Pcie, VfioBackend,
+    EgmSlice, Memory, Node, OnReset, PageSize, PciTopology, Pcie, VfioBackend,
 };
 use crate::error::Report;
 use crate::facts::{
@@ -108,6 +108,7 @@ fn spec(nodes: Vec<Node>) -> Spec {
         devices: Vec::new(),
         console: Console::Null,
         pcie: Pcie { window64: None, topology: PciTopology::Mirror, spare: None },
+        on_reset: OnReset::Exit,
         trust_domain: None,
     }
 }

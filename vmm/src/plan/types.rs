@@ -6,7 +6,7 @@ use std::fmt;
 use egm_address::{ByteSize, CpuSet, Gpa, Guest, Hpa, PciAddress, Span};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Access, Architecture, Boot, Console, PageSize};
+use crate::config::{Access, Architecture, Boot, Console, OnReset, PageSize};
 use crate::plan::{ExpanderPlan, FunctionPlan, FunctionRole, PassthroughPlan};
 
 /// Version of the JSON form of [`Plan`]; a reader refuses others.
@@ -32,6 +32,9 @@ pub struct Plan {
     pub boot: Boot,
     /// Where the serial console goes.
     pub console: Console,
+    /// What a reset by the guest does.
+    #[serde(default, skip_serializing_if = "OnReset::is_exit")]
+    pub on_reset: OnReset,
     /// Number of guest physical address bits, as reported to the guest.
     pub address_bits: u8,
     /// vCPUs in the order of their indexes.

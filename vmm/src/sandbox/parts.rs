@@ -2,7 +2,7 @@
 
 use super::KeptDescriptors;
 use super::table::MachinePart;
-use crate::config::{Console, DeviceKind, EgmSlice, GUEST_MEMFD, LOCAL, Spec};
+use crate::config::{Console, DeviceKind, EgmSlice, GUEST_MEMFD, LOCAL, OnReset, Spec};
 use crate::plan::{FunctionRole, Plan};
 
 /// The parts of the machine of `plan` that keeps `kept`.
@@ -14,6 +14,7 @@ pub(super) fn of(plan: &Plan, kept: KeptDescriptors<'_>) -> Vec<MachinePart> {
     let console = matches!(plan.console, Console::Socket { .. }).then_some(MachinePart::ConsoleSocket);
     let parts = [
         console,
+        (plan.on_reset == OnReset::Reboot).then_some(MachinePart::Reset),
         plan.passthrough.is_some().then_some(MachinePart::Function),
         kept.broker.then_some(MachinePart::Broker),
         kept.egm_device.then_some(MachinePart::EgmDevice),

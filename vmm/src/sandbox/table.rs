@@ -65,6 +65,8 @@ pub(crate) enum MachinePart {
     EgmDevice,
     /// A control API, with a file for its socket.
     ControlApi,
+    /// A guest that starts again in place.
+    Reset,
 }
 
 /// The parts that not every machine has.
@@ -80,6 +82,7 @@ pub(super) const ALL_PARTS: &[MachinePart] = &[
     MachinePart::Broker,
     MachinePart::EgmDevice,
     MachinePart::ControlApi,
+    MachinePart::Reset,
 ];
 
 /// The calls of a row, by their arguments, counted from 0.
@@ -161,6 +164,7 @@ const SOCKETS: &[MachinePart] = &[MachinePart::Vsock, MachinePart::ConsoleSocket
 const SOCKET_FILES: &[MachinePart] =
     &[MachinePart::Vsock, MachinePart::ConsoleSocket, MachinePart::ControlApi];
 const API: &[MachinePart] = &[MachinePart::ControlApi];
+const RESET: &[MachinePart] = &[MachinePart::Reset];
 
 const SIGNALS: &[u32] = &[libc::SIGBUS.cast_unsigned(), libc::SIGSEGV.cast_unsigned()];
 const DESCRIPTORS: &[u32] = &[libc::F_DUPFD_CLOEXEC.cast_unsigned(), libc::F_GETFD.cast_unsigned()];
@@ -223,6 +227,7 @@ pub(super) const ROWS: &[PermittedCall] = &[
         "disks; a ring does only what it was made for: see virtio/blk/io/uring.rs"),
     with(&[MachinePart::Net, MachinePart::Vsock], "readv", Condition::Any, &[EventLoop], "packets, from the host to guest memory"),
     with(&[MachinePart::Net, MachinePart::Vsock], "writev", Condition::Any, &[EventLoop], "packets, from guest memory to the host"),
+    with(RESET, "lseek", Condition::Any, &[EventLoop], "the kernel and the initramfs, which are read again"),
     with(SOCKETS, "accept4", Condition::Any, &[EventLoop], "clients of the machine's sockets"),
     with(&[MachinePart::Vsock], "socket", Condition::OneOf(0, &[libc::AF_UNIX.cast_unsigned()]), &[EventLoop],
         "a connection of the guest to a host program"),
@@ -264,17 +269,31 @@ const fn request(
 pub(super) const REQUESTS: &[PermittedRequest] = &[
     request(EVERY, "KVM_RUN", 0xae80, &[Vcpu], "the guest"),
     request(EVERY, "KVM_GET_REGS", 0x8090_ae81, &[Vcpu], "where the guest was when KVM failed (x86)"),
-    request(EVERY, "KVM_GET_SREGS", 0x8138_ae83, &[Vcpu], "whether the guest takes machine checks (x86)"),
+    request(EVERY, "KVM_GET_SREGS", 0x8138_ae83, &[Vcpu], "whether the guest takes machine checks, and a reset (x86)"),
     request(EVERY, "KVM_GET_MSRS", 0xc008_ae88, &[Vcpu], "whether the guest takes machine checks (x86)"),
     request(EVERY, "KVM_X86_SET_MCE", 0x4040_ae9e, &[Vcpu], "machine checks (x86)"),
+    request(RESET, "KVM_SET_REGS", 0x4090_ae82, &[Vcpu], "a reset (x86)"),
+    request(RESET, "KVM_SET_SREGS", 0x4138_ae84, &[Vcpu], "a reset (x86)"),
+    request(RESET, "KVM_SET_MSRS", 0x4008_ae89, &[Vcpu], "a reset (x86)"),
+    request(RESET, "KVM_SET_FPU", 0x41a0_ae8d, &[Vcpu], "a reset (x86)"),
+    request(RESET, "KVM_SET_LAPIC", 0x4400_ae8f, &[Vcpu], "a reset (x86)"),
+    request(RESET, "KVM_SET_MP_STATE", 0x4004_ae99, &[Vcpu], "a reset (x86)"),
+    request(RESET, "KVM_SET_DEBUGREGS", 0x4080_aea2, &[Vcpu], "a reset (x86)"),
+    request(RESET, "KVM_SET_XCRS", 0x4188_aea7, &[Vcpu], "a reset (x86)"),
+    request(RESET, "KVM_SET_NESTED_STATE", 0x4080_aebf, &[Vcpu], "a reset (x86)"),
+    request(RESET, "KVM_SET_IRQCHIP", 0x8208_ae63, &[EventLoop], "a reset (x86)"),
+    request(RESET, "KVM_ARM_VCPU_INIT", 0x4020_aeae, &[Vcpu], "a reset (Arm)"),
+    request(RESET, "KVM_SET_ONE_REG", 0x4010_aeac, &[Vcpu], "a reset (Arm)"),
     request(API, "KVM_KVMCLOCK_CTRL", 0xaead, &[Vcpu], "the end of a pause, which the guest's watchdog does not count (x86)"),
     request(EVERY, "KVM_GET_ONE_REG", 0x4010_aeab, &[Vcpu], "where the guest was when KVM failed (Arm)"),
-    request(EVERY, "KVM_SET_VCPU_EVENTS", 0x4040_aea0, &[Vcpu], "bad memory that the guest read (Arm)"),
+    request(EVERY, "KVM_SET_VCPU_EVENTS", 0x4040_aea0, &[Vcpu], "bad memory that the guest read (Arm), and a reset (x86)"),
     request(EVERY, "KVM_IRQ_LINE", 0x4008_ae61, DEVICES, "interrupt lines"),
     request(EVERY, "KVM_IRQFD", 0x4020_ae76, DEVICES, "interrupts that arrive without this process"),
     request(EVERY, "KVM_IOEVENTFD", 0x4040_ae79, DEVICES, "notifications of queues, which move with their BAR"),
     request(EVERY, "KVM_SET_GSI_ROUTING", 0x4008_ae6a, DEVICES, "messages of interrupt vectors"),
-    request(FUNCTION, "KVM_SET_DEVICE_ATTR", 0x4018_aee1, DEVICES, "functions that KVM knows"),
+    request(FUNCTION, "KVM_SET_DEVICE_ATTR", 0x4018_aee1, &[Vcpu, Hotplug], "functions that KVM knows"),
+    request(&[MachinePart::Function, MachinePart::Reset], "KVM_SET_DEVICE_ATTR", 0x4018_aee1, &[EventLoop],
+        "functions that KVM knows, and interrupt controllers at a reset (Arm)"),
     request(&[MachinePart::Function, MachinePart::Server], "KVM_SET_USER_MEMORY_REGION", 0x4020_ae46, DEVICES,
         "BARs that the guest reaches without exits"),
     request(FUNCTION, "VFIO_GROUP_UNSET_CONTAINER", 0x3b69, DEVICES, "the end of a function"),
@@ -439,6 +458,8 @@ mod tests {
         ("KVM_RUN", _IOC_NONE, 0x80, 0),
         ("KVM_KVMCLOCK_CTRL", _IOC_NONE, 0xad, 0),
         ("KVM_GET_ONE_REG", _IOC_WRITE, 0xab, size_of::<kvm_bindings::kvm_one_reg>()),
+        ("KVM_SET_ONE_REG", _IOC_WRITE, 0xac, size_of::<kvm_bindings::kvm_one_reg>()),
+        ("KVM_SET_MP_STATE", _IOC_WRITE, 0x99, size_of::<kvm_bindings::kvm_mp_state>()),
         ("KVM_SET_VCPU_EVENTS", _IOC_WRITE, 0xa0, size_of::<kvm_bindings::kvm_vcpu_events>()),
         ("KVM_IRQ_LINE", _IOC_WRITE, 0x61, size_of::<kvm_bindings::kvm_irq_level>()),
         ("KVM_IRQFD", _IOC_WRITE, 0x76, size_of::<kvm_bindings::kvm_irqfd>()),
@@ -532,6 +553,7 @@ mod tests {
         ("gettid", libc::SYS_gettid),
         ("io_uring_enter", libc::SYS_io_uring_enter),
         ("ioctl", libc::SYS_ioctl),
+        ("lseek", libc::SYS_lseek),
         ("madvise", libc::SYS_madvise),
         ("mmap", libc::SYS_mmap),
         ("mprotect", libc::SYS_mprotect),

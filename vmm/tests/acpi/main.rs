@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::Command;
 
 use egm_address::{CpuSet, Gpa, Guest, PciAddress, Span};
-use egm_vmm::config::{Access, Architecture, Console, MAX_VCPUS};
+use egm_vmm::config::{Access, Architecture, Console, MAX_VCPUS, OnReset};
 use egm_vmm::error::{Blame, Report};
 use egm_vmm::firmware::{FirmwareError, Image, RESET_VECTOR_SIZE, build};
 use egm_vmm::plan::{
@@ -73,6 +73,7 @@ fn sample_plan() -> Plan {
         arch: Architecture::X86_64,
         boot: serde_json::from_value(boot).unwrap(),
         console: Console::Null,
+        on_reset: OnReset::Exit,
         address_bits: 46,
         vcpus: vec![vcpu(0, 0, 0), vcpu(1, 1, 0), vcpu(2, 0x10, 1), vcpu(3, 0x111, 1)],
         backings: Vec::new(),

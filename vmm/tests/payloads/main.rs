@@ -277,6 +277,55 @@ fn a_reset_a_panic_and_a_triple_fault_are_the_guests_failure() {
     assert_guest_failed(&run(|_| programs::triple_fault(Ports::USUAL)), "triple fault");
 }
 
+fn with_reboot(mut config: Value) -> Value {
+    config["on_reset"] = json!("reboot");
+    config
+}
+
+#[test]
+fn a_guest_that_is_reset_in_place_finds_the_machine_as_at_its_start() {
+    if !kvm() {
+        return;
+    }
+    let device = json!({ "id": "random", "type": "virtio-rng", "root_port": false });
+    let mut config = with_reboot(small());
+    config["devices"] = json!([device]);
+    let ended = run_in(config, |_| (), programs::same_after_resets);
+    assert_eq!((ended.console.as_str(), ended.code), ("again\nagain\nok\n", Some(0)), "{ended:?}");
+}
+
+/// The first vCPU starts the second one at once: that it is reset by then is why each waits for all.
+#[test]
+fn a_machine_with_a_running_second_processor_is_reset_a_hundred_times_in_one_process() {
+    if !kvm() {
+        return;
+    }
+    let mut config = with_reboot(small());
+    config["cpus"] = json!({ "count": 2 });
+    let ended = run_in(config, |_| (), |plan| programs::second_processor_after_resets(plan, 100));
+    assert_ok(&ended);
+    assert_eq!(ended.console.lines().filter(|line| *line == "again").count(), 100, "{ended:?}");
+}
+
+#[test]
+fn the_operator_ends_a_reset_that_waits_for_storage_that_hangs() {
+    let Some(mounted) = kvm().then(|| Mounted::new(Storage::Hangs)).flatten() else { return };
+    let disk = json!({ "id": "data", "type": "virtio-blk", "path": mounted.disk(), "root_port": false });
+    let mut config = with_reboot(small());
+    config["devices"] = json!([disk]);
+    let mut guest = Guest::start(config, |_| (), |plan| programs::disk_in_use(plan, Act::ResetMachine));
+    let waiting = guest.message();
+    assert!(waiting.starts_with("note: waiting for disk \"data\" ("), "{waiting}");
+    assert!(waiting.ends_with("SIGTERM ends the machine\n"), "{waiting}");
+    guest.terminate();
+    let waiting = guest.message();
+    assert!(waiting.ends_with("one more SIGTERM ends the wait\n"), "{waiting}");
+    guest.terminate();
+    let ended = guest.end();
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    assert!(ended.messages.contains("it did not answer"), "{ended:?}");
+}
+
 #[test]
 fn the_operator_ends_a_guest_that_sleeps_and_one_that_never_leaves_the_processor() {
     if !kvm() {

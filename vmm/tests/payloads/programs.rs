@@ -1,7 +1,7 @@
 //! Programs of the payloads.
 
 use egm_address::{Guest, Span};
-use egm_fixtures::payload::{Code, Entry, Payload, Ports, Width, long_mode};
+use egm_fixtures::payload::{BSS, Code, Entry, Payload, Ports, Width, long_mode};
 use egm_vmm::plan::{FunctionPlan, FunctionRole, Plan, WindowKind};
 
 /// Neither the code, nor the stack, nor the page tables of a payload: 16 KiB for what it likes.
@@ -34,6 +34,93 @@ pub(crate) fn triple_fault(ports: Ports) -> Vec<u8> {
     payload.code.place(nothing);
     payload.code.raw(&[0; 6]);
     payload.finish(Entry::Pvh)
+}
+
+/// In each of three starts the machine is as at the first, and is changed then: processor, interrupt controllers, serial
+/// port, configuration ports, and the first endpoint, a virtio device on the root bus.
+pub(crate) fn same_after_resets(plan: &Plan) -> Vec<u8> {
+    const SYSENTER_CS: u32 = 0x174;
+    let mut payload = Payload::new(ports(plan));
+    let endpoint = |f: &&FunctionPlan| matches!(f.role, FunctionRole::Endpoint { .. });
+    let function = plan.pci.iter().find(endpoint).unwrap();
+    let config =
+        plan.window(WindowKind::Ecam).unwrap().start().get() + (u64::from(function.address.devfn()) << 12);
+    let moved = plan.window(WindowKind::PciMemory32).unwrap().start().get();
+    let planned = function.bars[0].span.start().get();
+    let apic = 0xfee0_0000;
+    let io_apic = plan.windows.iter().find(|w| w.label == "I/O APIC").unwrap().span.start().get();
+
+    payload.code.mov_ecx(SYSENTER_CS);
+    payload.code.raw(&[0x0f, 0x32]); // rdmsr
+    payload.code.compare(Width::Long, 0);
+    payload.expect_equal("a model-specific register is 0");
+    payload.code.mov_eax(0x10);
+    payload.code.mov_edx(0);
+    payload.code.raw(&[0x0f, 0x30]); // wrmsr
+    let scratch = payload.ports.serial + 7;
+    for (port, width, start, value) in [(scratch, Width::Byte, 0, 0x5a), (0xcf8, Width::Long, 0, 1 << 31)] {
+        payload.code.port(port);
+        payload.code.input(width);
+        payload.code.compare(width, start);
+        payload.expect_equal(&format!("port {port:#x} reads {start:#x}"));
+        payload.code.mov_eax(value);
+        payload.code.output(width);
+    }
+    payload.code.at(io_apic);
+    payload.code.mov_eax(0x1a); // the entry of line 5
+    payload.code.store(Width::Long);
+    // Address, value at the start, value then. A status of 0 is a virtio device that was reset.
+    let high = u32::try_from(planned >> 32).unwrap();
+    let low_half = u32::try_from(planned & 0xffff_fff0).unwrap();
+    for (address, width, start, value) in [
+        (io_apic + 0x10, Width::Long, 0x1_0000, 0x31),
+        (apic + 0x80, Width::Long, 0, 0x20),
+        (apic + 0xf0, Width::Long, 0xff, 0x1ff),
+        (config + 0x04, Width::Word, 0, 6),
+        (config + 0x10, Width::Long, low_half | 0xc, low(moved)),
+        (config + 0x14, Width::Long, high, 0),
+        (moved + 0x14, Width::Byte, 0, 3),
+        (BSS.into(), Width::Long, 0, 0x1234_5678),
+    ] {
+        payload.code.at(address);
+        payload.code.load(width);
+        payload.code.compare(width, start);
+        payload.expect_equal(&format!("{address:#x} reads {start:#x}"));
+        payload.code.mov_eax(value);
+        payload.code.store(width);
+    }
+    payload.reset_until(2);
+    payload.ok()
+}
+
+/// Starts the second processor by INIT and SIPI (Intel SDM 11.4.4.1) as soon as possible, waits for it, and resets the machine,
+/// `times` times.
+pub(crate) fn second_processor_after_resets(plan: &Plan, times: u32) -> Vec<u8> {
+    const APIC: u64 = 0xfee0_0000;
+    const TRAMPOLINE: u32 = 0x1_0000;
+    const FLAG: u64 = 0xf000;
+    let mut payload = Payload::new(ports(plan));
+    let identifier = plan.vcpus[1].hardware_id << 24;
+    for (address, value) in [
+        (u64::from(TRAMPOLINE), 0xf000_06c6), // mov byte [FLAG], 1; hlt; jmp -3
+        (u64::from(TRAMPOLINE) + 4, 0xfdeb_f401),
+        (APIC + 0xf0, 0x1ff),
+        (APIC + 0x310, identifier),
+        (APIC + 0x300, 0x4500),
+        (APIC + 0x310, identifier),
+        (APIC + 0x300, 0x4600 | TRAMPOLINE >> 12),
+    ] {
+        payload.code.at(address);
+        payload.code.mov_eax(value);
+        payload.code.store(Width::Long);
+    }
+    let waits = payload.code.here();
+    payload.code.at(FLAG);
+    payload.code.load(Width::Byte);
+    payload.code.compare(Width::Byte, 1);
+    payload.code.jne(waits);
+    payload.reset_until(times);
+    payload.ok()
 }
 
 /// First and last byte of every piece of RAM, accesses across its edges, and holes.
@@ -280,6 +367,8 @@ pub(crate) fn device_fuzz(plan: &Plan, seed: u32, count: u32) -> Vec<u8> {
 pub(crate) enum Act {
     Nothing,
     Reset,
+    /// It resets its machine, of which the disk is a part.
+    ResetMachine,
     /// It requests a flush, which has to fail.
     FlushInVain,
 }
@@ -322,6 +411,9 @@ pub(crate) fn disk_in_use(plan: &Plan, act: Act) -> Vec<u8> {
         flush_in_vain(&mut payload, bar);
     }
     payload.print("in use\n");
+    if act == Act::ResetMachine {
+        payload.code.output_byte(payload.ports.reset, 1);
+    }
     payload.code.halt();
     payload.finish(Entry::Pvh)
 }

@@ -9,7 +9,7 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, VcpuFd};
 
 use super::boot::Entry;
-use super::gic::{self, attribute};
+use super::gic::{self, Controllers, attribute};
 use super::layout::PERFORMANCE;
 use super::machine_check::Reporter;
 use crate::kvm::{Hypervisor, KvmError, Vm};
@@ -28,8 +28,30 @@ const OPTIONAL: [(Cap, &[u32]); 3] = [
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn create(hypervisor: &Hypervisor, vm: &Vm, plan: &Plan) -> Result<Vec<VcpuFd>, KvmError> {
+pub fn create(hypervisor: &Hypervisor, vm: &Vm, plan: &Plan) -> Result<Created, KvmError> {
     let vcpus: Vec<_> = plan.vcpus.iter().map(|vcpu| vm.create_vcpu(vcpu.index)).collect::<Result<_, _>>()?;
+    let init = model(hypervisor, vm)?;
+    for (index, vcpu) in vcpus.iter().enumerate() {
+        initialize(vcpu, &init, index)?;
+        finalize(vcpu, &init)?;
+    }
+    let hardware_ids = plan.vcpus.iter().map(|vcpu| vcpu.hardware_id).collect();
+    let controllers = gic::create(vm, hardware_ids)?;
+    if hypervisor.has(Cap::ArmPmuV3) {
+        vcpus.iter().try_for_each(count_events)?;
+    }
+    Ok(Created { vcpus, controllers })
+}
+
+/// The vCPUs of a VM, and its interrupt controllers.
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
+pub struct Created {
+    pub vcpus: Vec<VcpuFd>,
+    pub controllers: Controllers,
+}
+
+/// Processor model and features of all vCPUs.
+pub(super) fn model(hypervisor: &Hypervisor, vm: &Vm) -> Result<kvm_vcpu_init, KvmError> {
     let mut init = kvm_vcpu_init::default();
     let refused = |error| KvmError::call("KVM_ARM_PREFERRED_TARGET", error);
     vm.fd().get_preferred_target(&mut init).map_err(refused)?;
@@ -37,23 +59,21 @@ pub fn create(hypervisor: &Hypervisor, vm: &Vm, plan: &Plan) -> Result<Vec<VcpuF
     let features = optional.flat_map(|(_, features)| features).chain(&[KVM_ARM_VCPU_PSCI_0_2]);
     let [first, ..] = &mut init.features;
     *first = features.fold(0, |all, feature| all | 1 << feature);
-    for (index, vcpu) in vcpus.iter().enumerate() {
-        initialize(vcpu, &init, index > 0)?;
-    }
-    gic::create(vm, vcpus.len())?;
-    if hypervisor.has(Cap::ArmPmuV3) {
-        vcpus.iter().try_for_each(count_events)?;
-    }
-    Ok(vcpus)
+    Ok(init)
 }
 
-fn initialize(vcpu: &VcpuFd, init: &kvm_vcpu_init, waits: bool) -> Result<(), KvmError> {
-    let mut init = *init;
+/// Resets vCPU `index` to its initial registers (`KVM_ARM_VCPU_INIT`). All but the first stay off until PSCI's `CPU_ON`.
+pub(super) fn initialize(vcpu: &VcpuFd, model: &kvm_vcpu_init, index: usize) -> Result<(), KvmError> {
+    let mut init = *model;
     let [features, ..] = &mut init.features;
-    *features |= u32::from(waits) << KVM_ARM_VCPU_POWER_OFF;
-    let has_sve = *features & 1 << KVM_ARM_VCPU_SVE != 0;
-    vcpu.vcpu_init(&init).map_err(|error| KvmError::call("KVM_ARM_VCPU_INIT", error))?;
-    if has_sve {
+    *features |= u32::from(index > 0) << KVM_ARM_VCPU_POWER_OFF;
+    vcpu.vcpu_init(&init).map_err(|error| KvmError::call("KVM_ARM_VCPU_INIT", error))
+}
+
+/// Completes the features of a vCPU, once.
+fn finalize(vcpu: &VcpuFd, model: &kvm_vcpu_init) -> Result<(), KvmError> {
+    let [features, ..] = model.features;
+    if features & 1 << KVM_ARM_VCPU_SVE != 0 {
         let feature = KVM_ARM_VCPU_SVE.cast_signed();
         vcpu.vcpu_finalize(&feature).map_err(|error| KvmError::call("KVM_ARM_VCPU_FINALIZE", error))?;
     }
@@ -89,14 +109,17 @@ pub fn configure(
     vcpus: &[VcpuFd],
     entry: &Entry,
 ) -> Result<Option<Reporter>, KvmError> {
-    if let Some(first) = vcpus.first() {
-        for (register, value) in [(X0, entry.tree), (PROGRAM_COUNTER, entry.address)] {
-            let written = first.set_one_reg(register, &value.get().to_le_bytes());
-            written.map_err(|error| KvmError::call("KVM_SET_ONE_REG", error))?;
-        }
-    }
+    vcpus.first().map_or(Ok(()), |first| begin(first, entry))?;
     let aborts = hypervisor.kvm().check_extension_raw(KVM_CAP_ARM_INJECT_EXT_DABT.into()) > 0;
     Ok(aborts.then_some(Reporter))
+}
+
+/// Sets the registers of the first vCPU for `entry`.
+pub(super) fn begin(vcpu: &VcpuFd, entry: &Entry) -> Result<(), KvmError> {
+    [(X0, entry.tree), (PROGRAM_COUNTER, entry.address)].into_iter().try_for_each(|(register, value)| {
+        let written = vcpu.set_one_reg(register, &value.get().to_le_bytes());
+        written.map(drop).map_err(|error| KvmError::call("KVM_SET_ONE_REG", error))
+    })
 }
 
 /// As on x86, where KVM's clock excuses a pause: guests of Arm have none, and their watchdog counts it.

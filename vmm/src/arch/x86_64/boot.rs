@@ -16,6 +16,7 @@ use crate::arch::boot::{BootError, BootFiles, Initramfs, InitramfsRange};
 use crate::firmware::{Image, RESET_VALUE};
 use crate::plan::Plan;
 
+static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 /// Longest command line that x86 Linux takes, terminating NUL included.
 const COMMAND_LINE_SIZE: usize = 2048;
 
@@ -73,6 +74,26 @@ pub fn load(
             Ok(Entry::Linux64 { address: Gpa::new(entry), zero_page: ZERO_PAGE })
         }
     }
+}
+
+/// Clears what an earlier [`load`] and the guest have left where a kernel and its boot data expect zeros: below 640 KiB,
+/// and between the parts of the kernel's file and behind them.
+///
+/// # Errors
+/// [`BootError`], as [`load`].
+pub fn clear(plan: &Plan, memory: &GuestMemoryMmap, files: &mut BootFiles) -> Result<(), BootError> {
+    let low = low_ram(plan).ok_or(BootError::Memory { at: KERNEL.get() })?;
+    // Only the loader finds the end.
+    let kernel = load_kernel(memory, &mut files.kernel, low.end())?;
+    let first = plan.memory.first().map_or(0..0, |memory| memory.span.start().get()..memory.span.end().get());
+    for range in [first.start..first.end.min(KERNEL.get()), KERNEL.get()..kernel.kernel_end] {
+        for at in range.clone().step_by(ZEROS.len()) {
+            let size = usize::try_from(range.end.saturating_sub(at)).unwrap_or(usize::MAX).min(ZEROS.len());
+            let zeros = ZEROS.get(..size).unwrap_or_default();
+            memory.write_slice(zeros, GuestAddress(at)).map_err(|_| BootError::Memory { at })?;
+        }
+    }
+    Ok(())
 }
 
 /// The RAM that the kernel is put into: the span with the address 1 MiB.

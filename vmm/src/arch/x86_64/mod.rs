@@ -15,6 +15,8 @@ pub mod layout;
 #[cfg(target_arch = "x86_64")]
 pub mod machine_check;
 #[cfg(target_arch = "x86_64")]
+pub mod reset;
+#[cfg(target_arch = "x86_64")]
 pub mod system_call;
 #[cfg(target_arch = "x86_64")]
 pub mod vcpu;

@@ -23,11 +23,20 @@ pub(crate) const OF_KVM: &[(&str, c_uint, c_uint, usize)] = &[
     ("KVM_GET_SREGS", _IOC_READ, 0x83, size_of::<kvm_bindings::kvm_sregs>()),
     ("KVM_GET_MSRS", _IOC_READ | _IOC_WRITE, 0x88, size_of::<kvm_bindings::kvm_msrs>()),
     ("KVM_X86_SET_MCE", _IOC_WRITE, 0x9e, size_of::<kvm_bindings::kvm_x86_mce>()),
+    ("KVM_SET_REGS", _IOC_WRITE, 0x82, size_of::<kvm_bindings::kvm_regs>()),
+    ("KVM_SET_SREGS", _IOC_WRITE, 0x84, size_of::<kvm_bindings::kvm_sregs>()),
+    ("KVM_SET_MSRS", _IOC_WRITE, 0x89, size_of::<kvm_bindings::kvm_msrs>()),
+    ("KVM_SET_FPU", _IOC_WRITE, 0x8d, size_of::<kvm_bindings::kvm_fpu>()),
+    ("KVM_SET_LAPIC", _IOC_WRITE, 0x8f, size_of::<kvm_bindings::kvm_lapic_state>()),
+    ("KVM_SET_DEBUGREGS", _IOC_WRITE, 0xa2, size_of::<kvm_bindings::kvm_debugregs>()),
+    ("KVM_SET_XCRS", _IOC_WRITE, 0xa7, size_of::<kvm_bindings::kvm_xcrs>()),
+    ("KVM_SET_NESTED_STATE", _IOC_WRITE, 0xbf, size_of::<kvm_bindings::kvm_nested_state>()),
+    ("KVM_SET_IRQCHIP", _IOC_READ, 0x63, size_of::<kvm_bindings::kvm_irqchip>()),
 ];
 
 /// Requests of KVM that a filter permits for Arm alone.
 #[cfg(test)]
-pub(crate) const KVM_OF_OTHERS: [&str; 0] = [];
+pub(crate) const KVM_OF_OTHERS: [&str; 1] = ["KVM_ARM_VCPU_INIT"];
 
 /// Arguments of a system call, from the registers of the thread that makes it.
 pub fn arguments(context: &libc::ucontext_t) -> [u64; 6] {

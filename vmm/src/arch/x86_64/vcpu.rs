@@ -21,22 +21,35 @@ const CR0_ET: u64 = 1 << 4;
 const CR4_PAE: u64 = 1 << 5;
 const EFER_LME: u64 = 1 << 8;
 const EFER_LMA: u64 = 1 << 10;
-const RFLAGS_RESERVED: u64 = 1 << 1;
+/// Flags of a vCPU before its first instruction.
+pub(super) const RFLAGS_RESERVED: u64 = 1 << 1;
 const MSR_MISC_ENABLE: u32 = 0x1a0;
 const MISC_ENABLE_FAST_STRING: u64 = 1;
 const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
 /// MTRRs on, everything write-back (Intel SDM 12.11.2.1): there is no firmware to set them up.
 const MTRR_ENABLE_WRITE_BACK: u64 = 1 << 11 | 6;
 
+/// The interrupt controllers, which need no descriptor but the VM's.
+#[derive(Debug, Clone, Copy)]
+pub struct Controllers;
+
+/// The vCPUs of a VM, and its interrupt controllers.
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
+pub struct Created {
+    pub vcpus: Vec<VcpuFd>,
+    pub controllers: Controllers,
+}
+
 /// Makes the interrupt controllers and the vCPUs of `plan`, in its order.
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn create(_: &Hypervisor, vm: &Vm, plan: &Plan) -> Result<Vec<VcpuFd>, KvmError> {
+pub fn create(_: &Hypervisor, vm: &Vm, plan: &Plan) -> Result<Created, KvmError> {
     let tss = usize::try_from(KVM_TSS).unwrap_or(usize::MAX);
     vm.fd().set_tss_address(tss).map_err(|error| KvmError::call("KVM_SET_TSS_ADDR", error))?;
     create_interrupt_controller(vm)?;
-    plan.vcpus.iter().map(|vcpu| vm.create_vcpu(vcpu.hardware_id)).collect()
+    let vcpus = plan.vcpus.iter().map(|vcpu| vm.create_vcpu(vcpu.hardware_id)).collect::<Result<_, _>>()?;
+    Ok(Created { vcpus, controllers: Controllers })
 }
 
 /// Every vCPU made afterwards has a local one.
@@ -100,15 +113,24 @@ fn set_registers(
     fd.set_cpuid2(&cpuid).map_err(|e| KvmError::call("KVM_SET_CPUID2", e))?;
     set_msrs(fd)?;
     if vcpu.index == 0 {
-        let fpu = kvm_fpu { fcw: 0x37f, mxcsr: 0x1f80, ..Default::default() };
-        fd.set_fpu(&fpu).map_err(|e| KvmError::call("KVM_SET_FPU", e))?;
-        let mut sregs = fd.get_sregs().map_err(|e| KvmError::call("KVM_GET_SREGS", e))?;
-        let mut regs = kvm_regs { rflags: RFLAGS_RESERVED, ..Default::default() };
-        enter(entry, &mut sregs, &mut regs);
-        fd.set_sregs(&sregs).map_err(|e| KvmError::call("KVM_SET_SREGS", e))?;
-        fd.set_regs(&regs).map_err(|e| KvmError::call("KVM_SET_REGS", e))?;
+        fd.set_fpu(&initial_fpu()).map_err(|e| KvmError::call("KVM_SET_FPU", e))?;
+        begin(fd, entry)?;
     }
     Ok(())
+}
+
+/// Floating-point registers of a vCPU before its first instruction.
+pub(super) fn initial_fpu() -> kvm_fpu {
+    kvm_fpu { fcw: 0x37f, mxcsr: 0x1f80, ..Default::default() }
+}
+
+/// Sets the registers of the first vCPU for `entry`.
+pub(super) fn begin(fd: &VcpuFd, entry: &Entry) -> Result<(), KvmError> {
+    let mut sregs = fd.get_sregs().map_err(|e| KvmError::call("KVM_GET_SREGS", e))?;
+    let mut regs = kvm_regs { rflags: RFLAGS_RESERVED, ..Default::default() };
+    enter(entry, &mut sregs, &mut regs);
+    fd.set_sregs(&sregs).map_err(|e| KvmError::call("KVM_SET_SREGS", e))?;
+    fd.set_regs(&regs).map_err(|e| KvmError::call("KVM_SET_REGS", e))
 }
 
 fn set_msrs(fd: &VcpuFd) -> Result<(), KvmError> {

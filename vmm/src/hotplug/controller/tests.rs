@@ -272,6 +272,40 @@ fn functions_that_are_reset_at_once_get_the_names_of_all() {
 }
 
 #[test]
+fn a_guests_reset_resets_all_functions_together_and_removes_one_with_a_pending_unplug() {
+    let (mut machine, cards) = (Machine::new(), [Card::new("a"), Card::new("b"), Card::new("fixed")]);
+    for (id, card) in ["one", "two"].iter().zip(&cards) {
+        machine.plug(id, card).unwrap();
+    }
+    machine.controller.fixed.push(Occupant::new("three", new(&cards[2])));
+    machine.control(1, ON);
+    machine.unplug("one").unwrap();
+    let (replies, reply) = channel();
+    machine.controller.handle.reset(Box::new(move || replies.send(()).unwrap())).unwrap();
+    assert!(reply.try_recv().is_err());
+    assert_eq!(machine.turn(1), None, "no device is waited for");
+    assert_eq!(reply.try_recv(), Ok(()));
+    assert_eq!(
+        cards.each_ref().map(|card| card.done()),
+        [vec!["end"], vec!["reset with b fixed"], vec!["reset with b fixed"]]
+    );
+    assert!(!machine.answers(1) && machine.answers(2) && !machine.has("one"));
+    assert_eq!(machine.said.lock().unwrap().last(), Some(&EventKind::Removed(Removal::Orderly)));
+    machine.control(2, ON | POWER_OFF);
+    assert!(!machine.answers(2), "the guest has its slots as before");
+}
+
+#[test]
+fn a_function_that_is_gone_is_not_reset_with_the_guest() {
+    let (mut machine, card) = (Machine::new(), Card::new("card"));
+    machine.controller.fixed.push(Occupant::new("one", new(&card)));
+    card.lost.store(true, Ordering::Relaxed);
+    machine.controller.handle.reset(Box::new(|| ())).unwrap();
+    machine.turn(0);
+    assert!(card.done().is_empty());
+}
+
+#[test]
 fn what_cannot_be_done_is_refused_and_changes_nothing() {
     let (mut machine, card) = (Machine::new(), Card::new("card"));
     machine.plug("one", &card).unwrap();

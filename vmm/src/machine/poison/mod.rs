@@ -146,6 +146,15 @@ impl Poison {
         self.memories.iter_mut().for_each(|memory| memory.has_ledger = false);
     }
 
+    /// Whether some of the guest's RAM is known to be bad.
+    pub(super) fn has_bad_ram(&mut self) -> bool {
+        self.collect();
+        let is_ram = |(number, memory): (usize, &Memory)| {
+            memory.bad.iter().any(|bad| self.checks.memory.of_bytes(number, bad).next().is_some())
+        };
+        self.memories.iter().enumerate().any(is_ram)
+    }
+
     /// The machine checks, which vCPUs and the event loop share.
     pub(super) fn checks(&self) -> Arc<MachineChecks> {
         Arc::clone(&self.checks)

@@ -66,13 +66,7 @@ impl Hot {
         function: Option<Arc<dyn Plugged>>,
         router: Arc<dyn MsiRouter>,
     ) -> io::Result<Self> {
-        let mut body = [0; 12];
-        let [low, high] = MSI_64_BIT.to_le_bytes();
-        (body[0], body[1]) = (low, high);
-        let msi = config.add_capability(CAPABILITY_MSI, &body).unwrap_or_default(); // the second capability: it fits
-        config.allow(msi.saturating_add(2), &MSI_ENABLE.to_le_bytes());
-        config.allow(msi.saturating_add(4), &[0xfc, 0xff, 0xff, 0xff]);
-        config.allow(msi.saturating_add(8), &[0xff; 6]);
+        let msi = add_msi(config);
         let interrupt = Msix::new(1, router)?;
         Ok(Self { msi, interrupt, function: RwLock::new(function), controller: OnceLock::new() })
     }
@@ -96,6 +90,18 @@ impl Hot {
     }
 }
 
+/// Adds the MSI capability to `config`; returns its offset.
+fn add_msi(config: &mut ConfigSpace) -> u16 {
+    let mut body = [0; 12];
+    let [low, high] = MSI_64_BIT.to_le_bytes();
+    (body[0], body[1]) = (low, high);
+    let msi = config.add_capability(CAPABILITY_MSI, &body).unwrap_or_default(); // the second capability: it fits
+    config.allow(msi.saturating_add(2), &MSI_ENABLE.to_le_bytes());
+    config.allow(msi.saturating_add(4), &[0xfc, 0xff, 0xff, 0xff]);
+    config.allow(msi.saturating_add(8), &[0xff; 6]);
+    msi
+}
+
 impl Port {
     /// A hot-plug port with `function` in its slot. Interrupts go by way of `router`.
     ///
@@ -106,11 +112,22 @@ impl Port {
         function: Option<Arc<dyn Plugged>>,
         router: Arc<dyn MsiRouter>,
     ) -> io::Result<Self> {
-        let slot = Slot::new(function.is_some());
-        let mut made = Self::with(&PortConfig { occupied: function.is_some(), ..*port }, Some(slot));
+        let occupied = function.is_some();
+        let mut made = Self::with(&PortConfig { occupied, ..*port }, Some(Slot::new(occupied)));
         let registers = made.registers.get_mut().unwrap_or_else(PoisonError::into_inner);
         made.hot = Some(Hot::new(&mut registers.config, function, router)?);
         Ok(made)
+    }
+
+    /// The registers of a hot-plug port after a reset: a function in its slot has power. Its message is masked.
+    pub(super) fn initial_hot_registers(&self) -> Option<Registers> {
+        let hot = self.hot.as_ref()?;
+        hot.interrupt.reset();
+        let occupied = hot.plugged().is_some();
+        let port = PortConfig { occupied, ..self.start };
+        let mut registers = Registers::new(&port, Some(Slot::new(occupied)));
+        add_msi(&mut registers.config);
+        Some(registers)
     }
 
     /// Sets the callback for a new [`Port::duty`], called from any thread. Only the first callback is kept.
@@ -351,6 +368,32 @@ mod tests {
         let Some(Duty::Reset(times)) = port.duty() else { panic!() };
         port.fresh(times);
         assert!(up(&port).0);
+    }
+
+    #[test]
+    fn a_warm_reset_restores_the_registers_and_gives_power_to_what_is_in_the_slot() {
+        let router = Arc::new(Router::default());
+        let (full, empty) = (port(Some(Arc::new(Card)), &router), port(None, &router));
+        let image = |port: &Port| -> Vec<u8> {
+            let mut image = vec![0; 256];
+            port.config_read(0, &mut image);
+            image
+        };
+        for (port, occupied) in [(&full, true), (&empty, false)] {
+            let start = image(port);
+            for (at, data) in
+                [(COMMAND, 7_u16), (0x18, 0x0505), (0x3e, 0x40), (MSI + 2, 1), (CONTROL, 0x1731)]
+            {
+                let _ = port.config_write(at, &data.to_le_bytes());
+            }
+            assert_ne!(image(port), start);
+            port.warm_reset();
+            assert_eq!((image(port), port.duty()), (start, None));
+            assert_eq!(port.plugged().map(|(_, up)| up), occupied.then_some(true));
+        }
+        empty.insert(Arc::new(Card));
+        empty.warm_reset();
+        assert_eq!(image(&empty), image(&full), "what came while the guest ran is there at its next start");
     }
 
     #[test]

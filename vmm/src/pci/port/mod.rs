@@ -97,6 +97,8 @@ pub struct PortConfig {
 
 /// A PCI Express port.
 pub struct Port {
+    /// Its state at the start.
+    start: PortConfig,
     registers: Mutex<Registers>,
     hot: Option<Hot>,
     /// Ports that a reset of the bus behind this one reaches.
@@ -125,34 +127,8 @@ impl Port {
     }
 
     fn with(port: &PortConfig, slot: Option<Slot>) -> Self {
-        let (vendor, device) = port.kind.ids();
-        let identity = Identity {
-            vendor,
-            device,
-            revision: 0,
-            class: CLASS_PCI_BRIDGE,
-            subsystem_vendor: 0,
-            subsystem: 0,
-            header_type: HEADER_BRIDGE,
-        };
-        let mut config = ConfigSpace::new(identity, &[]);
-        config.put(PRIMARY_BUS, &[port.primary, port.secondary, port.subordinate]);
-        config.allow(PRIMARY_BUS, &[0xff, 0xff, 0xff]);
-        // I/O base and limit are read-only zeros: no I/O window (PCI-to-PCI Bridge 1.2 §3.2.5.6).
-        let (base, limit) = window_registers(port.window32);
-        config.put(MEMORY_BASE, &register_pair(base, limit, 0));
-        config.allow(MEMORY_BASE, &[0xf0, 0xff, 0xf0, 0xff]);
-        if let Some(window) = port.window64 {
-            add_prefetchable(&mut config, window);
-        }
-        // Parity response and SERR are kept, without effect.
-        config.allow(BRIDGE_CONTROL, &(0x03 | SECONDARY_BUS_RESET).to_le_bytes());
-        config.allow(COMMAND, &[0x46, 0x05]);
-        let express = express::add(&mut config, port, slot.as_ref());
-        if let Some(acs) = port.acs {
-            config.put(EXTENDED, &access_control(acs));
-        }
-        Self { registers: Mutex::new(Registers { config, slot, express }), hot: None, below: Vec::new() }
+        let registers = Mutex::new(Registers::new(port, slot));
+        Self { start: *port, registers, hot: None, below: Vec::new() }
     }
 
     /// The bus behind it, as programmed.
@@ -186,6 +162,38 @@ impl Port {
 }
 
 impl Registers {
+    /// Registers after a reset, with the plan's numbers and windows already programmed.
+    fn new(port: &PortConfig, slot: Option<Slot>) -> Self {
+        let (vendor, device) = port.kind.ids();
+        let identity = Identity {
+            vendor,
+            device,
+            revision: 0,
+            class: CLASS_PCI_BRIDGE,
+            subsystem_vendor: 0,
+            subsystem: 0,
+            header_type: HEADER_BRIDGE,
+        };
+        let mut config = ConfigSpace::new(identity, &[]);
+        config.put(PRIMARY_BUS, &[port.primary, port.secondary, port.subordinate]);
+        config.allow(PRIMARY_BUS, &[0xff, 0xff, 0xff]);
+        // I/O base and limit are read-only zeros: no I/O window (PCI-to-PCI Bridge 1.2 §3.2.5.6).
+        let (base, limit) = window_registers(port.window32);
+        config.put(MEMORY_BASE, &register_pair(base, limit, 0));
+        config.allow(MEMORY_BASE, &[0xf0, 0xff, 0xf0, 0xff]);
+        if let Some(window) = port.window64 {
+            add_prefetchable(&mut config, window);
+        }
+        // Parity response and SERR are kept, without effect.
+        config.allow(BRIDGE_CONTROL, &(0x03 | SECONDARY_BUS_RESET).to_le_bytes());
+        config.allow(COMMAND, &[0x46, 0x05]);
+        let express = express::add(&mut config, port, slot.as_ref());
+        if let Some(acs) = port.acs {
+            config.put(EXTENDED, &access_control(acs));
+        }
+        Self { config, slot, express }
+    }
+
     /// Whether the bus behind is held in reset.
     fn resets(&self) -> bool {
         self.config.u16(BRIDGE_CONTROL) & SECONDARY_BUS_RESET != 0
@@ -209,6 +217,11 @@ impl PciFunction for Port {
         }
         // A bridge has its windows where an endpoint has base address registers, and more of them.
         touched || link || (0x18..0x30).contains(&offset) || (0x3c..0x40).contains(&offset)
+    }
+
+    fn warm_reset(&self) {
+        let registers = self.initial_hot_registers().unwrap_or_else(|| Registers::new(&self.start, None));
+        *lock(&self.registers) = registers;
     }
 }
 
