@@ -28,6 +28,7 @@ mod numa;
 mod nvme;
 mod pci;
 mod power_button;
+mod restarts;
 mod rng;
 mod validate;
 mod virtio_blk;
@@ -189,6 +190,11 @@ pub(crate) static ALL: &[Check] = &[
         "power_button",
         "the guest gets an event of its power button, which the host presses",
         power_button::run,
+    )),
+    by_name(check(
+        "restarts",
+        "the guest starts again after each of its resets, and its disk has what the start before wrote",
+        restarts::run,
     )),
     by_name(check(
         "disk_busy",

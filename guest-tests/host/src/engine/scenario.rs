@@ -69,6 +69,8 @@ pub(crate) struct Scenario {
     pub(crate) grace_kernel: GraceKernel,
     /// Text that the VMM must print on standard error.
     pub(crate) prints: Option<&'static str>,
+    /// Whether its guest's reset starts the guest again in the same machine.
+    pub(crate) reboots: bool,
     /// Data that must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,
     /// Whether its machines run with `--sandbox strict`, unless another mode is chosen for the run.
@@ -214,6 +216,7 @@ pub(crate) const PLAIN: Scenario = Scenario {
     grace: false,
     grace_kernel: GraceKernel::Own,
     prints: None,
+    reboots: false,
     disk: None,
     strict: false,
     debian: false,

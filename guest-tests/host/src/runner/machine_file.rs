@@ -9,6 +9,9 @@ use crate::engine::scenario::{Scenario, SliceTest};
 /// The configuration that extends the scenario's file in `configs`; its machine starts with `boot`.
 pub(crate) fn of(scenario: &Scenario, configs: &Path, boot: Value) -> Value {
     let mut json = json!({ "name": scenario.name, "extends": configs.join(scenario.config), "boot": boot });
+    if scenario.reboots {
+        json["on_reset"] = json!("reboot");
+    }
     if let Some(region) = scenario.region {
         let (form, node) = match scenario.slice_test {
             SliceTest::Device => ("device", 0),

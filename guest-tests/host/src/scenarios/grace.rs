@@ -37,6 +37,19 @@ pub(super) const STOCK: Scenario = Scenario {
     ..NVME
 };
 
+/// A guest that resets itself and does not end its machine.
+pub(super) const REBOOT: Scenario = Scenario {
+    name: "grace-reboot",
+    summary: "a guest with an assigned NVMe drive and a slice of host memory resets itself twice in place",
+    press_on: None,
+    reboots: true,
+    words: "egm.checks=restarts,cpus,memory_map,numa,pci,nvme,egm_pattern egm.arg.nvme.serial=egm0 quiet",
+    expected: Expected::power_off(&["restarts", "cpus", "memory_map", "numa", "pci", "nvme", "egm_pattern"]),
+    disk: None,
+    long: true,
+    ..STOCK
+};
+
 /// Pages of 16 KiB, with Debian's kernel for them: sizes and alignments differ again.
 pub(super) const MEDIUM_PAGES: Scenario = Scenario {
     name: "grace-medium-pages",

@@ -1,5 +1,7 @@
 //! A guest that resets itself.
 
+use std::time::Duration;
+
 use super::{PLAIN, Scenario};
 use crate::engine::judge::Expected;
 
@@ -9,5 +11,30 @@ pub(super) const SCENARIO: Scenario = Scenario {
     summary: "a guest that resets itself ends its VMM with exit code 1",
     words: "egm.checks=cpus egm.exit=reset",
     expected: Expected::reset(&["cpus"]),
+    ..PLAIN
+};
+
+/// The machine of the demo: resets of its guest do not end it.
+pub(super) const REBOOT: Scenario = Scenario {
+    name: "reboot",
+    summary: "a guest that resets itself twice starts again in the same VMM, with its devices as at the first start",
+    config: "demo.json",
+    reboots: true,
+    words: "egm.checks=restarts,cpus,clock,memory_map,numa,pci,rng,virtio_blk,virtio_net,vsock,msix,egm_pattern",
+    expected: Expected::power_off(&[
+        "restarts",
+        "cpus",
+        "clock",
+        "memory_map",
+        "numa",
+        "pci",
+        "rng",
+        "virtio_blk",
+        "virtio_net",
+        "vsock",
+        "msix",
+        "egm_pattern",
+    ]),
+    deadline: Duration::from_secs(300),
     ..PLAIN
 };

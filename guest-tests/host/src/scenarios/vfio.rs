@@ -20,6 +20,17 @@ pub(super) const NVME: Scenario = Scenario {
     ..PLAIN
 };
 
+/// The same drive with a guest that resets itself and does not end its machine.
+pub(super) const REBOOT: Scenario = Scenario {
+    name: "vfio-reboot",
+    summary: "a guest with an assigned NVMe drive resets itself twice in place, and the drive works after each reset",
+    reboots: true,
+    words: "egm.checks=restarts,pci,nvme egm.arg.nvme.serial=egm0",
+    expected: Expected::power_off(&["restarts", "pci", "nvme"]),
+    disk: None,
+    ..NVME
+};
+
 /// The same through iommufd. Under 7.3 as the emulated host an idle guest with the TSC-deadline timer sleeps for ever.
 pub(super) const IOMMUFD: Scenario = Scenario {
     name: "vfio-nvme-iommufd",
