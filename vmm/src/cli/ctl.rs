@@ -342,8 +342,22 @@ fn unplug(client: Client<'_>, path: &Path, id: &str) -> Result<String, Box<dyn R
         if is_end(&event) {
             break;
         }
+        if name(&event).as_deref() == Some("lost") && !has_device(client, id)? {
+            let text = format!("device \"{id}\" left, and events on whether it was flushed are lost");
+            return Err(Box::new(Unflushed { text }));
+        }
     }
     Err(Box::new(Unreturned { id: id.to_owned() }))
+}
+
+/// Whether the machine has the device `id` now: "removed" may be among events that are lost.
+fn has_device(client: Client<'_>, id: &str) -> Result<bool, ClientError> {
+    let info: Value = serde_json::from_str(&client.ask("GET", "/api/v1/vm.info")?).unwrap_or_default();
+    Ok(info["device_tree"].get(id).is_some())
+}
+
+fn name(event: &str) -> Option<String> {
+    serde_json::from_str::<Value>(event).ok()?["event"].as_str().map(str::to_owned)
 }
 
 /// Position of `event` in the journal.
@@ -380,8 +394,7 @@ fn lacks_vcpus(client: Client<'_>) -> bool {
 
 /// Whether `event` is the machine's last.
 fn is_end(event: &str) -> bool {
-    let event: Value = serde_json::from_str(event).unwrap_or_default();
-    event["event"] == "stopped" || event["event"] == "failed"
+    matches!(name(event).as_deref(), Some("stopped" | "failed"))
 }
 
 #[cfg(test)]
@@ -490,19 +503,21 @@ mod tests {
         assert_eq!((sequence(&event("removed", "gpu0")), sequence("{}")), (Some(4), None));
     }
 
-    /// Events of a machine from which `gpu0` left before, and which ends or loses it again.
-    fn unplugged(last: &'static [u8]) -> Result<String, String> {
+    /// The outcome of an unplug of "gpu0" with `last` as the new events, by a machine with the devices of `tree`.
+    fn unplugged_of(last: &'static [u8], tree: Option<&str>) -> Result<String, String> {
         const EARLIER: &[u8] =
             b"{\"sequence\":3,\"event\":\"device\",\"device\":\"gpu0\",\"change\":\"removed\",\"text\":\"earlier\"}\n";
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let listener = UnixListener::bind(&path).unwrap();
         let head = b"HTTP/1.1 200 OK\r\n\r\n";
+        let info = tree.map(|tree| format!("HTTP/1.1 200 OK\r\n\r\n{{\"device_tree\":{tree}}}").into_bytes());
         let bodies = [
             [head, EARLIER].concat(),
             [head, EARLIER, last].concat(),
             b"HTTP/1.1 204 No Content\r\n\r\n".to_vec(),
         ];
+        let bodies = bodies.into_iter().chain(info);
         let server = thread::spawn(move || {
             for body in bodies {
                 let (mut stream, _) = listener.accept().unwrap();
@@ -513,6 +528,20 @@ mod tests {
         let outcome = unplug(Client::new(&path), &path, "gpu0").map_err(|error| error.to_string());
         server.join().unwrap();
         outcome
+    }
+
+    fn unplugged(last: &'static [u8]) -> Result<String, String> {
+        unplugged_of(last, None)
+    }
+
+    #[test]
+    fn an_unplug_ends_when_the_device_left_and_the_event_of_that_is_lost() {
+        const LOST: &[u8] = b"{\"event\":\"lost\",\"events\":300}\n";
+        let left = unplugged_of(LOST, Some("{\"disk0\":{}}")).unwrap_err();
+        assert_eq!(left, "device \"gpu0\" left, and events on whether it was flushed are lost");
+        const LATER: &[u8] = b"{\"event\":\"lost\",\"events\":300}\n\
+            {\"sequence\":400,\"event\":\"device\",\"device\":\"gpu0\",\"change\":\"removed\",\"text\":\"now\"}\n";
+        assert_eq!(unplugged_of(LATER, Some("{\"gpu0\":{}}")).unwrap(), "now\n");
     }
 
     #[test]
