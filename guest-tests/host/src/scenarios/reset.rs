@@ -36,5 +36,6 @@ pub(super) const REBOOT: Scenario = Scenario {
         "egm_pattern",
     ]),
     deadline: Duration::from_secs(300),
+    long: true,
     ..PLAIN
 };

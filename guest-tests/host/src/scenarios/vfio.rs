@@ -28,6 +28,7 @@ pub(super) const REBOOT: Scenario = Scenario {
     words: "egm.checks=restarts,pci,nvme egm.arg.nvme.serial=egm0",
     expected: Expected::power_off(&["restarts", "pci", "nvme"]),
     disk: None,
+    long: true,
     ..NVME
 };
 
