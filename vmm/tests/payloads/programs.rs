@@ -7,6 +7,9 @@ use egm_vmm::plan::{FunctionPlan, FunctionRole, Plan, WindowKind};
 /// Neither the code, nor the stack, nor the page tables of a payload: 16 KiB for what it likes.
 const SCRATCH: u32 = 0x30_0000;
 
+/// Registers of a processor's local APIC (Intel SDM 13.4.1).
+const APIC: u64 = 0xfee0_0000;
+
 /// Ports that no guest of ours has a device at; some of them are places where a PC has one.
 const UNCLAIMED_PORTS: [u16; 6] = [0x64, 0x71, 0x80, 0x2f8, 0x1230, 0xfff0];
 
@@ -41,13 +44,10 @@ pub(crate) fn triple_fault(ports: Ports) -> Vec<u8> {
 pub(crate) fn same_after_resets(plan: &Plan) -> Vec<u8> {
     const SYSENTER_CS: u32 = 0x174;
     let mut payload = Payload::new(ports(plan));
-    let endpoint = |f: &&FunctionPlan| matches!(f.role, FunctionRole::Endpoint { .. });
-    let function = plan.pci.iter().find(endpoint).unwrap();
-    let config =
-        plan.window(WindowKind::Ecam).unwrap().start().get() + (u64::from(function.address.devfn()) << 12);
+    let function = first_endpoint(plan);
+    let config = config_of(plan, function);
     let moved = plan.window(WindowKind::PciMemory32).unwrap().start().get();
     let planned = function.bars[0].span.start().get();
-    let apic = 0xfee0_0000;
     let io_apic = plan.windows.iter().find(|w| w.label == "I/O APIC").unwrap().span.start().get();
 
     payload.code.mov_ecx(SYSENTER_CS);
@@ -74,8 +74,8 @@ pub(crate) fn same_after_resets(plan: &Plan) -> Vec<u8> {
     let low_half = u32::try_from(planned & 0xffff_fff0).unwrap();
     for (address, width, start, value) in [
         (io_apic + 0x10, Width::Long, 0x1_0000, 0x31),
-        (apic + 0x80, Width::Long, 0, 0x20),
-        (apic + 0xf0, Width::Long, 0xff, 0x1ff),
+        (APIC + 0x80, Width::Long, 0, 0x20),
+        (APIC + 0xf0, Width::Long, 0xff, 0x1ff),
         (config + 0x04, Width::Word, 0, 6),
         (config + 0x10, Width::Long, low_half | 0xc, low(moved)),
         (config + 0x14, Width::Long, high, 0),
@@ -96,7 +96,6 @@ pub(crate) fn same_after_resets(plan: &Plan) -> Vec<u8> {
 /// Starts the second processor by INIT and SIPI (Intel SDM 11.4.4.1) as soon as possible, waits for it, and resets the machine,
 /// `times` times.
 pub(crate) fn second_processor_after_resets(plan: &Plan, times: u32) -> Vec<u8> {
-    const APIC: u64 = 0xfee0_0000;
     const TRAMPOLINE: u32 = 0x1_0000;
     const FLAG: u64 = 0xf000;
     let mut payload = Payload::new(ports(plan));
@@ -335,7 +334,6 @@ pub(crate) fn config_fuzz(plan: &Plan, seed: u32, count: u32) -> Vec<u8> {
 /// Moves the first BAR of every device on the root bus below 4 GiB, then makes `count` random accesses to these BARs
 /// and as many to I/O ports from 0x800 on, below which are the ports that end the guest.
 pub(crate) fn device_fuzz(plan: &Plan, seed: u32, count: u32) -> Vec<u8> {
-    let ecam = plan.window(WindowKind::Ecam).unwrap().start().get();
     let mut place = plan.window(WindowKind::PciMemory32).unwrap().start().get();
     let mut payload = Payload::new(ports(plan));
     payload.print("fuzzing\n");
@@ -345,7 +343,7 @@ pub(crate) fn device_fuzz(plan: &Plan, seed: u32, count: u32) -> Vec<u8> {
     for function in plan.pci.iter().filter(endpoint) {
         let size = function.bars[0].span.size();
         place = place.next_multiple_of(size);
-        let config = ecam + (u64::from(function.address.devfn()) << 12);
+        let config = config_of(plan, function);
         for (register, value) in [(0x10, low(place)), (0x14, 0), (0x04, 6)] {
             payload.code.at(config + register);
             payload.code.mov_eax(value);
@@ -376,10 +374,8 @@ pub(crate) enum Act {
 /// Takes the first endpoint, a disk on the root bus, into use, does `act`, then waits for its end.
 pub(crate) fn disk_in_use(plan: &Plan, act: Act) -> Vec<u8> {
     let mut payload = Payload::new(ports(plan));
-    let endpoint = |f: &&FunctionPlan| matches!(f.role, FunctionRole::Endpoint { .. });
-    let function = plan.pci.iter().find(endpoint).unwrap();
-    let config =
-        plan.window(WindowKind::Ecam).unwrap().start().get() + (u64::from(function.address.devfn()) << 12);
+    let function = first_endpoint(plan);
+    let config = config_of(plan, function);
     let bar = plan.window(WindowKind::PciMemory32).unwrap().start().get();
     let mut write = |at: u64, width, value| {
         payload.code.at(at);
@@ -499,6 +495,16 @@ fn random_operation(code: &mut Code, read: fn(&mut Code, Width), write: fn(&mut 
         code.place(other);
     }
     code.place(done);
+}
+
+fn first_endpoint(plan: &Plan) -> &FunctionPlan {
+    plan.pci.iter().find(|f| matches!(f.role, FunctionRole::Endpoint { .. })).unwrap()
+}
+
+/// Guest address of the configuration space of `function`, which is on bus 0.
+fn config_of(plan: &Plan, function: &FunctionPlan) -> u64 {
+    let ecam = plan.window(WindowKind::Ecam).unwrap().start().get();
+    ecam + (u64::from(function.address.devfn()) << 12)
 }
 
 fn low(address: u64) -> u32 {
