@@ -371,7 +371,8 @@ mod tests {
 
     #[test]
     fn a_machine_that_ends_by_itself_stays_created() {
-        for reason in [ExitReason::PoweredOff, ExitReason::Reset, ExitReason::Panicked] {
+        let fault = ExitReason::TripleFault { vcpu: 0 };
+        for reason in [ExitReason::PoweredOff, ExitReason::Reset, ExitReason::Panicked, fault] {
             assert_eq!(next(booted(), &reason), Some([true, false]), "{reason}");
         }
         let not_in_place = ExitReason::NotInPlace("disk does not answer".to_owned());

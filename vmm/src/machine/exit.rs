@@ -196,7 +196,9 @@ mod tests {
         assert_eq!(ExitReason::PoweredOff.remedy(), None);
         assert_eq!(ExitReason::Signal(15).remedy(), None);
         assert_eq!(ExitReason::Requested.remedy(), None);
-        assert_eq!(ExitReason::Panicked.remedy(), Some(Blame::Guest.into()));
+        for reason in [ExitReason::Reset, ExitReason::NotInPlace(String::new()), ExitReason::Panicked] {
+            assert_eq!(reason.remedy().map(|remedy| remedy.blame), Some(Blame::Guest), "{reason:?}");
+        }
         assert_eq!(ExitReason::Internal(String::new()).remedy(), Some(Blame::Internal.into()));
     }
 
