@@ -56,6 +56,15 @@ impl Machine {
 
     /// One that runs `guest`, which has printed "ready", and its console; `None` without KVM.
     fn with_guest(words: &[&str], guest: &[u8]) -> Option<(Self, BufReader<ChildStdout>)> {
+        Self::with_guest_that(words, guest, "exit")
+    }
+
+    /// The same with a guest whose reset does `on_reset`.
+    fn with_guest_that(
+        words: &[&str],
+        guest: &[u8],
+        on_reset: &str,
+    ) -> Option<(Self, BufReader<ChildStdout>)> {
         if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
             println!("skipped: /dev/kvm: {error}");
             return None;
@@ -73,6 +82,7 @@ impl Machine {
                 "devices": devices,
                 "egm": slices,
                 "console": "stdio",
+                "on_reset": on_reset,
                 "pcie": { "spare": { "ports": 1 } },
             });
             fs::write(folder.join("disk.raw"), vec![0; 1 << 20]).unwrap();
@@ -454,6 +464,28 @@ fn a_paused_guest_is_silent_until_it_resumes_and_a_paused_machine_can_end() {
         let ended = machine.end();
         assert_eq!(ended.code, Some(0), "{ended:?}");
     }
+}
+
+#[test]
+fn a_guest_starts_again_in_place_by_the_api_unless_a_reset_ends_its_machine() {
+    let Some((machine, mut console)) = Machine::with_guest_that(&[], &talk(), "reboot") else { return };
+    for _ in 0..2 {
+        let rebooted = machine.ctl("reboot");
+        assert!(rebooted.status.success(), "{rebooted:?}");
+        let mut line = String::new();
+        // The reset may cut the line of the guest before it.
+        while !line.ends_with("ready\n") {
+            line.clear();
+            assert_ne!(console.read_line(&mut line).unwrap(), 0, "the machine goes on");
+        }
+    }
+    let events = text(&machine.ctl("events").stdout);
+    assert_eq!(events.matches(r#""event":"reset""#).count(), 2, "{events}");
+    let machine = Machine::running(&[]).unwrap();
+    let refused = machine.ctl("reboot");
+    assert_eq!(refused.status.code(), Some(HOST), "{refused:?}");
+    assert!(text(&refused.stderr).contains(r#""on_reset": "reboot""#), "{refused:?}");
+    assert_eq!(machine.json("machine --json")["state"], "running");
 }
 
 /// What a machine with a spare port answers to a function that this host lacks, and to a device that it does not have.

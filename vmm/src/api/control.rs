@@ -143,6 +143,9 @@ fn unable(error: ControlError, state: &KnownState) -> Answer {
             "cannot plug in a device: the machine's sandbox opens none",
             "start the machine with --sandbox off",
         ),
+        ControlError::EndsAtReset => {
+            ("a reset ends the machine", "start it with \"on_reset\": \"reboot\" in its configuration")
+        }
         ControlError::NoButton => {
             ("cannot press the power button: the guest has a device tree, which has none", "use vm.shutdown")
         }
@@ -200,6 +203,7 @@ mod tests {
             let running = has_controller.then(controller);
             let parts = LiveParts {
                 button: None,
+                reset: None,
                 hotplug: running.as_ref().map(|running| running.handle.clone()),
                 is_confined,
                 counters: Box::new(Vec::<DeviceCounters>::new),

@@ -163,7 +163,7 @@ pub(super) const ROUTES: &[Route] = &[
         Put,
         "/api/v1/vm.reboot",
         Operation::End(Next::Boot),
-        "`serve`: end the machine and start it again; answered when it has ended",
+        "`serve`: end the machine and start it again, answered when it has ended; `run`: reset the guest in place",
     ),
     route(
         Put,
@@ -237,7 +237,7 @@ pub(super) const ROUTES: &[Route] = &[
 impl Operation {
     /// Whether it needs a life cycle, which a program with one machine lacks.
     const fn is_of_serve(self) -> bool {
-        matches!(self, Self::Create(_) | Self::Boot | Self::Amend(..) | Self::End(Next::Boot | Next::Delete))
+        matches!(self, Self::Create(_) | Self::Boot | Self::Amend(..) | Self::End(Next::Delete))
     }
 
     /// Whether it may have a body; one that is refused anyway may, so that its own refusal is the answer.
@@ -329,6 +329,7 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
             Err(answer) => answer,
         },
         Operation::Resume => done(ask(state, Live::resume)),
+        Operation::End(Next::Boot) => done(ask(state, Live::reset)),
         Operation::End(_) => done(running(state).map(Live::stop)),
         Operation::Machine => Answer::json(&views::machine(machine, state)),
         Operation::Plan => of_plan(state, |plan| Answer::text(JSON, plan::json(plan))),
@@ -466,6 +467,7 @@ mod tests {
             || vec![DeviceCounters { id: "disk".to_owned(), counters: vec![("failed requests", 2)] }];
         let parts = LiveParts {
             button,
+            reset: None,
             hotplug: None,
             is_confined: false,
             counters: Box::new(device),

@@ -26,6 +26,7 @@ use crate::api::{Journal, MachineEvent};
 use crate::arch::native::reset::InitialState;
 use crate::arch::native::vcpu::{Created, configure, create};
 use crate::arch::native::vm::CACHED_PFNMAP;
+use crate::config::OnReset;
 use crate::hotplug::{self, Controller, Devices, Event, Handle, Occupant, Slot};
 use crate::kvm::{Routes, SlotTable, Vm};
 use crate::lock::lock;
@@ -93,7 +94,9 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
         devices: Arc::clone(&devices),
         poison: Arc::clone(&poison),
     });
-    let parts = parts(button(), handle, Arc::clone(&devices), routes);
+    let line = reset.clone();
+    let restart = (plan.on_reset == OnReset::Reboot).then(|| Box::new(move || line.assert()) as Interrupt);
+    let parts = LiveParts { reset: restart, ..parts(button(), handle, Arc::clone(&devices), routes) };
     let live = Live::new(Arc::clone(&exit), Arc::clone(&gate), parts);
     // Until here signals end the process.
     subscribers.push(Arc::new(Mutex::new(Signals::new(Arc::clone(&exit), button())?)));
@@ -131,7 +134,7 @@ fn parts(
         lock(&devices).iter().map(counters).collect()
     };
     let messages = Box::new(move || routes.messages());
-    LiveParts { button, hotplug, is_confined: false, counters: Box::new(counters), messages }
+    LiveParts { button, reset: None, hotplug, is_confined: false, counters: Box::new(counters), messages }
 }
 
 /// The PCI function of a slice, if the device is one.

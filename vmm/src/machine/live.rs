@@ -23,6 +23,8 @@ pub struct Live {
 pub(crate) struct LiveParts {
     /// Presses the power button, where the guest's tables have one.
     pub(crate) button: Option<Interrupt>,
+    /// Resets the guest in place, unless a reset ends the machine.
+    pub(crate) reset: Option<Interrupt>,
     /// Plugs devices in and out, where there is a function of the host or a hot-plug port.
     pub(crate) hotplug: Option<hotplug::Handle>,
     /// Whether a sandbox forbids to open further devices.
@@ -48,6 +50,8 @@ pub enum ControlError {
     Ending,
     /// Its guest has a device tree, which has no power button.
     NoButton,
+    /// A reset ends it.
+    EndsAtReset,
     /// It is paused already, or about to be.
     Paused,
     /// It is not paused.
@@ -108,6 +112,18 @@ impl Live {
             return Err(ControlError::Ending);
         };
         parts.button.as_ref().map(|button| button()).ok_or(ControlError::NoButton)
+    }
+
+    /// Requests a reset of the guest in place, which [`MachineStep::Reset`](super::MachineStep) reports.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub(crate) fn reset(&self) -> Result<(), ControlError> {
+        let parts = lock(&self.parts);
+        let Some(parts) = parts.as_ref().filter(|_| !self.is_ending()) else {
+            return Err(ControlError::Ending);
+        };
+        parts.reset.as_ref().map(|reset| reset()).ok_or(ControlError::EndsAtReset)
     }
 
     /// Plugs a device in, or plans that.
@@ -211,7 +227,7 @@ mod tests {
 
     fn live(button: Option<Interrupt>) -> Live {
         let (counters, messages) = (Box::new(Vec::<DeviceCounters>::new), Box::new(Vec::<Message>::new));
-        let parts = LiveParts { button, hotplug: None, is_confined: false, counters, messages };
+        let parts = LiveParts { button, reset: None, hotplug: None, is_confined: false, counters, messages };
         Live::new(ExitLatch::new().unwrap(), Arc::default(), parts)
     }
 
@@ -278,7 +294,8 @@ mod tests {
         let counters =
             Box::new(move || vec![DeviceCounters { id: format!("{kept:?}"), counters: Vec::new() }]);
         let messages = Box::new(Vec::<Message>::new);
-        let parts = LiveParts { button: None, hotplug: None, is_confined: false, counters, messages };
+        let parts =
+            LiveParts { button: None, reset: None, hotplug: None, is_confined: false, counters, messages };
         let live = Live::new(ExitLatch::new().unwrap(), Arc::default(), parts);
         let other = live.clone();
         assert_eq!((other.counters().unwrap().len(), Arc::strong_count(&memory)), (1, 2));
