@@ -7,9 +7,13 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use egm_fixtures::payload::{Ports, halt};
+use egm_fixtures::payload::{Entry, Payload, Ports, Width, halt};
+use egm_vmm::config;
+use egm_vmm::facts::{Scope, of_host};
+use egm_vmm::plan::{Plan, WindowKind, plan};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -22,21 +26,27 @@ struct Machine {
 }
 
 impl Machine {
-    /// Prints why not where none can run.
+    /// One with a guest that sleeps. Prints why not where none can run.
     fn running() -> Option<Self> {
+        Self::with_guest(|_| halt(Ports::USUAL))
+    }
+
+    /// The same with the guest for its plan.
+    fn with_guest(guest: impl FnOnce(&Plan) -> Vec<u8>) -> Option<Self> {
         if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
             println!("skipped: /dev/kvm: {error}");
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("kernel"), halt(Ports::USUAL)).unwrap();
+        let file = folder.path().join("vm.json");
         let config = json!({
             "memory": { "size": "16MiB" },
             "boot": { "kernel": "kernel" },
-            "console": "null",
+            "console": { "type": "file", "path": "console" },
             "pcie": { "spare": { "ports": 2 } },
         });
-        fs::write(folder.path().join("vm.json"), config.to_string()).unwrap();
+        fs::write(&file, config.to_string()).unwrap();
+        fs::write(folder.path().join("kernel"), guest(&plan_of(&file))).unwrap();
         let child = Command::new(PROGRAM)
             .args(["run", "vm.json", "--api", "vm.sock"])
             .current_dir(folder.path())
@@ -66,6 +76,27 @@ impl Machine {
         (status, serde_json::from_str(body).unwrap_or_default())
     }
 
+    /// Waits until `is_true`; the machine may not end meanwhile.
+    fn wait(&mut self, is_true: impl Fn(&Self) -> bool) {
+        while !is_true(self) {
+            assert_eq!(self.child.try_wait().unwrap(), None, "it ends");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Bytes that the guest has printed.
+    fn printed(&self) -> u64 {
+        fs::metadata(self.folder.path().join("console")).map_or(0, |file| file.len())
+    }
+
+    /// Open files but sockets: connections of clients close a moment later.
+    fn files(&self) -> usize {
+        let is_file =
+            |path: &Path| fs::read_link(path).is_ok_and(|to| !to.to_string_lossy().starts_with("socket:"));
+        let folder = fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap();
+        folder.filter(|entry| entry.as_ref().is_ok_and(|entry| is_file(&entry.path()))).count()
+    }
+
     fn get(&self, path: &str) -> Value {
         self.ask(&format!("GET {path}"), "").1
     }
@@ -73,6 +104,36 @@ impl Machine {
     fn add(&self, what: &str, device: &Value) -> (u16, Value) {
         self.ask(&format!("PUT /api/v1/vm.add-{what}"), &device.to_string())
     }
+}
+
+/// The plan that `egm-vmm run` makes of the configuration at `file`.
+fn plan_of(file: &Path) -> Plan {
+    let spec = config::load(file).unwrap();
+    plan(&spec, &of_host(&Scope::of(&spec)).unwrap()).unwrap()
+}
+
+/// Switches the power of the first spare port at each press of its button, and prints a byte then.
+fn obedient(plan: &Plan) -> Vec<u8> {
+    const CONTROL: u64 = 0x58; // Slot Control of a port's PCI Express capability, which is at 0x40
+    let port = plan.pci.iter().find(|function| function.role.bridge().is_some()).unwrap().address;
+    let control =
+        plan.window(WindowKind::Ecam).unwrap().start().get() + (u64::from(port.devfn()) << 12) + CONTROL;
+    let mut payload = Payload::new(Ports::USUAL);
+    let code = &mut payload.code;
+    let again = code.here();
+    code.at(control + 2);
+    code.load(Width::Word);
+    code.raw(&[0x83, 0xe0, 1]); // and eax, 1: attention button pressed
+    code.compare(Width::Long, 1);
+    code.jne(again);
+    code.store(Width::Word);
+    code.at(control);
+    code.load(Width::Word);
+    code.raw(&[0x35]).dword(1 << 10); // xor eax: power controller control
+    code.store(Width::Word);
+    code.output_byte(Ports::USUAL.serial, b'.');
+    code.jmp(again);
+    payload.finish(Entry::Pvh)
 }
 
 impl Drop for Machine {
@@ -117,14 +178,6 @@ fn a_hundred_dry_runs_and_refused_plugs_leave_no_descriptor() {
     fs::write(&image, vec![0; 1 << 20]).unwrap();
     let image = File::open(image).unwrap();
     image.try_lock().unwrap();
-    // Without connections of clients, which close a moment later.
-    let is_file = |path: &std::path::Path| {
-        fs::read_link(path).is_ok_and(|to| !to.to_string_lossy().starts_with("socket:"))
-    };
-    let files = || {
-        let folder = fs::read_dir(format!("/proc/{}/fd", machine.child.id())).unwrap();
-        folder.filter(|entry| entry.as_ref().is_ok_and(|entry| is_file(&entry.path()))).count()
-    };
     let round = || {
         let disk = json!({ "type": "virtio-blk", "path": "locked.raw" }).to_string();
         let (status, planned) = machine.ask("PUT /egm/v1/devices?dry-run=1", &disk);
@@ -133,8 +186,27 @@ fn a_hundred_dry_runs_and_refused_plugs_leave_no_descriptor() {
         assert!(status == 409 && refused.to_string().contains("is in use"), "{refused}");
     };
     round();
-    let before = files();
+    let before = machine.files();
     (0..100).for_each(|_| round());
-    assert_eq!(files(), before);
+    assert_eq!(machine.files(), before);
     assert!(machine.get("/api/v1/vm.info")["device_tree"].as_object().unwrap().is_empty());
+}
+
+#[test]
+fn a_thousand_plugs_and_removals_leave_no_descriptor_and_no_slot() {
+    let Some(mut machine) = Machine::with_guest(obedient) else { return };
+    fs::write(machine.folder.path().join("disk.raw"), vec![0; 1 << 20]).unwrap();
+    let disk = json!({ "path": "disk.raw", "id": "data" });
+    let mut before = None;
+    for round in 0..1000 {
+        let (status, plugged) = machine.add("disk", &disk);
+        assert_eq!(status, 200, "{round}: {plugged}");
+        machine.wait(|machine| machine.printed() == 2 * round + 1);
+        let (status, refused) = machine.ask("PUT /api/v1/vm.remove-device", r#"{"id":"data"}"#);
+        assert_eq!(status, 204, "{round}: {refused}");
+        machine.wait(|machine| machine.printed() == 2 * round + 2);
+        machine.wait(|machine| machine.get("/api/v1/vm.info")["device_tree"].as_object().unwrap().is_empty());
+        let files = machine.files();
+        assert_eq!(*before.get_or_insert(files), files, "{round}");
+    }
 }
