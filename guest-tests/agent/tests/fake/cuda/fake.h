@@ -114,10 +114,11 @@ struct Launch {
     unsigned grid, block;
     double nanoseconds; // what it takes by the GPU's clock
     std::function<void()> thread;
+    bool beside; // whether its blocks run beside each other
 };
 // The kernel of this name with a copy of these arguments.
 bool kernel(const char *name, void **arguments, Launch *launch);
 // Whether there is a kernel of this name.
 bool is_kernel(const char *name);
-// Runs all threads of a launch, the blocks of it beside each other.
+// Runs all threads of a launch.
 void run(const Launch &launch);

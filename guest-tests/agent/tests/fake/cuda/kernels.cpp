@@ -168,18 +168,21 @@ template <class... A> static std::function<void()> bound(void (*run)(A...), void
     return bound(run, arguments, std::index_sequence_for<A...>());
 }
 
+// With each kernel, how long it takes, and whether its blocks run beside each other: where no other thread uses the memory
+// meanwhile, a thread more for each launch would take most of the time of a run.
 #define KERNELS(each)                                                                                                 \
-    each(egm_fill, faulty::fill, words_time) each(egm_check, faulty::check, words_time)                                \
-    each(egm_add, faulty::add, some_time) each(egm_produce, faulty::produce, some_time)                                \
-    each(egm_consume, faulty::consume, some_time) each(egm_read, faulty::read, pairs_time)                                 \
-    each(egm_write, faulty::write, pairs_time) each(egm_copy, faulty::copy, copy_time)                                 \
-    each(egm_chase, faulty::chase, chase_time)
+    each(egm_fill, faulty::fill, words_time, false) each(egm_check, faulty::check, words_time, false)                  \
+    each(egm_add, faulty::add, some_time, true) each(egm_produce, faulty::produce, some_time, true)                    \
+    each(egm_consume, faulty::consume, some_time, true) each(egm_read, faulty::read, pairs_time, false)                \
+    each(egm_write, faulty::write, pairs_time, false) each(egm_copy, faulty::copy, copy_time, false)                   \
+    each(egm_chase, faulty::chase, chase_time, false)
 
 bool kernel(const char *name, void **arguments, Launch *launch) {
-#define ENTRY(entry, run, time)                                                                                       \
+#define ENTRY(entry, run, time, blocks)                                                                               \
     if (std::strcmp(name, #entry) == 0) {                                                                             \
         launch->thread = bound(run, arguments);                                                                       \
         launch->nanoseconds = time(arguments);                                                                        \
+        launch->beside = blocks;                                                                                      \
         return true;                                                                                                  \
     }
     KERNELS(ENTRY)
@@ -188,7 +191,7 @@ bool kernel(const char *name, void **arguments, Launch *launch) {
 }
 
 bool is_kernel(const char *name) {
-#define ENTRY(entry, run, time) std::strcmp(name, #entry) == 0 ||
+#define ENTRY(entry, run, time, blocks) std::strcmp(name, #entry) == 0 ||
     return KERNELS(ENTRY) false;
 #undef ENTRY
 }
@@ -209,7 +212,7 @@ void run(const Launch &launch) {
             }
         }
     };
-    unsigned beside = launch.grid < 2 ? 1 : 2;
+    unsigned beside = launch.beside && launch.grid > 1 ? 2 : 1;
     std::vector<std::thread> others;
     for (unsigned i = 1; i < beside; i++) others.emplace_back(some, i, beside);
     some(0, beside);

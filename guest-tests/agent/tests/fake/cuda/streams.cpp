@@ -340,7 +340,7 @@ API cuModuleGetFunction(Function **function, Module *, const char *name) {
 API cuLaunchKernel(Function *function, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned,
                    unsigned, Stream *stream, void **arguments, void **) {
     if (!grid || !block || block > 1024) return INVALID_VALUE;
-    Launch launch{grid, block, 0, nullptr};
+    Launch launch{grid, block, 0, nullptr, false};
     if (!kernel(function->name, arguments, &launch)) return INVALID_HANDLE;
     // The first argument of each kernel is the memory that it works on.
     double slow = slowness("host-numa-slow:kernel", *(void **)arguments[0]);
