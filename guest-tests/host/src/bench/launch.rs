@@ -17,7 +17,7 @@ const MAX_CONSOLE: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Launched {
     child: Child,
-    /// From just before the process was made until the guest's word came.
+    /// From just before the process was made, or from the first request, until the guest's word came.
     pub(crate) elapsed: Duration,
 }
 
@@ -25,10 +25,22 @@ impl Launched {
     /// Starts `command` and waits until its standard output has `mark`, `deadline` at most. Its standard error goes to
     /// the file `errors`, and the end of that into the error.
     pub(crate) fn start(
+        command: Command,
+        mark: &str,
+        deadline: Duration,
+        errors: &Path,
+    ) -> Result<Self, LabError> {
+        Self::requested(command, mark, deadline, errors, Ok)
+    }
+
+    /// The same for a guest that `request` starts; it gets the time before the process was made, and returns the time from
+    /// which the guest's word is awaited.
+    pub(crate) fn requested(
         mut command: Command,
         mark: &str,
         deadline: Duration,
         errors: &Path,
+        request: impl FnOnce(Instant) -> Result<Instant, LabError>,
     ) -> Result<Self, LabError> {
         let log = File::create(errors).map_err(LabError::file("write", errors))?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
@@ -36,6 +48,7 @@ impl Launched {
         let begun = Instant::now();
         let child = command.spawn().map_err(LabError::file("run", &program))?;
         let mut launched = Self { child, elapsed: Duration::ZERO };
+        let begun = request(begun)?;
         let said = match launched.child.stdout.take() {
             Some(mut console) => wait_for(&mut console, mark.as_bytes(), begun, deadline),
             None => Err("it has no standard output".to_owned()),

@@ -2,6 +2,7 @@
 //!
 //! A missed target is reported and is no failure: machines differ, and a person judges figures.
 
+mod api;
 mod assigned;
 mod dma;
 mod emulated;
@@ -81,7 +82,7 @@ impl BenchArguments {
 /// A part of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Section {
-    /// Time from process start to the guest's first byte.
+    /// Time from process start, or from vm.create, to the guest's first byte.
     Start,
     /// Memory of the monitor, without the guest's.
     Memory,

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use egm_fixtures::payload::{Entry, Ports, halt, hello};
 
+use super::api::seconds_from_create;
 use super::figures::{Report, Row, Summary, Target};
 use super::launch::Launched;
 use super::monitor::{Monitor, Payload, peers};
@@ -45,8 +46,9 @@ pub(super) fn start(egm_vmm: &Path, work: &Path, provided: &[PeerProgram]) -> Re
     let payload = write_hello(work, "hello", MIB)?;
     let mut report = Report::default();
     let (ours, peers) = (Monitor::Egm(egm_vmm.into()), peers(&mut report, provided));
-    let mut samples = vec![Vec::new(); peers.len() + 1];
+    let (mut samples, mut requested) = (vec![Vec::new(); peers.len() + 1], Vec::new());
     for round in 0..STARTS {
+        requested.push(1000.0 * seconds_from_create(egm_vmm, &payload, work, FIRST, DEADLINE)?);
         for (monitor, samples) in [&ours].into_iter().chain(&peers).zip(&mut samples) {
             if *monitor == Monitor::Q35 && round >= SLOW_STARTS {
                 continue;
@@ -66,6 +68,11 @@ pub(super) fn start(egm_vmm: &Path, work: &Path, provided: &[PeerProgram]) -> Re
     if let Some(first) = report.rows.first_mut() {
         *first = first.clone().should(Target::AtMost(4.0));
     }
+    let requested = Summary::of(&requested).map(|requested| {
+        let row = Row::new("vm.create and vm.boot to first instruction", "ms", requested);
+        row.beside("egm-vmm run", Some(ours)).should(Target::AtMost(ours.median + 1.0))
+    });
+    report.rows.extend(requested);
     Ok(report)
 }
 
