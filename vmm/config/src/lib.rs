@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod added;
+mod author;
 mod boot;
 mod cpus;
 mod decode;
@@ -43,6 +44,7 @@ mod written;
 use std::path::Path;
 
 pub use added::NewDevice;
+pub use author::UnwritableSpec;
 pub use boot::Overrides;
 pub use error::{ConfigError, ConfigErrors, FilePosition, Rule, is_name, nearest};
 pub use faults::MOST as MOST_FAULTS;

@@ -1,0 +1,260 @@
+//! The configuration that an author would write for a [`Spec`]: all values in place, and all paths absolute.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use egm_address::CpuSet;
+
+use super::file::{
+    AffinityFile, BarsFile, BootFile, CliqueFile, ConsoleFile, CpusFile, DeviceFile, EgmFile, File, MemoryFile,
+    NodeFile, OneOrMore, PcieFile, SpareFile, TopologyFile,
+};
+use super::pages::PageSize;
+use super::slot::Slot;
+use super::spec::{
+    BarPlacement, BarPlacements, Boot, Clique, Console, Cpus, Device, DeviceKind, EgmSlice, Memory, Node, Pcie,
+    Spec,
+};
+use super::tap::{Tap, TapFile};
+
+/// Why no file describes a machine.
+#[derive(Debug, thiserror::Error)]
+pub enum UnwritableSpec {
+    /// Numbers of descriptors mean another file in another process.
+    #[error("device \"{id}\" has a tap by descriptor, which no file can name")]
+    Descriptors {
+        /// Id of the device.
+        id: String,
+    },
+    /// JSON has Unicode only.
+    #[error("the path {} is not UTF-8", path.display())]
+    Path {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The working directory is gone.
+    #[error("the path {} cannot be made absolute", path.display())]
+    WorkingDirectory {
+        /// The path.
+        path: PathBuf,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+}
+
+impl Spec {
+    /// A configuration file, by itself, of which [`parse_with`](crate::parse_with) makes this specification again; its
+    /// paths are absolute. The trust domain is left out, because no file can choose it.
+    ///
+    /// # Errors
+    /// [`UnwritableSpec`].
+    pub fn to_file(&self) -> Result<File, UnwritableSpec> {
+        let devices = self.devices.iter().filter(|device| !matches!(device.kind, DeviceKind::Egm { .. }));
+        let devices = devices.map(|device| Ok(Slot::new(device_file(device)?))).collect::<Result<_, _>>()?;
+        Ok(File {
+            description: Some(self.description.clone()).filter(|text| !text.is_empty()),
+            name: Some(self.name.clone()),
+            arch: Some(self.arch),
+            cpus: Some(cpus(&self.cpus)),
+            memory: Some(memory(&self.memory)),
+            boot: Some(boot(&self.boot)?),
+            egm: some(self.egm.iter().map(|slice| Slot::new(egm(slice))).collect()),
+            devices: some(devices),
+            console: Some(console(&self.console)?),
+            pcie: Some(pcie(&self.pcie)),
+            on_reset: Some(self.on_reset),
+            ..File::default()
+        })
+    }
+}
+
+/// A list that has entries.
+fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
+    Some(list).filter(|list| !list.is_empty())
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, UnwritableSpec> {
+    let absolute = std::path::absolute(path);
+    let absolute =
+        absolute.map_err(|source| UnwritableSpec::WorkingDirectory { path: path.to_owned(), source })?;
+    match absolute.to_str() {
+        Some(_) => Ok(absolute),
+        None => Err(UnwritableSpec::Path { path: absolute }),
+    }
+}
+
+fn cpus(cpus: &Cpus) -> CpusFile {
+    let Cpus { count, sockets, cores, threads, affinity } = cpus;
+    let topology = TopologyFile { sockets: Some(*sockets), cores: Some(*cores), threads: Some(*threads) };
+    let affinity = some(affinity.clone()).map(AffinityFile::Each);
+    CpusFile { count: Some(*count), topology: Some(topology), affinity }
+}
+
+fn memory(memory: &Memory) -> MemoryFile {
+    let Memory { size, page_size, prefault, nodes } = memory;
+    MemoryFile {
+        size: Some(*size).filter(|size| size.get() > 0),
+        page_size: Some(*page_size),
+        prefault: Some(*prefault),
+        nodes: Some(nodes.iter().map(|node| Slot::new(self::node(node))).collect()),
+    }
+}
+
+fn node(node: &Node) -> NodeFile {
+    let Node { id, size, cpus, host_nodes, distances, access } = node;
+    NodeFile {
+        id: *id,
+        size: Some(*size).filter(|size| size.get() > 0),
+        cpus: Some(cpus.clone()).filter(|cpus| cpus.iter().next().is_some()),
+        host_nodes: host_nodes.clone(),
+        distances: self::distances(*id, distances),
+        access: some(access.clone()),
+    }
+}
+
+/// Distances to other nodes: that to itself is no choice.
+fn distances(id: u32, distances: &BTreeMap<u32, u8>) -> Option<BTreeMap<String, u8>> {
+    let others = distances.iter().filter(|(other, _)| **other != id);
+    let others: BTreeMap<String, u8> = others.map(|(other, value)| (other.to_string(), *value)).collect();
+    Some(others).filter(|others| !others.is_empty())
+}
+
+fn egm(slice: &EgmSlice) -> EgmFile {
+    EgmFile {
+        region: OneOrMore::More(slice.regions.clone()),
+        size: slice.size,
+        node: slice.node,
+        form: Some(slice.form),
+        page_size: Some(slice.page_size).filter(|size| *size != PageSize::Auto),
+        host_nodes: slice.host_nodes.clone().filter(|nodes: &CpuSet| nodes.iter().next().is_some()),
+        distances: distances(slice.node, &slice.distances),
+        access: some(slice.access.clone()),
+    }
+}
+
+fn boot(boot: &Boot) -> Result<BootFile, UnwritableSpec> {
+    Ok(BootFile {
+        kernel: Some(absolute(&boot.kernel)?),
+        initramfs: boot.initramfs.as_deref().map(absolute).transpose()?,
+        cmdline: Some(boot.cmdline.clone()).filter(|text| !text.is_empty()),
+        tables: Some(boot.tables),
+    })
+}
+
+fn console(console: &Console) -> Result<ConsoleFile, UnwritableSpec> {
+    Ok(match console {
+        Console::Stdio => ConsoleFile::Stdio,
+        Console::File { path } => ConsoleFile::File { path: absolute(path)? },
+        Console::Pty => ConsoleFile::Pty,
+        Console::Socket { path } => ConsoleFile::Socket { path: absolute(path)? },
+        Console::Null => ConsoleFile::Null,
+    })
+}
+
+fn pcie(pcie: &Pcie) -> PcieFile {
+    let spare = pcie.spare.map(|spare| SpareFile {
+        ports: Some(spare.ports.into()),
+        window64: Some(spare.window64),
+        window32: Some(spare.window32),
+    });
+    PcieFile { window64: pcie.window64, topology: Some(pcie.topology), spare }
+}
+
+/// `device`, which is no slice.
+fn device_file(device: &Device) -> Result<DeviceFile, UnwritableSpec> {
+    let (id, root_port) = (Some(device.id.clone()), Some(device.root_port));
+    Ok(match &device.kind {
+        DeviceKind::VirtioBlk { path, read_only } => {
+            DeviceFile::VirtioBlk { id, root_port, path: absolute(path)?, read_only: Some(*read_only) }
+        }
+        DeviceKind::VirtioNet { tap, mac, queue_pairs, vhost } => DeviceFile::VirtioNet {
+            id,
+            root_port,
+            tap: match tap {
+                Tap::Name(name) => TapFile::Name(name.clone()),
+                Tap::Descriptors(_) => return Err(UnwritableSpec::Descriptors { id: device.id.clone() }),
+            },
+            mac: Some(mac.map(|byte| format!("{byte:02x}")).join(":")),
+            queue_pairs: Some(*queue_pairs),
+            vhost: *vhost,
+        },
+        DeviceKind::VirtioVsock { cid, socket } => {
+            let socket = socket.as_deref().map(absolute).transpose()?;
+            DeviceFile::VirtioVsock { id, root_port, cid: *cid, socket }
+        }
+        DeviceKind::VirtioRng | DeviceKind::Egm { .. } => DeviceFile::VirtioRng { id, root_port },
+        DeviceKind::Vfio { function, backend, clique, bars, p2p } => DeviceFile::Vfio {
+            id,
+            root_port,
+            function: *function,
+            backend: Some(*backend),
+            clique: Some(match clique {
+                Clique::Auto => CliqueFile::Name("auto".to_owned()),
+                Clique::Off => CliqueFile::Name("off".to_owned()),
+                Clique::Number(number) => CliqueFile::Number((*number).into()),
+            }),
+            bars: Some(self::bars(bars)),
+            p2p: Some(*p2p),
+        },
+        DeviceKind::VfioUser { socket } => DeviceFile::VfioUser { id, root_port, socket: absolute(socket)? },
+    })
+}
+
+fn bars(bars: &BarPlacements) -> BarsFile {
+    match bars {
+        BarPlacements::Guest => BarsFile::All("guest".to_owned()),
+        BarPlacements::Host => BarsFile::All("host".to_owned()),
+        BarPlacements::Each(fixed) => BarsFile::Each(
+            fixed
+                .iter()
+                .map(|bar| {
+                    let place = match bar.place {
+                        BarPlacement::Host => "host".to_owned(),
+                        BarPlacement::At(at) => format!("{:#x}", at.get()),
+                    };
+                    (bar.index.to_string(), place)
+                })
+                .collect(),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Overrides, load, load_with, parse_with};
+
+    /// Every configuration of the repository comes back from the file that is written for it.
+    #[test]
+    fn a_written_specification_is_read_as_the_same_machine() {
+        let configs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
+        let mut seen = 0;
+        for entry in std::fs::read_dir(configs).unwrap() {
+            let path = entry.unwrap().path();
+            let is_machine = path.extension().is_some_and(|extension| extension == "json");
+            let Some(spec) = is_machine.then(|| load(&path).ok()).flatten() else { continue };
+            let Ok(file) = spec.to_file() else { continue };
+            let text = file.to_json();
+            let again = parse_with("/other/m.json".as_ref(), text.clone().into(), &Overrides::default());
+            let again = again.unwrap_or_else(|error| panic!("{}: {error}\n{text}", path.display()));
+            let paths = |spec: &crate::Spec| {
+                let mut spec = spec.clone();
+                spec.boot.kernel = std::path::absolute(&spec.boot.kernel).unwrap();
+                spec
+            };
+            assert_eq!(paths(&again), paths(&spec), "{}", path.display());
+            seen += 1;
+        }
+        assert!(seen > 10, "{seen}");
+    }
+
+    #[test]
+    fn values_of_the_command_line_are_written_and_a_trust_domain_is_not() {
+        let smoke = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/smoke.json");
+        let append = Some("more".to_owned());
+        let overrides = Overrides { append, trust_domain: Some("t".to_owned()), ..Overrides::default() };
+        let spec = load_with(&smoke, &overrides).unwrap();
+        let text = spec.to_file().unwrap().to_json();
+        assert!(text.contains("more") && !text.contains("trust"), "{text}");
+    }
+}
