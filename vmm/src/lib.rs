@@ -50,6 +50,7 @@ mod reexec;
 pub mod reserve;
 pub mod resources;
 mod sandbox;
+pub mod snapshot;
 mod user;
 pub mod virtio;
 

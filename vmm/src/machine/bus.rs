@@ -3,6 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::board_state::{BoardState, BusState};
+use crate::snapshot::{Misfit, ensure};
+
 /// A device with registers on the port or the memory bus. All methods run on vCPU threads, several at once.
 pub trait BusDevice: Send + Sync {
     /// Reads `data.len()` bytes (1 to 8) at `offset` from the device's first address.
@@ -13,6 +16,20 @@ pub trait BusDevice: Send + Sync {
 
     /// Returns to the state at the machine's start, while no vCPU is in the guest.
     fn warm_reset(&self) {}
+
+    /// The state that the guest has written, while no vCPU is in the guest; `None` without such state, or where another
+    /// owner saves it.
+    fn saved(&self) -> Option<BoardState> {
+        None
+    }
+
+    /// Takes the state of a device like it, before a vCPU runs.
+    ///
+    /// # Errors
+    /// [`Misfit`].
+    fn restore(&self, _saved: &BoardState) -> Result<(), Misfit> {
+        Err(Misfit::new("it has no state"))
+    }
 }
 
 /// A bus; its devices are known before the guest starts.
@@ -76,6 +93,28 @@ impl Bus {
     /// Returns each device to its state at the machine's start.
     pub fn warm_reset(&self) {
         self.devices.iter().for_each(|decoder| decoder.device.warm_reset());
+    }
+
+    /// State of each device that has one.
+    pub(super) fn saved(&self) -> BusState {
+        let saved = |decoder: &Decoder| Some((decoder.range.start, decoder.device.saved()?));
+        self.devices.iter().filter_map(saved).collect()
+    }
+
+    /// Takes the state of a bus like this one.
+    ///
+    /// # Errors
+    /// [`Misfit`].
+    pub(super) fn restore(&self, saved: &BusState) -> Result<(), Misfit> {
+        let has_state = |decoder: &&Decoder| decoder.device.saved().is_some();
+        let mut count: usize = 0;
+        for Decoder { range, device } in self.devices.iter().filter(has_state) {
+            let at = range.start;
+            let saved = saved.get(&at).ok_or_else(|| Misfit::new(format!("no device at {at:#x}")))?;
+            device.restore(saved).map_err(|misfit| misfit.of(format!("device at {at:#x}")))?;
+            count = count.saturating_add(1);
+        }
+        ensure(saved.len() == count, || format!("{} devices in place of {count}", saved.len()))
     }
 
     /// An access that runs over a device's end reaches no device.

@@ -10,6 +10,7 @@
 
 mod assigned;
 mod board;
+mod board_state;
 mod build;
 mod bus;
 mod error;
@@ -32,6 +33,7 @@ mod virtio;
 
 use std::sync::{Arc, Mutex};
 
+pub use board_state::{BoardState, ClockRegisters, Pl011Registers, SerialRegisters};
 pub use build::build;
 pub use bus::{Bus, BusDevice, Overlap};
 pub use error::BuildError;

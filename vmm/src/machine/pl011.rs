@@ -6,6 +6,9 @@
 
 use std::collections::VecDeque;
 
+use super::board_state::Pl011Registers;
+use crate::snapshot::{Misfit, ensure};
+
 /// Bytes that the receive FIFO holds (revision 1 of the peripheral, as in [`IDENTITY`]).
 const FIFO: usize = 16;
 /// PeriphID0 to 3 and PCellID0 to 3 (3.3.15 to 3.3.22), from 0xfe0.
@@ -92,6 +95,32 @@ impl Default for Pl011 {
 impl Pl011 {
     pub(super) fn interrupts(&self) -> bool {
         self.raw() & self.mask != 0
+    }
+
+    pub(super) fn saved(&self) -> Pl011Registers {
+        let Self { received, stored, mask, latched } = self;
+        let received = received.iter().copied().collect();
+        Pl011Registers { stored: *stored, mask: *mask, latched: *latched, received }
+    }
+
+    /// A port in the state `saved`.
+    ///
+    /// # Errors
+    /// [`Misfit`].
+    pub(super) fn restored(saved: &Pl011Registers) -> Result<Self, Misfit> {
+        let Pl011Registers { stored, mask, latched, received } = saved;
+        let known = (mask | latched) & !INTERRUPTS == 0 && latched & RECEIVED == 0;
+        ensure(known && received.len() <= FIFO, || "no PL011 has these registers".to_owned())?;
+        let mut port = Self { received: received.iter().copied().collect(), mask: *mask, ..Self::default() };
+        port.latched = *latched;
+        for offset in (0..0x1000).step_by(4) {
+            if let Register::Stored(index, bits) = Register::decode(offset)
+                && let (Some(to), Some(from)) = (port.stored.get_mut(index), stored.get(index))
+            {
+                *to = from & bits;
+            }
+        }
+        Ok(port)
     }
 
     /// Bytes that it takes now.

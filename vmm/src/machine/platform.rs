@@ -2,14 +2,16 @@
 
 use std::sync::{Arc, Mutex};
 
-use vm_superio::Rtc;
 use vm_superio::rtc_pl031::NoEvents;
+use vm_superio::{Rtc, RtcState};
 
+use super::board_state::{BoardState, ClockRegisters};
 use super::bus::BusDevice;
 use super::exit::{ExitLatch, ExitReason};
 use super::reset::ResetLine;
 use crate::firmware::{RESET_VALUE, SLEEP_TYPE_S5};
 use crate::lock::lock;
+use crate::snapshot::{Misfit, ensure};
 
 /// ACPI sleep control register (ACPI 6.5 §4.8.3.7): SLP_TYP in bits 4..2, SLP_EN in bit 5; and the status register
 /// behind it, which reads zero.
@@ -88,6 +90,20 @@ impl BusDevice for Clock {
     }
     fn warm_reset(&self) {
         *lock(&self.0) = Rtc::new();
+    }
+    fn saved(&self) -> Option<BoardState> {
+        let RtcState { lr, offset, mr, imsc, ris } = lock(&self.0).state();
+        Some(BoardState::Clock(ClockRegisters { load: lr, offset, alarm: mr, mask: imsc, raw: ris }))
+    }
+    fn restore(&self, saved: &BoardState) -> Result<(), Misfit> {
+        let BoardState::Clock(saved) = saved else { return Err(Misfit::new("it is another device")) };
+        let ClockRegisters { load, offset, alarm, mask, raw } = *saved;
+        // The difference of two times of 32 bits.
+        let fits = offset.unsigned_abs() <= u32::MAX.into();
+        ensure(fits, || format!("no clock is {offset} s ahead"))?;
+        let state = RtcState { lr: load, offset, mr: alarm, imsc: mask, ris: raw };
+        *lock(&self.0) = Rtc::from_state(&state, NoEvents);
+        Ok(())
     }
 }
 

@@ -6,15 +6,17 @@ use std::sync::{Arc, Mutex};
 
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use vm_superio::serial::SerialEvents;
-use vm_superio::{Serial, Trigger};
+use vm_superio::{Serial, SerialState, Trigger};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::board_state::{BoardState, SerialRegisters};
 use super::bus::BusDevice;
 use super::pl011::{Effect, Pl011};
 use crate::console::Console;
 use crate::eventfd;
 use crate::kvm::WiredLine;
 use crate::lock::lock;
+use crate::snapshot::Misfit;
 
 /// Raises the serial line.
 #[derive(Clone)]
@@ -98,6 +100,40 @@ impl BusDevice for SerialPort {
         *lock(&self.uart) = uart(&self.line, &self.drained, &self.output);
         let _ = self.drained.write(1); // typed bytes that waited for room have some now
     }
+    fn saved(&self) -> Option<BoardState> {
+        let state = lock(&self.uart).state();
+        Some(BoardState::Serial(SerialRegisters {
+            divisor: u16::from_le_bytes([state.baud_divisor_low, state.baud_divisor_high]),
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line_control: state.line_control,
+            line_status: state.line_status,
+            modem_control: state.modem_control,
+            modem_status: state.modem_status,
+            scratch: state.scratch,
+            received: state.in_buffer,
+        }))
+    }
+    fn restore(&self, saved: &BoardState) -> Result<(), Misfit> {
+        let BoardState::Serial(saved) = saved else { return Err(Misfit::new("it is another device")) };
+        let [baud_divisor_low, baud_divisor_high] = saved.divisor.to_le_bytes();
+        let state = SerialState {
+            baud_divisor_low,
+            baud_divisor_high,
+            interrupt_enable: saved.interrupt_enable,
+            interrupt_identification: saved.interrupt_identification,
+            line_control: saved.line_control,
+            line_status: saved.line_status,
+            modem_control: saved.modem_control,
+            modem_status: saved.modem_status,
+            scratch: saved.scratch,
+            in_buffer: saved.received.clone(),
+        };
+        let (drained, output) = (Drained(Arc::clone(&self.drained)), self.output.clone());
+        let uart = Serial::from_state(&state, self.line.clone(), drained, output);
+        *lock(&self.uart) = uart.map_err(|error| Misfit::new(format!("no serial port: {error}")))?;
+        Ok(())
+    }
 }
 
 /// A PL011 as a device on the memory bus.
@@ -151,6 +187,17 @@ impl BusDevice for ArmSerialPort {
     fn warm_reset(&self) {
         self.with(|uart| *uart = Pl011::default());
         let _ = self.drained.write(1); // typed bytes that waited for room have some now
+    }
+
+    fn saved(&self) -> Option<BoardState> {
+        Some(BoardState::Pl011(lock(&self.uart).saved()))
+    }
+
+    fn restore(&self, saved: &BoardState) -> Result<(), Misfit> {
+        let BoardState::Pl011(saved) = saved else { return Err(Misfit::new("it is another device")) };
+        let restored = Pl011::restored(saved)?;
+        self.with(|uart| *uart = restored);
+        Ok(())
     }
 }
 

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use egm_address::{Guest, Span};
 
 use super::RootComplex;
-use crate::machine::BusDevice;
+use crate::machine::{BoardState, BusDevice};
+use crate::snapshot::Misfit;
 
 /// Enhanced configuration access (PCI Express Base 6.0 §7.2.2): bus in bits 27..20, device and function in 19..12.
 pub struct Ecam(pub Arc<RootComplex>);
@@ -86,6 +87,14 @@ impl BusDevice for ConfigPorts {
     }
     fn warm_reset(&self) {
         self.address.store(0, Ordering::Relaxed);
+    }
+    fn saved(&self) -> Option<BoardState> {
+        Some(BoardState::ConfigAddress(self.address.load(Ordering::Relaxed)))
+    }
+    fn restore(&self, saved: &BoardState) -> Result<(), Misfit> {
+        let BoardState::ConfigAddress(address) = saved else { return Err(Misfit::new("it is another device")) };
+        self.address.store(*address, Ordering::Relaxed);
+        Ok(())
     }
 }
 

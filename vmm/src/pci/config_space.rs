@@ -4,7 +4,9 @@
 use egm_address::{Gpa, Guest, Span};
 
 use super::DecodedBar;
+use super::saved::ConfigState;
 use crate::plan::{BarKind, BarPlan};
+use crate::snapshot::{Misfit, ensure};
 
 /// Bytes of configuration space.
 pub(crate) const CONFIG_SIZE: usize = 4096;
@@ -149,6 +151,28 @@ impl ConfigSpace {
         touches(usize::from(COMMAND), usize::from(COMMAND)) || touches(0x10, 0x27)
     }
 
+    /// The bits that the guest may write.
+    pub(crate) fn saved(&self) -> ConfigState {
+        let last = self.writable.iter().rposition(|mask| *mask != 0).map_or(0, |at| at.saturating_add(1));
+        let bytes = self.bytes.iter().zip(self.writable.iter()).map(|(byte, mask)| byte & mask);
+        ConfigState(bytes.take(last).collect())
+    }
+
+    /// Sets them, and no others.
+    ///
+    /// # Errors
+    /// [`Misfit`]: a bit that the guest cannot write is set, or the length is another function's.
+    pub(crate) fn restore(&mut self, saved: &ConfigState) -> Result<(), Misfit> {
+        let ConfigState(saved) = saved;
+        let fits = saved.len() == self.saved().0.len()
+            && saved.iter().zip(self.writable.iter()).all(|(byte, mask)| byte & !mask == 0);
+        ensure(fits, || "its configuration space has other writable bits".to_owned())?;
+        for ((byte, mask), new) in self.bytes.iter_mut().zip(self.writable.iter()).zip(saved) {
+            *byte = *byte & !mask | new;
+        }
+        Ok(())
+    }
+
     /// A 16-bit register; all ones past the end.
     pub(crate) fn u16(&self, offset: u16) -> u16 {
         let mut data = [0; 2];
@@ -215,6 +239,21 @@ mod tests {
         assert_eq!((config.u32(0x10), config.u32(0x14)), (0xffff_800c, 0xffff_ffff));
         assert!(config.write(0x18, &[0xff; 4]));
         assert_eq!(config.u32(0x18), 0, "a register that is not there reads zero");
+    }
+
+    #[test]
+    fn what_a_guest_wrote_is_restored_and_no_other_bit() {
+        let mut first = config();
+        assert!(first.write(COMMAND, &[0xff; 2]) && first.write(0x10, &[0xff; 8]));
+        let saved = first.saved();
+        let mut second = config();
+        second.restore(&saved).unwrap();
+        assert_eq!((second.saved(), second.decoded()), (first.saved(), first.decoded()));
+        assert_eq!(second.bytes, first.bytes);
+        let mut wrong = saved.clone();
+        wrong.0[0] = 1;
+        assert!(second.restore(&wrong).is_err(), "the vendor");
+        assert!(second.restore(&ConfigState(saved.0[1..].to_vec())).is_err());
     }
 
     #[test]

@@ -2,8 +2,10 @@
 
 use std::sync::Mutex;
 
+use super::saved::BridgeState;
 use super::{ConfigSpace, Identity, PciFunction};
 use crate::lock::lock;
+use crate::snapshot::Misfit;
 
 /// Vendor and device of QEMU's generic PCI Express host bridge.
 const VENDOR: u16 = 0x1b36;
@@ -46,5 +48,13 @@ impl PciFunction for HostBridge {
 
     fn warm_reset(&self) {
         *lock(&self.config) = config_space();
+    }
+
+    fn saved(&self) -> Option<BridgeState> {
+        Some(BridgeState { config: lock(&self.config).saved(), slot: None })
+    }
+
+    fn restore(&self, saved: &BridgeState) -> Result<(), Misfit> {
+        lock(&self.config).restore(&saved.config)
     }
 }

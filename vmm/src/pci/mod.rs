@@ -6,6 +6,7 @@ mod host_bridge;
 pub mod msix;
 mod port;
 mod root;
+mod saved;
 
 pub use access::Ecam;
 pub(crate) use access::{CONFIG_PORT, CONFIG_PORTS, ConfigPorts, PciMemory};
@@ -16,6 +17,9 @@ pub(crate) use port::Duty;
 pub use port::{Plugged, Port, PortConfig, PortKind};
 pub(crate) use root::RootBus;
 pub use root::{Bus, RootComplex};
+pub use saved::{BridgeState, ConfigState, MsixTable};
+
+use crate::snapshot::Misfit;
 
 /// A base address register of a function, and where it decodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,4 +69,17 @@ pub trait PciFunction: Send + Sync {
     /// Returns to the state at the machine's start, while no vCPU is in the guest. Those that implement
     /// [`Plugged::reset`] are reset by that.
     fn warm_reset(&self) {}
+
+    /// The state that the guest has written, while no vCPU is in the guest; `None` where another owner saves it.
+    fn saved(&self) -> Option<BridgeState> {
+        None
+    }
+
+    /// Takes the state of a function like it, before a vCPU runs.
+    ///
+    /// # Errors
+    /// [`Misfit`].
+    fn restore(&self, _saved: &BridgeState) -> Result<(), Misfit> {
+        Ok(())
+    }
 }

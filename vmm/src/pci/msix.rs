@@ -13,8 +13,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use vmm_sys_util::eventfd::EventFd;
 
+use super::saved::{MsixTable, SavedVector};
 use crate::eventfd;
 use crate::lock::lock;
+use crate::snapshot::{Misfit, ensure};
 
 /// Bytes of a table entry.
 pub(crate) const ENTRY_SIZE: u64 = 16;
@@ -259,6 +261,53 @@ impl Msix {
                 bits | u8::from(pending) << bit
             });
         }
+    }
+
+    /// Whether `vector` was signalled and its message is not sent yet.
+    pub(crate) fn is_waiting(&self, vector: u16) -> bool {
+        self.is_pending(&lock(&self.state), vector.into())
+    }
+
+    /// The table and the pending bits.
+    pub(crate) fn saved(&self) -> MsixTable {
+        let state = lock(&self.state);
+        let saved = |(index, vector): (usize, &Vector)| SavedVector {
+            address: vector.message.address,
+            data: vector.message.data,
+            masked: vector.control & VECTOR_MASKED != 0,
+            pending: self.is_pending(&state, index),
+        };
+        MsixTable(state.vectors.iter().enumerate().map(saved).collect())
+    }
+
+    /// Takes the table and the pending bits of a function like this one, with the enable and mask bits of its control
+    /// register. Vectors that are pending and open are sent.
+    ///
+    /// # Errors
+    /// [`Misfit`]: another number of vectors, or a message that the router refuses.
+    pub(crate) fn restore(
+        &self,
+        saved: &MsixTable,
+        enabled: bool,
+        function_masked: bool,
+    ) -> Result<(), Misfit> {
+        let MsixTable(saved) = saved;
+        let mut state = lock(&self.state);
+        let count = state.vectors.len();
+        ensure(saved.len() == count, || format!("{} vectors in place of {count}", saved.len()))?;
+        let refused = state.refused;
+        for (index, saved) in saved.iter().enumerate() {
+            let SavedVector { address, data, masked, pending } = *saved;
+            if let Some(vector) = state.vectors.get_mut(index) {
+                vector.message = MsiMessage { address, data };
+                vector.control = u32::from(masked);
+            }
+            if let (true, Ok(trigger)) = (pending, self.open(index)) {
+                let _ = trigger.write(1); // its counter is empty
+            }
+        }
+        self.control(&mut state, enabled, function_masked);
+        ensure(state.refused == refused, || "KVM refuses the message of a vector".to_owned())
     }
 
     fn update(&self, state: &mut MsixState, index: usize) {

@@ -3,12 +3,15 @@
 //! Both follow what the guest has programmed: a function behind ports is reached through their current bus numbers and
 //! windows, so a guest that rewrites them gets what hardware would give it.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use egm_address::{Gpa, Guest, Span};
 
+use super::saved::BridgeState;
 use super::{DecodedBar, PciFunction, Port};
 use crate::lock::lock;
+use crate::snapshot::{Misfit, ensure};
 
 /// Occupant of a device and function number.
 enum Slot {
@@ -82,6 +85,21 @@ impl Bus {
                 Slot::Port { port, behind } => {
                     port.warm_reset();
                     behind.warm_reset();
+                }
+            }
+        }
+    }
+
+    /// Calls `visit` with its functions, and those behind its bridges, each with its place: the numbers of the devices and
+    /// functions on the way from `place`, which a guest cannot change.
+    fn visit(&self, place: &str, visit: &mut dyn FnMut(String, &dyn PciFunction)) {
+        for (devfn, slot) in &self.slots {
+            let place = format!("{place}/{:02x}.{}", devfn >> 3, devfn & 7);
+            match slot {
+                Slot::Function(function) => visit(place, function.as_ref()),
+                Slot::Port { port, behind } => {
+                    visit(place.clone(), port.as_ref());
+                    behind.visit(&place, visit);
                 }
             }
         }
@@ -183,6 +201,40 @@ impl RootComplex {
     pub(crate) fn warm_reset(&self) {
         self.roots.iter().for_each(|root| root.bus.warm_reset());
         self.update();
+    }
+
+    fn visit(&self, mut visit: impl FnMut(String, &dyn PciFunction)) {
+        for root in &self.roots {
+            root.bus.visit(&format!("{:02x}", root.number), &mut visit);
+        }
+    }
+
+    /// State of its bridges by their places.
+    pub(crate) fn saved(&self) -> BTreeMap<String, BridgeState> {
+        let mut all = BTreeMap::new();
+        self.visit(|place, function| all.extend(function.saved().map(|saved| (place, saved))));
+        all
+    }
+
+    /// Takes the state of the bridges of a root complex like this one. [`update`](Self::update) follows, when all functions
+    /// have theirs.
+    ///
+    /// # Errors
+    /// [`Misfit`].
+    pub(crate) fn restore(&self, saved: &BTreeMap<String, BridgeState>) -> Result<(), Misfit> {
+        let (mut count, mut result) = (0_usize, Ok(()));
+        self.visit(|place, function| {
+            if function.saved().is_none() || result.is_err() {
+                return;
+            }
+            count = count.saturating_add(1);
+            result = match saved.get(&place) {
+                Some(saved) => function.restore(saved).map_err(|misfit| misfit.of(format!("bridge {place}"))),
+                None => Err(Misfit::new(format!("it has no bridge {place}"))),
+            };
+        });
+        result?;
+        ensure(saved.len() == count, || format!("{} bridges in place of {count}", saved.len()))
     }
 
     /// Recomputes which BAR answers where, and notifies the functions.

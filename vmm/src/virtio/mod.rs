@@ -21,6 +21,7 @@ pub mod iovec;
 pub mod net;
 pub mod ring;
 pub mod rng;
+mod saved;
 #[cfg(test)]
 mod testing;
 mod transport;
@@ -34,6 +35,7 @@ use virtio_queue::Queue;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
+pub use self::saved::{DeviceState, FunctionState};
 pub use self::transport::{BAR_SIZE, Doorbell, TransportError, VirtioPci};
 
 /// VIRTIO_F_INDIRECT_DESC (virtio 1.3 §6): every device here follows indirect tables.
@@ -80,6 +82,15 @@ pub struct ActivateError {
     pub source: std::io::Error,
 }
 
+/// Why a device cannot be in a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unsaved {
+    /// The reason, as a sentence without its subject: "uses …".
+    pub reason: &'static str,
+    /// The remedy.
+    pub remedy: &'static str,
+}
+
 /// A virtio device. Kept out: PCI identity, MSI-X, feature negotiation, queue addresses (the transport's),
 /// and any path or name to open (devices receive descriptors).
 pub trait VirtioDevice: MutEventSubscriber + Send {
@@ -124,6 +135,28 @@ pub trait VirtioDevice: MutEventSubscriber + Send {
     /// holds the device's lock: storage may take for ever.
     fn is_quiescent(&self) -> bool {
         true
+    }
+
+    /// Why it cannot be in a snapshot, if that is so.
+    fn unsaved(&self) -> Option<Unsaved> {
+        None
+    }
+
+    /// Whether the host has a request of the guest, or a flush, that the event loop will complete.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    /// Its state beside the registers of the transport, while it is not [busy](VirtioDevice::is_busy); `None` while it is
+    /// not active.
+    fn saved(&self) -> Option<DeviceState>;
+
+    /// Takes the rest of `saved`, after an activation with the positions of its queues. A kick of each queue follows.
+    ///
+    /// # Errors
+    /// [`ActivateError`].
+    fn restored(&mut self, _saved: &DeviceState) -> Result<(), ActivateError> {
+        Ok(())
     }
 
     /// Counts since the start, each with a name in words; guest mistakes are never logged one by one.

@@ -14,6 +14,8 @@ use vm_memory::GuestMemoryMmap;
 use vm_memory::Permissions;
 use vm_memory::VolatileSlice;
 
+use super::saved::QueuePosition;
+
 /// Most descriptors in a chain. The largest queue of the devices here has 256 entries, and a chain may not have more
 /// descriptors than its queue has entries, indirect or not (virtio 1.3 §2.7.5.3.1).
 const MAX_DESCRIPTORS: usize = 256;
@@ -186,6 +188,15 @@ impl Ring {
     /// Gives the last `count` popped chains back to the available side, as if they had not been popped.
     pub(crate) fn unpop(&mut self, count: u16) {
         self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(count));
+    }
+
+    /// Its position when the last `waiting` chains that were popped are not used yet: they come again.
+    pub(super) fn position(&self, waiting: usize) -> QueuePosition {
+        let waiting = u16::try_from(waiting).unwrap_or(0); // at most the size of the queue
+        QueuePosition {
+            available: self.queue.next_avail().wrapping_sub(waiting),
+            used: self.queue.next_used(),
+        }
     }
 
     /// Puts a chain in the used ring, with `written` bytes in its writable part.

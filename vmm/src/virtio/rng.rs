@@ -11,7 +11,9 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::ring::{Ring, Segment, slices};
-use super::{ActivateError, Activation, Counter, Interrupt, RING_EVENT_IDX, RING_INDIRECT, VirtioDevice};
+use super::{
+    ActivateError, Activation, Counter, DeviceState, Interrupt, RING_EVENT_IDX, RING_INDIRECT, VirtioDevice,
+};
 use crate::eventfd;
 
 const QUEUE_SIZE: u16 = 64;
@@ -123,6 +125,11 @@ impl VirtioDevice for Rng {
         };
         self.running = Some((Ring::new(queue, activation.memory), activation.interrupt));
         Ok(())
+    }
+
+    fn saved(&self) -> Option<DeviceState> {
+        let (ring, _) = self.running.as_ref()?;
+        Some(DeviceState::of_queues(vec![Some(ring.position(0))]))
     }
 
     fn counters(&self) -> Vec<Counter> {

@@ -8,7 +8,9 @@ use super::slot::{Change, Duty, Effects, Slot};
 use super::{Port, PortConfig, Registers};
 use crate::lock::lock;
 use crate::pci::msix::{MsiMessage, MsiRouter, Msix};
+use crate::pci::saved::SlotState;
 use crate::pci::{COMMAND, COMMAND_BUS_MASTER, ConfigSpace, PciFunction};
+use crate::snapshot::{Misfit, ensure};
 
 const CAPABILITY_MSI: u8 = 0x05;
 /// Message Control: a 64-bit address, one vector (§7.7.1.2).
@@ -128,6 +130,33 @@ impl Port {
         let mut registers = Registers::new(&port, Some(Slot::new(occupied)));
         add_msi(&mut registers.config);
         Some(registers)
+    }
+
+    /// State of the slot, of a hot-plug port.
+    pub(super) fn saved_slot(&self, registers: &Registers) -> Option<SlotState> {
+        let (hot, slot) = (self.hot.as_ref()?, registers.slot.as_ref()?);
+        Some(SlotState { pending: hot.interrupt.is_waiting(0), ..slot.saved() })
+    }
+
+    /// Takes the state of an empty slot like it, after that of configuration space.
+    ///
+    /// # Errors
+    /// [`Misfit`].
+    pub(super) fn restore_slot(
+        &self,
+        registers: &mut Registers,
+        saved: Option<&SlotState>,
+    ) -> Result<(), Misfit> {
+        ensure(saved.is_some() == self.hot.is_some(), || "only one of them has a hot-plug slot".to_owned())?;
+        let (Some(saved), Some(hot)) = (saved, &self.hot) else { return Ok(()) };
+        let slot = Slot::restored(saved, hot.plugged().is_some())?;
+        express::show(&mut registers.config, registers.express, &slot);
+        registers.slot = Some(slot);
+        if saved.pending {
+            hot.interrupt.signal(0);
+        }
+        hot.program(&registers.config);
+        Ok(())
     }
 
     /// Sets the callback for a new [`Port::duty`], called from any thread. Only the first callback is kept.

@@ -15,8 +15,10 @@ pub use hot::Plugged;
 pub(crate) use slot::Duty;
 use slot::Slot;
 
+use super::saved::BridgeState;
 use super::{COMMAND, COMMAND_MEMORY, ConfigSpace, Identity, PciFunction};
 use crate::lock::lock;
+use crate::snapshot::Misfit;
 
 const CLASS_PCI_BRIDGE: [u8; 3] = [0x06, 0x04, 0x00];
 const HEADER_BRIDGE: u8 = 1;
@@ -222,6 +224,17 @@ impl PciFunction for Port {
     fn warm_reset(&self) {
         let registers = self.initial_hot_registers().unwrap_or_else(|| Registers::new(&self.start, None));
         *lock(&self.registers) = registers;
+    }
+
+    fn saved(&self) -> Option<BridgeState> {
+        let registers = lock(&self.registers);
+        Some(BridgeState { config: registers.config.saved(), slot: self.saved_slot(&registers) })
+    }
+
+    fn restore(&self, saved: &BridgeState) -> Result<(), Misfit> {
+        let mut registers = lock(&self.registers);
+        registers.config.restore(&saved.config)?;
+        self.restore_slot(&mut registers, saved.slot.as_ref())
     }
 }
 

@@ -3,6 +3,9 @@
 //! It is a few facts, from which its status and its interrupt follow. The controller, which inserts and removes
 //! functions, reads its [`Duty`]; nothing here waits for the controller.
 
+use crate::pci::saved::SlotState;
+use crate::snapshot::{Misfit, ensure};
+
 /// Slot Capabilities: attention button, power controller, power indicator, hot-plug surprise, hot-plug capable. Commands are
 /// answered by Command Completed.
 pub(super) const CAPABILITIES: u32 = 1 << 0 | 1 << 1 | 1 << 4 | 1 << 5 | 1 << 6;
@@ -100,6 +103,23 @@ impl Slot {
             busy: false,
             link: occupied,
         }
+    }
+
+    /// Its state in a snapshot. A machine with a function in a slot has none.
+    pub(super) const fn saved(&self) -> SlotState {
+        let Self { control, events, held, times, .. } = *self;
+        SlotState { control, events, held, times, pending: false }
+    }
+
+    /// A slot in the state `saved`; `occupied` is what it must not be.
+    ///
+    /// # Errors
+    /// [`Misfit`].
+    pub(super) fn restored(saved: &SlotState, occupied: bool) -> Result<Self, Misfit> {
+        let SlotState { control, events, held, times, pending: _ } = *saved;
+        let fits = !occupied && control & !CONTROL == 0 && events & !EVENTS == 0;
+        ensure(fits, || format!("no empty slot has control {control:#x} and events {events:#x}"))?;
+        Ok(Self { control, events, held, times, ..Self::new(false) })
     }
 
     pub(super) const fn control(&self) -> u16 {

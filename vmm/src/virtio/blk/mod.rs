@@ -25,7 +25,7 @@ pub use self::disk::{Disk, DiskError};
 use self::io::{Done, Engine, Job, Transfer};
 use self::request::{Action, Data, Request, Status, parse};
 use super::ring::{Ring, slices};
-use super::{ActivateError, Activation, Counter, Interrupt, VirtioDevice};
+use super::{ActivateError, Activation, Counter, DeviceState, Interrupt, VirtioDevice};
 use crate::eventfd;
 
 /// Bytes of the serial number (§5.2.6.2).
@@ -326,6 +326,15 @@ impl VirtioDevice for Block {
 
     fn is_quiescent(&self) -> bool {
         self.running.is_none() && !self.unflushed && self.engine.in_flight() == 0
+    }
+
+    fn is_busy(&self) -> bool {
+        self.unflushed || self.engine.in_flight() > 0
+    }
+
+    fn saved(&self) -> Option<DeviceState> {
+        let running = self.running.as_ref()?;
+        Some(DeviceState::of_queues(vec![Some(running.ring.position(0))]))
     }
 
     fn counters(&self) -> Vec<Counter> {

@@ -34,7 +34,9 @@ use self::userspace::Receive;
 use super::ActivateError;
 use super::Activation;
 use super::Counter;
+use super::DeviceState;
 use super::Interrupt;
+use super::Unsaved;
 use super::VirtioDevice;
 use super::ring;
 use super::ring::Ring;
@@ -71,6 +73,8 @@ struct Active {
     /// Pairs moved by this process: none with vhost-net.
     pairs: Vec<Option<Pair>>,
     control: Option<(usize, Ring)>,
+    /// Pairs that the driver uses.
+    used_pairs: u16,
 }
 
 struct Pair {
@@ -180,7 +184,7 @@ impl Net {
                 }
             }
         }
-        Ok(Active { interrupt: activation.interrupt, pairs, control })
+        Ok(Active { interrupt: activation.interrupt, pairs, control, used_pairs: 1 })
     }
 
     fn kicked(&mut self, queue: usize) {
@@ -237,11 +241,14 @@ impl Net {
             let mut bytes = [0; spec::COMMAND_LENGTH];
             let length = ring::read(ring.memory(), &chain.readable, 0, &mut bytes);
             let command = spec::Command::parse(bytes.get(..length).unwrap_or_default(), self.queue_pairs());
-            let done = command.is_some_and(|spec::Command::SetPairs(pairs)| self.use_pairs(pairs).is_ok());
+            let used = command.map(|spec::Command::SetPairs(pairs)| pairs);
+            let used = used.filter(|pairs| self.use_pairs(*pairs).is_ok());
+            let done = used.is_some();
             if !done {
                 self.counters.commands_refused = self.counters.commands_refused.saturating_add(1);
             }
-            let Some(Active { control: Some((_, ring)), .. }) = &mut self.active else { return };
+            let Some(Active { control: Some((_, ring)), used_pairs, .. }) = &mut self.active else { return };
+            *used_pairs = used.unwrap_or(*used_pairs);
             let answer = if done { spec::ACCEPTED } else { spec::REFUSED };
             let written = ring::write(ring.memory(), &chain.writable, 0, &[answer]);
             ring.complete(chain.head, u32::from(written > 0));
@@ -312,6 +319,37 @@ impl VirtioDevice for Net {
 
     fn vector_changed(&mut self, index: u16) -> Result<(), ActivateError> {
         self.active.as_ref().map_or(Ok(()), |active| self.backend.vector_changed(index, &*active.interrupt))
+    }
+
+    fn unsaved(&self) -> Option<Unsaved> {
+        matches!(self.backend, Backend::Vhost(_)).then_some(Unsaved {
+            reason: "uses vhost-net, a worker of the kernel",
+            remedy: "set \"vhost\": false for the device, and start the machine again",
+        })
+    }
+
+    fn saved(&self) -> Option<DeviceState> {
+        let active = self.active.as_ref()?;
+        let mut queues = vec![None; self.queue_sizes.len()];
+        let pairs = active.pairs.iter().flat_map(|pair| match pair {
+            Some(pair) => [Some(pair.receive.position()), Some(pair.transmit.position(0))],
+            None => [None; 2],
+        });
+        queues.iter_mut().zip(pairs).for_each(|(queue, position)| *queue = position);
+        if let Some((index, ring)) = &active.control
+            && let Some(queue) = queues.get_mut(*index)
+        {
+            *queue = Some(ring.position(0));
+        }
+        Some(DeviceState { queues, queue_pairs: Some(active.used_pairs) })
+    }
+
+    fn restored(&mut self, saved: &DeviceState) -> Result<(), ActivateError> {
+        let pairs = saved.queue_pairs.unwrap_or(1).clamp(1, self.queue_pairs());
+        let used = self.use_pairs(pairs);
+        used.map_err(|source| ActivateError { what: "TUNSETQUEUE", source })?;
+        self.active.iter_mut().for_each(|active| active.used_pairs = pairs);
+        Ok(())
     }
 
     fn counters(&self) -> Vec<Counter> {

@@ -15,6 +15,7 @@ use crate::virtio::iovec;
 use crate::virtio::ring;
 use crate::virtio::ring::Chain;
 use crate::virtio::ring::Ring;
+use crate::virtio::saved::QueuePosition;
 
 /// Packets or chains that one event moves at most, so that one busy queue does not keep others waiting.
 pub(super) const BUDGET: usize = 64;
@@ -62,6 +63,11 @@ impl Receive {
             mergeable: features & spec::MERGEABLE != 0,
             wanted: if large { spec::LARGEST_PACKET } else { spec::ORDINARY_PACKET },
         }
+    }
+
+    /// Its position in the queue: buffers that wait here are taken again.
+    pub(super) fn position(&self) -> QueuePosition {
+        self.ring.position(self.waiting.len())
     }
 
     /// Moves packets from the tap to the driver until one of them has no more.

@@ -2,6 +2,8 @@
 //! an [`Effect`] that the glue carries out.
 
 use super::registers::{Common, Half, NO_VECTOR, status};
+use crate::snapshot::{Misfit, ensure};
+use crate::virtio::saved::{QueueRegisters, RegisterState};
 
 /// Action that a register write requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,6 +120,75 @@ impl Core {
     /// The device is at rest.
     pub(super) fn rested(&mut self) {
         (self.status, self.resetting) = (0, false);
+    }
+
+    /// Vector of configuration changes.
+    pub(super) const fn config_vector(&self) -> u16 {
+        self.config_vector
+    }
+
+    /// Whether the device is active: its driver started it, and it needs no reset.
+    pub(super) const fn is_live(&self) -> bool {
+        self.status & (status::DRIVER_OK | status::NEEDS_RESET) == status::DRIVER_OK
+    }
+
+    /// The registers, while no reset is pending.
+    pub(super) fn saved(&self) -> RegisterState {
+        let queue = |queue: &QueueState| QueueRegisters {
+            size: queue.size,
+            vector: queue.vector,
+            enable: queue.enabled,
+            descriptor: queue.descriptor,
+            driver: queue.driver,
+            device: queue.device,
+        };
+        RegisterState {
+            device_feature_select: self.device_select,
+            driver_feature_select: self.driver_select,
+            driver_feature: self.accepted,
+            config_vector: self.config_vector,
+            status: self.status,
+            queue_select: self.queue_select,
+            queues: self.queues.iter().map(queue).collect(),
+        }
+    }
+
+    /// Takes registers that a device like this one can have.
+    ///
+    /// # Errors
+    /// [`Misfit`].
+    pub(super) fn restore(&mut self, saved: &RegisterState) -> Result<(), Misfit> {
+        use status::{ACKNOWLEDGE, DRIVER, DRIVER_OK, FAILED, FEATURES_OK, NEEDS_RESET};
+        let accepted = saved.driver_feature;
+        let has = |bit: u8| saved.status & bit != 0;
+        let known = ACKNOWLEDGE | DRIVER | DRIVER_OK | FEATURES_OK | NEEDS_RESET | FAILED;
+        let steps = (!has(DRIVER_OK) || has(FEATURES_OK)) && saved.status & !known == 0;
+        ensure(steps, || format!("no driver leads to device status {:#x}", saved.status))?;
+        let missing = accepted & !self.offered;
+        ensure(!has(FEATURES_OK) || (missing == 0 && accepted & VERSION_1 != 0), || {
+            format!("its driver uses the feature bits {missing:#x}, which this host's device lacks")
+        })?;
+        let (count, own) = (saved.queues.len(), self.queues.len());
+        ensure(count == own, || format!("{count} queues in place of {own}"))?;
+        let has_vector = |vector: u16| vector < self.vectors || vector == NO_VECTOR;
+        ensure(has_vector(saved.config_vector), || format!("it has no vector {}", saved.config_vector))?;
+        for (queue, saved) in self.queues.iter_mut().zip(&saved.queues) {
+            let QueueRegisters { size, vector, enable, descriptor, driver, device } = *saved;
+            let max_size = queue.max_size;
+            ensure(size.is_power_of_two() && size <= max_size, || {
+                format!("no queue of {max_size} entries has {size}")
+            })?;
+            let has_vector = vector < self.vectors || vector == NO_VECTOR;
+            ensure(has_vector, || format!("it has no vector {vector}"))?;
+            *queue = QueueState { max_size, size, vector, enabled: enable, descriptor, driver, device };
+        }
+        self.device_select = saved.device_feature_select;
+        self.driver_select = saved.driver_feature_select;
+        self.accepted = accepted;
+        self.config_vector = saved.config_vector;
+        self.status = saved.status;
+        self.queue_select = saved.queue_select;
+        Ok(())
     }
 
     /// Sets DEVICE_NEEDS_RESET: the device could not start, or had an error that it cannot go on from (§2.1.1).

@@ -69,6 +69,17 @@ impl PciInterrupt {
         self.generation.load(Ordering::Acquire)
     }
 
+    /// The interrupt status, without clearing it.
+    pub(super) fn isr(&self) -> u8 {
+        self.isr.load(Ordering::Acquire)
+    }
+
+    /// Sets status and generation; status bits that no device has are dropped.
+    pub(super) fn restore(&self, isr: u8, generation: u8) {
+        self.isr.store(isr & (ISR_QUEUE | ISR_CONFIG), Ordering::Release);
+        self.generation.store(generation, Ordering::Release);
+    }
+
     fn vector(&self, index: u16) -> u16 {
         self.queues.get(usize::from(index)).map_or(NO_VECTOR, |v| v.load(Ordering::Acquire))
     }

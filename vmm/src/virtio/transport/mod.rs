@@ -11,6 +11,7 @@ mod identity;
 mod interrupt;
 mod plugged;
 mod registers;
+mod saved;
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -10,7 +10,8 @@ use crate::eventfd;
 use crate::pci::msix::{MsiMessage, MsiRouter};
 use crate::pci::{COMMAND, COMMAND_BUS_MASTER, COMMAND_MEMORY, Plugged};
 use crate::plan::{BarKind, BarPlan, FunctionRole};
-use crate::virtio::ActivateError;
+use crate::virtio::saved::QueuePosition;
+use crate::virtio::{ActivateError, DeviceState};
 
 /// Two queues and eight bytes of configuration; remembers what it was given.
 struct Fake {
@@ -62,6 +63,13 @@ impl VirtioDevice for Fake {
         }
         Ok(())
     }
+    fn saved(&self) -> Option<DeviceState> {
+        let position =
+            |queue: &Queue| QueuePosition { available: queue.next_avail(), used: queue.next_used() };
+        let queues = self.active.as_ref()?.queues.iter().map(|queue| queue.as_ref().map(position));
+        Some(DeviceState::of_queues(queues.collect()))
+    }
+
     fn counters(&self) -> Vec<Counter> {
         vec![("resets", self.resets.into())]
     }

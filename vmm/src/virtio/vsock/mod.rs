@@ -38,11 +38,13 @@ use self::muxer::Muxer;
 use super::ActivateError;
 use super::Activation;
 use super::Counter;
+use super::DeviceState;
 use super::Interrupt;
 use super::RING_EVENT_IDX;
 use super::RING_INDIRECT;
+use super::Unsaved;
 use super::VirtioDevice;
-use super::ring::Ring;
+use super::ring::{self, Ring};
 use super::vhost::VhostError;
 use super::vhost::Vring;
 use super::vhost::Worker;
@@ -51,10 +53,13 @@ use crate::eventfd;
 
 /// Device type number (virtio 1.3 §5).
 const DEVICE_TYPE: u16 = 19;
-/// Receive, transmit, event (virtio 1.3 §5.10.2). The event queue reports migration only, and stays silent.
+/// Receive, transmit, event (virtio 1.3 §5.10.2). The event queue reports a restored machine only.
 const QUEUE_SIZES: [u16; 3] = [256, 256, 64];
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
+const EVENT: usize = 2;
+/// VIRTIO_VSOCK_EVENT_TRANSPORT_RESET, a structure of one field (virtio 1.3 §5.10.6.7).
+const TRANSPORT_RESET: [u8; 4] = 0_u32.to_le_bytes();
 
 /// Token of an event: a kick of queue 0 to 2, or one of these.
 const SOCKETS: u32 = 0x100;
@@ -139,6 +144,10 @@ struct Active {
     interrupt: Arc<dyn Interrupt>,
     /// Receive and transmit, when this process serves them.
     rings: Option<(Ring, Ring)>,
+    /// The event queue, when this process serves the others.
+    events: Option<Ring>,
+    /// The driver is yet to receive that all connections are lost.
+    owes_reset: bool,
 }
 
 struct Descriptor(RawFd);
@@ -200,6 +209,22 @@ impl Vsock {
         }
     }
 
+    /// Notifies the driver that all connections are lost, once it has given a buffer for that.
+    fn report_reset(&mut self) {
+        let Some(Active { interrupt, events: Some(events), owes_reset, .. }) = &mut self.active else { return };
+        for _ in 0..events.size() {
+            let next = if *owes_reset { events.pop() } else { None };
+            let Some(chain) = next else { break };
+            let Ok(chain) = chain else { continue }; // the ring gave it back
+            let written = ring::write(events.memory(), &chain.writable, 0, &TRANSPORT_RESET);
+            events.complete(chain.head, u32::try_from(written).unwrap_or(0));
+            *owes_reset = written < TRANSPORT_RESET.len();
+        }
+        if events.needs_interrupt() {
+            interrupt.queue(EVENT as u16);
+        }
+    }
+
     /// Asks for another [`Vsock::pump`], after others had their turn.
     fn come_back(&self) {
         if let Some(kick) = self.kicks.get(TRANSMIT) {
@@ -255,6 +280,7 @@ impl VirtioDevice for Vsock {
         if self.deaf {
             return Err(ActivateError { what: "epoll_ctl", source: io::ErrorKind::Other.into() });
         }
+        let mut events = None;
         let rings = match &self.mover {
             Mover::Vhost(worker) => {
                 if let Err(error) = self.start_worker(worker, &activation) {
@@ -265,10 +291,12 @@ impl VirtioDevice for Vsock {
             }
             Mover::Userspace(_) => {
                 let (queues, memory) = (&mut activation.queues, &activation.memory);
+                events = ring(queues, EVENT, memory);
                 ring(queues, RECEIVE, memory).zip(ring(queues, TRANSMIT, memory))
             }
         };
-        self.active = Some(Active { interrupt: activation.interrupt, rings });
+        let interrupt = activation.interrupt;
+        self.active = Some(Active { interrupt, rings, events, owes_reset: false });
         self.come_back(); // for host programs that connected meanwhile
         Ok(())
     }
@@ -280,6 +308,29 @@ impl VirtioDevice for Vsock {
             }
             _ => Ok(()),
         }
+    }
+
+    fn unsaved(&self) -> Option<Unsaved> {
+        matches!(self.mover, Mover::Vhost(_)).then_some(Unsaved {
+            reason: "uses vhost-vsock, a worker of the kernel",
+            remedy: "set \"socket\" of the device to a path, and start the machine again",
+        })
+    }
+
+    fn saved(&self) -> Option<DeviceState> {
+        let Active { rings, events, .. } = self.active.as_ref()?;
+        let [receive, transmit] = match rings {
+            Some((receive, transmit)) => [Some(receive), Some(transmit)],
+            None => [None; 2],
+        };
+        let position = |ring: Option<&Ring>| ring.map(|ring| ring.position(0));
+        Some(DeviceState::of_queues([receive, transmit, events.as_ref()].map(position).to_vec()))
+    }
+
+    /// Its connections were with sockets of another process.
+    fn restored(&mut self, _saved: &DeviceState) -> Result<(), ActivateError> {
+        self.active.iter_mut().for_each(|active| active.owes_reset = true);
+        Ok(())
     }
 
     fn counters(&self) -> Vec<Counter> {
@@ -315,6 +366,7 @@ impl MutEventSubscriber for Vsock {
         if let Some(kick) = self.kicks.get(queue) {
             let _ = kick.read(); // empty when another event got there first
         }
+        self.report_reset();
         self.pump();
     }
 
