@@ -42,6 +42,14 @@ pub enum KvmError {
         #[source]
         source: kvm_ioctls::Error,
     },
+    /// A register of a saved vCPU was refused.
+    #[error("{call} refused the saved value of register {register:#x}")]
+    Register {
+        /// Name of the call.
+        call: &'static str,
+        /// Number of the register as the call has it.
+        register: u64,
+    },
     #[error("{call} failed")]
     Call {
         /// Name of the call.
@@ -86,6 +94,9 @@ impl Report for KvmError {
             }
             Self::Call { source, .. } if matches!(source.errno(), libc::EMFILE | libc::ENFILE) => {
                 Blame::Host.help("raise the limit of open files: ulimit -n 65536")
+            }
+            Self::Register { .. } => {
+                Blame::Host.help("restore the machine on a host with the processor and kernel that saved it")
             }
             Self::Memory { .. } | Self::Call { .. } => Blame::Host.into(),
         }

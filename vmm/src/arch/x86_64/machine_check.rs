@@ -16,7 +16,7 @@ use crate::kvm::KvmError;
 pub type Check = kvm_x86_mce;
 
 /// MCG_CAP: banks, their control register, recoverable errors.
-const BANKS: u64 = 10;
+pub(super) const BANKS: u32 = 10;
 const MCG_CTL_P: u64 = 1 << 8;
 const MCG_SER_P: u64 = 1 << 24;
 /// Banks for memory that was read and for memory that was found bad: a note that the guest has not seen must not make
@@ -48,7 +48,7 @@ const PHYSICAL: u64 = 2 << 6;
 
 /// MCG_CAP of every vCPU, where KVM offers what recovery needs.
 pub const fn capability(supported: u64) -> Option<u64> {
-    if supported & MCG_SER_P == 0 { None } else { Some(BANKS | (MCG_CTL_P | MCG_SER_P) & supported) }
+    if supported & MCG_SER_P == 0 { None } else { Some(BANKS as u64 | (MCG_CTL_P | MCG_SER_P) & supported) }
 }
 
 /// Makes machine checks in the form of the guest's processor.

@@ -17,6 +17,8 @@ pub mod machine_check;
 #[cfg(target_arch = "x86_64")]
 pub mod reset;
 #[cfg(target_arch = "x86_64")]
+pub mod state;
+#[cfg(target_arch = "x86_64")]
 pub mod system_call;
 #[cfg(target_arch = "x86_64")]
 pub mod vcpu;

@@ -22,7 +22,7 @@ const CR4_PAE: u64 = 1 << 5;
 const EFER_LME: u64 = 1 << 8;
 const EFER_LMA: u64 = 1 << 10;
 /// Flags of a vCPU before its first instruction.
-pub(super) const RFLAGS_RESERVED: u64 = 1 << 1;
+const RFLAGS_RESERVED: u64 = 1 << 1;
 const MSR_MISC_ENABLE: u32 = 0x1a0;
 const MISC_ENABLE_FAST_STRING: u64 = 1;
 const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
@@ -120,7 +120,7 @@ fn set_registers(
 }
 
 /// Floating-point registers of a vCPU before its first instruction.
-pub(super) fn initial_fpu() -> kvm_fpu {
+fn initial_fpu() -> kvm_fpu {
     kvm_fpu { fcw: 0x37f, mxcsr: 0x1f80, ..Default::default() }
 }
 
