@@ -9,6 +9,7 @@
 //! | `vm` | the kernel's VM |
 //! | `vcpu` | vCPUs and interrupt controllers; registers at the first instruction |
 //! | `reset` | state of vCPUs and interrupt controllers before the first instruction |
+//! | `state` | state of vCPUs and interrupt controllers that KVM keeps, for a file |
 //! | `interrupts` | numbers of lines and messages |
 //! | `machine_check` | reports of bad memory to a vCPU |
 //! | `system_call` | arguments of a system call, from a thread's registers |

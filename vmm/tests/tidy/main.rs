@@ -59,6 +59,7 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
     ("vfio/src/kernel/sys.rs", "ioctls of VFIO and iommufd"),
     ("vfio/src/mapping.rs", "mmap of BARs and of a server's memory"),
     ("vfio/src/memory.rs", "the promise that memory shared with devices stays"),
+    ("vmm/src/arch/aarch64/gic/read.rs", "attributes of devices, which the kernel writes"),
     ("vmm/src/arch/x86_64/machine_check/ioctls.rs", "ioctls of machine checks"),
     ("vmm/src/arch/x86_64/state/xsave.rs", "areas of extended registers, of the size that KVM reports"),
     ("vmm/src/eventfd.rs", "an eventfd's descriptor"),

@@ -1,5 +1,8 @@
 //! The interrupt controllers, a GICv3 with an ITS, which the kernel has.
 
+pub(super) mod read;
+pub(super) mod registers;
+
 use kvm_bindings::{
     KVM_DEV_ARM_VGIC_CTRL_INIT, KVM_DEV_ARM_VGIC_GRP_ADDR, KVM_DEV_ARM_VGIC_GRP_CTRL,
     KVM_DEV_ARM_VGIC_GRP_NR_IRQS, KVM_VGIC_ITS_ADDR_TYPE, KVM_VGIC_V3_ADDR_TYPE_DIST,

@@ -14,6 +14,8 @@ pub mod machine_check;
 #[cfg(target_arch = "aarch64")]
 pub mod reset;
 #[cfg(target_arch = "aarch64")]
+pub mod state;
+#[cfg(target_arch = "aarch64")]
 pub mod system_call;
 #[cfg(target_arch = "aarch64")]
 pub mod vcpu;
