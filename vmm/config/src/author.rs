@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use egm_address::CpuSet;
 
 use super::file::{
-    AffinityFile, BarsFile, BootFile, CliqueFile, ConsoleFile, CpusFile, DeviceFile, EgmFile, File, MemoryFile,
-    NodeFile, OneOrMore, PcieFile, SpareFile, TopologyFile,
+    AffinityFile, BarsFile, BootFile, CliqueFile, ConsoleFile, CpusFile, DeviceFile, EgmFile, File,
+    MemoryFile, NodeFile, OneOrMore, PcieFile, SpareFile, TopologyFile,
 };
 use super::pages::PageSize;
 use super::slot::Slot;
 use super::spec::{
-    BarPlacement, BarPlacements, Boot, Clique, Console, Cpus, Device, DeviceKind, EgmSlice, Memory, Node, Pcie,
-    Spec,
+    BarPlacement, BarPlacements, Boot, Clique, Console, Cpus, Device, DeviceKind, EgmSlice, Memory, Node,
+    Pcie, Spec,
 };
 use super::tap::{Tap, TapFile};
 

@@ -186,6 +186,8 @@ pub(super) enum Awaited {
     End,
     /// No vCPU is in the guest.
     Pause,
+    /// The machine of a snapshot is paused or runs, or its start has failed.
+    Restore,
     /// Another thread has carried out the request.
     Reply(Deferred),
 }

@@ -42,6 +42,17 @@ pub(crate) struct Created {
     pub(super) taps: Passed,
 }
 
+/// A snapshot that a machine begins with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RestoreOrder {
+    /// Its folder.
+    pub(crate) folder: std::path::PathBuf,
+    /// Whether its memory is copied in before the guest runs.
+    pub(crate) copy: bool,
+    /// Whether the guest runs at once.
+    pub(crate) resume: bool,
+}
+
 /// Step after the end of a machine. Of several requests the greatest counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Next {
@@ -136,6 +147,7 @@ pub(super) enum Effect {
 pub(crate) enum Order {
     Wait,
     Boot(Arc<Created>),
+    Restore(Arc<Created>, Arc<RestoreOrder>),
     End,
 }
 
@@ -144,6 +156,8 @@ pub(crate) enum Order {
 pub(super) struct Cycle {
     created: Option<Arc<Created>>,
     is_booted: bool,
+    /// The snapshot that this execution's machine begins with.
+    restore: Option<Arc<RestoreOrder>>,
     /// Whether a reboot started this execution's machine.
     is_restart: bool,
     /// Whether the program ends with a guest that ends by itself.
@@ -229,6 +243,17 @@ impl Cycle {
         }
     }
 
+    /// Creates the machine of a snapshot, and starts it.
+    ///
+    /// # Errors
+    /// [`CycleError`]: a machine is created, or the program ends.
+    pub(super) fn restore(&mut self, created: Created, order: RestoreOrder) -> Result<(), CycleError> {
+        self.create(created)?;
+        self.boot().inspect_err(|_| self.created = None)?;
+        self.restore = Some(Arc::new(order));
+        Ok(())
+    }
+
     /// Checks that a machine was booted.
     ///
     /// # Errors
@@ -279,14 +304,19 @@ impl Cycle {
     pub(super) fn failed(&mut self, text: String) {
         let of_this_machine = self.own.is_some();
         let reason = self.last.take().filter(|_| of_this_machine).map(|last| last.reason);
-        self.own.get_or_insert(Next::Stay);
+        // No machine is left of a snapshot that cannot be restored.
+        let next = if self.restore.is_some() { Next::Delete } else { Next::Stay };
+        self.own.get_or_insert(next);
         self.last = Some(LastEnd { reason: reason.unwrap_or_else(|| "failed".to_owned()), text });
     }
 
     /// The main thread's instruction while no machine runs.
     pub(super) fn order(&self) -> Order {
         match (&self.created, self.is_booted, self.requested) {
-            (Some(created), true, _) => Order::Boot(Arc::clone(created)),
+            (Some(created), true, _) => match &self.restore {
+                Some(restore) => Order::Restore(Arc::clone(created), Arc::clone(restore)),
+                None => Order::Boot(Arc::clone(created)),
+            },
             (_, _, Some(Next::End)) => Order::End,
             _ => Order::Wait,
         }

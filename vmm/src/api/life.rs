@@ -70,11 +70,16 @@ pub(super) fn outcome(awaited: &Awaited, state: &KnownState, is_last: bool) -> O
     match awaited {
         Awaited::Start if state.live.is_some() => Some(Answer::done()),
         Awaited::Pause => pause_outcome(state),
+        Awaited::Restore
+            if state.live.as_ref().is_some_and(|live| live.pause_state() != PauseState::Pausing) =>
+        {
+            Some(Answer::done())
+        }
         Awaited::Reply(reply) => reply.get().or_else(|| is_last.then(unanswered)),
         // Its client may request a start again at once, which this execution would refuse.
         _ if !is_last => None,
         Awaited::End => Some(Answer::done()),
-        Awaited::Start => Some(match &state.failure {
+        Awaited::Start | Awaited::Restore => Some(match &state.failure {
             Some(texts) => Answer::failures(Status::InternalServerError, texts),
             None => {
                 let what = "cannot start the machine: the program ends";
@@ -104,7 +109,7 @@ pub(super) fn unbooted(state: &KnownState) -> Option<Answer> {
 }
 
 /// The answer where the program has one machine, which starts and ends with it.
-fn single_machine() -> Answer {
+pub(super) fn single_machine() -> Answer {
     Answer::failure(Status::NotImplemented, "egm-vmm run has one machine", SERVE)
 }
 

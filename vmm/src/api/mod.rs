@@ -27,6 +27,7 @@ mod cycle;
 mod event_monitor;
 mod events;
 mod http;
+mod kept;
 mod life;
 mod metrics;
 mod openapi;
@@ -37,7 +38,7 @@ mod shown;
 mod views;
 
 pub(crate) use client::{Client, ClientError, Events};
-pub(crate) use cycle::{Created, Order, SavedCycle};
+pub(crate) use cycle::{Created, Order, RestoreOrder, SavedCycle};
 pub(crate) use event_monitor::{CloudEvent, EventMonitor};
 pub use events::{Journal, MachineEvent};
 pub(crate) use published::Published;

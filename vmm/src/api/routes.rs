@@ -15,7 +15,7 @@ use super::cycle::{Cycle, Language, Next};
 use super::events::EventFormat;
 use super::http::{Method, Request};
 use super::published::{KnownState, Published};
-use super::{control, life, metrics, views};
+use super::{control, kept, life, metrics, views};
 use crate::machine::{ControlError, Live};
 use crate::plan::{self, Plan};
 
@@ -37,6 +37,10 @@ enum Operation {
     PowerButton,
     Pause,
     Resume,
+    /// A snapshot of the paused machine.
+    Snapshot,
+    /// A machine of a snapshot.
+    Restore,
     /// A device, before the start of the machine or while it runs.
     Add(Change),
     /// A device of our own language, while the machine runs.
@@ -69,7 +73,7 @@ use Method::{Get, Put};
 use Operation::Missing;
 
 const FIXED: &str = "change the configuration, and start the machine again";
-const NO_STATE: &str = "shut the guest down; its state cannot be kept yet";
+const NO_STATE: &str = "use vm.snapshot, and vm.restore in a program of the other host";
 
 const fn route(method: Method, path: &'static str, operation: Operation, line: &'static str) -> Route {
     Route { method, path, operation, line }
@@ -111,6 +115,18 @@ pub(super) const ROUTES: &[Route] = &[
         "let the vCPUs wait outside the guest; answered when they do; devices go on",
     ),
     route(Put, "/api/v1/vm.resume", Operation::Resume, "let the vCPUs of a paused machine run"),
+    route(
+        Put,
+        "/api/v1/vm.snapshot",
+        Operation::Snapshot,
+        "write the state of the paused machine into the folder of the body, a `VmSnapshotConfig`",
+    ),
+    route(
+        Put,
+        "/api/v1/vm.restore",
+        Operation::Restore,
+        "`serve`: make the machine of the snapshot of the body, a `RestoreConfig`; answered when it is paused, or runs",
+    ),
     route(
         Put,
         "/api/v1/vm.add-device",
@@ -220,8 +236,6 @@ pub(super) const ROUTES: &[Route] = &[
         "this table as JSON, with the requests that are not built",
     ),
     route(Get, "/egm/v1/openapi.json", Operation::OpenApi(Surface::Own), "OpenAPI document of `/egm/v1/`"),
-    missing("/api/v1/vm.snapshot", NO_STATE),
-    missing("/api/v1/vm.restore", NO_STATE),
     missing("/api/v1/vm.send-migration", NO_STATE),
     missing("/api/v1/vm.receive-migration", NO_STATE),
     missing("/api/v1/vm.coredump", "use the guest's own crash kernel (kdump)"),
@@ -237,7 +251,10 @@ pub(super) const ROUTES: &[Route] = &[
 impl Operation {
     /// Whether it needs a life cycle, which a program with one machine lacks.
     const fn is_of_serve(self) -> bool {
-        matches!(self, Self::Create(_) | Self::Boot | Self::Amend(..) | Self::End(Next::Delete))
+        matches!(
+            self,
+            Self::Create(_) | Self::Boot | Self::Restore | Self::Amend(..) | Self::End(Next::Delete)
+        )
     }
 
     /// Whether it may have a body; one that is refused anyway may, so that its own refusal is the answer.
@@ -245,6 +262,8 @@ impl Operation {
         matches!(
             self,
             Self::Create(_)
+                | Self::Snapshot
+                | Self::Restore
                 | Self::Add(_)
                 | Self::Plug
                 | Self::RemoveDevice
@@ -311,6 +330,8 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
         Operation::End(next) if state.cycle.is_some() || operation.is_of_serve() => {
             return life::end(next, machine);
         }
+        Operation::Snapshot => return kept::save(request, machine),
+        Operation::Restore => return kept::restore(request, machine),
         Operation::Add(change) => return control::add(change, request, machine),
         Operation::Plug => return control::plug_in(request, machine),
         Operation::RemoveDevice => return control::remove_device(request, machine),

@@ -90,6 +90,24 @@ enum Verb {
     Pause,
     /// Let the vCPUs of a paused machine run
     Resume,
+    /// Write the state of the paused machine into a folder that is empty or does not exist
+    Snapshot {
+        /// Folder of the snapshot
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
+    /// Make the machine of a snapshot in egm-vmm serve, paused
+    Restore {
+        /// Folder of the snapshot
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// Copy all memory in before the guest runs; by default it is read as the guest touches it
+        #[arg(long)]
+        prefault: bool,
+        /// Let the guest run at once
+        #[arg(long)]
+        resume: bool,
+    },
     /// Plug a device into a spare port of the running machine, and print what the guest finds; its paths are relative to the
     /// working directory of the machine's program
     Plug {
@@ -177,6 +195,26 @@ impl Report for Unflushed {
     }
 }
 
+/// A path that no request can name.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot name the folder {}: it is not UTF-8, or the working directory is gone", folder.display())]
+struct Unnamed {
+    folder: PathBuf,
+}
+
+impl Report for Unnamed {
+    fn remedy(&self) -> Remedy {
+        Blame::Configuration.help("name it by an absolute path of UTF-8")
+    }
+}
+
+/// The URL of `folder`, by its absolute path.
+fn url(folder: &Path) -> Result<String, Unnamed> {
+    let absolute = std::path::absolute(folder).ok();
+    let path = absolute.as_deref().and_then(Path::to_str);
+    path.map(|path| format!("file://{path}")).ok_or_else(|| Unnamed { folder: folder.to_owned() })
+}
+
 /// A machine goes on although it was to stop.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot end the machine within {} s", STOP.as_secs())]
@@ -211,6 +249,14 @@ pub(super) fn run(args: &Args) -> Outcome {
         Verb::PowerButton => client.ask("PUT", "/api/v1/vm.power-button")?,
         Verb::Pause => client.ask("PUT", "/api/v1/vm.pause")?,
         Verb::Resume => client.ask("PUT", "/api/v1/vm.resume")?,
+        Verb::Snapshot { folder } => {
+            let body = json!({ "destination_url": url(folder)? }).to_string();
+            client.within(LONG).ask_with("PUT", "/api/v1/vm.snapshot", body.as_bytes())?
+        }
+        Verb::Restore { folder, prefault, resume } => {
+            let body = json!({ "source_url": url(folder)?, "prefault": prefault, "resume": resume });
+            client.within(LONG).ask_with("PUT", "/api/v1/vm.restore", body.to_string().as_bytes())?
+        }
         Verb::Plug { device, id, clique, dry_run } => {
             let mut device = device.clone();
             device.extend(id.as_deref().map(|id| ("id".to_owned(), id.into())));

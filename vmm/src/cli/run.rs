@@ -11,14 +11,16 @@ use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use super::{Outcome, print_message};
 use crate::api::{Published, Server};
-use crate::config::{self, ConfigErrors, OnReset, Overrides, Spec};
+use crate::config::{self, OnReset, Overrides, Spec};
 use crate::custody;
 use crate::error::{Chain, Remedy, Report};
 use crate::launch::{Confined, Reservation, Reserved};
 use crate::listener::remove_stale;
 use crate::machine::{self, ExitReason, MachineStep};
+use crate::memory::MemoryImage;
 use crate::reserve::Broker;
 use crate::sandbox::{self, Mode};
+use crate::snapshot::{MACHINE, RestoreError, RestoreReason, StoredSnapshot};
 use crate::user::User;
 
 /// Start the virtual machine of a configuration file and wait for its end
@@ -26,8 +28,11 @@ use crate::user::User;
 #[command(after_help = EXAMPLE)]
 pub(super) struct Args {
     /// Configuration of the machine ("-" is standard input); "egm-vmm schema" describes every key
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    #[arg(value_name = "FILE", required_unless_present = "restore")]
+    file: Option<PathBuf>,
+    /// Make the machine of this snapshot, which runs on from there; the folder must stay as it is until the machine ends
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["file", "kernel", "initramfs", "append"])]
+    restore: Option<PathBuf>,
     /// Kernel, instead of "boot"."kernel" of the configuration
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
@@ -83,14 +88,28 @@ impl Args {
         }
     }
 
-    fn spec(&self) -> Result<Spec, ConfigErrors> {
-        config::load_with(&self.file, &self.overrides())
+    /// The file with the configuration.
+    fn file(&self) -> PathBuf {
+        let restored = || self.restore.as_deref().map(|folder| folder.join(MACHINE));
+        self.file.clone().or_else(restored).unwrap_or_default()
+    }
+
+    fn spec(&self) -> Result<Spec, Box<dyn Report>> {
+        match self.snapshot()? {
+            Some(snapshot) => Ok(spec_of(&snapshot, &self.overrides())?),
+            None => Ok(config::load_with(&self.file(), &self.overrides())?),
+        }
+    }
+
+    /// The snapshot that the machine begins with, if there is one.
+    fn snapshot(&self) -> Result<Option<StoredSnapshot>, RestoreError> {
+        self.restore.as_deref().map(StoredSnapshot::open).transpose()
     }
 
     /// Whether another process returns the slices of the machine, if it has any: in a sandbox no file of the ledger is
     /// opened. That process starts this one again, which reads the configuration then.
     fn may_need_keeper(&self) -> bool {
-        let is_read_once = self.file.as_os_str() == "-";
+        let is_read_once = self.file().as_os_str() == "-";
         let has_own_slices = self.broker.is_none() && geteuid().is_root();
         self.keeper.is_none() && self.sandbox.is_on() && has_own_slices && !is_read_once
     }
@@ -174,7 +193,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     raise_open_files();
     // Until there is a guest, its power button does nothing; an unhandled signal would end this process.
     let _ = signal_hook::flag::register(libc::SIGPWR, Arc::default());
-    let machine = Arc::new(Published::new(args.file.clone()));
+    let machine = Arc::new(Published::new(args.file()));
     // Before the API starts: it is the machine's process that listens. The keeper has neither a thread nor the socket.
     let known = args.may_need_keeper().then(|| args.spec());
     if let Some(Ok(spec)) = &known
@@ -193,25 +212,51 @@ pub(super) fn run(args: &Args) -> Outcome {
 /// already.
 fn run_machine(
     args: &Args,
-    known: Option<Result<Spec, ConfigErrors>>,
+    known: Option<Result<Spec, Box<dyn Report>>>,
     confined: Confined,
     machine: &Published,
 ) -> Outcome {
     let spec = known.unwrap_or_else(|| args.spec())?;
+    let restored = args.snapshot()?.map(|snapshot| Restored { snapshot, copy: false, resume: true });
     machine.stage("configuration");
-    let (ended, reservation) = launch(&spec, args.broker().as_ref(), confined, machine, &|| ())?;
+    let (ended, reservation) =
+        launch(&spec, args.broker().as_ref(), confined, restored.as_ref(), machine, &|| ())?;
     machine.ended(&ended.reason);
     let outcome = report(ended);
     drop(reservation);
     outcome
 }
 
-/// Starts the machine of `spec` and runs it to its end; publishes each step, and calls `started` when the vCPUs run.
+/// A snapshot that a machine begins with.
+pub(super) struct Restored {
+    pub(super) snapshot: StoredSnapshot,
+    /// Whether its memory is copied in before the guest runs.
+    pub(super) copy: bool,
+    /// Whether the guest runs at once; otherwise it is paused.
+    pub(super) resume: bool,
+}
+
+impl Restored {
+    fn image(&self) -> MemoryImage<'_> {
+        let (file, pieces) = self.snapshot.memory();
+        MemoryImage { file, pieces, copy: self.copy }
+    }
+}
+
+/// Specification of the machine of `snapshot`.
+fn spec_of(snapshot: &StoredSnapshot, overrides: &Overrides) -> Result<Spec, RestoreError> {
+    let spec = config::parse_with(&snapshot.path().join(MACHINE), snapshot.machine().to_vec(), overrides);
+    spec.map_err(|errors| RestoreReason::Configuration(errors.to_string()).of(snapshot.path()))
+}
+
+/// Starts the machine of `spec`, in the state of `restored` if that is given, and runs it to its end; publishes each step, and
+/// calls `started` when the vCPUs run.
 /// Its plan is kept where there is an API. The machine's reservation ends when the second value is dropped.
 pub(super) fn launch(
     spec: &Spec,
     broker: Option<&Broker>,
     confined: Confined,
+    restored: Option<&Restored>,
     machine: &Published,
     started: &dyn Fn(),
 ) -> Result<(machine::Ended, Reservation), Box<dyn Report>> {
@@ -221,7 +266,7 @@ pub(super) fn launch(
     if machine.journal().is_open() {
         machine.planned(reserved.plan().clone(), reserved.slices());
     }
-    let opened = reserved.open()?;
+    let opened = reserved.open(restored.map(Restored::image))?;
     machine.stage("resources");
     if let Some(present) = opened.present() {
         print_message(present.line());
@@ -231,12 +276,15 @@ pub(super) fn launch(
         print_message(format_args!("console: {name}"));
         machine.record_terminal(&name);
     }
-    let built = opened.build(machine.journal())?;
+    let built = opened.build(restored.map(|restored| &restored.snapshot), machine.journal())?;
     machine.stage("machine");
     let live = built.live();
     Ok(built.run(&|step| {
         if step == MachineStep::Started {
             started();
+            if restored.is_some_and(|restored| restored.resume) {
+                let _ = live.resume(); // it is paused, and may only end meanwhile
+            }
         }
         machine.step(step, &live);
     }))

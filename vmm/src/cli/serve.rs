@@ -25,9 +25,9 @@ use serde::{Deserialize, Serialize};
 
 pub(super) use self::file::PathOrDescriptor;
 use self::signals::Signals;
-use super::run::{launch, raise_open_files, report};
+use super::run::{Restored, launch, raise_open_files, report};
 use super::{Outcome, print_message};
-use crate::api::{CloudEvent, Created, EventMonitor, Order, Published, SavedCycle, Server};
+use crate::api::{CloudEvent, Created, EventMonitor, Order, Published, RestoreOrder, SavedCycle, Server};
 use crate::config::{OnReset, Overrides};
 use crate::error::{Blame, Chain, Remedy, Report};
 use crate::inherited;
@@ -36,6 +36,7 @@ use crate::listener::Listener;
 use crate::reexec;
 use crate::reserve::Broker;
 use crate::sandbox::Mode;
+use crate::snapshot::{RestoreError, StoredSnapshot};
 
 /// The option of an execution that takes over the socket and the state of the one before; see [`reexec::execute`].
 const RESUME: &str = "--resume";
@@ -260,12 +261,13 @@ impl Service<'_> {
     /// Serves until the program ends. Does not return when the program executes itself for the next machine.
     fn serve(&self, listener: Listener, machine: &Arc<Published>, signals: &mut Signals) -> Outcome {
         let server = Server::serve(listener, Arc::clone(machine))?;
-        let created = loop {
+        let (created, restore) = loop {
             match machine.order() {
                 Order::End => return Ok(ExitCode::SUCCESS),
                 Order::Wait if signals.is_end_requested() => return Ok(ExitCode::SUCCESS),
                 Order::Wait => signals.wait_with(machine.orders()).map_err(failed("wait for requests"))?,
-                Order::Boot(created) => break created,
+                Order::Boot(created) => break (created, None),
+                Order::Restore(created, restore) => break (created, Some(restore)),
             }
         };
         signals.set_starting(true);
@@ -275,7 +277,7 @@ impl Service<'_> {
             return Ok(ExitCode::SUCCESS);
         }
         machine.note(CloudEvent::Booting);
-        let outcome = self.run_machine(&created, machine, signals);
+        let outcome = self.run_machine(&created, restore.as_deref(), machine, signals);
         signals.set_starting(false);
         let outcome = outcome.inspect_err(|error| machine.failed(error.as_ref()));
         // From now on clients wait in the socket, and signals in the kernel.
@@ -299,9 +301,20 @@ impl Service<'_> {
         Err(failed("execute this program again")(error).into())
     }
 
-    /// Starts the machine of `created`, and runs it to its end.
-    fn run_machine(&self, created: &Created, machine: &Published, signals: &Signals) -> Outcome {
+    /// Starts the machine of `created`, with the snapshot of `restore` if there is one, and runs it to its end.
+    fn run_machine(
+        &self,
+        created: &Created,
+        restore: Option<&RestoreOrder>,
+        machine: &Published,
+        signals: &Signals,
+    ) -> Outcome {
         machine.begin_start();
+        let restore = restore.map(|RestoreOrder { folder, copy, resume }| {
+            let snapshot = StoredSnapshot::open(folder)?;
+            Ok::<_, RestoreError>(Restored { snapshot, copy: *copy, resume: *resume })
+        });
+        let restore = restore.transpose()?;
         let trust_domain = self.shared.trust_domain.clone();
         let overrides = Overrides { trust_domain, default_on_reset: OnReset::Reboot, ..Overrides::default() };
         let spec = created.spec(&overrides)?;
@@ -309,7 +322,9 @@ impl Service<'_> {
         machine.stage("configuration");
         let broker = self.shared.broker();
         let (ended, reservation) =
-            launch(&spec, broker.as_ref(), confined, machine, &|| signals.set_starting(false))?;
+            launch(&spec, broker.as_ref(), confined, restore.as_ref(), machine, &|| {
+                signals.set_starting(false)
+            })?;
         machine.ended(&ended.reason);
         let outcome = report(ended);
         drop(reservation);

@@ -26,17 +26,19 @@ use crate::api::Journal;
 use crate::config::Spec;
 use crate::error::Report;
 use crate::facts::{self, Facts, Scope};
-use crate::machine::{self, Live, Machine, MachineStep};
-use crate::memory::Present;
+use crate::machine::{self, Live, Machine, MachineState, MachineStep};
+use crate::memory::{MemoryImage, Present};
 use crate::plan::{self, Plan};
 use crate::reserve::{Broker, Servers, SliceRecord};
 use crate::resources::{self, Resources};
 use crate::sandbox;
+use crate::snapshot::StoredSnapshot;
 
 type Outcome<T> = Result<T, Box<dyn Report>>;
 
 /// A machine's plan, and what the host has reserved for it.
 pub(crate) struct Reserved {
+    spec: Spec,
     plan: Plan,
     servers: Servers,
     confined: Confined,
@@ -77,7 +79,7 @@ impl Reserved {
         if broker.is_none() || geteuid().is_root() {
             held.claim_gpus(&plan, spec.trust_domain.as_deref(), &confined)?;
         }
-        Ok(Self { plan, servers, confined, held })
+        Ok(Self { spec: spec.clone(), plan, servers, confined, held })
     }
 
     /// The plan, which no later phase changes.
@@ -90,24 +92,26 @@ impl Reserved {
         self.held.leases().records(&self.plan)
     }
 
-    /// Opens every descriptor that the plan names, and makes memory present where devices reach it.
+    /// Opens every descriptor that the plan names, and makes memory present where devices reach it. Memory is that of `image`, if
+    /// the machine begins with a snapshot.
     ///
     /// # Errors
     /// [`resources::ResourceError`], and `crate::reserve::CloseError` for a machine that cannot run as its user.
-    pub(crate) fn open(self) -> Outcome<Opened> {
-        let Self { plan, servers, confined, held } = self;
+    pub(crate) fn open(self, image: Option<MemoryImage<'_>>) -> Outcome<Opened> {
+        let Self { spec, plan, servers, confined, held } = self;
         if confined.is_of_user() {
             held.leases().check_confinable(&plan)?;
         }
         let bar = Bar::new("memory present");
         let progress = |done, total| bar.report(done, total);
-        let resources = Resources::open(&plan, held.facts(), held.leases(), servers, &progress)?;
-        Ok(Opened { plan, resources, confined, held })
+        let resources = Resources::open_with(&plan, held.facts(), held.leases(), servers, image, &progress)?;
+        Ok(Opened { spec, plan, resources, confined, held })
     }
 }
 
 /// A machine's open resources.
 pub(crate) struct Opened {
+    spec: Spec,
     plan: Plan,
     // Closed before the slices are returned.
     resources: Resources,
@@ -127,13 +131,19 @@ impl Opened {
     }
 
     /// Builds the machine, with its events in `journal`. Afterwards this process has no file of a region that it does not
-    /// need, and only the privileges of the machine's user. In a sandbox, all its threads but this one are confined.
+    /// need, and only the privileges of the machine's user. In a sandbox, all its threads but this one are confined. The machine
+    /// is in the state of `snapshot`, if it begins with one.
     ///
     /// # Errors
-    /// [`machine::BuildError`], [`sandbox::SandboxError`], and what the kernel refuses.
-    pub(crate) fn build(self, journal: &Arc<Journal>) -> Outcome<Built> {
-        let Self { plan, resources, confined, mut held } = self;
-        let machine = machine::build(&plan, resources, journal)?;
+    /// [`machine::BuildError`], [`crate::snapshot::RestoreError`], [`sandbox::SandboxError`], and what the kernel refuses.
+    pub(crate) fn build(self, snapshot: Option<&StoredSnapshot>, journal: &Arc<Journal>) -> Outcome<Built> {
+        let Self { spec, plan, resources, confined, mut held } = self;
+        let mut machine = machine::build(&plan, resources, journal)?.of(spec);
+        if let Some(snapshot) = snapshot {
+            machine = machine
+                .restored(&snapshot.state::<MachineState>()?)
+                .map_err(|reason| reason.of(snapshot.path()))?;
+        }
         held.leases().record_process(confined.uid())?;
         let notes = match confined.is_of_user() {
             false => held.leases().close_files(&plan)?,
@@ -179,8 +189,8 @@ mod tests {
         // Compiles only while each phase is made from the one before it.
         let _: fn(&Spec) -> Outcome<Reserved> =
             |spec| Reserved::of(spec, None, Confined::new(None, None, Mode::Off)?, &|_, _| ());
-        let _: fn(Reserved) -> Outcome<Opened> = Reserved::open;
-        let _: fn(Opened, &Arc<Journal>) -> Outcome<Built> = Opened::build;
+        let _: fn(Reserved) -> Outcome<Opened> = |reserved| reserved.open(None);
+        let _: fn(Opened, &Arc<Journal>) -> Outcome<Built> = |opened, journal| opened.build(None, journal);
         type Run = fn(Built, &dyn Fn(MachineStep)) -> (machine::Ended, Reservation);
         let _: Run = Built::run;
         let phases =

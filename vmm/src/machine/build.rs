@@ -16,7 +16,8 @@ use super::load::{Loaded, acpi_line, load_guest, pulse};
 use super::pause::PauseGate;
 use super::plugged::{DeviceMaker, ServedMemory};
 use super::poison::{Interrupt, Poison, Reports, SliceDevice};
-use super::reset::{MachineReset, ResetLine, VcpuReset};
+use super::reset::{ResetLine, VcpuReset};
+use super::save::{SnapshotParts, VcpuStates};
 use super::signals::Signals;
 use super::tree::{self, Connections};
 use super::vcpu::{Shared, Vcpu};
@@ -24,6 +25,7 @@ use super::virtio::{Changes, Running};
 use super::{Machine, Subscriber, Wake};
 use crate::api::{Journal, MachineEvent};
 use crate::arch::native::reset::InitialState;
+use crate::arch::native::state::VcpuInterface;
 use crate::arch::native::vcpu::{Created, configure, create};
 use crate::arch::native::vm::CACHED_PFNMAP;
 use crate::config::OnReset;
@@ -34,18 +36,20 @@ use crate::memory::GuestRam;
 use crate::pci::RootComplex;
 use crate::plan::{POWER_BUTTON, Plan};
 use crate::reserve::Leases;
-use crate::resources::{OpenDevice, OpenedDevice, Resources, ThreadError};
+use crate::resources::{AddressSpaces, OpenDevice, OpenedDevice, Resources, ThreadError};
 
 /// Builds the machine of `plan`, with its events in `journal`.
 ///
 /// # Errors
 /// [`BuildError`]; `resources` are released.
 pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Result<Machine, BuildError> {
-    let Resources { hypervisor, vm, ram, mut boot, console, devices, spaces, leases, .. } = resources;
+    let Resources { hypervisor, vm, ram, mut boot, console, devices, spaces, leases, is_restored, .. } =
+        resources;
     let exit = ExitLatch::new()?;
     check_caching(kinds(plan, &leases), CACHED_PFNMAP.filter(|known| !vm.slots().supports(*known)))?;
     map_memory(&vm, &ram)?;
     let Created { vcpus, controllers } = create(&hypervisor, &vm, plan)?;
+    let states = VcpuStates::new(VcpuInterface::of(&hypervisor)?);
 
     let gate: Arc<PauseGate> = Arc::default();
     let reset = ResetLine::new(plan.on_reset, &exit, &gate);
@@ -60,19 +64,15 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
     let routes = Arc::clone(&connections.assigner.routes);
     let changes = Changes::new(Arc::clone(&exit));
     let devices: RunningDevices = Arc::new(Mutex::new(tree.devices));
-    let maker = DeviceMaker {
-        running: Running { changes: changes.clone(), devices: Arc::clone(&devices) },
-        domain: spaces.kernel(),
-        wiring: connections.wiring.clone(),
-        assigner: connections.assigner.clone(),
-        memory: ServedMemory::new(plan, &ram),
-    };
+    let running = Running { changes: changes.clone(), devices: Arc::clone(&devices) };
+    let maker = maker(running, &connections, &spaces, ServedMemory::new(plan, &ram));
     let hotplug = keep(plan, &root, tree.hotplug_slots, tree.fixed, maker, journal)?;
     board.pci(&root)?;
 
-    let Loaded { entry, errors } = load_guest(plan, &vm, &ram.memory, &mut boot)?;
+    let files = boot.as_mut().filter(|_| !is_restored);
+    let Loaded { entry, errors } = load_guest(plan, &vm, &ram.memory, files)?;
     let reporter = configure(&hypervisor, plan, &vcpus, &entry)?;
-    let initial = || InitialState::of(&hypervisor, &vm, controllers, &vcpus);
+    let initial = || InitialState::of(&hypervisor, &vm, &controllers, &vcpus);
     let vcpu_reset = VcpuReset::of(plan.on_reset, initial, entry)?;
     let vcpus = Vcpu::all(vcpus, &plan.vcpus);
     let reports = Reports { reporter, errors, journal: Arc::clone(journal) };
@@ -84,16 +84,17 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
     subscribers.push(Arc::new(Mutex::new(Wake(Arc::clone(&exit)))));
     let button = || acpi_line(plan, POWER_BUTTON).map(|gsi| pulse(&vm, gsi));
     let handle = hotplug.as_ref().map(|running| running.handle.clone());
-    let machine_reset = vcpu_reset.clone().map(|vcpus| MachineReset {
+    let snapshot = SnapshotParts {
         plan: plan.clone(),
-        files: boot,
-        memory: ram.memory.clone(),
+        spec: None,
         root,
-        vcpus,
+        controllers,
         hotplug: handle.clone(),
         devices: Arc::clone(&devices),
         poison: Arc::clone(&poison),
-    });
+    };
+    let machine_reset = vcpu_reset.clone().zip(boot);
+    let machine_reset = machine_reset.map(|(vcpus, files)| snapshot.reset(vcpus, files, ram.memory.clone()));
     let line = reset.clone();
     let restart = (plan.on_reset == OnReset::Reboot).then(|| Box::new(move || line.assert()) as Interrupt);
     let parts = LiveParts { reset: restart, ..parts(button(), handle, Arc::clone(&devices), routes) };
@@ -101,7 +102,7 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
     // Until here signals end the process.
     subscribers.push(Arc::new(Mutex::new(Signals::new(Arc::clone(&exit), button())?)));
     let Board { ports, memory, .. } = board;
-    let shared = Arc::new(Shared { ports, memory, exit, checks, gate, reset, vcpu_reset });
+    let shared = Arc::new(Shared { ports, memory, exit, checks, gate, reset, vcpu_reset, states });
     Ok(Machine {
         events,
         changes,
@@ -114,9 +115,21 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
         subscribers,
         sandbox: None,
         machine_reset,
+        snapshot,
         vm,
         ram,
     })
+}
+
+/// Makes devices for hot-plug ports.
+fn maker(
+    running: Running,
+    connections: &Connections<'_>,
+    spaces: &AddressSpaces,
+    memory: ServedMemory,
+) -> DeviceMaker {
+    let (wiring, assigner) = (connections.wiring.clone(), connections.assigner.clone());
+    DeviceMaker { running, domain: spaces.kernel(), wiring, assigner, memory }
 }
 
 /// The parts of the machine that other threads use.

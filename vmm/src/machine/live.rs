@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use super::exit::{ExitLatch, ExitReason};
 use super::pause::{PauseGate, PauseState};
 use super::poison::Interrupt;
+use super::save::{NextSnapshot, SnapshotRequest};
 use crate::hotplug::{self, DeviceAddresses, HotplugError, Plug, PluggedDevice, Reply};
 use crate::kvm::Message;
 use crate::lock::lock;
@@ -17,6 +18,7 @@ pub struct Live {
     gate: Arc<PauseGate>,
     /// `None` once the machine ends: from then on this keeps neither its memory nor its descriptors.
     parts: Arc<Mutex<Option<LiveParts>>>,
+    snapshot: NextSnapshot,
 }
 
 /// Parts of a machine that other threads use, as functions that neither wait nor fail.
@@ -62,11 +64,15 @@ pub enum ControlError {
     GuestPaused,
     /// Its sandbox forbids to open a device.
     Confined,
+    /// Its sandbox forbids to open the files of a snapshot.
+    ConfinedSnapshot,
+    /// A snapshot is written.
+    Saving,
 }
 
 impl Live {
     pub(crate) fn new(exit: Arc<ExitLatch>, gate: Arc<PauseGate>, parts: LiveParts) -> Self {
-        Self { exit, gate, parts: Arc::new(Mutex::new(Some(parts))) }
+        Self { exit, gate, parts: Arc::new(Mutex::new(Some(parts))), snapshot: NextSnapshot::default() }
     }
 
     /// Requests that the vCPUs leave the guest; they have when [`pause_state`](Self::pause_state) is [`PauseState::Paused`],
@@ -84,6 +90,35 @@ impl Live {
     /// [`ControlError`].
     pub(crate) fn resume(&self) -> Result<(), ControlError> {
         self.change(|gate| gate.open().then_some(()).ok_or(ControlError::NotPaused))
+    }
+
+    /// Requests a snapshot of the paused machine, which the event loop writes.
+    ///
+    /// # Errors
+    /// [`ControlError`], without a call of the reply.
+    pub(crate) fn snapshot(&self, request: SnapshotRequest) -> Result<(), ControlError> {
+        if self.is_ending() {
+            return Err(ControlError::Ending);
+        }
+        if lock(&self.parts).as_ref().is_some_and(|parts| parts.is_confined) {
+            return Err(ControlError::ConfinedSnapshot);
+        }
+        if self.pause_state() != PauseState::Paused {
+            return Err(ControlError::NotPaused);
+        }
+        let mut next = lock(&self.snapshot);
+        if next.is_some() {
+            return Err(ControlError::Saving);
+        }
+        *next = Some(request);
+        drop(next);
+        let _ = self.exit.wake().write(1); // a full counter has woken it already
+        Ok(())
+    }
+
+    /// The next snapshot to write.
+    pub(super) fn next_snapshot(&self) -> NextSnapshot {
+        Arc::clone(&self.snapshot)
     }
 
     fn change(

@@ -8,7 +8,7 @@ use super::poison::{ErrorBlock, Interrupt};
 use crate::arch::boot::{BootError, BootFiles};
 use crate::arch::native::boot::{self, Entry};
 use crate::config::BootTables;
-use crate::firmware;
+use crate::firmware::{self, Image};
 use crate::kvm::Vm;
 use crate::plan::{ERRORS, Plan};
 
@@ -19,22 +19,29 @@ pub(super) struct Loaded {
     pub(super) errors: Option<ErrorBlock>,
 }
 
-/// Puts tables, kernel and initramfs into memory, of which all that they do not write is zero.
+/// Puts tables, kernel and initramfs into memory, of which all that they do not write is zero. Without files, memory has the
+/// guest of another machine of this plan.
 pub(super) fn load_guest(
     plan: &Plan,
     vm: &Vm,
     memory: &GuestMemoryMmap,
-    files: &mut BootFiles,
+    files: Option<&mut BootFiles>,
 ) -> Result<Loaded, BuildError> {
     let image = firmware::build(plan)?;
+    let errors = errors(plan, vm, memory, &image);
+    let Some(files) = files else { return Ok(Loaded { entry: Entry::UNLOADED, errors }) };
     let at = |gpa: Gpa| GuestAddress(gpa.get());
     memory
         .write_slice(&image.bytes, at(image.base))
         .map_err(|_| failed(plan, BootError::Memory { at: image.base.get() }))?;
-    let errors = image.errors.zip(acpi_line(plan, ERRORS));
-    let errors = errors.map(|(block, gsi)| ErrorBlock::new(memory.clone(), block.start(), pulse(vm, gsi)));
     let entry = boot::load(plan, memory, files, &image).map_err(|error| failed(plan, error))?;
     Ok(Loaded { entry, errors })
+}
+
+/// The block of the tables `image` for reports of bad memory.
+fn errors(plan: &Plan, vm: &Vm, memory: &GuestMemoryMmap, image: &Image) -> Option<ErrorBlock> {
+    let (block, gsi) = image.errors.zip(acpi_line(plan, ERRORS))?;
+    Some(ErrorBlock::new(memory.clone(), block.start(), pulse(vm, gsi)))
 }
 
 /// Puts them into memory again, after [`load_guest`] and the guest have written to it. Returns where the first vCPU begins.
@@ -45,7 +52,7 @@ pub(super) fn reload_guest(
     files: &mut BootFiles,
 ) -> Result<Entry, BuildError> {
     boot::clear(plan, memory, files).map_err(|error| failed(plan, error))?;
-    load_guest(plan, vm, memory, files).map(|loaded| loaded.entry)
+    load_guest(plan, vm, memory, Some(files)).map(|loaded| loaded.entry)
 }
 
 fn failed(plan: &Plan, source: BootError) -> BuildError {

@@ -24,6 +24,9 @@ mod platform;
 mod plugged;
 mod poison;
 mod reset;
+mod restore;
+mod save;
+mod saved;
 mod serial;
 mod signals;
 mod start;
@@ -45,8 +48,11 @@ pub use finish::Unfinished;
 pub(crate) use live::LiveParts;
 pub use live::{ControlError, DeviceCounters, Live};
 pub(crate) use pause::PauseState;
+pub(crate) use save::SnapshotRequest;
+pub(crate) use saved::MachineState;
 pub use tree::TreeError;
 
+use crate::config::Spec;
 use crate::hotplug;
 use crate::kvm::Vm;
 use crate::lock::lock;
@@ -70,6 +76,7 @@ pub struct Machine {
     sandbox: Option<Arc<Sandbox>>,
     /// Resets the machine, unless a reset ends it.
     machine_reset: Option<reset::MachineReset>,
+    snapshot: save::SnapshotParts,
     vm: Vm,
     ram: GuestRam,
 }
@@ -102,6 +109,12 @@ impl Machine {
     /// Access from other threads, until it ends.
     pub fn live(&self) -> Live {
         self.live.clone()
+    }
+
+    /// Keeps `spec`, of which its plan was made, for snapshots.
+    pub(crate) fn of(mut self, spec: Spec) -> Self {
+        self.snapshot.spec = Some(spec);
+        self
     }
 
     /// Confines the machine's threads in `sandbox` before the guest runs.
@@ -139,7 +152,17 @@ impl Machine {
             Some(reset) => reset.carry_out(&self.vm, &exit, buses, events),
             None => Ok(()), // nothing requests one
         };
-        let served = || serve(&mut self.events, &self.changes, &self.shared, &running, &mut reset, step);
+        let next = self.live.next_snapshot();
+        let parts = save::RunningParts { vm: &self.vm, ram: &self.ram, shared: &self.shared };
+        let mut save = |events: &mut EventManager<Subscriber>| {
+            let request = lock(&next).take();
+            if let Some(SnapshotRequest { folder, reply }) = request {
+                reply(self.snapshot.carry_out(&folder, &parts, events));
+                let _ = exit.wake().write(1); // its turns took what others woke the event loop for
+            }
+        };
+        let mut duties = Duties { reset: &mut reset, save: &mut save };
+        let served = || serve(&mut self.events, &self.changes, &self.shared, &running, &mut duties, step);
         exit.set(begun.err().unwrap_or_else(served));
         self.shared.gate.open(); // the vCPUs of a paused machine end, too
         self.live.close(); // before the memory is unmapped: no thread keeps a part of it
@@ -158,12 +181,20 @@ impl Machine {
     }
 }
 
+/// Work on the thread of the event loop, while the vCPUs wait.
+struct Duties<'a> {
+    /// Resets the machine.
+    reset: &'a mut dyn FnMut(&mut EventManager<Subscriber>) -> Result<(), ExitReason>,
+    /// Writes a snapshot, if one is requested.
+    save: &'a mut dyn FnMut(&mut EventManager<Subscriber>),
+}
+
 fn serve(
     events: &mut EventManager<Subscriber>,
     changes: &virtio::Changes,
     shared: &vcpu::Shared,
     running: &[vcpu::RunningVcpu],
-    reset: &mut dyn FnMut(&mut EventManager<Subscriber>) -> Result<(), ExitReason>,
+    duties: &mut Duties<'_>,
     step: &dyn Fn(MachineStep),
 ) -> ExitReason {
     loop {
@@ -177,7 +208,7 @@ fn serve(
                     vcpu.interrupt_until(|| shared.needs_nothing_of(index));
                 }
                 if shared.gate.is_reset_due(running.len()) {
-                    if let Err(reason) = reset(events) {
+                    if let Err(reason) = (duties.reset)(events) {
                         return reason;
                     }
                     if shared.exit.is_set() {
@@ -188,6 +219,7 @@ fn serve(
                     let _ = shared.exit.wake().write(1); // its turns took what others woke the event loop for
                 }
                 shared.gate.settle(running.len()).into_iter().flatten().for_each(step);
+                (duties.save)(events);
             }
             Err(event_manager::Error::Epoll(error)) if error.errno() == libc::EINTR => {}
             Err(error) => return ExitReason::Internal(format!("the event loop stopped: {error}")),

@@ -7,7 +7,8 @@
 //! ```
 //! Devices go on: they end the requests that they have, and packets from the host wait in the guest's rings.
 //!
-//! A reset closes the gate, too, in each of these states, until the event loop has carried it out.
+//! A reset closes the gate, too, in each of these states, until the event loop has carried it out. A snapshot of a paused
+//! machine keeps it closed until it is written: a machine that is resumed meanwhile runs afterwards.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,6 +45,21 @@ struct Inner {
     resumed: bool,
     /// The vCPUs that wait.
     waiting: BTreeSet<u32>,
+    /// Whether a snapshot is written.
+    is_saving: bool,
+    /// The vCPUs that are yet to save their state for it.
+    to_save: BTreeSet<u32>,
+}
+
+/// Task of a vCPU at the gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum GateTask {
+    /// To enter the guest.
+    Run,
+    /// To reset itself, and wait again.
+    Reset,
+    /// To save its state, and wait again.
+    Save,
 }
 
 /// State of a reset.
@@ -59,11 +75,15 @@ enum ResetState {
 
 impl Inner {
     fn is_shut(&self) -> bool {
-        self.state != PauseState::Running || self.reset != ResetState::None
+        self.state != PauseState::Running || self.reset != ResetState::None || self.is_saving
     }
 
-    fn is_to_restore(&self, vcpu: u32) -> bool {
-        matches!(&self.reset, ResetState::Restoring(vcpus) if vcpus.contains(&vcpu))
+    fn task(&self, vcpu: u32) -> GateTask {
+        match &self.reset {
+            _ if self.to_save.contains(&vcpu) => GateTask::Save,
+            ResetState::Restoring(vcpus) if vcpus.contains(&vcpu) => GateTask::Reset,
+            _ => GateTask::Run,
+        }
     }
 }
 
@@ -135,15 +155,46 @@ impl PauseGate {
         }
     }
 
+    /// Keeps the gate of a paused machine closed until [`end_save`](Self::end_save). Returns whether the machine is paused.
+    pub(super) fn begin_save(&self) -> bool {
+        let mut inner = lock(&self.inner);
+        inner.is_saving = inner.state == PauseState::Paused && inner.reset == ResetState::None;
+        inner.is_saving
+    }
+
+    /// Has each vCPU save its state, after [`begin_save`](Self::begin_save). Returns when each has.
+    pub(super) fn save_vcpus(&self) {
+        let mut inner = lock(&self.inner);
+        inner.to_save = inner.waiting.clone();
+        self.opened.notify_all();
+        let waits = |inner: &mut Inner| !inner.to_save.is_empty();
+        drop(self.opened.wait_while(inner, waits).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Reports that `vcpu` has saved its state.
+    pub(super) fn saved(&self, vcpu: u32) {
+        lock(&self.inner).to_save.remove(&vcpu);
+        self.opened.notify_all();
+    }
+
+    /// Opens the gate after a snapshot, unless the machine is paused still.
+    pub(super) fn end_save(&self) {
+        let mut inner = lock(&self.inner);
+        inner.is_saving = false;
+        self.is_closed.store(inner.is_shut(), Ordering::Release);
+        drop(inner);
+        self.opened.notify_all();
+    }
+
     /// Waits on the thread of `vcpu` until the gate opens or `ends` is true; [`open`](Self::open) follows a change of that.
-    /// Returns early, with true, when the vCPU is to be reset before it waits again.
-    pub(super) fn wait(&self, vcpu: u32, ends: impl Fn() -> bool) -> bool {
+    /// Returns early when the vCPU has another task before it waits again.
+    pub(super) fn wait(&self, vcpu: u32, ends: impl Fn() -> bool) -> GateTask {
         let mut inner = lock(&self.inner);
         inner.waiting.insert(vcpu);
-        let waits = |inner: &mut Inner| inner.is_shut() && !inner.is_to_restore(vcpu) && !ends();
+        let waits = |inner: &mut Inner| inner.is_shut() && inner.task(vcpu) == GateTask::Run && !ends();
         let mut inner = self.opened.wait_while(inner, waits).unwrap_or_else(PoisonError::into_inner);
         inner.waiting.remove(&vcpu);
-        inner.is_to_restore(vcpu)
+        inner.task(vcpu)
     }
 
     /// Whether `vcpu` waits, or neither a pause nor a reset is requested.
@@ -173,7 +224,7 @@ mod tests {
     use super::*;
 
     /// A thread that waits as `vcpu`, once it does.
-    fn vcpu(gate: &Arc<PauseGate>, vcpu: u32, ends: &Arc<AtomicBool>) -> thread::JoinHandle<bool> {
+    fn vcpu(gate: &Arc<PauseGate>, vcpu: u32, ends: &Arc<AtomicBool>) -> thread::JoinHandle<GateTask> {
         let (ours, ends) = (Arc::clone(gate), Arc::clone(ends));
         let thread = thread::spawn(move || ours.wait(vcpu, || ends.load(Ordering::Acquire)));
         while !gate.is_out(vcpu) {
@@ -227,12 +278,12 @@ mod tests {
         let vcpus = [0, 1].map(|index| vcpu(&gate, index, &ends));
         assert_eq!((gate.is_reset_due(3), gate.is_reset_due(2), gate.settle(2)), (false, true, [None; 2]));
         gate.restore_vcpus();
-        assert!(vcpus.into_iter().all(|vcpu| vcpu.join().unwrap()), "each is to be reset");
+        assert!(vcpus.into_iter().all(|vcpu| vcpu.join().unwrap() == GateTask::Reset));
         gate.restored(0);
         assert!(gate.is_closed() && !gate.is_reset_due(0));
         let first = vcpu(&gate, 0, &ends);
         gate.restored(1);
-        assert_eq!((first.join().unwrap(), gate.is_closed()), (false, false));
+        assert_eq!((first.join().unwrap(), gate.is_closed()), (GateTask::Run, false));
     }
 
     #[test]
@@ -243,12 +294,12 @@ mod tests {
         let first = vcpu(&gate, 0, &ends);
         assert!(gate.is_reset_due(1));
         gate.restore_vcpus();
-        assert!(first.join().unwrap());
+        assert_eq!(first.join().unwrap(), GateTask::Reset);
         gate.restored(0);
         let first = vcpu(&gate, 0, &ends);
         assert_eq!((gate.is_closed(), gate.settle(1)), (true, [None, Some(MachineStep::Paused)]));
         assert!(gate.open());
-        assert!(!first.join().unwrap());
+        assert_eq!(first.join().unwrap(), GateTask::Run);
     }
 
     #[test]
@@ -259,6 +310,31 @@ mod tests {
         assert!(gate.open() && gate.is_closed());
         gate.restore_vcpus();
         assert!(gate.is_closed(), "no vCPU is reset");
+    }
+
+    #[test]
+    fn each_vcpu_of_a_paused_machine_saves_its_state_and_a_resume_waits_for_the_end_of_that() {
+        let (gate, ends) = (Arc::new(PauseGate::default()), Arc::default());
+        gate.close();
+        assert!(!gate.begin_save(), "it is not paused yet");
+        let vcpus = [0, 1].map(|index| vcpu(&gate, index, &ends));
+        gate.settle(2);
+        assert!(gate.begin_save());
+        let saves = thread::spawn({
+            let gate = Arc::clone(&gate);
+            move || gate.save_vcpus()
+        });
+        for (index, vcpu) in (0..).zip(vcpus) {
+            assert_eq!(vcpu.join().unwrap(), GateTask::Save);
+            gate.saved(index);
+        }
+        saves.join().unwrap();
+        let first = vcpu(&gate, 0, &ends);
+        assert!(gate.open() && gate.is_closed(), "its file is not written");
+        gate.end_save();
+        assert_eq!((first.join().unwrap(), gate.is_closed()), (GateTask::Run, false));
+        gate.request_reset();
+        assert!(!gate.begin_save(), "it is not paused");
     }
 
     #[test]

@@ -14,9 +14,10 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use super::bus::Bus;
 use super::exit::{ExitLatch, ExitReason};
-use super::pause::PauseGate;
+use super::pause::{GateTask, PauseGate};
 use super::poison::MachineChecks;
 use super::reset::{ResetLine, VcpuReset};
+use super::save::VcpuStates;
 use super::start::Start;
 use crate::arch::native::vcpu::{excuse_pause, program_counter};
 use crate::kvm::internal_suberror;
@@ -40,6 +41,8 @@ pub(super) struct Shared {
     pub(super) reset: ResetLine,
     /// Resets vCPUs, unless a reset ends the machine.
     pub(super) vcpu_reset: Option<Arc<VcpuReset>>,
+    /// States of the vCPUs for a snapshot.
+    pub(super) states: VcpuStates,
 }
 
 impl Shared {
@@ -133,16 +136,27 @@ impl Vcpu {
         Ok(RunningVcpu { thread, stopped })
     }
 
-    /// Waits while the machine is paused or reset, and resets this vCPU with it.
+    /// Waits while the machine is paused or reset, and saves or resets this vCPU with it.
     fn wait_at_gate(&mut self, shared: &Shared) {
         let (vcpu, ends) = (self.index, || shared.exit.is_set());
         self.complete_access(shared);
         let mut is_reset = false;
-        while shared.gate.wait(vcpu, ends) && !ends() {
-            let restored = shared.vcpu_reset.as_ref().map_or(Ok(()), |reset| reset.restore(vcpu, &self.fd));
-            restored.unwrap_or_else(|reason| shared.act_on(reason));
-            shared.gate.restored(vcpu);
-            is_reset = true;
+        loop {
+            match shared.gate.wait(vcpu, ends) {
+                GateTask::Run => break,
+                GateTask::Save => {
+                    shared.states.save(vcpu, &self.fd);
+                    shared.gate.saved(vcpu);
+                }
+                GateTask::Reset if ends() => break,
+                GateTask::Reset => {
+                    let reset = shared.vcpu_reset.as_ref();
+                    let restored = reset.map_or(Ok(()), |reset| reset.restore(vcpu, &self.fd));
+                    restored.unwrap_or_else(|reason| shared.act_on(reason));
+                    shared.gate.restored(vcpu);
+                    is_reset = true;
+                }
+            }
         }
         if !is_reset && !ends() {
             excuse_pause(&self.fd);

@@ -6,6 +6,7 @@ use egm_address::Gpa;
 use egm_device::{AnonymousError, GuestMemfdError, HugeFilesError, MappingError, PrefaultError};
 
 use crate::error::{Blame, Remedy, Report};
+use crate::snapshot::Misfit;
 
 /// Why guest memory is unavailable.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +41,15 @@ pub enum MemoryError {
         #[source]
         source: io::Error,
     },
+    /// The file of a snapshot.
+    #[error("cannot read guest memory from the snapshot")]
+    Image {
+        #[source]
+        source: io::Error,
+    },
+    /// The snapshot of another machine.
+    #[error("the snapshot does not fit the machine: {0}")]
+    Misfit(#[from] Misfit),
     /// The plan contradicts itself.
     #[error("guest memory at {at:#x} contradicts itself: {what}")]
     Plan { at: Gpa, what: String },
@@ -60,6 +70,8 @@ impl Report for MemoryError {
                 Blame::Host.help("lower \"memory\".\"size\", or free memory on the host (free -h)")
             }
             Self::Descriptor { .. } => Blame::Host.help("raise the limit of open files: ulimit -n 65536"),
+            Self::Image { .. } => Blame::Host.help("look for what is wrong with the storage below it: dmesg"),
+            Self::Misfit(_) => Blame::Host.help("restore it on the host where it was written"),
             Self::Plan { .. } => Blame::Internal.into(),
         }
     }

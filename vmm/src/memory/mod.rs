@@ -7,7 +7,9 @@
 
 mod error;
 mod huge;
+mod saved;
 
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -20,10 +22,12 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
 pub(crate) use self::error::MemoryError;
 pub(crate) use self::huge::Present;
+pub(crate) use self::saved::MemoryImage;
 use crate::config::PageSize;
 use crate::kvm::Vm;
 use crate::plan::{Allocation, BackingPlan, Plan};
 use crate::reserve::Leases;
+use crate::snapshot::MemoryPiece;
 
 /// Callback, from any thread: bytes that are present so far, and bytes in total.
 pub(crate) type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
@@ -147,28 +151,46 @@ struct Extent {
 }
 
 impl GuestRam {
-    /// Opens and maps all guest memory; slices of regions come from `leases`, and guest_memfd from `vm`.
+    /// Opens and maps all guest memory; slices of regions come from `leases`, and guest_memfd from `vm`. Its bytes are those
+    /// of `image`, or zero.
     ///
     /// # Errors
     /// `MemoryError`; everything is released.
-    pub fn open(plan: &Plan, leases: &Leases, vm: &Vm) -> Result<Self, MemoryError> {
+    pub(crate) fn open(
+        plan: &Plan,
+        leases: &Leases,
+        vm: &Vm,
+        image: Option<MemoryImage<'_>>,
+    ) -> Result<Self, MemoryError> {
         let mut opener = Opener { leases, vm, files: None };
         let backings = plan.backings.iter().map(|backing| match backing.device {
             true => Ok(None),
             false => opener.open(backing).map(Some),
         });
         let backings = backings.collect::<Result<Vec<_>, _>>()?;
-        let mut pieces = Vec::new();
-        let mut regions = Vec::new();
-        for extent in extents(plan) {
+        let (mut pieces, mut regions) = (Vec::new(), Vec::new());
+        let extents = extents(plan);
+        let planned = |extent: &Extent| MemoryPiece { gpa: extent.gpa, size: extent.size };
+        if let Some(image) = image {
+            image.check(&extents.iter().map(planned).collect::<Vec<_>>())?;
+        }
+        let mut start = 0_u64;
+        for extent in extents {
             let described = plan.backings.get(extent.backing).zip(backings.get(extent.backing));
             let described = described.and_then(|(plan, backing)| Some((plan, backing.as_ref()?)));
             let (backing_plan, source) = described.ok_or_else(|| wrong(extent.gpa, "no such backing"))?;
-            let mapping = map(source, backing_plan, extent)?;
+            let mapped = image.filter(|image| !image.copy && matches!(source, Source::Private));
+            let mapped = mapped.map(|image| InImage { file: image.file, offset: start });
+            let mapping = map(source, backing_plan, extent, mapped)?;
             regions.push(region(source, &mapping, extent)?);
             let shared = Arc::new(SharedPiece::new(&mapping, source, extent, backing_plan.guest_memfd)?);
             let Extent { backing, offset, .. } = extent;
-            pieces.push(Piece { gpa: Gpa::new(extent.gpa), mapping, shared, backing, offset });
+            let piece = Piece { gpa: Gpa::new(extent.gpa), mapping, shared, backing, offset };
+            if let Some(image) = image.filter(|_| mapped.is_none()) {
+                image.fill(&piece, start).map_err(|source| MemoryError::Image { source })?;
+            }
+            start = start.saturating_add(extent.size);
+            pieces.push(piece);
         }
         let memory = GuestMemoryMmap::from_regions(regions).map_err(|e| wrong(0, &e.to_string()))?;
         Ok(Self { memory, pieces, backings })
@@ -260,7 +282,7 @@ pub(crate) fn bytes(
 ) -> Result<Arc<dyn Backing>, MemoryError> {
     let source = Opener { leases, vm, files: None }.open(plan)?;
     let Source::File(backing) = &source else { return Err(wrong(0, "memory behind a BAR is a file")) };
-    let mapping = map(&source, plan, Extent { gpa: 0, size: plan.size, backing: 0, offset: 0 })?;
+    let mapping = map(&source, plan, Extent { gpa: 0, size: plan.size, backing: 0, offset: 0 }, None)?;
     if plan.prefault && !backing.is_invisible() {
         let prefaulted = prefault(&[(mapping.as_ref(), near)], &|_| {});
         prefaulted.map_err(|source| MemoryError::Prefault { id: plan.id.clone(), source })?;
@@ -306,11 +328,27 @@ fn file(memory: Anonymous) -> Source {
     Source::File(Arc::new(memory))
 }
 
-fn map(source: &Source, plan: &BackingPlan, extent: Extent) -> Result<Arc<Mapping>, MemoryError> {
+/// A place in the memory file of a snapshot.
+#[derive(Clone, Copy)]
+struct InImage<'a> {
+    file: &'a File,
+    offset: u64,
+}
+
+/// Maps `extent` of `source`; private memory has the bytes of `image`, if there is one.
+fn map(
+    source: &Source,
+    plan: &BackingPlan,
+    extent: Extent,
+    image: Option<InImage<'_>>,
+) -> Result<Arc<Mapping>, MemoryError> {
     let error = |source| MemoryError::Mapping { id: plan.id.clone(), source };
-    let mapping = match source {
-        Source::File(backing) => Mapping::new(backing.as_ref(), extent.offset, extent.size, extent.gpa),
-        Source::Private => Mapping::private(extent.size, extent.gpa),
+    let mapping = match (source, image) {
+        (Source::File(backing), _) => Mapping::new(backing.as_ref(), extent.offset, extent.size, extent.gpa),
+        (Source::Private, None) => Mapping::private(extent.size, extent.gpa),
+        (Source::Private, Some(InImage { file, offset })) => {
+            Mapping::private_of(file, offset, extent.size, extent.gpa)
+        }
     };
     let mut mapping = mapping.map_err(error)?;
     if let Some(nodes) = &plan.host_nodes {

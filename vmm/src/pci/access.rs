@@ -92,7 +92,9 @@ impl BusDevice for ConfigPorts {
         Some(BoardState::ConfigAddress(self.address.load(Ordering::Relaxed)))
     }
     fn restore(&self, saved: &BoardState) -> Result<(), Misfit> {
-        let BoardState::ConfigAddress(address) = saved else { return Err(Misfit::new("it is another device")) };
+        let BoardState::ConfigAddress(address) = saved else {
+            return Err(Misfit::new("it is another device"));
+        };
         self.address.store(*address, Ordering::Relaxed);
         Ok(())
     }

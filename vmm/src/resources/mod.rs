@@ -27,12 +27,12 @@ pub(crate) use self::reset::left_behind;
 use self::slices::Slices;
 pub use self::slices::{OpenSlice, SliceError};
 use crate::arch::boot::BootFiles;
-use crate::config::Boot;
+use crate::config::{Boot, OnReset};
 use crate::console::{Console, ConsoleError};
 use crate::error::{Blame, Remedy, Report};
 use crate::facts::Facts;
 use crate::kvm::{Hypervisor, KvmError, Vm};
-use crate::memory::{GuestRam, MemoryError, Present, Progress};
+use crate::memory::{GuestRam, MemoryError, MemoryImage, Present, Progress};
 use crate::plan::{BackingPlan, Plan};
 use crate::reserve::{Leases, Servers};
 
@@ -44,8 +44,8 @@ pub struct Resources {
     pub vm: Vm,
     /// Guest RAM, mapped for devices and KVM.
     pub ram: GuestRam,
-    /// Kernel and initramfs, open for reading.
-    pub boot: BootFiles,
+    /// Kernel and initramfs, open for reading; `None` for a machine that is restored and does not start its kernel again.
+    pub boot: Option<BootFiles>,
     /// Where the serial port's output goes, and its input comes from.
     pub console: Console,
     /// Resources of each device, in the order of the plan's endpoints.
@@ -56,6 +56,8 @@ pub struct Resources {
     pub present: Option<Present>,
     /// Slices, for changes to them while the guest runs.
     pub leases: Leases,
+    /// Whether memory has the guest already.
+    pub is_restored: bool,
 }
 
 /// Why something could not be opened.
@@ -137,14 +139,31 @@ impl Resources {
         servers: Servers,
         progress: Progress<'_>,
     ) -> Result<Self, ResourceError> {
-        let boot = open_boot(&plan.boot)?;
+        Self::open_with(plan, facts, leases, servers, None, progress)
+    }
+
+    /// As [`Resources::open`], with the guest memory of `image` if there is one. No kernel is loaded into that, so it is opened
+    /// for a later reset only.
+    ///
+    /// # Errors
+    /// As [`Resources::open`].
+    pub(crate) fn open_with(
+        plan: &Plan,
+        facts: &Facts,
+        leases: &Leases,
+        servers: Servers,
+        image: Option<MemoryImage<'_>>,
+        progress: Progress<'_>,
+    ) -> Result<Self, ResourceError> {
+        let needs_boot = image.is_none() || plan.on_reset == OnReset::Reboot;
+        let boot = needs_boot.then(|| open_boot(&plan.boot)).transpose()?;
         let hypervisor = Hypervisor::open()?;
         let vm = hypervisor.create_vm(plan.address_bits)?;
         let console = Console::open(&plan.console)?;
         let spaces = AddressSpaces::open(plan, &vm, servers)?;
         let slices = Slices { plan, host: facts, leases, vm: &vm };
         let devices = devices::open(plan, &spaces, &slices)?;
-        let ram = GuestRam::open(plan, leases, &vm)?;
+        let ram = GuestRam::open(plan, leases, &vm, image)?;
         let AroundPrefault { early, late } = spaces.maps(plan, &ram)?.around_prefault();
         let prefault = || ram.prefault(plan, spaces.pin(), |backing| near(facts, backing), progress);
         if spaces.is_empty() {
@@ -154,7 +173,8 @@ impl Resources {
             late.make(facts)?;
         }
         let present = ram.present(plan, spaces.pin());
-        Ok(Self { present, hypervisor, vm, ram, boot, console, devices, spaces, leases: leases.clone() })
+        let (leases, is_restored) = (leases.clone(), image.is_some());
+        Ok(Self { present, hypervisor, vm, ram, boot, console, devices, spaces, leases, is_restored })
     }
 }
 

@@ -8,7 +8,9 @@ use serde::ser::Serializer;
 /// `bytes` as digits.
 pub(crate) fn text(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().saturating_mul(2));
-    bytes.iter().for_each(|byte| drop(write!(text, "{byte:02x}")));
+    for byte in bytes {
+        let _ = write!(text, "{byte:02x}"); // a String takes all text
+    }
     text
 }
 

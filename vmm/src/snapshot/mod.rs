@@ -2,8 +2,16 @@
 //!
 //! What each part of a machine saves lies beside that part; `vmm/DESIGN.md` has the format.
 
+mod error;
+mod folder;
+mod format;
 pub(crate) mod hex;
 mod misfit;
+mod stored;
 
+pub use error::{RestoreError, RestoreReason, SaveReason, SnapshotError};
+pub(crate) use folder::{Contents, NewSnapshot};
+pub(crate) use format::{MACHINE, MemoryPiece, PAGE, total};
 pub use misfit::Misfit;
 pub(crate) use misfit::ensure;
+pub(crate) use stored::StoredSnapshot;

@@ -27,7 +27,7 @@ pub struct FunctionState {
 /// Registers of the common configuration (virtio 1.3 §4.1.4.3).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RegisterState {
+pub(super) struct RegisterState {
     pub(super) device_feature_select: u32,
     pub(super) driver_feature_select: u32,
     /// Feature bits that the driver accepted.

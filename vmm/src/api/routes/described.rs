@@ -14,6 +14,7 @@ use crate::api::cloud::{
 };
 use crate::api::cycle::{Language, Next};
 use crate::api::events::line_schema;
+use crate::api::kept::{RestoreConfig, VmSnapshotConfig};
 use crate::api::openapi::{Content, Described, Outcome, Query, SchemaOf, document};
 use crate::api::views;
 use crate::config;
@@ -93,6 +94,8 @@ fn body(operation: Operation) -> Option<SchemaOf> {
         Operation::Create(Language::Own) => Some(SchemaGenerator::subschema_for::<config::File>),
         Operation::Create(Language::CloudHypervisor) => Some(SchemaGenerator::subschema_for::<VmConfig>),
         Operation::Plug => Some(SchemaGenerator::subschema_for::<config::DeviceFile>),
+        Operation::Snapshot => Some(SchemaGenerator::subschema_for::<VmSnapshotConfig>),
+        Operation::Restore => Some(SchemaGenerator::subschema_for::<RestoreConfig>),
         Operation::RemoveDevice => Some(SchemaGenerator::subschema_for::<RemovedDevice>),
         Operation::Add(change) | Operation::Amend(change, _) => Some(match change {
             Change::AddDisk => SchemaGenerator::subschema_for::<DiskConfig>,
@@ -113,6 +116,8 @@ fn outcome(operation: Operation) -> Outcome {
         Operation::PowerButton
         | Operation::Pause
         | Operation::Resume
+        | Operation::Snapshot
+        | Operation::Restore
         | Operation::RemoveDevice
         | Operation::SetLogLevel
         | Operation::Amend(..)
@@ -161,6 +166,12 @@ const fn failures(operation: Operation) -> &'static [Status] {
             Status::ContentTooLarge,
             Status::InternalServerError,
         ],
+        Operation::Snapshot => {
+            &[Status::BadRequest, Status::NotFound, Status::Conflict, Status::InternalServerError]
+        }
+        Operation::Restore => {
+            &[Status::BadRequest, Status::Conflict, Status::InternalServerError, Status::NotImplemented]
+        }
         Operation::Create(_) => &[Status::BadRequest, Status::Conflict, Status::NotImplemented],
         Operation::Boot => {
             &[Status::NotFound, Status::Conflict, Status::InternalServerError, Status::NotImplemented]

@@ -100,7 +100,7 @@ fn hostile_requests_get_their_status_and_harm_no_other_client() {
     for (request, status) in [
         ("GET /nowhere HTTP/1.1\r\n\r\n".to_owned(), "404"),
         ("BREW /api/v1/vmm.ping HTTP/1.1\r\n\r\n".to_owned(), "405"),
-        ("PUT /api/v1/vm.snapshot HTTP/1.1\r\n\r\n".to_owned(), "501"),
+        ("PUT /api/v1/vm.coredump HTTP/1.1\r\n\r\n".to_owned(), "501"),
         ("PUT /api/v1/vm.shutdown HTTP/1.1\r\n\r\n".to_owned(), "409"),
         ("\u{0}\u{1}\u{2}\r\n\r\n".to_owned(), "400"),
         ("GET / HTTP/9.9\r\n\r\n".to_owned(), "505"),

@@ -28,6 +28,11 @@ pub struct Entry {
     pub tree: Gpa,
 }
 
+impl Entry {
+    /// The entry of a machine whose kernel is not loaded: a reset loads it, and its state comes from elsewhere until then.
+    pub const UNLOADED: Self = Self { address: Gpa::new(0), tree: Gpa::new(0) };
+}
+
 /// Clears nothing: Linux clears its own bss on Arm, and all boot data is written in full.
 ///
 /// # Errors

@@ -3,6 +3,8 @@
 //! KVM resets a vCPU and an ITS by a request. It has none for a GICv3: its registers are written (Arm IHI 0069, 12.9).
 //! The control register of the CPU interface stays: kernels write it before they enable interrupts.
 
+use std::sync::Arc;
+
 use kvm_bindings::{KVM_DEV_ARM_ITS_CTRL_RESET, KVM_DEV_ARM_VGIC_GRP_CTRL, kvm_vcpu_init};
 use kvm_ioctls::VcpuFd;
 
@@ -14,7 +16,7 @@ use crate::kvm::{Hypervisor, KvmError, Vm};
 
 /// State of a VM's vCPUs and interrupt controllers.
 pub struct InitialState {
-    controllers: Controllers,
+    controllers: Arc<Controllers>,
     model: kvm_vcpu_init,
 }
 
@@ -26,10 +28,10 @@ impl InitialState {
     pub fn of(
         hypervisor: &Hypervisor,
         vm: &Vm,
-        controllers: Controllers,
+        controllers: &Arc<Controllers>,
         _: &[VcpuFd],
     ) -> Result<Self, KvmError> {
-        Ok(Self { controllers, model: model(hypervisor, vm)? })
+        Ok(Self { controllers: Arc::clone(controllers), model: model(hypervisor, vm)? })
     }
 
     /// Returns the interrupt controllers to it, while no vCPU is in the guest.
@@ -37,7 +39,7 @@ impl InitialState {
     /// # Errors
     /// When the kernel refuses.
     pub fn restore_controllers(&self, _: &Vm) -> Result<(), KvmError> {
-        let Controllers { gic, its, hardware_ids } = &self.controllers;
+        let Controllers { gic, its, hardware_ids } = self.controllers.as_ref();
         let reset = attribute(KVM_DEV_ARM_VGIC_GRP_CTRL, KVM_DEV_ARM_ITS_CTRL_RESET, &());
         its.set_device_attr(&reset).map_err(|e| KvmError::call("KVM_DEV_ARM_ITS_CTRL_RESET", e))?;
         Part::distributor(gic).reset(&DISTRIBUTOR)?;

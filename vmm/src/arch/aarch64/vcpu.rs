@@ -1,5 +1,7 @@
 //! vCPUs and interrupt controllers, and a vCPU's registers at its first instruction.
 
+use std::sync::Arc;
+
 use kvm_bindings::{
     KVM_ARM_VCPU_PMU_V3, KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_INIT, KVM_ARM_VCPU_PMU_V3_IRQ,
     KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2, KVM_ARM_VCPU_PTRAUTH_ADDRESS,
@@ -36,7 +38,7 @@ pub fn create(hypervisor: &Hypervisor, vm: &Vm, plan: &Plan) -> Result<Created, 
         finalize(vcpu, &init)?;
     }
     let hardware_ids = plan.vcpus.iter().map(|vcpu| vcpu.hardware_id).collect();
-    let controllers = gic::create(vm, hardware_ids)?;
+    let controllers = Arc::new(gic::create(vm, hardware_ids)?);
     if hypervisor.has(Cap::ArmPmuV3) {
         vcpus.iter().try_for_each(count_events)?;
     }
@@ -47,7 +49,7 @@ pub fn create(hypervisor: &Hypervisor, vm: &Vm, plan: &Plan) -> Result<Created, 
 #[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct Created {
     pub vcpus: Vec<VcpuFd>,
-    pub controllers: Controllers,
+    pub controllers: Arc<Controllers>,
 }
 
 /// Processor model and features of all vCPUs.

@@ -39,6 +39,11 @@ pub enum Entry {
     },
 }
 
+impl Entry {
+    /// The entry of a machine whose kernel is not loaded: a reset loads it, and its state comes from elsewhere until then.
+    pub const UNLOADED: Self = Self::Pvh { address: Gpa::new(0), start_info: Gpa::new(0) };
+}
+
 /// Loads kernel, initramfs, command line and boot tables of the plan; `tables` are in memory already.
 ///
 /// # Errors

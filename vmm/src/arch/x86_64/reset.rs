@@ -2,6 +2,8 @@
 //!
 //! KVM resets a VM only by making another one, and assigned functions, slots and eventfds belong to this one.
 
+use std::sync::Arc;
+
 use kvm_ioctls::VcpuFd;
 
 use super::boot::Entry;
@@ -21,7 +23,12 @@ impl InitialState {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn of(hypervisor: &Hypervisor, vm: &Vm, _: Controllers, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
+    pub fn of(
+        hypervisor: &Hypervisor,
+        vm: &Vm,
+        _: &Arc<Controllers>,
+        vcpus: &[VcpuFd],
+    ) -> Result<Self, KvmError> {
         let interface = VcpuInterface::of(hypervisor)?;
         let vcpu = |fd| VcpuState::save(fd, &interface).map(VcpuState::into_initial);
         let vcpus = vcpus.iter().map(vcpu).collect::<Result<_, _>>()?;

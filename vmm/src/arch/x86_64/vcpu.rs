@@ -1,6 +1,7 @@
 //! vCPUs and interrupt controllers, and a vCPU's registers at its first instruction.
 
 use std::arch::x86_64::__cpuid;
+use std::sync::Arc;
 
 use kvm_bindings::{
     CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_fpu, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs,
@@ -37,7 +38,7 @@ pub struct Controllers;
 #[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct Created {
     pub vcpus: Vec<VcpuFd>,
-    pub controllers: Controllers,
+    pub controllers: Arc<Controllers>,
 }
 
 /// Makes the interrupt controllers and the vCPUs of `plan`, in its order.
@@ -49,7 +50,7 @@ pub fn create(_: &Hypervisor, vm: &Vm, plan: &Plan) -> Result<Created, KvmError>
     vm.fd().set_tss_address(tss).map_err(|error| KvmError::call("KVM_SET_TSS_ADDR", error))?;
     create_interrupt_controller(vm)?;
     let vcpus = plan.vcpus.iter().map(|vcpu| vm.create_vcpu(vcpu.hardware_id)).collect::<Result<_, _>>()?;
-    Ok(Created { vcpus, controllers: Controllers })
+    Ok(Created { vcpus, controllers: Arc::new(Controllers) })
 }
 
 /// Every vCPU made afterwards has a local one.

@@ -73,6 +73,10 @@ impl VirtioPci {
         })?;
         if let Some(device) = &saved.device {
             self.start_again(core, device)?;
+            // An interrupt that was on its way when the vCPUs were saved is sent again; a driver finds nothing new otherwise.
+            (0..).zip(core.queues()).filter(|(_, queue)| queue.enabled).for_each(|(index, _)| {
+                self.interrupt.queue(index);
+            });
         }
         self.kicks.iter().for_each(|kick| drop(kick.write(1)));
         Ok(())

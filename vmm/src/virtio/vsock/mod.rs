@@ -58,6 +58,7 @@ const QUEUE_SIZES: [u16; 3] = [256, 256, 64];
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 const EVENT: usize = 2;
+const EVENT_INDEX: u16 = 2;
 /// VIRTIO_VSOCK_EVENT_TRANSPORT_RESET, a structure of one field (virtio 1.3 §5.10.6.7).
 const TRANSPORT_RESET: [u8; 4] = 0_u32.to_le_bytes();
 
@@ -211,7 +212,9 @@ impl Vsock {
 
     /// Notifies the driver that all connections are lost, once it has given a buffer for that.
     fn report_reset(&mut self) {
-        let Some(Active { interrupt, events: Some(events), owes_reset, .. }) = &mut self.active else { return };
+        let Some(Active { interrupt, events: Some(events), owes_reset, .. }) = &mut self.active else {
+            return;
+        };
         for _ in 0..events.size() {
             let next = if *owes_reset { events.pop() } else { None };
             let Some(chain) = next else { break };
@@ -221,7 +224,7 @@ impl Vsock {
             *owes_reset = written < TRANSPORT_RESET.len();
         }
         if events.needs_interrupt() {
-            interrupt.queue(EVENT as u16);
+            interrupt.queue(EVENT_INDEX);
         }
     }
 

@@ -1,0 +1,141 @@
+//! Requests that write and restore snapshots, in cloud-hypervisor's form.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::answer::{Answer, Awaited, Deferred, Response, Status, read, texts};
+use super::control::ask;
+use super::cycle::{Created, Cycle, Language, RestoreOrder};
+use super::http::Request;
+use super::life;
+use super::published::Published;
+use crate::machine::SnapshotRequest;
+use crate::snapshot::StoredSnapshot;
+
+/// Start of a URL that names a folder.
+const FILE: &str = "file://";
+/// Longest path, as the kernel has it.
+const MAX_PATH: usize = 4095;
+
+/// Folder of a new snapshot.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct VmSnapshotConfig {
+    /// "file://" and the absolute path of a folder that is empty or does not exist.
+    pub(super) destination_url: String,
+}
+
+/// Folder of a snapshot, and how its machine begins.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RestoreConfig {
+    /// "file://" and the absolute path of a folder with a snapshot.
+    source_url: String,
+    /// Copy all memory in before the guest runs. Default: false.
+    #[serde(default)]
+    prefault: bool,
+    /// "Copy" as "prefault": true; "OnDemand" reads private memory from the snapshot as the guest touches it. Default:
+    /// "OnDemand".
+    memory_restore_mode: Option<RestoreMode>,
+    /// Let the guest run at once. Default: false: it is paused.
+    #[serde(default)]
+    resume: bool,
+    /// Refused: a machine with taps by descriptor has no snapshot.
+    #[schemars(with = "Option<Vec<Value>>")]
+    net_fds: Option<Value>,
+}
+
+/// When memory is read from the snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+enum RestoreMode {
+    /// Before the guest runs.
+    Copy,
+    /// As the guest touches it.
+    OnDemand,
+}
+
+/// The folder that `url` names.
+fn folder(url: &str) -> Result<PathBuf, Answer> {
+    let path = url.strip_prefix(FILE).filter(|path| path.starts_with('/'));
+    let path = path.filter(|path| path.len() <= MAX_PATH && !path.chars().any(char::is_control));
+    path.map(PathBuf::from).ok_or_else(|| {
+        let what = "cannot read the URL: it is not \"file://\" and an absolute path";
+        Answer::failure(Status::BadRequest, what, "send a URL such as file:///var/lib/vm1.snapshot")
+    })
+}
+
+/// Writes a snapshot of the paused machine.
+pub(super) fn save(request: &Request, machine: &Published) -> Response {
+    let folder =
+        read::<VmSnapshotConfig>("snapshot", &request.body).and_then(|body| folder(&body.destination_url));
+    let folder = match folder {
+        Ok(folder) => folder,
+        Err(answer) => return answer.into(),
+    };
+    let deferred = Deferred::default();
+    let (given, journal) = (deferred.clone(), Arc::clone(machine.journal()));
+    let reply = Box::new(move |result: Result<(), crate::snapshot::SnapshotError>| {
+        given.set(match result {
+            Ok(()) => Answer::done(),
+            Err(error) => Answer::failures(Status::InternalServerError, &texts(&error)),
+        });
+        journal.wake();
+    });
+    match ask(&machine.state(), |live| live.snapshot(SnapshotRequest { folder, reply })) {
+        Ok(()) => Response::Later(Awaited::Reply(deferred)),
+        Err(answer) => answer.into(),
+    }
+}
+
+/// Creates the machine of a snapshot, and starts it.
+pub(super) fn restore(request: &Request, machine: &Published) -> Response {
+    match order(request, machine) {
+        Ok(()) => Response::Later(Awaited::Restore),
+        Err(answer) => answer.into(),
+    }
+}
+
+fn order(request: &Request, machine: &Published) -> Result<(), Answer> {
+    match machine.state().cycle.as_ref().map(Cycle::check_create) {
+        None => return Err(life::single_machine()),
+        Some(created) => created.map_err(life::refused)?,
+    }
+    let config: RestoreConfig = read("restore", &request.body)?;
+    if config.net_fds.is_some() {
+        let what = "net_fds: cannot pass descriptors of taps to a restored machine";
+        return Err(Answer::failure(
+            Status::BadRequest,
+            what,
+            "leave net_fds out: its configuration names its taps",
+        ));
+    }
+    let folder = folder(&config.source_url)?;
+    let stored = StoredSnapshot::open(&folder)
+        .map_err(|error| Answer::failures(Status::BadRequest, &texts(&error)))?;
+    let text = String::from_utf8_lossy(stored.machine()).into_owned();
+    let created = Created::new(Language::Own, text, &machine.default_name);
+    let created = created.map_err(|errors| Answer::failures(Status::BadRequest, &texts(&errors)))?;
+    let copy = config.prefault || config.memory_restore_mode == Some(RestoreMode::Copy);
+    let order = RestoreOrder { folder, copy, resume: config.resume };
+    match machine.change(|cycle| cycle.restore(created, order)) {
+        None => Err(life::single_machine()),
+        Some(changed) => changed.map_err(life::refused),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_an_absolute_path_behind_file() {
+        assert_eq!(folder("file:///a/b").unwrap(), PathBuf::from("/a/b"));
+        for wrong in ["", "/a", "file://a", "http:///a", "file:///a\nb", "file://"] {
+            assert_eq!(folder(wrong).unwrap_err().status, Status::BadRequest, "{wrong:?}");
+        }
+    }
+}

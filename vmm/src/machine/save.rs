@@ -1,0 +1,250 @@
+//! A snapshot of a paused machine, written on the thread of the event loop.
+//!
+//! ```text
+//!  gate: paused ─► event loop turns until no request is with the host ─► each vCPU saves itself on its own thread
+//!    ─► interrupt controllers (on Arm they write tables to memory) ─► devices ─► memory ─► files
+//! ```
+//! Nothing here changes the machine: whatever fails, it is paused as before, and can resume.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use event_manager::EventManager;
+use kvm_ioctls::VcpuFd;
+use vm_memory::GuestMemoryMmap;
+
+use super::Subscriber;
+use super::finish::{self, RunningDevice, RunningDevices};
+use super::poison::Poison;
+use super::reset::{MachineReset, VcpuReset};
+use super::saved::{MachineState, guest_view};
+use super::vcpu::Shared;
+use crate::arch::boot::BootFiles;
+use crate::arch::native::state::{ControllersState, VcpuInterface, VcpuState};
+use crate::arch::native::vcpu::Controllers;
+use crate::config::{DeviceKind, Spec};
+use crate::error::Chain;
+use crate::hotplug;
+use crate::kvm::{KvmError, Vm};
+use crate::lock::lock;
+use crate::memory::GuestRam;
+use crate::pci::RootComplex;
+use crate::plan::{FunctionRole, Plan};
+use crate::snapshot::{Contents, NewSnapshot, SaveReason, SnapshotError, total};
+
+/// Time that storage has to answer the guest's requests.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A request for a snapshot, and the function that gets its result on the thread of the event loop.
+pub(crate) struct SnapshotRequest {
+    pub(crate) folder: PathBuf,
+    pub(crate) reply: Box<dyn FnOnce(Result<(), SnapshotError>) + Send>,
+}
+
+/// The next request for a snapshot, if there is one.
+pub(crate) type NextSnapshot = Arc<Mutex<Option<SnapshotRequest>>>;
+
+/// States that the vCPUs have saved, each on its own thread.
+pub(super) struct VcpuStates {
+    pub(super) interface: VcpuInterface,
+    saved: Mutex<BTreeMap<u32, Result<VcpuState, KvmError>>>,
+}
+
+impl VcpuStates {
+    /// None yet.
+    pub(super) fn new(interface: VcpuInterface) -> Self {
+        Self { interface, saved: Mutex::default() }
+    }
+
+    /// Saves vCPU `index`, on its own thread.
+    pub(super) fn save(&self, index: u32, fd: &VcpuFd) {
+        let state = VcpuState::save(fd, &self.interface);
+        lock(&self.saved).insert(index, state);
+    }
+
+    /// The states, in the order of the vCPUs.
+    ///
+    /// # Errors
+    /// The first one that the kernel refused.
+    fn take(&self) -> Result<Vec<VcpuState>, KvmError> {
+        std::mem::take(&mut *lock(&self.saved)).into_values().collect()
+    }
+}
+
+/// The parts of a machine that its snapshot reads, beside those that run it.
+pub(super) struct SnapshotParts {
+    pub(super) plan: Plan,
+    /// Configuration of the machine; `None` in tests that have none.
+    pub(super) spec: Option<Spec>,
+    pub(super) root: Arc<RootComplex>,
+    pub(super) controllers: Arc<Controllers>,
+    pub(super) hotplug: Option<hotplug::Handle>,
+    pub(super) devices: RunningDevices,
+    pub(super) poison: Arc<Mutex<Poison>>,
+}
+
+/// The parts that run it.
+pub(super) struct RunningParts<'a> {
+    pub(super) vm: &'a Vm,
+    pub(super) ram: &'a GuestRam,
+    pub(super) shared: &'a Shared,
+}
+
+/// Opens the gate after a snapshot, whatever came of it.
+struct Saving<'a>(&'a Shared);
+
+impl Drop for Saving<'_> {
+    fn drop(&mut self) {
+        self.0.gate.end_save();
+    }
+}
+
+fn refused(what: impl Into<String>, remedy: impl Into<String>) -> SaveReason {
+    SaveReason::Refused { what: what.into(), remedy: remedy.into() }
+}
+
+fn kvm(error: &KvmError) -> SaveReason {
+    SaveReason::Kvm(Chain(error).to_string())
+}
+
+impl SnapshotParts {
+    /// The reset of the same machine, which loads `files` again.
+    pub(super) fn reset(
+        &self,
+        vcpus: Arc<VcpuReset>,
+        files: BootFiles,
+        memory: GuestMemoryMmap,
+    ) -> MachineReset {
+        MachineReset {
+            plan: self.plan.clone(),
+            files,
+            memory,
+            root: Arc::clone(&self.root),
+            vcpus,
+            hotplug: self.hotplug.clone(),
+            devices: Arc::clone(&self.devices),
+            poison: Arc::clone(&self.poison),
+        }
+    }
+
+    /// Writes a snapshot into `folder`, and runs the event loop meanwhile.
+    ///
+    /// # Errors
+    /// [`SnapshotError`]; the machine is as before.
+    pub(super) fn carry_out(
+        &self,
+        folder: &Path,
+        running: &RunningParts<'_>,
+        events: &mut EventManager<Subscriber>,
+    ) -> Result<(), SnapshotError> {
+        let failed = |reason| SnapshotError { folder: folder.to_owned(), reason };
+        self.check().map_err(failed)?;
+        let machine = self.configuration().map_err(failed)?;
+        // Before the machine is held: most requests that fail do so here.
+        let new = NewSnapshot::begin(folder)?;
+        if !running.shared.gate.begin_save() {
+            return Err(failed(SaveReason::NotPaused));
+        }
+        let _saving = Saving(running.shared);
+        // Interrupts of what completes belong to the state of the vCPUs.
+        self.quiesce(events, running.shared).map_err(failed)?;
+        running.shared.gate.save_vcpus();
+        let vcpus = running.shared.states.take().map_err(|error| failed(kvm(&error)))?;
+        let state = self.state(vcpus, running).map_err(failed)?;
+        let state = serde_json::to_vec(&state);
+        let state =
+            state.map_err(|error| failed(SaveReason::Kvm(format!("cannot write its state: {error}"))))?;
+        let memory = running.ram.saved_pieces();
+        debug_assert!(total(&memory).is_some(), "guest memory is smaller than any file");
+        let contents = Contents { machine: &machine, state: &state, memory };
+        new.write(&contents, |file| running.ram.save(file))?;
+        self.check().map_err(failed)
+    }
+
+    /// Refuses a machine with something that no snapshot has.
+    fn check(&self) -> Result<(), SaveReason> {
+        for function in &self.plan.pci {
+            if let FunctionRole::Endpoint { device, .. } = &function.role
+                && device.kind.is_assigned()
+            {
+                let id = &device.id;
+                let what = match &device.kind {
+                    DeviceKind::VfioUser { .. } => format!("device \"{id}\" is served by another process"),
+                    DeviceKind::Egm { .. } => format!("slice \"{id}\" is a PCI function"),
+                    _ => format!("device \"{id}\" is a function of the host, whose state cannot be read"),
+                };
+                return Err(refused(what, "start the machine without it"));
+            }
+        }
+        if let Some(backing) = self.plan.backings.iter().find(|backing| backing.guest_memfd) {
+            let what = format!("\"{}\" is memory of the VM itself (guest_memfd)", backing.id);
+            return Err(refused(what, "give \"region\" another value, and start the machine again"));
+        }
+        let planned = self.plan.device_addresses();
+        let present = self.hotplug.as_ref().map_or_else(|| planned.clone(), hotplug::Handle::devices);
+        if let Some(id) = present.keys().find(|id| !planned.contains_key(*id)) {
+            return Err(refused(
+                format!("device \"{id}\" was plugged in while the guest runs"),
+                format!("egm-vmm ctl unplug {id}"),
+            ));
+        }
+        for RunningDevice { name, function, .. } in lock(&self.devices).iter() {
+            if let Some(unsaved) = function.unsaved() {
+                return Err(refused(format!("{name} {}", unsaved.reason), unsaved.remedy));
+            }
+        }
+        if lock(&self.poison).has_bad_ram() {
+            return Err(refused("some of its memory is bad", "shut the guest down, and start it again"));
+        }
+        Ok(())
+    }
+
+    /// The text of `machine.json`. Devices have no worker of the kernel, there as here.
+    fn configuration(&self) -> Result<String, SaveReason> {
+        let spec = self.spec.as_ref().ok_or_else(|| refused("it has no configuration", "use egm-vmm run"))?;
+        let mut spec = spec.clone();
+        for device in &mut spec.devices {
+            if let DeviceKind::VirtioNet { vhost, .. } = &mut device.kind {
+                *vhost = Some(false);
+            }
+        }
+        let file = spec.to_file();
+        let file = file.map_err(|error| {
+            refused(error.to_string(), "change the configuration, and start the machine again")
+        })?;
+        Ok(file.to_json())
+    }
+
+    /// Runs the event loop until the host has no request of the guest, whose vCPUs wait.
+    fn quiesce(&self, events: &mut EventManager<Subscriber>, shared: &Shared) -> Result<(), SaveReason> {
+        let devices = lock(&self.devices).clone();
+        let start = Instant::now();
+        while let Some(busy) = devices.iter().find(|kept| kept.function.is_busy()) {
+            let left = TIMEOUT.saturating_sub(start.elapsed());
+            if shared.exit.is_set() {
+                return Err(SaveReason::NotPaused);
+            }
+            if left.is_zero() || !finish::turn(events, left.min(finish::SILENCE)) {
+                return Err(SaveReason::Silent { name: busy.name.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    fn state(&self, vcpus: Vec<VcpuState>, running: &RunningParts<'_>) -> Result<MachineState, SaveReason> {
+        let controllers = ControllersState::save(running.vm, &self.controllers);
+        let devices = lock(&self.devices);
+        let device = |kept: &RunningDevice| (kept.id.clone(), kept.function.saved());
+        Ok(MachineState {
+            guest: guest_view(&self.plan),
+            vcpus,
+            controllers: controllers.map_err(|error| kvm(&error))?,
+            ports: running.shared.ports.saved(),
+            windows: running.shared.memory.saved(),
+            bridges: self.root.saved(),
+            devices: devices.iter().map(device).collect(),
+        })
+    }
+}
