@@ -24,6 +24,8 @@ const MOST_REGISTERS: usize = 500;
 pub struct VcpuInterface;
 
 impl VcpuInterface {
+    /// The same on every host, unlike on x86.
+    ///
     /// # Errors
     /// None.
     pub const fn of(_: &Hypervisor) -> Result<Self, KvmError> {
@@ -39,7 +41,7 @@ pub struct VcpuState {
     registers: Vec<Register>,
     /// A system error that the vCPU has not taken yet.
     serror: Option<SystemError>,
-    /// One of `KVM_MP_STATE_*`: a vCPU that is off waits for PSCI's `CPU_ON`.
+    /// Whether it runs, one of `KVM_MP_STATE_*`: a vCPU that is off waits for PSCI's `CPU_ON`.
     activity: u32,
 }
 
@@ -148,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    /// SVE register Z0 (0x15), whose 2048 bits are the largest size; KVM_REG_SIZE_U2048 is 8 << 52.
+    /// SVE register Z0 (0x15), which has the largest size, 2048 bits; KVM_REG_SIZE_U2048 is 8 << 52.
     const Z0: u64 = KVM_REG_ARM64 | 8 << 52 | 0x15 << 16;
     const X0: u64 = KVM_REG_ARM64 | KVM_REG_SIZE_U64 | 0x10 << 16;
 

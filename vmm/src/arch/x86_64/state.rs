@@ -37,6 +37,8 @@ pub struct VcpuInterface {
 }
 
 impl VcpuInterface {
+    /// Asks `hypervisor` for its registers and capabilities.
+    ///
     /// # Errors
     /// When the kernel refuses.
     pub fn of(hypervisor: &Hypervisor) -> Result<Self, KvmError> {
@@ -62,13 +64,13 @@ pub struct VcpuState {
     xsave: Vec<u32>,
     #[serde(deserialize_with = "record::exact_or_none")]
     xcrs: Option<kvm_xcrs>,
-    /// With the time stamp counter, whose value stands still while the state is in a file.
+    /// With the time stamp counter; its value stands still while the state is in a file.
     msrs: Vec<Msr>,
     #[serde(deserialize_with = "record::exact")]
     lapic: kvm_lapic_state,
     #[serde(deserialize_with = "record::exact")]
     events: kvm_vcpu_events,
-    /// One of `KVM_MP_STATE_*`.
+    /// Whether it runs, halts or waits for its start: one of `KVM_MP_STATE_*`.
     activity: u32,
     #[serde(deserialize_with = "record::exact")]
     debug: kvm_debugregs,
@@ -111,7 +113,7 @@ impl VcpuState {
     ///
     /// - `sregs` has the base register of the local APIC, and EFER, which nested state needs;
     /// - the counter's frequency comes before its value;
-    /// - the deadline of a timer comes after the local APIC, whose mode it needs (Intel SDM 11.5.4.1);
+    /// - the deadline of a timer comes after the local APIC: it needs that one's mode (Intel SDM 11.5.4.1);
     /// - events come after the registers: `KVM_SET_REGS` drops a pending exception;
     /// - nested state comes last: it makes the registers those of the guest's own guest.
     ///

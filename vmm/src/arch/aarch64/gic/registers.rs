@@ -96,7 +96,7 @@ const ACTIVE_1: u64 = system(3, 0, 12, 9, 0);
 const CPU_INTERFACE_CLEARED: [u64; 7] =
     [PRIORITY_MASK, BINARY_POINT_0, BINARY_POINT_1, ACTIVE_0, ACTIVE_1, ENABLE_0, ENABLE_1];
 
-/// Registers of the CPU interface whose control register has the value `control`: 5, 6 or 7 bits of priority need one, two or
+/// Registers of the CPU interface with the value `control` in its control register: 5, 6 or 7 bits of priority need one, two or
 /// four registers of active priorities (Arm IHI 0069, 12.2.4).
 fn cpu_interface(control: u64) -> Vec<u64> {
     let active = match control >> 8 & 7 {
@@ -217,11 +217,12 @@ mod tests {
 
     #[test]
     fn the_cpu_interface_has_active_priorities_for_the_bits_that_its_control_register_reports() {
-        for (bits, active) in [(5_u64, 1), (6, 2), (7, 4)] {
+        for (bits, active, last) in [(5, 1, 0xc644), (6, 2, 0xc645), (7, 4, 0xc647)] {
             let registers = cpu_interface((bits - 1) << 8);
             assert_eq!(registers.len(), 7 + 2 * active, "{bits}");
-            assert_eq!(registers[..2], [0xc665, 0xc664]); // ICC_SRE_EL1 and ICC_CTLR_EL1, which fix the rest
-            assert!(registers.contains(&0xc230) && registers.contains(&0xc644 + (active as u64 - 1)));
+            // ICC_SRE_EL1 and ICC_CTLR_EL1, which fix the rest, then ICC_PMR_EL1.
+            assert_eq!(registers[..3], [0xc665, 0xc664, 0xc230]);
+            assert_eq!(registers[4 + active], last, "{bits}");
         }
     }
 
