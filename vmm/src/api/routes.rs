@@ -1,13 +1,13 @@
 //! The table of requests. Dispatch, refusals, OpenAPI documents and the table of `docs/api.md` are made from it.
 
 mod described;
+mod listed;
 
 use egm_report::program::log::Severity;
-use schemars::JsonSchema;
-use serde::Serialize;
 
 use self::described::open_api_text;
 pub(crate) use self::described::{Surface, open_api};
+use self::listed::{ListedRequest, requests};
 use super::amend::{self, Change};
 use super::answer::{Answer, Awaited, JSON, LINES, METRICS, Response, SERVER_SENT, Status, read};
 use super::control::{ask, done, running};
@@ -272,28 +272,6 @@ impl Operation {
                 | Missing(_)
         ) || (self.is_of_serve() && !serves)
     }
-}
-
-/// A row of the table as clients get it.
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "Request")]
-struct ListedRequest {
-    method: &'static str,
-    path: &'static str,
-    /// Whether this program carries it out.
-    built: bool,
-    /// Its effect, or the remedy where it is not built.
-    text: &'static str,
-}
-
-/// The table for a program that `serves` machines or has one.
-fn requests(serves: bool) -> Vec<ListedRequest> {
-    let shown = |route: &Route| {
-        let is_of_program = serves || !route.operation.is_of_serve();
-        let built = !matches!(route.operation, Missing(_)) && is_of_program;
-        ListedRequest { method: route.method.name(), path: route.path, built, text: route.line }
-    };
-    ROUTES.iter().map(shown).collect()
 }
 
 /// A request of cloud-hypervisor's that is not built.

@@ -32,6 +32,7 @@ mod signals;
 mod start;
 mod tree;
 mod vcpu;
+mod vcpu_states;
 mod virtio;
 
 use std::sync::{Arc, Mutex};

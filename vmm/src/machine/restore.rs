@@ -1,6 +1,6 @@
 //! A machine from a snapshot, before its first vCPU runs.
 //!
-//! The order: memory is there already; interrupt controllers, then vCPUs, which need them; then devices, whose interrupts that
+//! The order: memory is there already; interrupt controllers, then vCPUs, which need them; then devices: interrupts of theirs that
 //! wait find both; and last the PCI tree, which has their doorbells attached.
 
 use super::Machine;

@@ -6,13 +6,11 @@
 //! ```
 //! Nothing here changes the machine: whatever fails, it is paused as before, and can resume.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use event_manager::EventManager;
-use kvm_ioctls::VcpuFd;
 use vm_memory::GuestMemoryMmap;
 
 use super::Subscriber;
@@ -22,7 +20,7 @@ use super::reset::{MachineReset, VcpuReset};
 use super::saved::{MachineState, guest_view};
 use super::vcpu::Shared;
 use crate::arch::boot::BootFiles;
-use crate::arch::native::state::{ControllersState, VcpuInterface, VcpuState};
+use crate::arch::native::state::{ControllersState, VcpuState};
 use crate::arch::native::vcpu::Controllers;
 use crate::config::{DeviceKind, Spec};
 use crate::error::Chain;
@@ -45,33 +43,6 @@ pub(crate) struct SnapshotRequest {
 
 /// The next request for a snapshot, if there is one.
 pub(crate) type NextSnapshot = Arc<Mutex<Option<SnapshotRequest>>>;
-
-/// States that the vCPUs have saved, each on its own thread.
-pub(super) struct VcpuStates {
-    pub(super) interface: VcpuInterface,
-    saved: Mutex<BTreeMap<u32, Result<VcpuState, KvmError>>>,
-}
-
-impl VcpuStates {
-    /// None yet.
-    pub(super) fn new(interface: VcpuInterface) -> Self {
-        Self { interface, saved: Mutex::default() }
-    }
-
-    /// Saves vCPU `index`, on its own thread.
-    pub(super) fn save(&self, index: u32, fd: &VcpuFd) {
-        let state = VcpuState::save(fd, &self.interface);
-        lock(&self.saved).insert(index, state);
-    }
-
-    /// The states, in the order of the vCPUs.
-    ///
-    /// # Errors
-    /// The first one that the kernel refused.
-    fn take(&self) -> Result<Vec<VcpuState>, KvmError> {
-        std::mem::take(&mut *lock(&self.saved)).into_values().collect()
-    }
-}
 
 /// The parts of a machine that its snapshot reads, beside those that run it.
 pub(super) struct SnapshotParts {
@@ -173,7 +144,7 @@ impl SnapshotParts {
                 let what = match &device.kind {
                     DeviceKind::VfioUser { .. } => format!("device \"{id}\" is served by another process"),
                     DeviceKind::Egm { .. } => format!("slice \"{id}\" is a PCI function"),
-                    _ => format!("device \"{id}\" is a function of the host, whose state cannot be read"),
+                    _ => format!("device \"{id}\" is a function of the host: its state cannot be read"),
                 };
                 return Err(refused(what, "start the machine without it"));
             }
@@ -217,7 +188,7 @@ impl SnapshotParts {
         Ok(file.to_json())
     }
 
-    /// Runs the event loop until the host has no request of the guest, whose vCPUs wait.
+    /// Runs the event loop until the host has no request of the guest; its vCPUs wait.
     fn quiesce(&self, events: &mut EventManager<Subscriber>, shared: &Shared) -> Result<(), SaveReason> {
         let devices = lock(&self.devices).clone();
         let start = Instant::now();

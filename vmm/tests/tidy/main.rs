@@ -29,6 +29,7 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
     ("egm-device/src/backing/huge_files.rs", "a child that mounts in a user namespace"),
     ("egm-device/src/broker/peer.rs", "the peer of a socket"),
     ("egm-device/src/mapping.rs", "mmap, mbind and madvise"),
+    ("egm-device/src/mapping/private.rs", "mmap of private memory"),
     ("egm-device/src/poison/signal.rs", "a signal handler"),
     ("egm-device/src/sys.rs", "ioctls of EGM devices and KVM, a thread's scheduling class"),
     ("egm-device/src/stream.rs", "streaming stores"),

@@ -29,7 +29,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The entry of a machine whose kernel is not loaded: a reset loads it, and its state comes from elsewhere until then.
+    /// The entry of a machine without a kernel in memory: a reset loads it, and its state comes from elsewhere until then.
     pub const UNLOADED: Self = Self { address: Gpa::new(0), tree: Gpa::new(0) };
 }
 

@@ -40,7 +40,7 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// The entry of a machine whose kernel is not loaded: a reset loads it, and its state comes from elsewhere until then.
+    /// The entry of a machine without a kernel in memory: a reset loads it, and its state comes from elsewhere until then.
     pub const UNLOADED: Self = Self::Pvh { address: Gpa::new(0), start_info: Gpa::new(0) };
 }
 
