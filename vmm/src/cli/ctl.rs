@@ -1,5 +1,6 @@
 //! `egm-vmm ctl`: a client of a machine's API.
 
+mod error;
 mod tables;
 
 use std::io::{self, IsTerminal, Write};
@@ -13,14 +14,13 @@ use egm_report::program::log::Severity;
 use egm_report::show::{Screen, Table, Unwritten, print, printable_lines};
 use serde_json::{Map, Value, json};
 
+use self::error::{STOP, Unflushed, Unreturned, Unstopped, url};
 use self::tables::{cell, fields, plugged, slices, timings};
 use super::form::Form;
 use crate::api::{Client, ClientError, Events};
 use crate::config;
-use crate::error::{Blame, Remedy, Report};
+use crate::error::Report;
 
-/// Time that a machine has to stop its vCPUs and to flush its disks (30 s) after a request to stop.
-const STOP: Duration = Duration::from_secs(45);
 /// Time for a request that is answered when its effect is there: a start or an end can scrub terabytes.
 const LONG: Duration = Duration::from_secs(24 * 3600);
 
@@ -168,63 +168,6 @@ Exit codes:
   2  the command line or a configuration is wrong, or the API has no such request or no machine
   3  no API listens at PATH, the request is not built, or the machine cannot do
      it now";
-
-/// A machine ends before it has returned a function.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot wait for device \"{id}\": the machine ends")]
-struct Unreturned {
-    id: String,
-}
-
-impl Report for Unreturned {
-    fn remedy(&self) -> Remedy {
-        Blame::Host.help("the host has the device once the machine's program has ended")
-    }
-}
-
-/// A disk left that could not be flushed.
-#[derive(Debug, thiserror::Error)]
-#[error("{text}")]
-struct Unflushed {
-    text: String,
-}
-
-impl Report for Unflushed {
-    fn remedy(&self) -> Remedy {
-        Blame::Host.help("check the disk's file system, and look at dmesg on the host")
-    }
-}
-
-/// A path that no request can name.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot name the folder {}: it is not UTF-8, or the working directory is gone", folder.display())]
-struct Unnamed {
-    folder: PathBuf,
-}
-
-impl Report for Unnamed {
-    fn remedy(&self) -> Remedy {
-        Blame::Configuration.help("name it by an absolute path of UTF-8")
-    }
-}
-
-/// The URL of `folder`, by its absolute path.
-fn url(folder: &Path) -> Result<String, Unnamed> {
-    let absolute = std::path::absolute(folder).ok();
-    let path = absolute.as_deref().and_then(Path::to_str);
-    path.map(|path| format!("file://{path}")).ok_or_else(|| Unnamed { folder: folder.to_owned() })
-}
-
-/// A machine goes on although it was to stop.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot end the machine within {} s", STOP.as_secs())]
-struct Unstopped;
-
-impl Report for Unstopped {
-    fn remedy(&self) -> Remedy {
-        Blame::Host.help("look at its messages; SIGTERM to its process ends the wait for its disks")
-    }
-}
 
 pub(super) fn run(args: &Args) -> Outcome {
     let client = Client::new(&args.api);
