@@ -110,8 +110,8 @@ mod tests {
 
     #[test]
     fn addresses_are_read_as_lspci_prints_them() {
-        let address: PciAddress = "0009:01:1f.7".parse().unwrap();
-        assert_eq!((address.segment(), address.bus(), address.device(), address.function()), (9, 1, 31, 7));
+        let address: PciAddress = "0009:05:1f.7".parse().unwrap();
+        assert_eq!((address.segment(), address.bus(), address.device(), address.function()), (9, 5, 31, 7));
         assert_eq!(address.devfn(), 0xff);
         assert_eq!("65:00.0".parse::<PciAddress>().unwrap().to_string(), "0000:65:00.0");
     }
