@@ -29,6 +29,7 @@ mod nvme;
 mod pci;
 mod power_button;
 mod restarts;
+mod restored;
 mod rng;
 mod validate;
 mod virtio_blk;
@@ -195,6 +196,11 @@ pub(crate) static ALL: &[Check] = &[
         "restarts",
         "the guest starts again after each of its resets, and its disk has what the start before wrote",
         restarts::run,
+    )),
+    by_name(check(
+        "restored",
+        "a guest that is saved, and restored in another process, keeps its memory, its requests and its time",
+        restored::run,
     )),
     by_name(check(
         "disk_busy",

@@ -106,6 +106,13 @@ impl Tools {
         command
     }
 
+    /// The command that restores the machine of the snapshot in `folder`.
+    pub(crate) fn restore(&self, folder: &Path) -> Command {
+        let mut command = Command::new(&self.vmm);
+        command.arg("run").arg("--restore").arg(folder);
+        command
+    }
+
     /// The emulated Grace host's tools: programs for aarch64 and Debian's newest kernel for arm64.
     pub(crate) fn of_grace(cache: &Cache) -> Result<Self, LabError> {
         Ok(Self::within(&arm64_folder(), configs()?, kernel::arm64(cache, false)?))

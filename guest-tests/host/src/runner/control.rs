@@ -1,7 +1,7 @@
 //! The control API of a machine that runs: requests by `egm-vmm ctl`, and checks of their answers.
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -52,6 +52,14 @@ impl Control {
     /// Requests `id` back: the guest releases it, and the machine has no such device any more.
     pub(crate) fn unplug(&self, id: &str) -> Step {
         gone(id, &self.ask(&["unplug", id])?, &self.devices()?)
+    }
+
+    /// Saves the machine in `folder`, and ends it.
+    pub(crate) fn save(&self, folder: &Path) -> Step {
+        self.ask(&["pause"])?;
+        self.ask(&["snapshot", &folder.to_string_lossy()])?;
+        self.ask(&["shutdown", "--timeout", "0"])?;
+        Ok(())
     }
 
     /// Result of `request`, which must leave the machine's devices as they are.

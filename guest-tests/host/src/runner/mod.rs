@@ -5,4 +5,5 @@ pub(crate) mod machine;
 pub(crate) mod machine_file;
 pub(crate) mod refusal;
 pub(crate) mod regions;
+pub(crate) mod snapshot;
 pub(crate) mod steps;

@@ -21,6 +21,7 @@ pub(crate) mod run_scenario;
 mod sigterm;
 mod slices;
 mod smp;
+mod snapshot;
 mod steps;
 mod user;
 mod vfio;
@@ -35,6 +36,7 @@ pub(crate) const ALL: &[Scenario] = &[
     smp::SCENARIO,
     reset::SCENARIO,
     reset::REBOOT,
+    snapshot::SNAPSHOT,
     panic::SCENARIO,
     sigterm::SCENARIO,
     button::SCENARIO,

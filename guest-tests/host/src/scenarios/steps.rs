@@ -1,7 +1,7 @@
 //! The functions that run the steps of scenarios.
 
 use super::{
-    assigned, broker, confined, grace, kernel, peer, plugged, poison, ram, rdma, slices, user, vfio,
+    assigned, broker, confined, grace, kernel, peer, plugged, poison, ram, rdma, slices, snapshot, user, vfio,
 };
 use crate::engine::error::LabError;
 use crate::engine::scenario::Scenario;
@@ -11,6 +11,7 @@ use crate::runner::steps::StepsOf;
 const STEPS: &[(&str, StepsOf)] = &[
     (ram::HUGETLB.name, crate::slices::ram_pages::run),
     (ram::GRACE_HUGETLB.name, crate::slices::ram_pages::run),
+    (snapshot::SNAPSHOT.name, crate::runner::snapshot::run),
     (slices::MEM.name, crate::slices::owned::run),
     (slices::MEMMAP.name, crate::slices::owned::run),
     (slices::DEVDAX.name, crate::slices::owned::run),

@@ -1,0 +1,72 @@
+//! Claim: a guest whose machine is saved, and restored in another process, goes on: its memory has the bytes of before, its
+//! requests to the disk are answered, and its time moves forward.
+//!
+//! The guest fills memory of its own and of each EGM node, prints `egm-restored ready`, and then reads the last block of the
+//! first writable virtio disk again and again, until it has the text `restored.text`. The reader of the console saves the
+//! machine, writes that text and restores it.
+
+use std::time::{Duration, Instant};
+
+use super::{Context, virtio_blk};
+use crate::error::Broken;
+use crate::expect::DeviceKind;
+use crate::finding::{Claim, Finding};
+use crate::pattern;
+use crate::sys::Mapping;
+
+const READY: &str = "egm-restored ready";
+/// Bytes of each piece of memory.
+const SIZE: usize = 16 << 20;
+const SEED: u64 = 0x5245_5354_4f52_4544;
+/// Guest time: what passes while the machine is saved does not count. A read by an emulated processor takes milliseconds.
+const TIMEOUT: Duration = Duration::from_secs(240);
+
+pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
+    let Some(disk) = disk(context) else {
+        return Ok(Finding::skipped("no virtio disk that could be written is there"));
+    };
+    let awaited = context.args.text("restored.text").unwrap_or_default();
+    let pieces = fill(context)?;
+    println!("{READY}");
+    let (start, mut last, mut reads) = (Instant::now(), Duration::ZERO, 0_u32);
+    let mut claim = Claim::default();
+    loop {
+        let text = virtio_blk::last_text(&disk)?;
+        let now = start.elapsed();
+        claim.holds(now >= last, || format!("time went from {last:?} back to {now:?}"));
+        (last, reads) = (now, reads.saturating_add(1));
+        if text == awaited || now > TIMEOUT || !claim.is_true() {
+            claim.equal("the last block of the disk", &text.as_str(), &awaited);
+            break;
+        }
+    }
+    for (number, piece) in pieces.iter().enumerate() {
+        let wrong = pattern::difference(piece.bytes(), SEED, first_word(number), 0);
+        claim.holds(wrong.is_none(), || format!("byte {wrong:x?} of piece {number} of memory was lost"));
+    }
+    claim.seen(format!("{} pieces of {SIZE:#x} bytes, {reads} reads of {disk}", pieces.len()));
+    Ok(claim.finish().with_value(f64::from(reads), "reads"))
+}
+
+/// Memory of the guest's choice and of each EGM node, filled.
+fn fill(context: &Context) -> Result<Vec<Mapping>, Broken> {
+    let nodes = context.plan.egm_nodes().filter_map(|node| context.plan.linux_node(node.id));
+    let on_nodes = nodes.map(|node| Mapping::on_node(SIZE, node));
+    let pieces: Result<Vec<Mapping>, _> = std::iter::once(Mapping::new(SIZE)).chain(on_nodes).collect();
+    let mut pieces = pieces.map_err(Broken::system("no memory for a pattern"))?;
+    for (number, piece) in pieces.iter_mut().enumerate() {
+        pattern::fill(piece.bytes_mut(), SEED, first_word(number), 0);
+    }
+    Ok(pieces)
+}
+
+/// Index of the first word of a piece in the pattern: no word of two pieces is the same.
+fn first_word(piece: usize) -> u64 {
+    u64::try_from(piece * SIZE / 8).unwrap_or(u64::MAX)
+}
+
+fn disk(context: &Context) -> Option<String> {
+    let writable = DeviceKind::VirtioBlk { read_only: false };
+    let (function, _) = context.plan.devices().find(|(_, device)| device.kind == writable)?;
+    virtio_blk::name(function.address)
+}

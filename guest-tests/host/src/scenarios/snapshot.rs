@@ -1,0 +1,33 @@
+//! A machine that is saved and restored: see [`crate::runner::snapshot`].
+
+use std::time::Duration;
+
+use super::{PLAIN, Runs, Scenario};
+use crate::engine::judge::Expected;
+
+/// The machine of the demo. All checks after `restored` run in the restored machine.
+pub(super) const SNAPSHOT: Scenario = Scenario {
+    name: "snapshot",
+    summary: "a machine is saved while its guest uses the disk, and goes on in another process, with each of its devices",
+    runs: Runs::Steps,
+    config: "demo.json",
+    words: "egm.checks=restored,cpus,clock,memory_map,numa,pci,rng,virtio_blk,virtio_net,vsock,msix,egm_pattern \
+            egm.arg.restored.text=egm-lab-restored",
+    expected: Expected::power_off(&[
+        "restored",
+        "cpus",
+        "clock",
+        "memory_map",
+        "numa",
+        "pci",
+        "rng",
+        "virtio_blk",
+        "virtio_net",
+        "vsock",
+        "msix",
+        "egm_pattern",
+    ]),
+    deadline: Duration::from_secs(300),
+    long: true,
+    ..PLAIN
+};
