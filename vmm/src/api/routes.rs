@@ -621,7 +621,7 @@ mod tests {
     #[test]
     fn what_is_not_built_names_a_remedy_in_the_list_that_clients_read() {
         for (path, texts) in [
-            ("/api/v1/vm.snapshot", ["this request is not implemented", NO_STATE]),
+            ("/api/v1/vm.send-migration", ["this request is not implemented", NO_STATE]),
             ("/api/v1/vm.create", ["egm-vmm run has one machine", life::SERVE]),
         ] {
             assert_eq!(texts_of(&answer_to(&request(Put, path), &starting())), texts);
@@ -629,7 +629,7 @@ mod tests {
         let listed = json("/egm/v1/requests", &starting());
         assert_eq!(listed.as_array().unwrap().len(), ROUTES.len());
         let row = |path: &str| listed.as_array().unwrap().iter().find(|row| row["path"] == path).unwrap();
-        let snapshot = row("/api/v1/vm.snapshot");
+        let snapshot = row("/api/v1/vm.send-migration");
         assert_eq!((&snapshot["built"], &snapshot["text"]), (&Value::from(false), &Value::from(NO_STATE)));
         assert_eq!(row("/api/v1/vm.create")["built"], false);
         let served = json("/egm/v1/requests", &serving());
