@@ -20,7 +20,6 @@ use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_egm-vmm");
-/// Exit codes (vmm/src/error.rs).
 const CONFIGURATION: i32 = 2;
 const HOST: i32 = 3;
 /// Characters of console output that show that a guest runs.

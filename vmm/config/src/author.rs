@@ -20,6 +20,7 @@ use super::tap::{Tap, TapFile};
 
 /// Why no file describes a machine.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum UnwritableSpec {
     /// Numbers of descriptors mean another file in another process.
     #[error("device \"{id}\" has a tap by descriptor, which no file can name")]
@@ -29,18 +30,10 @@ pub enum UnwritableSpec {
     },
     /// JSON has Unicode only.
     #[error("the path {} is not UTF-8", path.display())]
-    Path {
-        /// The path.
-        path: PathBuf,
-    },
+    Path { path: PathBuf },
     /// The working directory is gone.
     #[error("the path {} cannot be made absolute", path.display())]
-    WorkingDirectory {
-        /// The path.
-        path: PathBuf,
-        /// The kernel's reason.
-        source: io::Error,
-    },
+    WorkingDirectory { path: PathBuf, source: io::Error },
 }
 
 impl Spec {

@@ -45,7 +45,6 @@ pub(crate) struct Created {
 /// A snapshot that a machine begins with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RestoreOrder {
-    /// Its folder.
     pub(crate) folder: std::path::PathBuf,
     /// Whether its memory is copied in before the guest runs.
     pub(crate) copy: bool,

@@ -12,12 +12,12 @@ pub(crate) type BusState = BTreeMap<u64, BoardState>;
 /// State of one device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names of the variants are their documentation")]
 pub enum BoardState {
     /// A 16550 serial port.
     Serial(SerialRegisters),
     /// A PL011 serial port.
     Pl011(Pl011Registers),
-    /// A PL031 clock.
     Clock(ClockRegisters),
     /// Address register of PCI's configuration ports.
     ConfigAddress(u32),
@@ -28,7 +28,6 @@ pub enum BoardState {
 #[serde(deny_unknown_fields)]
 #[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct SerialRegisters {
-    /// Divisor latch.
     pub divisor: u16,
     pub interrupt_enable: u8,
     pub interrupt_identification: u8,
@@ -45,10 +44,10 @@ pub struct SerialRegisters {
 /// Registers of a PL011 (Arm DDI 0183G).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct Pl011Registers {
     /// Registers that store a value, in the order of the device's own list.
     pub stored: [u32; 7],
-    /// Interrupt mask.
     pub mask: u32,
     /// Interrupts that stay until they are cleared.
     pub latched: u32,
@@ -60,15 +59,12 @@ pub struct Pl011Registers {
 /// Registers of a PL031 (Arm DDI 0224C).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names of the fields are their documentation")]
 pub struct ClockRegisters {
-    /// Load register.
     pub load: u32,
     /// Seconds that the guest's time is ahead of the host's.
     pub offset: i64,
-    /// Match register.
     pub alarm: u32,
-    /// Interrupt mask.
     pub mask: u32,
-    /// Raw interrupt status.
     pub raw: u32,
 }

@@ -184,7 +184,6 @@ impl Machine {
 
 /// Work on the thread of the event loop, while the vCPUs wait.
 struct Duties<'a> {
-    /// Resets the machine.
     reset: &'a mut dyn FnMut(&mut EventManager<Subscriber>) -> Result<(), ExitReason>,
     /// Writes a snapshot, if one is requested.
     save: &'a mut dyn FnMut(&mut EventManager<Subscriber>),

@@ -16,7 +16,6 @@ pub(super) struct VcpuStates {
 }
 
 impl VcpuStates {
-    /// None yet.
     pub(super) fn new(interface: VcpuInterface) -> Self {
         Self { interface, saved: Mutex::default() }
     }

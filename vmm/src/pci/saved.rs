@@ -18,7 +18,6 @@ pub struct ConfigState(
 #[serde(transparent)]
 pub struct MsixTable(pub(super) Vec<SavedVector>);
 
-/// One vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SavedVector {
@@ -42,7 +41,6 @@ pub struct BridgeState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SlotState {
-    /// Slot Control.
     pub(super) control: u16,
     /// Events of Slot Status.
     pub(super) events: u16,

@@ -13,7 +13,6 @@ use crate::error::{Blame, Remedy, Report};
 #[error("cannot write a snapshot to {}: {reason}", folder.display())]
 pub struct SnapshotError {
     pub(crate) folder: PathBuf,
-    /// The cause.
     pub(crate) reason: SaveReason,
 }
 
@@ -67,7 +66,6 @@ impl Report for SnapshotError {
 #[error("cannot restore {}: {reason}", folder.display())]
 pub struct RestoreError {
     pub(crate) folder: PathBuf,
-    /// The cause.
     pub(crate) reason: RestoreReason,
 }
 
@@ -90,7 +88,6 @@ pub enum RestoreReason {
     /// Cut short, or that of another snapshot.
     #[error("the file \"memory\" is that of another snapshot, or cut short")]
     Memory,
-    /// The file `machine.json`.
     #[error("its configuration cannot be used: {0}")]
     Configuration(String),
     /// A part of the state.

@@ -18,11 +18,9 @@ pub(crate) const MEMORY: &str = "memory";
 /// The unit of the memory file: zero pages are holes.
 pub(crate) const PAGE: usize = 4096;
 
-/// The file `snapshot.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
-    /// [`FORMAT`].
     pub(crate) format: u32,
     /// Version of the program that wrote it.
     pub(crate) version: String,
@@ -31,10 +29,8 @@ pub(crate) struct Manifest {
     /// Random number of the snapshot, which the memory file ends with.
     #[serde(with = "hex")]
     pub(crate) id: Vec<u8>,
-    /// SHA-256 of `machine.json`.
     #[serde(with = "hex")]
     pub(crate) machine: Vec<u8>,
-    /// SHA-256 of `state.json`.
     #[serde(with = "hex")]
     pub(crate) state: Vec<u8>,
     /// Pieces of guest memory, in the order of the memory file.
@@ -47,11 +43,9 @@ pub(crate) struct Manifest {
 pub(crate) struct MemoryPiece {
     /// Guest address of its first byte.
     pub(crate) gpa: u64,
-    /// Bytes.
     pub(crate) size: u64,
 }
 
-/// SHA-256 of `bytes`.
 pub(crate) fn digest(bytes: &[u8]) -> Vec<u8> {
     Sha256::digest(bytes).to_vec()
 }

@@ -5,7 +5,6 @@ use std::fmt::Write;
 use serde::de::{Deserialize, Deserializer, Error};
 use serde::ser::Serializer;
 
-/// `bytes` as digits.
 pub(crate) fn text(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().saturating_mul(2));
     for byte in bytes {

@@ -64,7 +64,6 @@ impl StoredSnapshot {
         Ok(Self { path: path.to_owned(), machine, state, memory, pieces: manifest.memory })
     }
 
-    /// Its folder.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -87,7 +87,7 @@ pub struct ActivateError {
 pub struct Unsaved {
     /// The reason, as a sentence without its subject: "uses …".
     pub reason: &'static str,
-    /// The remedy.
+    /// Change by which it can be.
     pub remedy: &'static str,
 }
 

@@ -14,7 +14,6 @@ pub struct FunctionState {
     pub(super) registers: RegisterState,
     /// Interrupt status, which a read clears.
     pub(super) interrupt_status: u8,
-    /// Configuration generation.
     pub(super) generation: u8,
     /// The first bytes of the device configuration space, which a driver has read: the size of a disk.
     #[serde(with = "hex")]
