@@ -288,6 +288,15 @@ mod tests {
     }
 
     #[test]
+    fn an_address_ends_with_its_space_and_is_aligned_to_its_divisors() {
+        let address = Gpa::new(0x3000);
+        assert_eq!(address.checked_add(0x10), Some(Gpa::new(0x3010)));
+        assert_eq!(address.checked_add(u64::MAX), None);
+        let aligned = [0, 1, 0x1000, 0x3000, 0x2000].map(|align| address.is_aligned(align));
+        assert_eq!(aligned, [true, true, true, true, false]);
+    }
+
+    #[test]
     fn neighbours_do_not_overlap() {
         let (low, high) = (span(0x1000, 0x1000), span(0x2000, 0x1000));
         assert!(!low.overlaps(high) && !high.overlaps(low));

@@ -29,7 +29,6 @@ use crate::arch::native::reset::InitialState;
 use crate::arch::native::state::VcpuInterface;
 use crate::arch::native::vcpu::{Created, configure, create};
 use crate::arch::native::vm::CACHED_PFNMAP;
-use crate::config::OnReset;
 use crate::hotplug::{self, Controller, Devices, Event, Handle, Occupant, Slot};
 use crate::kvm::{Routes, SlotTable, Vm};
 use crate::lock::lock;
@@ -96,9 +95,7 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
     };
     let machine_reset = vcpu_reset.clone().zip(boot);
     let machine_reset = machine_reset.map(|(vcpus, files)| snapshot.reset(vcpus, files, ram.memory.clone()));
-    let line = reset.clone();
-    let restart = (plan.on_reset == OnReset::Reboot).then(|| Box::new(move || line.assert()) as Interrupt);
-    let parts = LiveParts { reset: restart, ..parts(button(), handle, Arc::clone(&devices), routes) };
+    let parts = parts(button(), reset.request(), handle, Arc::clone(&devices), routes);
     let live = Live::new(Arc::clone(&exit), Arc::clone(&gate), parts);
     // Until here signals end the process.
     subscribers.push(Arc::new(Mutex::new(Signals::new(Arc::clone(&exit), button())?)));
@@ -136,6 +133,7 @@ fn maker(
 /// The parts of the machine that other threads use.
 fn parts(
     button: Option<Interrupt>,
+    reset: Option<Interrupt>,
     hotplug: Option<Handle>,
     devices: RunningDevices,
     routes: Arc<Routes>,
@@ -148,7 +146,7 @@ fn parts(
         lock(&devices).iter().map(counters).collect()
     };
     let messages = Box::new(move || routes.messages());
-    LiveParts { button, reset: None, hotplug, is_confined: false, counters: Box::new(counters), messages }
+    LiveParts { button, reset, hotplug, is_confined: false, counters: Box::new(counters), messages }
 }
 
 /// The PCI function of a slice, if the device is one.

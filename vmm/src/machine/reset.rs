@@ -23,7 +23,7 @@ use super::exit::{ExitLatch, ExitReason};
 use super::finish::{self, RunningDevices};
 use super::load::reload_guest;
 use super::pause::PauseGate;
-use super::poison::Poison;
+use super::poison::{Interrupt, Poison};
 use crate::arch::boot::BootFiles;
 use crate::arch::native::boot::Entry;
 use crate::arch::native::reset::InitialState;
@@ -48,6 +48,12 @@ impl ResetLine {
     pub(super) fn new(on_reset: OnReset, exit: &Arc<ExitLatch>, gate: &Arc<PauseGate>) -> Self {
         let gate = (on_reset == OnReset::Reboot).then(|| Arc::clone(gate));
         Self { exit: Arc::clone(exit), gate }
+    }
+
+    /// A function that requests a reset; `None` where that ends the machine.
+    pub(super) fn request(&self) -> Option<Interrupt> {
+        let line = self.clone();
+        self.gate.is_some().then(|| Box::new(move || line.assert()) as Interrupt)
     }
 
     /// Requests a reset, or ends the machine.

@@ -11,7 +11,8 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, VcpuFd};
 
 use super::boot::Entry;
-use super::gic::{self, Controllers, attribute};
+pub use super::gic::Controllers;
+use super::gic::{self, attribute};
 use super::layout::PERFORMANCE;
 use super::machine_check::Reporter;
 use crate::kvm::{Hypervisor, KvmError, Vm};
