@@ -59,7 +59,7 @@ impl Machine {
         Self::with_guest_that(words, guest, "exit")
     }
 
-    /// The same with a guest whose reset does `on_reset`.
+    /// The same, where a reset of the guest does `on_reset`.
     fn with_guest_that(
         words: &[&str],
         guest: &[u8],

@@ -52,13 +52,28 @@ impl Spec {
             cpus: Some(cpus(&self.cpus)),
             memory: Some(memory(&self.memory)),
             boot: Some(boot(&self.boot)?),
-            egm: some(self.egm.iter().map(|slice| Slot::new(egm(slice))).collect()),
+            egm: some(self.egm.iter().map(|slice| Slot::new(self.slice_file(slice))).collect()),
             devices: some(devices),
             console: Some(console(&self.console)?),
             pcie: Some(pcie(&self.pcie)),
             on_reset: Some(self.on_reset),
             ..File::default()
         })
+    }
+
+    /// A node of `"memory"` has its distances and figures there.
+    fn slice_file(&self, slice: &EgmSlice) -> EgmFile {
+        let has_own_node = self.memory.nodes.iter().all(|node| node.id != slice.node);
+        EgmFile {
+            region: OneOrMore::More(slice.regions.clone()),
+            size: slice.size,
+            node: slice.node,
+            form: Some(slice.form),
+            page_size: Some(slice.page_size).filter(|size| *size != PageSize::Auto),
+            host_nodes: slice.host_nodes.clone().filter(|nodes: &CpuSet| nodes.iter().next().is_some()),
+            distances: distances(slice.node, &slice.distances).filter(|_| has_own_node),
+            access: some(slice.access.clone()).filter(|_| has_own_node),
+        }
     }
 }
 
@@ -111,19 +126,6 @@ fn distances(id: u32, distances: &BTreeMap<u32, u8>) -> Option<BTreeMap<String, 
     let others = distances.iter().filter(|(other, _)| **other != id);
     let others: BTreeMap<String, u8> = others.map(|(other, value)| (other.to_string(), *value)).collect();
     Some(others).filter(|others| !others.is_empty())
-}
-
-fn egm(slice: &EgmSlice) -> EgmFile {
-    EgmFile {
-        region: OneOrMore::More(slice.regions.clone()),
-        size: slice.size,
-        node: slice.node,
-        form: Some(slice.form),
-        page_size: Some(slice.page_size).filter(|size| *size != PageSize::Auto),
-        host_nodes: slice.host_nodes.clone().filter(|nodes: &CpuSet| nodes.iter().next().is_some()),
-        distances: distances(slice.node, &slice.distances),
-        access: some(slice.access.clone()),
-    }
 }
 
 fn boot(boot: &Boot) -> Result<BootFile, UnwritableSpec> {

@@ -1,4 +1,4 @@
-//! Claim: a guest whose machine is saved, and restored in another process, goes on: its memory has the bytes of before, its
+//! Claim: when a machine is saved, and restored in another process, its guest goes on: memory has the bytes of before,
 //! requests to the disk are answered, and its time moves forward.
 //!
 //! The guest fills memory of its own and of each EGM node, prints `egm-restored ready`, and then reads the last block of the

@@ -16,7 +16,7 @@ const READY: &str = "egm-restored ready";
 /// Text that ends this, as the guest's argument has it.
 const TEXT: &str = "egm-lab-restored";
 
-/// Runs the scenario.
+/// Runs the scenario: the second boot begins with the snapshot of the first.
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let Steps { runner, scenario, .. } = *steps;
     let mut machine = runner.machine(scenario, steps.report)?;
