@@ -282,19 +282,6 @@ pub(super) const REQUESTS: &[PermittedRequest] = &[
     request(RESET, "KVM_SET_XCRS", 0x4188_aea7, &[Vcpu], "a reset (x86)"),
     request(RESET, "KVM_SET_NESTED_STATE", 0x4080_aebf, &[Vcpu], "a reset (x86)"),
     request(RESET, "KVM_SET_IRQCHIP", 0x8208_ae63, &[EventLoop], "a reset (x86)"),
-    request(API, "KVM_GET_XSAVE2", 0x9000_aecf, &[Vcpu], "a saved state (x86)"),
-    request(API, "KVM_GET_XSAVE", 0x9000_aea4, &[Vcpu], "a saved state (x86, before Linux 5.17)"),
-    request(API, "KVM_GET_XCRS", 0x8188_aea6, &[Vcpu], "a saved state (x86)"),
-    request(API, "KVM_GET_LAPIC", 0x8400_ae8e, &[Vcpu], "a saved state (x86)"),
-    request(API, "KVM_GET_DEBUGREGS", 0x8080_aea1, &[Vcpu], "a saved state (x86)"),
-    request(API, "KVM_GET_NESTED_STATE", 0xc080_aebe, &[Vcpu], "a saved state (x86)"),
-    request(API, "KVM_GET_TSC_KHZ", 0xaea3, &[Vcpu], "a saved state (x86)"),
-    request(API, "KVM_GET_VCPU_EVENTS", 0x8040_ae9f, &[Vcpu], "a saved state"),
-    request(API, "KVM_GET_MP_STATE", 0x8004_ae98, &[Vcpu], "a saved state"),
-    request(API, "KVM_GET_REG_LIST", 0xc008_aeb0, &[Vcpu], "a saved state (Arm)"),
-    request(API, "KVM_GET_IRQCHIP", 0xc208_ae62, &[EventLoop], "a saved state (x86)"),
-    request(API, "KVM_GET_CLOCK", 0x8030_ae7c, &[EventLoop], "a saved state (x86)"),
-    request(API, "KVM_GET_DEVICE_ATTR", 0x4018_aee2, &[EventLoop], "a saved state (Arm)"),
     request(RESET, "KVM_ARM_VCPU_INIT", 0x4020_aeae, &[Vcpu], "a reset (Arm)"),
     request(RESET, "KVM_SET_ONE_REG", 0x4010_aeac, &[Vcpu], "a reset (Arm)"),
     request(API, "KVM_KVMCLOCK_CTRL", 0xaead, &[Vcpu], "the end of a pause, which the guest's watchdog does not count (x86)"),
@@ -305,8 +292,8 @@ pub(super) const REQUESTS: &[PermittedRequest] = &[
     request(EVERY, "KVM_IOEVENTFD", 0x4040_ae79, DEVICES, "notifications of queues, which move with their BAR"),
     request(EVERY, "KVM_SET_GSI_ROUTING", 0x4008_ae6a, DEVICES, "messages of interrupt vectors"),
     request(FUNCTION, "KVM_SET_DEVICE_ATTR", 0x4018_aee1, &[Vcpu, Hotplug], "functions that KVM knows"),
-    request(&[MachinePart::Function, MachinePart::Reset, MachinePart::ControlApi], "KVM_SET_DEVICE_ATTR", 0x4018_aee1,
-        &[EventLoop], "functions that KVM knows, and interrupt controllers at a reset or in a saved state (Arm)"),
+    request(&[MachinePart::Function, MachinePart::Reset], "KVM_SET_DEVICE_ATTR", 0x4018_aee1, &[EventLoop],
+        "functions that KVM knows, and interrupt controllers at a reset (Arm)"),
     request(&[MachinePart::Function, MachinePart::Server], "KVM_SET_USER_MEMORY_REGION", 0x4020_ae46, DEVICES,
         "BARs that the guest reaches without exits"),
     request(FUNCTION, "VFIO_GROUP_UNSET_CONTAINER", 0x3b69, DEVICES, "the end of a function"),
@@ -349,7 +336,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
     use std::ffi::c_uint;
 
-    use vmm_sys_util::ioctl::{_IOC_NONE, _IOC_READ, _IOC_WRITE, ioctl_expr};
+    use vmm_sys_util::ioctl::{_IOC_NONE, _IOC_WRITE, ioctl_expr};
 
     use super::*;
     use crate::arch::native::system_call::{self, ARCHITECTURE};
@@ -472,9 +459,6 @@ mod tests {
         ("KVM_KVMCLOCK_CTRL", _IOC_NONE, 0xad, 0),
         ("KVM_GET_ONE_REG", _IOC_WRITE, 0xab, size_of::<kvm_bindings::kvm_one_reg>()),
         ("KVM_SET_ONE_REG", _IOC_WRITE, 0xac, size_of::<kvm_bindings::kvm_one_reg>()),
-        ("KVM_GET_VCPU_EVENTS", _IOC_READ, 0x9f, size_of::<kvm_bindings::kvm_vcpu_events>()),
-        ("KVM_GET_MP_STATE", _IOC_READ, 0x98, size_of::<kvm_bindings::kvm_mp_state>()),
-        ("KVM_GET_DEVICE_ATTR", _IOC_WRITE, 0xe2, size_of::<kvm_bindings::kvm_device_attr>()),
         ("KVM_SET_MP_STATE", _IOC_WRITE, 0x99, size_of::<kvm_bindings::kvm_mp_state>()),
         ("KVM_SET_VCPU_EVENTS", _IOC_WRITE, 0xa0, size_of::<kvm_bindings::kvm_vcpu_events>()),
         ("KVM_IRQ_LINE", _IOC_WRITE, 0x61, size_of::<kvm_bindings::kvm_irq_level>()),
