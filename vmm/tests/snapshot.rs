@@ -281,7 +281,7 @@ fn a_guest_goes_on_in_another_process_from_where_it_was() {
     assert!(memory.len() > 15 << 20 && memory.blocks() * 512 < 1 << 20, "it has holes: {memory:?}");
 }
 
-/// Two processors, memory in files, and a guest that could be reset.
+/// Two processors, memory in files that is copied in, and a guest that could be reset.
 #[test]
 fn a_snapshot_of_a_restored_machine_is_restored_by_the_api_and_waits_until_it_is_resumed() {
     if !kvm() {
@@ -290,6 +290,7 @@ fn a_snapshot_of_a_restored_machine_is_restored_by_the_api_and_waits_until_it_is
     let machines = snapshot(json!({
         "cpus": { "count": 2 },
         "on_reset": "reboot",
+        "memory": { "size": "16MiB", "page_size": "4K" },
         "egm": [{ "region": "local", "size": "6MiB", "node": 1 }],
     }));
     let machine = machines.start("run --restore snap");
@@ -302,13 +303,24 @@ fn a_snapshot_of_a_restored_machine_is_restored_by_the_api_and_waits_until_it_is
     let info: Value = serde_json::from_slice(&serve.ctl("machine --json").stdout).unwrap();
     assert_eq!(info["state"], "paused");
     let before = machines.console().len();
+    // These take longer than many characters of a guest that runs.
+    (0..20).for_each(|_| serve.done("ping"));
+    assert_eq!(machines.console().len(), before, "it waits");
     serve.done("resume");
     machines.wait_for(SOME);
+    machines.check_console();
     let refused = serve.refused("restore snap", HOST);
     assert!(refused.contains("a machine is created already"), "{refused}");
     serve.done("put /api/v1/vm.delete");
-    assert!(machines.console().len() >= before + SOME);
+    let second = machines.console().len();
     serve.done("restore again --prefault --resume");
+    machines.wait_for(SOME);
+    let console = machines.console();
+    assert_eq!(
+        console[second..second + SOME],
+        console[before..before + SOME],
+        "it goes on as the one before"
+    );
     serve.done("put /api/v1/vm.shutdown");
     assert_eq!(serve.end().0, Some(0));
 }
@@ -328,6 +340,8 @@ fn a_snapshot_that_fails_leaves_no_file_and_a_machine_that_goes_on() {
     fs::write(machines.path("used/file"), "").unwrap();
     let refused = machine.refused("snapshot used", HOST);
     assert!(refused.contains("used: the folder has files"), "{refused}");
+    assert_eq!(fs::read_dir(machines.path("used")).unwrap().count(), 1);
+    assert!(!machines.path("snap").exists());
     let refused = machine.refused("snapshot missing/snap", HOST);
     assert!(refused.contains("cannot make the folder"), "{refused}");
     let full = machines.path("full");
@@ -377,7 +391,7 @@ fn a_state_that_was_made_up_is_refused_by_the_value_that_does_not_fit() {
     fs::rename(machines.path("snap"), machines.path("keep")).unwrap();
     type Forge = fn(&mut Value);
     let state: [(&str, Forge); 12] = [
-        ("other \"windows\"", |state| state["guest"]["windows"] = json!([])),
+        ("other \"windows\"", |state| state["guest"]["windows"] = json!("[]")),
         ("0 vCPUs in place of 1", |state| state["vcpus"] = json!([])),
         ("state.json is damaged", |state| state["unknown"] = json!(1)),
         ("state.json is damaged", |state| state["devices"]["random"]["registers"]["status"] = json!(-1)),

@@ -43,8 +43,8 @@ impl Spec {
     /// # Errors
     /// [`UnwritableSpec`].
     pub fn to_file(&self) -> Result<File, UnwritableSpec> {
-        let devices = self.devices.iter().filter(|device| !matches!(device.kind, DeviceKind::Egm { .. }));
-        let devices = devices.map(|device| Ok(Slot::new(device_file(device)?))).collect::<Result<_, _>>()?;
+        let devices = self.devices.iter().filter_map(|device| device_file(device).transpose());
+        let devices = devices.map(|device| Ok(Slot::new(device?))).collect::<Result<_, _>>()?;
         Ok(File {
             description: Some(self.description.clone()).filter(|text| !text.is_empty()),
             name: Some(self.name.clone()),
@@ -156,10 +156,10 @@ fn pcie(pcie: &Pcie) -> PcieFile {
     PcieFile { window64: pcie.window64, topology: Some(pcie.topology), spare }
 }
 
-/// `device`, which is no slice.
-fn device_file(device: &Device) -> Result<DeviceFile, UnwritableSpec> {
+/// `device`; `None` for a slice, which is in another list.
+fn device_file(device: &Device) -> Result<Option<DeviceFile>, UnwritableSpec> {
     let (id, root_port) = (Some(device.id.clone()), Some(device.root_port));
-    Ok(match &device.kind {
+    Ok(Some(match &device.kind {
         DeviceKind::VirtioBlk { path, read_only } => {
             DeviceFile::VirtioBlk { id, root_port, path: absolute(path)?, read_only: Some(*read_only) }
         }
@@ -178,7 +178,8 @@ fn device_file(device: &Device) -> Result<DeviceFile, UnwritableSpec> {
             let socket = socket.as_deref().map(absolute).transpose()?;
             DeviceFile::VirtioVsock { id, root_port, cid: *cid, socket }
         }
-        DeviceKind::VirtioRng | DeviceKind::Egm { .. } => DeviceFile::VirtioRng { id, root_port },
+        DeviceKind::VirtioRng => DeviceFile::VirtioRng { id, root_port },
+        DeviceKind::Egm { .. } => return Ok(None),
         DeviceKind::Vfio { function, backend, clique, bars, p2p } => DeviceFile::Vfio {
             id,
             root_port,
@@ -193,7 +194,7 @@ fn device_file(device: &Device) -> Result<DeviceFile, UnwritableSpec> {
             p2p: Some(*p2p),
         },
         DeviceKind::VfioUser { socket } => DeviceFile::VfioUser { id, root_port, socket: absolute(socket)? },
-    })
+    }))
 }
 
 fn bars(bars: &BarPlacements) -> BarsFile {

@@ -143,15 +143,16 @@ fn unable(error: ControlError, state: &KnownState) -> Answer {
             "cannot plug in a device: the machine's sandbox opens none",
             "start the machine with --sandbox off",
         ),
-        ControlError::EndsAtReset => {
-            ("a reset ends the machine", "start it with \"on_reset\": \"reboot\" in its configuration")
-        }
+        ControlError::EndsAtReset => (
+            "cannot reset the guest: a reset ends its machine",
+            "start it with \"on_reset\": \"reboot\" in its configuration",
+        ),
         ControlError::ConfinedSnapshot => (
             "cannot write a snapshot: the machine's sandbox opens no file",
             "start the machine with --sandbox off",
         ),
         ControlError::Saving => {
-            ("cannot write a snapshot: another one is being written", "wait for its answer, and try again")
+            ("cannot write a snapshot: another request for one waits", "wait for its answer, and try again")
         }
         ControlError::NoButton => {
             ("cannot press the power button: the guest has a device tree, which has none", "use vm.shutdown")

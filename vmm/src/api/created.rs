@@ -47,6 +47,11 @@ impl Created {
         Ok(Self { language, text, default_name: default_name.to_owned(), name: spec.name, shown, taps })
     }
 
+    /// Whether its text is `bytes`.
+    pub(crate) fn is_of(&self, bytes: &[u8]) -> bool {
+        self.text.as_bytes() == bytes
+    }
+
     /// Specification of the machine.
     ///
     /// # Errors

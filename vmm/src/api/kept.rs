@@ -13,6 +13,7 @@ use super::cycle::{Created, Cycle, Language, RestoreOrder};
 use super::http::Request;
 use super::life;
 use super::published::Published;
+use crate::error::{Blame, Report};
 use crate::machine::SnapshotRequest;
 use crate::snapshot::StoredSnapshot;
 
@@ -81,6 +82,9 @@ pub(super) fn save(request: &Request, machine: &Published) -> Response {
     let reply = Box::new(move |result: Result<(), crate::snapshot::SnapshotError>| {
         given.set(match result {
             Ok(()) => Answer::done(),
+            Err(error) if error.blame() == Blame::Configuration => {
+                Answer::failures(Status::Conflict, &texts(&error))
+            }
             Err(error) => Answer::failures(Status::InternalServerError, &texts(&error)),
         });
         journal.wake();

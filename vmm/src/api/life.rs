@@ -71,7 +71,10 @@ pub(super) fn outcome(awaited: &Awaited, state: &KnownState, is_last: bool) -> O
         Awaited::Start if state.live.is_some() => Some(Answer::done()),
         Awaited::Pause => pause_outcome(state),
         Awaited::Restore
-            if state.live.as_ref().is_some_and(|live| live.pause_state() != PauseState::Pausing) =>
+            if state
+                .live
+                .as_ref()
+                .is_some_and(|live| !live.is_ending() && live.pause_state() != PauseState::Pausing) =>
         {
             Some(Answer::done())
         }

@@ -80,7 +80,7 @@ enum Verb {
     },
     /// Start the created machine, and wait until its vCPUs run
     Boot,
-    /// End the machine and start it again
+    /// Start the guest again: egm-vmm serve ends its machine for that, egm-vmm run resets the guest in place
     Reboot,
     /// End the machine, if it runs, and remove its configuration
     Delete,

@@ -230,7 +230,7 @@ fn run_machine(
 /// A snapshot that a machine begins with.
 pub(super) struct Restored {
     pub(super) snapshot: StoredSnapshot,
-    /// Whether its memory is copied in before the guest runs.
+    /// Whether its memory is copied in before the guest runs, as it is where another user could change the file.
     pub(super) copy: bool,
     /// Whether the guest runs at once; otherwise it is paused.
     pub(super) resume: bool,
@@ -239,7 +239,7 @@ pub(super) struct Restored {
 impl Restored {
     fn image(&self) -> MemoryImage<'_> {
         let (file, pieces) = self.snapshot.memory();
-        MemoryImage { file, pieces, copy: self.copy }
+        MemoryImage { file, pieces, copy: self.copy || !self.snapshot.is_ours() }
     }
 }
 

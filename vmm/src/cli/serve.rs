@@ -36,7 +36,7 @@ use crate::listener::Listener;
 use crate::reexec;
 use crate::reserve::Broker;
 use crate::sandbox::Mode;
-use crate::snapshot::{RestoreError, StoredSnapshot};
+use crate::snapshot::{RestoreError, RestoreReason, StoredSnapshot};
 
 /// The option of an execution that takes over the socket and the state of the one before; see [`reexec::execute`].
 const RESUME: &str = "--resume";
@@ -312,6 +312,9 @@ impl Service<'_> {
         machine.begin_start();
         let restore = restore.map(|RestoreOrder { folder, copy, resume }| {
             let snapshot = StoredSnapshot::open(folder)?;
+            if !created.is_of(snapshot.machine()) {
+                return Err(RestoreReason::Changed { name: "machine.json" }.of(folder));
+            }
             Ok::<_, RestoreError>(Restored { snapshot, copy: *copy, resume: *resume })
         });
         let restore = restore.transpose()?;

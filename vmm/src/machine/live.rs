@@ -66,7 +66,7 @@ pub enum ControlError {
     Confined,
     /// Its sandbox forbids to open the files of a snapshot.
     ConfinedSnapshot,
-    /// A snapshot is written.
+    /// Another request for a snapshot waits.
     Saving,
 }
 

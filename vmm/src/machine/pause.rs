@@ -13,9 +13,13 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::MachineStep;
 use crate::lock::lock;
+
+/// Time for a vCPU to return to the gate.
+const RETURN: Duration = Duration::from_secs(1);
 
 /// State of a machine that runs, as far as its pauses are concerned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -155,10 +159,14 @@ impl PauseGate {
         }
     }
 
-    /// Keeps the gate of a paused machine closed until [`end_save`](Self::end_save). Returns whether the machine is paused.
-    pub(super) fn begin_save(&self) -> bool {
-        let mut inner = lock(&self.inner);
-        inner.is_saving = inner.state == PauseState::Paused && inner.reset == ResetState::None;
+    /// Keeps the gate of a paused machine of `vcpus` vCPUs closed until [`end_save`](Self::end_save). Returns whether the machine
+    /// is paused. A vCPU that was reset or has saved itself is at the gate again in a moment, which is awaited.
+    pub(super) fn begin_save(&self, vcpus: usize) -> bool {
+        let is_paused = |inner: &Inner| inner.state == PauseState::Paused && inner.reset == ResetState::None;
+        let returns = |inner: &mut Inner| is_paused(inner) && inner.waiting.len() < vcpus;
+        let inner = self.opened.wait_timeout_while(lock(&self.inner), RETURN, returns);
+        let (mut inner, _) = inner.unwrap_or_else(PoisonError::into_inner);
+        inner.is_saving = is_paused(&inner) && inner.waiting.len() == vcpus;
         inner.is_saving
     }
 
@@ -191,6 +199,7 @@ impl PauseGate {
     pub(super) fn wait(&self, vcpu: u32, ends: impl Fn() -> bool) -> GateTask {
         let mut inner = lock(&self.inner);
         inner.waiting.insert(vcpu);
+        self.opened.notify_all(); // `begin_save`
         let waits = |inner: &mut Inner| inner.is_shut() && inner.task(vcpu) == GateTask::Run && !ends();
         let mut inner = self.opened.wait_while(inner, waits).unwrap_or_else(PoisonError::into_inner);
         inner.waiting.remove(&vcpu);
@@ -316,10 +325,10 @@ mod tests {
     fn each_vcpu_of_a_paused_machine_saves_its_state_and_a_resume_waits_for_the_end_of_that() {
         let (gate, ends) = (Arc::new(PauseGate::default()), Arc::default());
         gate.close();
-        assert!(!gate.begin_save(), "it is not paused yet");
+        assert!(!gate.begin_save(2), "it is not paused yet");
         let vcpus = [0, 1].map(|index| vcpu(&gate, index, &ends));
         gate.settle(2);
-        assert!(gate.begin_save());
+        assert!(gate.begin_save(2));
         let saves = thread::spawn({
             let gate = Arc::clone(&gate);
             move || gate.save_vcpus()
@@ -334,7 +343,7 @@ mod tests {
         gate.end_save();
         assert_eq!((first.join().unwrap(), gate.is_closed()), (GateTask::Run, false));
         gate.request_reset();
-        assert!(!gate.begin_save(), "it is not paused");
+        assert!(!gate.begin_save(2), "it is not paused");
     }
 
     #[test]

@@ -22,6 +22,7 @@ impl Machine {
     pub(crate) fn restored(self, saved: &MachineState) -> Result<Self, RestoreReason> {
         let parts = &self.snapshot;
         check_view(&saved.guest, &parts.plan)?;
+        parts.check().map_err(|reason| Misfit::new(format!("no snapshot has it: {reason}")))?;
         let count = self.vcpus.len();
         ensure(saved.vcpus.len() == count, || format!("{} vCPUs in place of {count}", saved.vcpus.len()))?;
         saved.controllers.restore(&self.vm, &parts.controllers).map_err(|error| kvm(&error))?;

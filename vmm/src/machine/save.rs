@@ -30,7 +30,7 @@ use crate::lock::lock;
 use crate::memory::GuestRam;
 use crate::pci::RootComplex;
 use crate::plan::{FunctionRole, Plan};
-use crate::snapshot::{Contents, NewSnapshot, SaveReason, SnapshotError, total};
+use crate::snapshot::{Contents, NewSnapshot, STATE, SaveReason, SnapshotError};
 
 /// Time that storage has to answer the guest's requests.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -115,7 +115,7 @@ impl SnapshotParts {
         let machine = self.configuration().map_err(failed)?;
         // Before the machine is held: most requests that fail do so here.
         let new = NewSnapshot::begin(folder)?;
-        if !running.shared.gate.begin_save() {
+        if !running.shared.gate.begin_save(self.plan.vcpus.len()) {
             return Err(failed(SaveReason::NotPaused));
         }
         let _saving = Saving(running.shared);
@@ -123,19 +123,22 @@ impl SnapshotParts {
         self.quiesce(events, running.shared).map_err(failed)?;
         running.shared.gate.save_vcpus();
         let vcpus = running.shared.states.take().map_err(|error| failed(kvm(&error)))?;
+        // One of a machine that ends waits no more.
+        if vcpus.len() != self.plan.vcpus.len() {
+            return Err(failed(SaveReason::NotPaused));
+        }
         let state = self.state(vcpus, running).map_err(failed)?;
-        let state = serde_json::to_vec(&state);
-        let state =
-            state.map_err(|error| failed(SaveReason::Kvm(format!("cannot write its state: {error}"))))?;
-        let memory = running.ram.saved_pieces();
-        debug_assert!(total(&memory).is_some(), "guest memory is smaller than any file");
-        let contents = Contents { machine: &machine, state: &state, memory };
-        new.write(&contents, |file| running.ram.save(file))?;
-        self.check().map_err(failed)
+        let state = serde_json::to_vec(&state).map_err(|error| {
+            failed(SaveReason::File { step: "cannot write", name: STATE.to_owned(), source: error.into() })
+        })?;
+        let contents = Contents { machine: &machine, state: &state, memory: running.ram.saved_pieces() };
+        // What came or broke meanwhile is in no snapshot either.
+        let ends = || running.shared.exit.is_set();
+        new.write(&contents, |file| running.ram.save(file, &ends), || self.check())
     }
 
     /// Refuses a machine with something that no snapshot has.
-    fn check(&self) -> Result<(), SaveReason> {
+    pub(super) fn check(&self) -> Result<(), SaveReason> {
         for function in &self.plan.pci {
             if let FunctionRole::Endpoint { device, .. } = &function.role
                 && device.kind.is_assigned()

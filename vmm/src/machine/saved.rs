@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::board_state::BusState;
 use crate::arch::native::state::{ControllersState, VcpuState};
@@ -16,8 +16,8 @@ use crate::virtio::FunctionState;
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MachineState {
-    /// What the guest has found of the plan; see [`guest_view`].
-    pub(super) guest: BTreeMap<String, Value>,
+    /// What the guest has found of the plan, as JSON; see [`guest_view`].
+    pub(super) guest: BTreeMap<String, String>,
     /// In the order of the plan.
     pub(super) vcpus: Vec<VcpuState>,
     pub(super) controllers: ControllersState,
@@ -32,7 +32,7 @@ pub(crate) struct MachineState {
 }
 
 /// The parts of `plan` that its guest finds: a restored machine must have the same, whatever the host plans.
-pub(super) fn guest_view(plan: &Plan) -> BTreeMap<String, Value> {
+pub(super) fn guest_view(plan: &Plan) -> BTreeMap<String, String> {
     let vcpu = |vcpu: &crate::plan::VcpuPlan| {
         json!([vcpu.index, vcpu.hardware_id, vcpu.socket, vcpu.core, vcpu.thread, vcpu.node])
     };
@@ -54,14 +54,14 @@ pub(super) fn guest_view(plan: &Plan) -> BTreeMap<String, Value> {
         ("lines", json!(plan.lines)),
         ("ports", json!(plan.ports)),
     ];
-    view.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+    view.into_iter().map(|(key, value)| (key.to_owned(), value.to_string())).collect()
 }
 
 /// Refuses a machine of `plan` in place of that with the view `saved`, by the first part that differs.
 ///
 /// # Errors
 /// [`Misfit`].
-pub(super) fn check_view(saved: &BTreeMap<String, Value>, plan: &Plan) -> Result<(), Misfit> {
+pub(super) fn check_view(saved: &BTreeMap<String, String>, plan: &Plan) -> Result<(), Misfit> {
     let here = guest_view(plan);
     match here.iter().find(|(key, value)| saved.get(*key) != Some(value)) {
         Some((key, _)) => {

@@ -64,13 +64,16 @@ impl GuestRam {
     /// by its holes, and private ones read as zeros.
     ///
     /// # Errors
-    /// The file cannot be written.
-    pub(crate) fn save(&self, file: &File) -> io::Result<()> {
+    /// The file cannot be written, or the machine `ends`.
+    pub(crate) fn save(&self, file: &File, ends: &dyn Fn() -> bool) -> io::Result<()> {
         let mut buffer = vec![0; CHUNK];
         let mut start = 0_u64;
         for (piece, MemoryPiece { size, .. }) in self.pieces.iter().zip(self.saved_pieces()) {
             let mut copy = |at, length| {
                 for_chunks(at, length, &mut buffer, |at, buffer| {
+                    if ends() {
+                        return Err(io::Error::other("the machine ends"));
+                    }
                     piece.mapping.read(word(at)?, buffer).map_err(io::Error::other)?;
                     runs(buffer).try_for_each(|run| {
                         let to =
@@ -185,6 +188,8 @@ mod tests {
         .unwrap();
         assert!(seen.iter().any(|(at, length)| (*at..at + length).contains(&0x4_1001)), "{seen:x?}");
         assert!(seen.iter().all(|(at, length)| at + length <= 0xf_f000), "{seen:x?}");
+        let visited: u64 = seen.iter().map(|(_, length)| length).sum();
+        assert!(visited <= 0x2_0000, "{seen:x?}: more than a block of a file system");
         assert_eq!(file.metadata().unwrap().blocks(), blocks);
     }
 }

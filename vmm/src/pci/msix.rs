@@ -298,6 +298,7 @@ impl Msix {
         let refused = state.refused;
         for (index, saved) in saved.iter().enumerate() {
             let SavedVector { address, data, masked, pending } = *saved;
+            ensure(address & 3 == 0, || format!("no message of a vector goes to {address:#x}"))?;
             if let Some(vector) = state.vectors.get_mut(index) {
                 vector.message = MsiMessage { address, data };
                 vector.control = u32::from(masked);

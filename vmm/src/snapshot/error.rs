@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use egm_report::show;
 
+use super::format::MACHINE;
 use super::misfit::Misfit;
 use crate::error::{Blame, Remedy, Report};
 
@@ -56,7 +57,9 @@ impl Report for SnapshotError {
             SaveReason::Silent { .. } => {
                 Blame::Host.help("look for what is wrong with the storage below it: dmesg")
             }
-            SaveReason::Kvm(_) => Blame::Host.into(),
+            SaveReason::Kvm(_) => {
+                Blame::Host.help("use vm.resume; the kernel's log may have the reason: dmesg")
+            }
         }
     }
 }
@@ -120,7 +123,8 @@ impl Report for RestoreError {
                 Blame::Configuration.help("copy the snapshot again with all its files, or write a new one")
             }
             RestoreReason::Configuration(_) => {
-                Blame::Configuration.help("look at its machine.json: egm-vmm plan DIR/machine.json")
+                let machine = self.folder.join(MACHINE);
+                Blame::Configuration.help(format!("look at it: egm-vmm plan {}", machine.display()))
             }
             RestoreReason::Misfit(_) | RestoreReason::Kvm(_) => Blame::Host.help(
                 "restore it on the host where it was written, with the same disks, devices and version of egm-vmm",

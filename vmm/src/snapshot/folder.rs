@@ -57,7 +57,8 @@ impl NewSnapshot {
         Ok(Self { path: path.to_owned(), folder: folder.into(), is_own, made: Vec::new() })
     }
 
-    /// Writes `contents`, and the memory by `write_memory`, which gets an empty file of its full length.
+    /// Writes `contents`, and the memory by `write_memory`, which gets an empty file of its full length. The files get their
+    /// names once `confirm` agrees.
     ///
     /// # Errors
     /// [`SnapshotError`]; nothing is left in the folder.
@@ -65,8 +66,9 @@ impl NewSnapshot {
         mut self,
         contents: &Contents<'_>,
         write_memory: impl FnOnce(&File) -> io::Result<()>,
+        confirm: impl FnOnce() -> Result<(), SaveReason>,
     ) -> Result<(), SnapshotError> {
-        let written = self.write_all(contents, write_memory);
+        let written = self.write_all(contents, write_memory, confirm);
         written.map_err(|reason| SnapshotError { folder: self.path.clone(), reason })
     }
 
@@ -74,6 +76,7 @@ impl NewSnapshot {
         &mut self,
         contents: &Contents<'_>,
         write_memory: impl FnOnce(&File) -> io::Result<()>,
+        confirm: impl FnOnce() -> Result<(), SaveReason>,
     ) -> Result<(), SaveReason> {
         let Contents { machine, state, memory } = contents;
         let mut id = [0; ID];
@@ -94,6 +97,7 @@ impl NewSnapshot {
             let mut file = self.make(name)?;
             file.write_all(bytes).and_then(|()| file.sync_all()).map_err(failed(name))?;
         }
+        confirm()?;
         // The manifest is the last: until it has its name, there is no snapshot.
         for name in [MEMORY, MACHINE, STATE, MANIFEST] {
             let partial = format!("{name}{PARTIAL}");
@@ -179,7 +183,7 @@ mod tests {
     fn a_snapshot_is_all_its_files_and_takes_no_folder_with_others() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new");
-        NewSnapshot::begin(&path).unwrap().write(&contents(), |_| Ok(())).unwrap();
+        NewSnapshot::begin(&path).unwrap().write(&contents(), |_| Ok(()), || Ok(())).unwrap();
         assert_eq!(names(&path), [MACHINE, MEMORY, MANIFEST, STATE]);
         let error = NewSnapshot::begin(&path).err().unwrap();
         assert!(error.to_string().ends_with("new: the folder has files"), "{error}");
@@ -192,9 +196,11 @@ mod tests {
         let path = folder.path().join("new");
         let full = |_: &File| Err(io::ErrorKind::StorageFull.into());
         for path in [path.as_path(), folder.path()] {
-            let error = NewSnapshot::begin(path).unwrap().write(&contents(), full).unwrap_err();
+            let error = NewSnapshot::begin(path).unwrap().write(&contents(), full, || Ok(())).unwrap_err();
             assert!(error.help().unwrap().starts_with("free space"), "{error}");
         }
+        let new = NewSnapshot::begin(&path).unwrap();
+        new.write(&contents(), |_| Ok(()), || Err(SaveReason::NotPaused)).unwrap_err();
         assert!(names(folder.path()).is_empty());
     }
 }

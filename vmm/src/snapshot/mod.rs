@@ -11,7 +11,7 @@ mod stored;
 
 pub use error::{RestoreError, RestoreReason, SaveReason, SnapshotError};
 pub(crate) use folder::{Contents, NewSnapshot};
-pub(crate) use format::{MACHINE, MemoryPiece, PAGE, total};
+pub(crate) use format::{MACHINE, MemoryPiece, PAGE, STATE};
 pub use misfit::Misfit;
 pub(crate) use misfit::ensure;
 pub(crate) use stored::StoredSnapshot;

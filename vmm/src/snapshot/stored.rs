@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
@@ -79,6 +79,14 @@ impl StoredSnapshot {
     /// [`RestoreError`]: another form.
     pub(crate) fn state<T: DeserializeOwned>(&self) -> Result<T, RestoreError> {
         json(STATE, &self.state).map_err(|reason| reason.of(&self.path))
+    }
+
+    /// Whether only root and this user can change the memory file while it is mapped.
+    pub(crate) fn is_ours(&self) -> bool {
+        let user = rustix::process::geteuid().as_raw();
+        self.memory
+            .metadata()
+            .is_ok_and(|file| (file.uid() == 0 || file.uid() == user) && file.mode() & 0o022 == 0)
     }
 
     /// The memory file, and the pieces that it has one after another.

@@ -25,7 +25,9 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let Some(disk) = disk(context) else {
         return Ok(Finding::skipped("no virtio disk that could be written is there"));
     };
-    let awaited = context.args.text("restored.text").unwrap_or_default();
+    let Some(awaited) = context.args.text("restored.text") else {
+        return Ok(Finding::skipped("the argument restored.text is missing"));
+    };
     let pieces = fill(context)?;
     println!("{READY}");
     let (start, mut last, mut reads) = (Instant::now(), Duration::ZERO, 0_u32);
@@ -40,6 +42,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
             break;
         }
     }
+    claim.holds(start.elapsed() > last, || "time stands still".to_owned());
     for (number, piece) in pieces.iter().enumerate() {
         let wrong = pattern::difference(piece.bytes(), SEED, first_word(number), 0);
         claim.holds(wrong.is_none(), || format!("byte {wrong:x?} of piece {number} of memory was lost"));

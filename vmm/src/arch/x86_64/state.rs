@@ -120,6 +120,9 @@ impl VcpuState {
     /// # Errors
     /// When the kernel refuses a value.
     pub fn restore(&self, fd: &VcpuFd, interface: &VcpuInterface) -> Result<(), KvmError> {
+        if self.msrs.len() > interface.registers.len() {
+            return Err(malformed("KVM_SET_MSRS"));
+        }
         fd.set_sregs(&self.sregs).map_err(failed("KVM_SET_SREGS"))?;
         self.tsc_khz.map_or(Ok(()), |frequency| set_frequency(fd, frequency))?;
         let (deadline, others): (Vec<Msr>, Vec<Msr>) =

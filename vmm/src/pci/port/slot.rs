@@ -28,6 +28,9 @@ const LINK_ENABLE: u16 = 1 << 12;
 /// Bits that the guest may write: enables but that of the absent latch, power indicator, power.
 const CONTROL: u16 = 0x1b | INTERRUPT_ENABLE | INDICATOR_OFF | POWER_OFF | LINK_ENABLE;
 
+/// Most bridges above a slot: a root port and a switch.
+const DEPTH: i32 = 3;
+
 /// An event at a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
@@ -119,6 +122,7 @@ impl Slot {
         let SlotState { control, events, held, times, pending: _ } = *saved;
         let fits = !occupied && control & !CONTROL == 0 && events & !EVENTS == 0;
         ensure(fits, || format!("no empty slot has control {control:#x} and events {events:#x}"))?;
+        ensure((0..=DEPTH).contains(&held), || format!("{held} bridges above a slot are in reset"))?;
         Ok(Self { control, events, held, times, ..Self::new(false) })
     }
 

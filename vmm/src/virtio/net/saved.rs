@@ -28,7 +28,11 @@ impl Net {
     }
 
     pub(super) fn take_state(&mut self, saved: &DeviceState) -> Result<(), ActivateError> {
-        let pairs = saved.queue_pairs.unwrap_or(1).clamp(1, self.queue_pairs());
+        let pairs = saved.queue_pairs.unwrap_or(1);
+        if !(1..=self.queue_pairs()).contains(&pairs) {
+            let source = std::io::ErrorKind::InvalidInput.into();
+            return Err(ActivateError { what: "it has fewer queue pairs", source });
+        }
         let used = self.use_pairs(pairs);
         used.map_err(|source| ActivateError { what: "TUNSETQUEUE", source })?;
         self.active.iter_mut().for_each(|active| active.used_pairs = pairs);

@@ -162,7 +162,8 @@ impl Core {
         let accepted = saved.driver_feature;
         let has = |bit: u8| saved.status & bit != 0;
         let known = ACKNOWLEDGE | DRIVER | DRIVER_OK | FEATURES_OK | NEEDS_RESET | FAILED;
-        let steps = (!has(DRIVER_OK) || has(FEATURES_OK)) && saved.status & !known == 0;
+        let agreed = !has(FEATURES_OK) || (has(ACKNOWLEDGE) && has(DRIVER));
+        let steps = agreed && (!has(DRIVER_OK) || has(FEATURES_OK)) && saved.status & !known == 0;
         ensure(steps, || format!("no driver leads to device status {:#x}", saved.status))?;
         let missing = accepted & !self.offered;
         ensure(!has(FEATURES_OK) || (missing == 0 && accepted & VERSION_1 != 0), || {
