@@ -71,6 +71,8 @@ pub(crate) struct Scenario {
     pub(crate) prints: Option<&'static str>,
     /// Whether its guest's reset starts the guest again in the same machine.
     pub(crate) reboots: bool,
+    /// Whether the devices of `demo.json` have no worker of the kernel, so that the machine can be saved.
+    pub(crate) is_saved: bool,
     /// Data that must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,
     /// Whether its machines run with `--sandbox strict`, unless another mode is chosen for the run.
@@ -217,6 +219,7 @@ pub(crate) const PLAIN: Scenario = Scenario {
     grace_kernel: GraceKernel::Own,
     prints: None,
     reboots: false,
+    is_saved: false,
     disk: None,
     strict: false,
     debian: false,

@@ -12,6 +12,14 @@ pub(crate) fn of(scenario: &Scenario, configs: &Path, boot: Value) -> Value {
     if scenario.reboots {
         json["on_reset"] = json!("reboot");
     }
+    if scenario.is_saved {
+        json["devices"] = json!([
+            { "type": "virtio-blk", "id": "disk0", "path": "/run/egm-vmm/demo/disk0.raw" },
+            { "type": "virtio-net", "tap": "egmtap0", "root_port": true, "vhost": false },
+            { "type": "virtio-vsock", "cid": 3, "socket": "/run/egm-vmm/demo/vsock.sock" },
+            { "type": "virtio-rng" },
+        ]);
+    }
     if let Some(region) = scenario.region {
         let (form, node) = match scenario.slice_test {
             SliceTest::Device => ("device", 0),

@@ -11,6 +11,7 @@ pub(super) const SNAPSHOT: Scenario = Scenario {
     summary: "a machine is saved while its guest uses the disk, and goes on in another process, with each of its devices",
     runs: Runs::Steps,
     config: "demo.json",
+    is_saved: true,
     words: "egm.checks=restored,cpus,clock,memory_map,numa,pci,rng,virtio_blk,virtio_net,vsock,msix,egm_pattern \
             egm.arg.restored.text=egm-lab-restored",
     expected: Expected::power_off(&[
