@@ -466,6 +466,35 @@ fn a_paused_guest_is_silent_until_it_resumes_and_a_paused_machine_can_end() {
     }
 }
 
+/// The event loop waits for an idle processor, so that the API carries out what follows the pause before the loop turns.
+#[test]
+fn a_pause_that_ends_just_before_its_machine_has_its_event() {
+    for _ in 0..20 {
+        let Some(mut machine) = Machine::running(&[]) else { return };
+        let mut follower = program(machine.folder.path(), &["ctl", "--api", "vm.sock", "events", "--follow"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut events = BufReader::new(follower.stdout.take().unwrap()).lines();
+        let mut event = || {
+            let line: Value = serde_json::from_str(&events.next()?.unwrap()).unwrap();
+            Some(line["event"].as_str().unwrap().to_owned())
+        };
+        assert_eq!(event().unwrap(), "started");
+        let pid = machine.child.id().to_string();
+        for words in [&["taskset", "-acp", "0", &pid][..], &["chrt", "--idle", "--pid", "0", &pid]] {
+            assert!(Command::new(words[0]).args(&words[1..]).output().unwrap().status.success(), "{words:?}");
+        }
+        let requests =
+            ["pause", "resume", "shutdown"].map(|verb| format!("PUT /api/v1/vm.{verb} HTTP/1.1\r\n\r\n"));
+        machine.exchange(requests.concat().as_bytes());
+        let events: Vec<String> = std::iter::from_fn(event).collect();
+        assert_eq!(events, ["paused", "resumed", "stopped"]);
+        follower.wait().unwrap();
+        assert_eq!(machine.end().code, Some(0));
+    }
+}
+
 #[test]
 fn a_guest_starts_again_in_place_by_the_api_unless_a_reset_ends_its_machine() {
     let Some((machine, mut console)) = Machine::with_guest_that(&[], &talk(), "reboot") else { return };

@@ -163,7 +163,12 @@ impl Machine {
             }
         };
         let mut duties = Duties { reset: &mut reset, save: &mut save };
-        let served = || serve(&mut self.events, &self.changes, &self.shared, &running, &mut duties, step);
+        let served = || {
+            let reason = serve(&mut self.events, &self.changes, &self.shared, &running, &mut duties, step);
+            // A client may end the machine as soon as its pause or resume is answered.
+            self.shared.gate.settle(running.len()).into_iter().flatten().for_each(step);
+            reason
+        };
         exit.set(begun.err().unwrap_or_else(served));
         self.shared.gate.open(); // the vCPUs of a paused machine end, too
         self.live.close(); // before the memory is unmapped: no thread keeps a part of it
