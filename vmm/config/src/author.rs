@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use egm_address::CpuSet;
 
+use super::devices::mac_text;
 use super::file::{
     AffinityFile, BarsFile, BootFile, CliqueFile, ConsoleFile, CpusFile, DeviceFile, EgmFile, File,
     MemoryFile, NodeFile, OneOrMore, PcieFile, SpareFile, TopologyFile,
@@ -170,7 +171,7 @@ fn device_file(device: &Device) -> Result<Option<DeviceFile>, UnwritableSpec> {
                 Tap::Name(name) => TapFile::Name(name.clone()),
                 Tap::Descriptors(_) => return Err(UnwritableSpec::Descriptors { id: device.id.clone() }),
             },
-            mac: Some(mac.map(|byte| format!("{byte:02x}")).join(":")),
+            mac: Some(mac_text(*mac)),
             queue_pairs: Some(*queue_pairs),
             vhost: *vhost,
         },

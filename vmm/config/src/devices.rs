@@ -231,7 +231,7 @@ fn exclusive(kind: &DeviceKind) -> Vec<(&'static str, String)> {
                 Tap::Name(name) => Some(("tap", format!("tap {name}"))),
                 Tap::Descriptors(_) => None, // resources of this process
             };
-            let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+            let mac = mac_text(*mac);
             tap.into_iter().chain([("mac", format!("hardware address {mac}"))]).collect()
         }
         DeviceKind::VirtioVsock { socket: path, .. } => {
@@ -286,6 +286,11 @@ fn unicast(text: &str) -> Result<[u8; 6], Rule> {
 /// The text that decides the hardware address of the device `id` where none is written.
 pub(super) fn mac_seed(machine: &str, id: &str) -> String {
     format!("{machine}/{id}")
+}
+
+/// A hardware address in lower case: `52:54:00:12:34:56`.
+pub fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 /// A locally administered unicast address that is the same in every run: FNV-1a of `seed`.

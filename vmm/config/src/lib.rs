@@ -46,6 +46,7 @@ use std::path::Path;
 pub use added::NewDevice;
 pub use author::UnwritableSpec;
 pub use boot::Overrides;
+pub use devices::mac_text;
 pub use error::{ConfigError, ConfigErrors, FilePosition, Rule, is_name, nearest};
 pub use faults::MOST as MOST_FAULTS;
 pub use file::*;

@@ -194,7 +194,7 @@ impl Exporter<'_> {
                 self.command.option("--disk", disk);
             }
             DeviceKind::VirtioNet { tap, mac, queue_pairs, .. } => {
-                let mac = words::mac(*mac);
+                let mac = egm_config::mac_text(*mac);
                 // A queue for each direction.
                 let queues = u32::from(*queue_pairs).saturating_mul(2);
                 let tap = match tap {

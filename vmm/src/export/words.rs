@@ -9,11 +9,6 @@ pub(super) fn text(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
 }
 
-/// A MAC address in lower case: `52:54:00:12:34:56`.
-pub(super) fn mac(mac: [u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
-}
-
 /// Numbers of descriptors with `separator` between them.
 pub(super) fn descriptors(numbers: &[i32], separator: &str) -> String {
     let numbers: Vec<String> = numbers.iter().map(i32::to_string).collect();

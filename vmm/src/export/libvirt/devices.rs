@@ -75,7 +75,7 @@ impl Libvirt<'_> {
             DeviceKind::VirtioNet { tap: Tap::Name(tap), mac, queue_pairs, vhost } => {
                 let interface = xml.create_element("interface").with_attribute(("type", "ethernet"));
                 interface.write_inner_content(|xml| {
-                    empty(xml, "mac", &[("address", &words::mac(*mac))])?;
+                    empty(xml, "mac", &[("address", &egm_config::mac_text(*mac))])?;
                     empty(xml, "target", &[("dev", tap), ("managed", "no")])?;
                     empty(xml, "model", &[("type", "virtio")])?;
                     let driver = if vhost.unwrap_or(false) { "vhost" } else { "qemu" };

@@ -81,7 +81,7 @@ impl Qemu<'_> {
                 };
                 let netdev = format!("tap,id=net-{id},{tap}{vhost}");
                 self.command.option("-netdev", netdev);
-                let mac = words::mac(*mac);
+                let mac = egm_config::mac_text(*mac);
                 let vectors = u32::from(*queue_pairs).saturating_mul(2).saturating_add(2);
                 let many = if *queue_pairs > 1 { format!(",mq=on,vectors={vectors}") } else { String::new() };
                 format!("virtio-net-pci,{at},netdev=net-{id},mac={mac}{many}")
