@@ -108,24 +108,39 @@ fn later<T: 'static>(
     request: impl FnOnce(&Live, Reply<T>) -> Result<(), ControlError>,
     answer: fn(T) -> Answer,
 ) -> Response {
+    answered_later(machine, |live, give| {
+        request(live, Box::new(move |result| give(result.map_or_else(|error| failure(&error), answer))))
+    })
+}
+
+/// The response to a request that another thread carries out, which then calls its second argument with the answer.
+pub(super) fn answered_later(
+    machine: &Published,
+    request: impl FnOnce(&Live, Box<dyn FnOnce(Answer) + Send>) -> Result<(), ControlError>,
+) -> Response {
     let deferred = Deferred::default();
     let (given, journal) = (deferred.clone(), Arc::clone(machine.journal()));
-    let reply: Reply<T> = Box::new(move |result| {
-        given.set(result.map_or_else(|error| failure(&error), answer));
+    let give = Box::new(move |answer| {
+        given.set(answer);
         journal.wake();
     });
-    match ask(&machine.state(), |live| request(live, reply)) {
+    match ask(&machine.state(), |live| request(live, give)) {
         Ok(()) => Response::Later(Awaited::Reply(deferred)),
         Err(answer) => answer.into(),
     }
 }
 
 fn failure(error: &HotplugError) -> Answer {
-    let status = match error {
-        HotplugError::Unknown { .. } => Status::NotFound,
-        _ if error.blame() == Blame::Configuration => Status::Conflict,
-        _ => Status::InternalServerError,
-    };
+    match error {
+        HotplugError::Unknown { .. } => Answer::failures(Status::NotFound, &texts(error)),
+        _ => not_carried_out(error),
+    }
+}
+
+/// The answer to a request that failed while it was carried out.
+pub(super) fn not_carried_out(error: &dyn Report) -> Answer {
+    let is_client_s = error.blame() == Blame::Configuration;
+    let status = if is_client_s { Status::Conflict } else { Status::InternalServerError };
     Answer::failures(status, &texts(error))
 }
 

@@ -1,21 +1,19 @@
 //! Requests that write and restore snapshots, in cloud-hypervisor's form.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::answer::{Answer, Awaited, Deferred, Response, Status, read, texts};
-use super::control::ask;
+use super::answer::{Answer, Awaited, Response, Status, read, texts};
+use super::control::{answered_later, not_carried_out};
 use super::cycle::{Created, Cycle, Language, RestoreOrder};
 use super::http::Request;
 use super::life;
 use super::published::Published;
-use crate::error::{Blame, Report};
 use crate::machine::SnapshotRequest;
-use crate::snapshot::StoredSnapshot;
+use crate::snapshot::{SnapshotError, StoredSnapshot};
 
 /// Start of a URL that names a folder.
 const FILE: &str = "file://";
@@ -77,22 +75,12 @@ pub(super) fn save(request: &Request, machine: &Published) -> Response {
         Ok(folder) => folder,
         Err(answer) => return answer.into(),
     };
-    let deferred = Deferred::default();
-    let (given, journal) = (deferred.clone(), Arc::clone(machine.journal()));
-    let reply = Box::new(move |result: Result<(), crate::snapshot::SnapshotError>| {
-        given.set(match result {
-            Ok(()) => Answer::done(),
-            Err(error) if error.blame() == Blame::Configuration => {
-                Answer::failures(Status::Conflict, &texts(&error))
-            }
-            Err(error) => Answer::failures(Status::InternalServerError, &texts(&error)),
-        });
-        journal.wake();
-    });
-    match ask(&machine.state(), |live| live.snapshot(SnapshotRequest { folder, reply })) {
-        Ok(()) => Response::Later(Awaited::Reply(deferred)),
-        Err(answer) => answer.into(),
-    }
+    answered_later(machine, |live, give| {
+        let answer = |result: Result<(), SnapshotError>| {
+            result.map_or_else(|error| not_carried_out(&error), |()| Answer::done())
+        };
+        live.snapshot(SnapshotRequest { folder, reply: Box::new(move |result| give(answer(result))) })
+    })
 }
 
 /// Creates the machine of a snapshot, and starts it.
