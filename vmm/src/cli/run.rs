@@ -94,16 +94,13 @@ impl Args {
         self.file.clone().or_else(restored).unwrap_or_default()
     }
 
-    fn spec(&self) -> Result<Spec, Box<dyn Report>> {
-        match self.snapshot()? {
-            Some(snapshot) => Ok(spec_of(&snapshot, &self.overrides())?),
-            None => Ok(config::load_with(&self.file(), &self.overrides())?),
-        }
-    }
-
-    /// The snapshot that the machine begins with, if there is one.
-    fn snapshot(&self) -> Result<Option<StoredSnapshot>, RestoreError> {
-        self.restore.as_deref().map(StoredSnapshot::open).transpose()
+    fn read(&self) -> Result<Described, Box<dyn Report>> {
+        let snapshot = self.restore.as_deref().map(StoredSnapshot::open).transpose()?;
+        let spec = match &snapshot {
+            Some(snapshot) => spec_of(snapshot, &self.overrides())?,
+            None => config::load_with(&self.file(), &self.overrides())?,
+        };
+        Ok(Described { spec, snapshot })
     }
 
     /// Whether another process returns the slices of the machine, if it has any: in a sandbox no file of the ledger is
@@ -195,8 +192,8 @@ pub(super) fn run(args: &Args) -> Outcome {
     let _ = signal_hook::flag::register(libc::SIGPWR, Arc::default());
     let machine = Arc::new(Published::new(args.file()));
     // Before the API starts: it is the machine's process that listens. The keeper has neither a thread nor the socket.
-    let known = args.may_need_keeper().then(|| args.spec());
-    if let Some(Ok(spec)) = &known
+    let known = args.may_need_keeper().then(|| args.read());
+    if let Some(Ok(Described { spec, .. })) = &known
         && sandbox::needs_return(spec)
     {
         sandbox::check(args.sandbox, spec, false)?;
@@ -212,12 +209,12 @@ pub(super) fn run(args: &Args) -> Outcome {
 /// already.
 fn run_machine(
     args: &Args,
-    known: Option<Result<Spec, Box<dyn Report>>>,
+    known: Option<Result<Described, Box<dyn Report>>>,
     confined: Confined,
     machine: &Published,
 ) -> Outcome {
-    let spec = known.unwrap_or_else(|| args.spec())?;
-    let restored = args.snapshot()?.map(|snapshot| Restored { snapshot, copy: false, resume: true });
+    let Described { spec, snapshot } = known.unwrap_or_else(|| args.read())?;
+    let restored = snapshot.map(|snapshot| Restored { snapshot, copy: false, resume: true });
     machine.stage("configuration");
     let (ended, reservation) =
         launch(&spec, args.broker().as_ref(), confined, restored.as_ref(), machine, &|| ())?;
@@ -225,6 +222,12 @@ fn run_machine(
     let outcome = report(ended);
     drop(reservation);
     outcome
+}
+
+/// The specification of a machine, and the snapshot that it begins with, if there is one.
+struct Described {
+    spec: Spec,
+    snapshot: Option<StoredSnapshot>,
 }
 
 /// A snapshot that a machine begins with.
