@@ -72,7 +72,7 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
     let files = boot.as_mut().filter(|_| !is_restored);
     let Loaded { entry, errors } = load_guest(plan, &vm, &ram.memory, files)?;
     let reporter = configure(&hypervisor, plan, &vcpus, &entry)?;
-    let initial = || InitialState::of(&hypervisor, &vm, &controllers, &vcpus);
+    let initial = || InitialState::of(&hypervisor, &states.interface, &vm, &controllers, &vcpus);
     let vcpu_reset = VcpuReset::of(plan.on_reset, initial, entry)?;
     let vcpus = Vcpu::all(vcpus, &plan.vcpus);
     let reports = Reports { reporter, errors, journal: Arc::clone(journal) };

@@ -11,6 +11,7 @@ use kvm_ioctls::VcpuFd;
 use super::boot::Entry;
 use super::gic::registers::{DISTRIBUTOR, Part, REDISTRIBUTOR};
 use super::gic::{Controllers, attribute};
+use super::state::VcpuInterface;
 use super::vcpu::{begin, initialize, model};
 use crate::kvm::{Hypervisor, KvmError, Vm};
 
@@ -27,6 +28,7 @@ impl InitialState {
     /// When the kernel refuses.
     pub fn of(
         hypervisor: &Hypervisor,
+        _: &VcpuInterface,
         vm: &Vm,
         controllers: &Arc<Controllers>,
         _: &[VcpuFd],

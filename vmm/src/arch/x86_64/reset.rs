@@ -24,15 +24,15 @@ impl InitialState {
     /// # Errors
     /// When the kernel refuses.
     pub fn of(
-        hypervisor: &Hypervisor,
+        _: &Hypervisor,
+        interface: &VcpuInterface,
         vm: &Vm,
         _: &Arc<Controllers>,
         vcpus: &[VcpuFd],
     ) -> Result<Self, KvmError> {
-        let interface = VcpuInterface::of(hypervisor)?;
-        let vcpu = |fd| VcpuState::save(fd, &interface).map(VcpuState::into_initial);
+        let vcpu = |fd| VcpuState::save(fd, interface).map(VcpuState::into_initial);
         let vcpus = vcpus.iter().map(vcpu).collect::<Result<_, _>>()?;
-        Ok(Self { chips: Chips::save(vm)?, interface, vcpus })
+        Ok(Self { chips: Chips::save(vm)?, interface: interface.clone(), vcpus })
     }
 
     /// Returns the interrupt controllers to it, while no vCPU is in the guest.
