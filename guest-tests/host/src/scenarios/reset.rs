@@ -14,15 +14,10 @@ pub(super) const SCENARIO: Scenario = Scenario {
     ..PLAIN
 };
 
-/// The machine of the demo: resets of its guest do not end it.
-pub(super) const REBOOT: Scenario = Scenario {
-    name: "reboot",
-    summary: "a guest that resets itself twice starts again in the same VMM, with its devices as at the first start",
-    config: "demo.json",
-    reboots: true,
-    words: "egm.checks=restarts,cpus,clock,memory_map,numa,pci,rng,virtio_blk,virtio_net,vsock,msix,egm_pattern",
-    expected: Expected::power_off(&[
-        "restarts",
+/// Check `first`, and then those of the demo's machine in one that goes on.
+pub(super) const fn and_then_all(first: &'static str) -> [&'static str; 12] {
+    [
+        first,
         "cpus",
         "clock",
         "memory_map",
@@ -34,7 +29,19 @@ pub(super) const REBOOT: Scenario = Scenario {
         "vsock",
         "msix",
         "egm_pattern",
-    ]),
+    ]
+}
+
+const RESTARTED: &[&str] = &and_then_all("restarts");
+
+/// The machine of the demo: resets of its guest do not end it.
+pub(super) const REBOOT: Scenario = Scenario {
+    name: "reboot",
+    summary: "a guest that resets itself twice starts again in the same VMM, with its devices as at the first start",
+    config: "demo.json",
+    reboots: true,
+    words: "egm.checks=restarts,cpus,clock,memory_map,numa,pci,rng,virtio_blk,virtio_net,vsock,msix,egm_pattern",
+    expected: Expected::power_off(RESTARTED),
     deadline: Duration::from_secs(300),
     long: true,
     ..PLAIN

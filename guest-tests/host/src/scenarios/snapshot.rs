@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use super::reset::and_then_all;
 use super::{PLAIN, Runs, Scenario};
 use crate::engine::judge::Expected;
+
+const RESTORED: &[&str] = &and_then_all("restored");
 
 /// The machine of the demo. All checks after `restored` run in the restored machine.
 pub(super) const SNAPSHOT: Scenario = Scenario {
@@ -14,20 +17,7 @@ pub(super) const SNAPSHOT: Scenario = Scenario {
     is_saved: true,
     words: "egm.checks=restored,cpus,clock,memory_map,numa,pci,rng,virtio_blk,virtio_net,vsock,msix,egm_pattern \
             egm.arg.restored.text=egm-lab-restored",
-    expected: Expected::power_off(&[
-        "restored",
-        "cpus",
-        "clock",
-        "memory_map",
-        "numa",
-        "pci",
-        "rng",
-        "virtio_blk",
-        "virtio_net",
-        "vsock",
-        "msix",
-        "egm_pattern",
-    ]),
+    expected: Expected::power_off(RESTORED),
     deadline: Duration::from_secs(300),
     long: true,
     ..PLAIN
