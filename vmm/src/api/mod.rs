@@ -27,7 +27,6 @@ mod cycle;
 mod event_monitor;
 mod events;
 mod http;
-mod kept;
 mod life;
 mod metrics;
 mod openapi;
@@ -35,6 +34,7 @@ mod published;
 mod routes;
 mod server;
 mod shown;
+mod snapshots;
 mod views;
 
 pub(crate) use client::{Client, ClientError, Events};

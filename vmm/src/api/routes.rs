@@ -15,7 +15,7 @@ use super::cycle::{Cycle, Language, Next};
 use super::events::EventFormat;
 use super::http::{Method, Request};
 use super::published::{KnownState, Published};
-use super::{control, kept, life, metrics, views};
+use super::{control, life, metrics, snapshots, views};
 use crate::machine::{ControlError, Live};
 use crate::plan::{self, Plan};
 
@@ -73,7 +73,7 @@ use Method::{Get, Put};
 use Operation::Missing;
 
 const FIXED: &str = "change the configuration, and start the machine again";
-const NO_STATE: &str = "use vm.snapshot, and vm.restore in a program of the other host";
+const NO_MIGRATION: &str = "use vm.snapshot, and vm.restore in a program of the other host";
 
 const fn route(method: Method, path: &'static str, operation: Operation, line: &'static str) -> Route {
     Route { method, path, operation, line }
@@ -236,8 +236,8 @@ pub(super) const ROUTES: &[Route] = &[
         "this table as JSON, with the requests that are not built",
     ),
     route(Get, "/egm/v1/openapi.json", Operation::OpenApi(Surface::Own), "OpenAPI document of `/egm/v1/`"),
-    missing("/api/v1/vm.send-migration", NO_STATE),
-    missing("/api/v1/vm.receive-migration", NO_STATE),
+    missing("/api/v1/vm.send-migration", NO_MIGRATION),
+    missing("/api/v1/vm.receive-migration", NO_MIGRATION),
     missing("/api/v1/vm.coredump", "use the guest's own crash kernel (kdump)"),
     missing("/api/v1/vm.add-fs", "share files by a disk or by the network"),
     missing("/api/v1/vm.add-pmem", "use a disk, or a slice of an fsdax region"),
@@ -308,8 +308,8 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
         Operation::End(next) if state.cycle.is_some() || operation.is_of_serve() => {
             return life::end(next, machine);
         }
-        Operation::Snapshot => return kept::save(request, machine),
-        Operation::Restore => return kept::restore(request, machine),
+        Operation::Snapshot => return snapshots::save(request, machine),
+        Operation::Restore => return snapshots::restore(request, machine),
         Operation::Add(change) => return control::add(change, request, machine),
         Operation::Plug => return control::plug_in(request, machine),
         Operation::RemoveDevice => return control::remove_device(request, machine),
@@ -621,7 +621,7 @@ mod tests {
     #[test]
     fn what_is_not_built_names_a_remedy_in_the_list_that_clients_read() {
         for (path, texts) in [
-            ("/api/v1/vm.send-migration", ["this request is not implemented", NO_STATE]),
+            ("/api/v1/vm.send-migration", ["this request is not implemented", NO_MIGRATION]),
             ("/api/v1/vm.create", ["egm-vmm run has one machine", life::SERVE]),
         ] {
             assert_eq!(texts_of(&answer_to(&request(Put, path), &starting())), texts);
@@ -630,7 +630,10 @@ mod tests {
         assert_eq!(listed.as_array().unwrap().len(), ROUTES.len());
         let row = |path: &str| listed.as_array().unwrap().iter().find(|row| row["path"] == path).unwrap();
         let snapshot = row("/api/v1/vm.send-migration");
-        assert_eq!((&snapshot["built"], &snapshot["text"]), (&Value::from(false), &Value::from(NO_STATE)));
+        assert_eq!(
+            (&snapshot["built"], &snapshot["text"]),
+            (&Value::from(false), &Value::from(NO_MIGRATION))
+        );
         assert_eq!(row("/api/v1/vm.create")["built"], false);
         let served = json("/egm/v1/requests", &serving());
         let create =

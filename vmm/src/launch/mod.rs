@@ -138,7 +138,7 @@ impl Opened {
     /// [`machine::BuildError`], [`crate::snapshot::RestoreError`], [`sandbox::SandboxError`], and what the kernel refuses.
     pub(crate) fn build(self, snapshot: Option<&StoredSnapshot>, journal: &Arc<Journal>) -> Outcome<Built> {
         let Self { spec, plan, resources, confined, mut held } = self;
-        let mut machine = machine::build(&plan, resources, journal)?.of(spec);
+        let mut machine = machine::build(&plan, resources, journal)?.with_configuration(spec);
         if let Some(snapshot) = snapshot {
             machine = machine
                 .restored(&snapshot.state::<MachineState>()?)

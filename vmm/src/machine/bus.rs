@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::board_state::{BoardState, BusState};
-use crate::snapshot::{Misfit, ensure};
+use crate::snapshot::{Mismatch, ensure};
 
 /// A device with registers on the port or the memory bus. All methods run on vCPU threads, several at once.
 pub trait BusDevice: Send + Sync {
@@ -26,9 +26,9 @@ pub trait BusDevice: Send + Sync {
     /// Takes the state of a device like it, before a vCPU runs.
     ///
     /// # Errors
-    /// [`Misfit`].
-    fn restore(&self, _saved: &BoardState) -> Result<(), Misfit> {
-        Err(Misfit::new("it has no state"))
+    /// [`Mismatch`].
+    fn restore(&self, _saved: &BoardState) -> Result<(), Mismatch> {
+        Err(Mismatch::new("it has no state"))
     }
 }
 
@@ -104,14 +104,14 @@ impl Bus {
     /// Takes the state of a bus like this one.
     ///
     /// # Errors
-    /// [`Misfit`].
-    pub(super) fn restore(&self, saved: &BusState) -> Result<(), Misfit> {
+    /// [`Mismatch`].
+    pub(super) fn restore(&self, saved: &BusState) -> Result<(), Mismatch> {
         let has_state = |decoder: &&Decoder| decoder.device.saved().is_some();
         let mut count: usize = 0;
         for Decoder { range, device } in self.devices.iter().filter(has_state) {
             let at = range.start;
-            let saved = saved.get(&at).ok_or_else(|| Misfit::new(format!("no device at {at:#x}")))?;
-            device.restore(saved).map_err(|misfit| misfit.of(format!("device at {at:#x}")))?;
+            let saved = saved.get(&at).ok_or_else(|| Mismatch::new(format!("no device at {at:#x}")))?;
+            device.restore(saved).map_err(|mismatch| mismatch.of(format!("device at {at:#x}")))?;
             count = count.saturating_add(1);
         }
         ensure(saved.len() == count, || format!("{} devices in place of {count}", saved.len()))

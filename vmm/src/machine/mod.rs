@@ -113,7 +113,7 @@ impl Machine {
     }
 
     /// Keeps `spec`, of which its plan was made, for snapshots.
-    pub(crate) fn of(mut self, spec: Spec) -> Self {
+    pub(crate) fn with_configuration(mut self, spec: Spec) -> Self {
         self.snapshot.spec = Some(spec);
         self
     }

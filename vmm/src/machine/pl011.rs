@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use super::board_state::Pl011Registers;
-use crate::snapshot::{Misfit, ensure};
+use crate::snapshot::{Mismatch, ensure};
 
 /// Bytes that the receive FIFO holds (revision 1 of the peripheral, as in [`IDENTITY`]).
 const FIFO: usize = 16;
@@ -106,8 +106,8 @@ impl Pl011 {
     /// A port in the state `saved`.
     ///
     /// # Errors
-    /// [`Misfit`].
-    pub(super) fn restored(saved: &Pl011Registers) -> Result<Self, Misfit> {
+    /// [`Mismatch`].
+    pub(super) fn restored(saved: &Pl011Registers) -> Result<Self, Mismatch> {
         let Pl011Registers { stored, mask, latched, received } = saved;
         let known = (mask | latched) & !INTERRUPTS == 0 && latched & RECEIVED == 0;
         ensure(known && received.len() <= FIFO, || "no PL011 has these registers".to_owned())?;

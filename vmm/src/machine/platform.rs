@@ -11,7 +11,7 @@ use super::exit::{ExitLatch, ExitReason};
 use super::reset::ResetLine;
 use crate::firmware::{RESET_VALUE, SLEEP_TYPE_S5};
 use crate::lock::lock;
-use crate::snapshot::{Misfit, ensure};
+use crate::snapshot::{Mismatch, ensure};
 
 /// ACPI sleep control register (ACPI 6.5 §4.8.3.7): SLP_TYP in bits 4..2, SLP_EN in bit 5; and the status register
 /// behind it, which reads zero.
@@ -95,8 +95,8 @@ impl BusDevice for Clock {
         let RtcState { lr, offset, mr, imsc, ris } = lock(&self.0).state();
         Some(BoardState::Clock(ClockRegisters { load: lr, offset, alarm: mr, mask: imsc, raw: ris }))
     }
-    fn restore(&self, saved: &BoardState) -> Result<(), Misfit> {
-        let BoardState::Clock(saved) = saved else { return Err(Misfit::new("it is another device")) };
+    fn restore(&self, saved: &BoardState) -> Result<(), Mismatch> {
+        let BoardState::Clock(saved) = saved else { return Err(Mismatch::new("it is another device")) };
         let ClockRegisters { load, offset, alarm, mask, raw } = *saved;
         // The difference of two times of 32 bits.
         let fits = offset.unsigned_abs() <= u32::MAX.into();

@@ -8,7 +8,7 @@ use super::saved::{MachineState, check_view};
 use crate::error::Chain;
 use crate::kvm::KvmError;
 use crate::lock::lock;
-use crate::snapshot::{Misfit, RestoreReason, ensure};
+use crate::snapshot::{Mismatch, RestoreReason, ensure};
 
 fn kvm(error: &KvmError) -> RestoreReason {
     RestoreReason::Kvm(Chain(error).to_string())
@@ -22,7 +22,7 @@ impl Machine {
     pub(crate) fn restored(self, saved: &MachineState) -> Result<Self, RestoreReason> {
         let parts = &self.snapshot;
         check_view(&saved.guest, &parts.plan)?;
-        parts.check().map_err(|reason| Misfit::new(format!("no snapshot has it: {reason}")))?;
+        parts.check().map_err(|reason| Mismatch::new(format!("no snapshot has it: {reason}")))?;
         let count = self.vcpus.len();
         ensure(saved.vcpus.len() == count, || format!("{} vCPUs in place of {count}", saved.vcpus.len()))?;
         saved.controllers.restore(&self.vm, &parts.controllers).map_err(|error| kvm(&error))?;
@@ -30,7 +30,7 @@ impl Machine {
             state.restore(&vcpu.fd, &self.shared.states.interface).map_err(|error| kvm(&error))?;
         }
         self.shared.ports.restore(&saved.ports)?;
-        self.shared.memory.restore(&saved.windows)?;
+        self.shared.memory.restore(&saved.mmio)?;
         parts.root.restore(&saved.bridges)?;
         let devices = lock(&parts.devices);
         let count = devices.len();
@@ -39,8 +39,8 @@ impl Machine {
         })?;
         for kept in devices.iter() {
             let state = saved.devices.get(&kept.id);
-            let state = state.ok_or_else(|| Misfit::new(format!("it has no {}", kept.name)))?;
-            kept.function.restore(state).map_err(|misfit| misfit.of(&kept.name))?;
+            let state = state.ok_or_else(|| Mismatch::new(format!("it has no {}", kept.name)))?;
+            kept.function.restore(state).map_err(|mismatch| mismatch.of(&kept.name))?;
         }
         drop(devices);
         parts.root.update();

@@ -216,7 +216,7 @@ impl SnapshotParts {
             vcpus,
             controllers: controllers.map_err(|error| kvm(&error))?,
             ports: running.shared.ports.saved(),
-            windows: running.shared.memory.saved(),
+            mmio: running.shared.memory.saved(),
             bridges: self.root.saved(),
             devices: devices.iter().map(device).collect(),
         })

@@ -9,7 +9,7 @@ use super::board_state::BusState;
 use crate::arch::native::state::{ControllersState, VcpuState};
 use crate::pci::BridgeState;
 use crate::plan::{FunctionPlan, FunctionRole, Plan};
-use crate::snapshot::Misfit;
+use crate::snapshot::Mismatch;
 use crate::virtio::FunctionState;
 
 /// State of all of a machine but its memory.
@@ -24,7 +24,7 @@ pub(crate) struct MachineState {
     /// Devices at I/O ports.
     pub(super) ports: BusState,
     /// Devices at memory addresses.
-    pub(super) windows: BusState,
+    pub(super) mmio: BusState,
     /// Bridges by their places in the PCI tree.
     pub(super) bridges: BTreeMap<String, BridgeState>,
     /// Virtio functions by the ids of their devices.
@@ -60,14 +60,14 @@ pub(super) fn guest_view(plan: &Plan) -> BTreeMap<String, String> {
 /// Refuses a machine of `plan` in place of that with the view `saved`, by the first part that differs.
 ///
 /// # Errors
-/// [`Misfit`].
-pub(super) fn check_view(saved: &BTreeMap<String, String>, plan: &Plan) -> Result<(), Misfit> {
+/// [`Mismatch`].
+pub(super) fn check_view(saved: &BTreeMap<String, String>, plan: &Plan) -> Result<(), Mismatch> {
     let here = guest_view(plan);
     match here.iter().find(|(key, value)| saved.get(*key) != Some(value)) {
         Some((key, _)) => {
-            Err(Misfit::new(format!("the plan of this host has other \"{key}\" for its guest")))
+            Err(Mismatch::new(format!("the plan of this host has other \"{key}\" for its guest")))
         }
-        None if saved.len() != here.len() => Err(Misfit::new("it has unknown parts of a plan")),
+        None if saved.len() != here.len() => Err(Mismatch::new("it has unknown parts of a plan")),
         None => Ok(()),
     }
 }

@@ -16,7 +16,7 @@ use crate::console::Console;
 use crate::eventfd;
 use crate::kvm::WiredLine;
 use crate::lock::lock;
-use crate::snapshot::Misfit;
+use crate::snapshot::Mismatch;
 
 /// Raises the serial line.
 #[derive(Clone)]
@@ -114,8 +114,8 @@ impl BusDevice for SerialPort {
             received: state.in_buffer,
         }))
     }
-    fn restore(&self, saved: &BoardState) -> Result<(), Misfit> {
-        let BoardState::Serial(saved) = saved else { return Err(Misfit::new("it is another device")) };
+    fn restore(&self, saved: &BoardState) -> Result<(), Mismatch> {
+        let BoardState::Serial(saved) = saved else { return Err(Mismatch::new("it is another device")) };
         let [baud_divisor_low, baud_divisor_high] = saved.divisor.to_le_bytes();
         let state = SerialState {
             baud_divisor_low,
@@ -131,7 +131,7 @@ impl BusDevice for SerialPort {
         };
         let (drained, output) = (Drained(Arc::clone(&self.drained)), self.output.clone());
         let uart = Serial::from_state(&state, self.line.clone(), drained, output);
-        *lock(&self.uart) = uart.map_err(|error| Misfit::new(format!("no serial port: {error}")))?;
+        *lock(&self.uart) = uart.map_err(|error| Mismatch::new(format!("no serial port: {error}")))?;
         Ok(())
     }
 }
@@ -193,8 +193,8 @@ impl BusDevice for ArmSerialPort {
         Some(BoardState::Pl011(lock(&self.uart).saved()))
     }
 
-    fn restore(&self, saved: &BoardState) -> Result<(), Misfit> {
-        let BoardState::Pl011(saved) = saved else { return Err(Misfit::new("it is another device")) };
+    fn restore(&self, saved: &BoardState) -> Result<(), Mismatch> {
+        let BoardState::Pl011(saved) = saved else { return Err(Mismatch::new("it is another device")) };
         let restored = Pl011::restored(saved)?;
         self.with(|uart| *uart = restored);
         Ok(())

@@ -6,7 +6,7 @@ use egm_address::Gpa;
 use egm_device::{AnonymousError, GuestMemfdError, HugeFilesError, MappingError, PrefaultError};
 
 use crate::error::{Blame, Remedy, Report};
-use crate::snapshot::Misfit;
+use crate::snapshot::Mismatch;
 
 /// Why guest memory is unavailable.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +49,7 @@ pub enum MemoryError {
     },
     /// The snapshot of another machine.
     #[error("the snapshot does not fit the machine: {0}")]
-    Misfit(#[from] Misfit),
+    Mismatch(#[from] Mismatch),
     /// The plan contradicts itself.
     #[error("guest memory at {at:#x} contradicts itself: {what}")]
     Plan { at: Gpa, what: String },
@@ -71,7 +71,7 @@ impl Report for MemoryError {
             }
             Self::Descriptor { .. } => Blame::Host.help("raise the limit of open files: ulimit -n 65536"),
             Self::Image { .. } => Blame::Host.help("look for what is wrong with the storage below it: dmesg"),
-            Self::Misfit(_) => Blame::Host.help("restore it on the host where it was written"),
+            Self::Mismatch(_) => Blame::Host.help("restore it on the host where it was written"),
             Self::Plan { .. } => Blame::Internal.into(),
         }
     }

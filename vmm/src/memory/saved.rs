@@ -9,7 +9,7 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::{GuestRam, MadeOf, Piece, Source};
-use crate::snapshot::{MemoryPiece, Misfit, PAGE, ensure};
+use crate::snapshot::{MemoryPiece, Mismatch, PAGE, ensure};
 
 /// Bytes that are copied at once.
 const CHUNK: usize = 64 * PAGE;
@@ -28,8 +28,8 @@ impl MemoryImage<'_> {
     /// Refuses the image of other pieces than `expected`.
     ///
     /// # Errors
-    /// [`Misfit`].
-    pub(super) fn check(&self, expected: &[MemoryPiece]) -> Result<(), Misfit> {
+    /// [`Mismatch`].
+    pub(super) fn check(&self, expected: &[MemoryPiece]) -> Result<(), Mismatch> {
         ensure(self.pieces == expected, || "its memory lies at other guest addresses".to_owned())
     }
 

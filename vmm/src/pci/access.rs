@@ -7,7 +7,7 @@ use egm_address::{Guest, Span};
 
 use super::RootComplex;
 use crate::machine::{BoardState, BusDevice};
-use crate::snapshot::Misfit;
+use crate::snapshot::Mismatch;
 
 /// Enhanced configuration access (PCI Express Base 6.0 §7.2.2): bus in bits 27..20, device and function in 19..12.
 pub struct Ecam(pub Arc<RootComplex>);
@@ -91,9 +91,9 @@ impl BusDevice for ConfigPorts {
     fn saved(&self) -> Option<BoardState> {
         Some(BoardState::ConfigAddress(self.address.load(Ordering::Relaxed)))
     }
-    fn restore(&self, saved: &BoardState) -> Result<(), Misfit> {
+    fn restore(&self, saved: &BoardState) -> Result<(), Mismatch> {
         let BoardState::ConfigAddress(address) = saved else {
-            return Err(Misfit::new("it is another device"));
+            return Err(Mismatch::new("it is another device"));
         };
         self.address.store(*address, Ordering::Relaxed);
         Ok(())

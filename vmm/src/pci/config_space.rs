@@ -6,7 +6,7 @@ use egm_address::{Gpa, Guest, Span};
 use super::DecodedBar;
 use super::saved::ConfigState;
 use crate::plan::{BarKind, BarPlan};
-use crate::snapshot::{Misfit, ensure};
+use crate::snapshot::{Mismatch, ensure};
 
 /// Bytes of configuration space.
 pub(crate) const CONFIG_SIZE: usize = 4096;
@@ -161,8 +161,8 @@ impl ConfigSpace {
     /// Sets them, and no others.
     ///
     /// # Errors
-    /// [`Misfit`]: a bit that the guest cannot write is set, or the length is another function's.
-    pub(crate) fn restore(&mut self, saved: &ConfigState) -> Result<(), Misfit> {
+    /// [`Mismatch`]: a bit that the guest cannot write is set, or the length is another function's.
+    pub(crate) fn restore(&mut self, saved: &ConfigState) -> Result<(), Mismatch> {
         let ConfigState(saved) = saved;
         let fits = saved.len() == self.saved().0.len()
             && saved.iter().zip(self.writable.iter()).all(|(byte, mask)| byte & !mask == 0);

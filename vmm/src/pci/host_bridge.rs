@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use super::saved::BridgeState;
 use super::{ConfigSpace, Identity, PciFunction};
 use crate::lock::lock;
-use crate::snapshot::Misfit;
+use crate::snapshot::Mismatch;
 
 /// Vendor and device of QEMU's generic PCI Express host bridge.
 const VENDOR: u16 = 0x1b36;
@@ -54,7 +54,7 @@ impl PciFunction for HostBridge {
         Some(BridgeState { config: lock(&self.config).saved(), slot: None })
     }
 
-    fn restore(&self, saved: &BridgeState) -> Result<(), Misfit> {
+    fn restore(&self, saved: &BridgeState) -> Result<(), Mismatch> {
         lock(&self.config).restore(&saved.config)
     }
 }

@@ -19,7 +19,7 @@ pub(crate) use root::RootBus;
 pub use root::{Bus, RootComplex};
 pub use saved::{BridgeState, ConfigState, MsixTable};
 
-use crate::snapshot::Misfit;
+use crate::snapshot::Mismatch;
 
 /// A base address register of a function, and where it decodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,8 +78,8 @@ pub trait PciFunction: Send + Sync {
     /// Takes the state of a function like it, before a vCPU runs.
     ///
     /// # Errors
-    /// [`Misfit`].
-    fn restore(&self, _saved: &BridgeState) -> Result<(), Misfit> {
+    /// [`Mismatch`].
+    fn restore(&self, _saved: &BridgeState) -> Result<(), Mismatch> {
         Ok(())
     }
 }

@@ -16,7 +16,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::saved::{MsixTable, SavedVector};
 use crate::eventfd;
 use crate::lock::lock;
-use crate::snapshot::{Misfit, ensure};
+use crate::snapshot::{Mismatch, ensure};
 
 /// Bytes of a table entry.
 pub(crate) const ENTRY_SIZE: u64 = 16;
@@ -284,13 +284,13 @@ impl Msix {
     /// register. Vectors that are pending and open are sent.
     ///
     /// # Errors
-    /// [`Misfit`]: another number of vectors, or a message that the router refuses.
+    /// [`Mismatch`]: another number of vectors, or a message that the router refuses.
     pub(crate) fn restore(
         &self,
         saved: &MsixTable,
         enabled: bool,
         function_masked: bool,
-    ) -> Result<(), Misfit> {
+    ) -> Result<(), Mismatch> {
         let MsixTable(saved) = saved;
         let mut state = lock(&self.state);
         let count = state.vectors.len();

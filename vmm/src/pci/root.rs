@@ -11,7 +11,7 @@ use egm_address::{Gpa, Guest, Span};
 use super::saved::BridgeState;
 use super::{DecodedBar, PciFunction, Port};
 use crate::lock::lock;
-use crate::snapshot::{Misfit, ensure};
+use crate::snapshot::{Mismatch, ensure};
 
 /// Occupant of a device and function number.
 enum Slot {
@@ -220,8 +220,8 @@ impl RootComplex {
     /// have theirs.
     ///
     /// # Errors
-    /// [`Misfit`].
-    pub(crate) fn restore(&self, saved: &BTreeMap<String, BridgeState>) -> Result<(), Misfit> {
+    /// [`Mismatch`].
+    pub(crate) fn restore(&self, saved: &BTreeMap<String, BridgeState>) -> Result<(), Mismatch> {
         let (mut count, mut result) = (0_usize, Ok(()));
         self.visit(|place, function| {
             if function.saved().is_none() || result.is_err() {
@@ -229,8 +229,10 @@ impl RootComplex {
             }
             count = count.saturating_add(1);
             result = match saved.get(&place) {
-                Some(saved) => function.restore(saved).map_err(|misfit| misfit.of(format!("bridge {place}"))),
-                None => Err(Misfit::new(format!("it has no bridge {place}"))),
+                Some(saved) => {
+                    function.restore(saved).map_err(|mismatch| mismatch.of(format!("bridge {place}")))
+                }
+                None => Err(Mismatch::new(format!("it has no bridge {place}"))),
             };
         });
         result?;

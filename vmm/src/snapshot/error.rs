@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use egm_report::show;
 
 use super::format::MACHINE;
-use super::misfit::Misfit;
+use super::mismatch::Mismatch;
 use crate::error::{Blame, Remedy, Report};
 
 /// Why no snapshot was written. The machine is as before, and the folder as well.
@@ -95,7 +95,7 @@ pub enum RestoreReason {
     Configuration(String),
     /// A part of the state.
     #[error("its state does not fit the machine: {0}")]
-    Misfit(#[from] Misfit),
+    Mismatch(#[from] Mismatch),
     #[error("{0}")]
     Kvm(String),
 }
@@ -126,7 +126,7 @@ impl Report for RestoreError {
                 let machine = self.folder.join(MACHINE);
                 Blame::Configuration.help(format!("look at it: egm-vmm plan {}", machine.display()))
             }
-            RestoreReason::Misfit(_) | RestoreReason::Kvm(_) => Blame::Host.help(
+            RestoreReason::Mismatch(_) | RestoreReason::Kvm(_) => Blame::Host.help(
                 "restore it on the host where it was written, with the same disks, devices and version of egm-vmm",
             ),
         }

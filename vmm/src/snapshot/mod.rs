@@ -6,12 +6,12 @@ mod error;
 mod folder;
 mod format;
 pub(crate) mod hex;
-mod misfit;
+mod mismatch;
 mod stored;
 
 pub use error::{RestoreError, RestoreReason, SaveReason, SnapshotError};
 pub(crate) use folder::{Contents, NewSnapshot};
 pub(crate) use format::{MACHINE, MemoryPiece, PAGE, STATE};
-pub use misfit::Misfit;
-pub(crate) use misfit::ensure;
+pub use mismatch::Mismatch;
+pub(crate) use mismatch::ensure;
 pub(crate) use stored::StoredSnapshot;

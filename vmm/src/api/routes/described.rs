@@ -14,8 +14,8 @@ use crate::api::cloud::{
 };
 use crate::api::cycle::{Language, Next};
 use crate::api::events::line_schema;
-use crate::api::kept::{RestoreConfig, VmSnapshotConfig};
 use crate::api::openapi::{Content, Described, Outcome, Query, SchemaOf, document};
+use crate::api::snapshots::{RestoreConfig, VmSnapshotConfig};
 use crate::api::views;
 use crate::config;
 use crate::reserve::SliceRecord;

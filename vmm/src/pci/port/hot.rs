@@ -10,7 +10,7 @@ use crate::lock::lock;
 use crate::pci::msix::{MsiMessage, MsiRouter, Msix};
 use crate::pci::saved::SlotState;
 use crate::pci::{COMMAND, COMMAND_BUS_MASTER, ConfigSpace, PciFunction};
-use crate::snapshot::{Misfit, ensure};
+use crate::snapshot::{Mismatch, ensure};
 
 const CAPABILITY_MSI: u8 = 0x05;
 /// Message Control: a 64-bit address, one vector (§7.7.1.2).
@@ -141,12 +141,12 @@ impl Port {
     /// Takes the state of an empty slot like it, after that of configuration space.
     ///
     /// # Errors
-    /// [`Misfit`].
+    /// [`Mismatch`].
     pub(super) fn restore_slot(
         &self,
         registers: &mut Registers,
         saved: Option<&SlotState>,
-    ) -> Result<(), Misfit> {
+    ) -> Result<(), Mismatch> {
         ensure(saved.is_some() == self.hot.is_some(), || "only one of them has a hot-plug slot".to_owned())?;
         let (Some(saved), Some(hot)) = (saved, &self.hot) else { return Ok(()) };
         let slot = Slot::restored(saved, hot.plugged().is_some())?;

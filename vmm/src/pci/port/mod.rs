@@ -18,7 +18,7 @@ use slot::Slot;
 use super::saved::BridgeState;
 use super::{COMMAND, COMMAND_MEMORY, ConfigSpace, Identity, PciFunction};
 use crate::lock::lock;
-use crate::snapshot::Misfit;
+use crate::snapshot::Mismatch;
 
 const CLASS_PCI_BRIDGE: [u8; 3] = [0x06, 0x04, 0x00];
 const HEADER_BRIDGE: u8 = 1;
@@ -231,7 +231,7 @@ impl PciFunction for Port {
         Some(BridgeState { config: registers.config.saved(), slot: self.saved_slot(&registers) })
     }
 
-    fn restore(&self, saved: &BridgeState) -> Result<(), Misfit> {
+    fn restore(&self, saved: &BridgeState) -> Result<(), Mismatch> {
         let mut registers = lock(&self.registers);
         registers.config.restore(&saved.config)?;
         self.restore_slot(&mut registers, saved.slot.as_ref())

@@ -4,7 +4,7 @@
 //! functions, reads its [`Duty`]; nothing here waits for the controller.
 
 use crate::pci::saved::SlotState;
-use crate::snapshot::{Misfit, ensure};
+use crate::snapshot::{Mismatch, ensure};
 
 /// Slot Capabilities: attention button, power controller, power indicator, hot-plug surprise, hot-plug capable. Commands are
 /// answered by Command Completed.
@@ -117,8 +117,8 @@ impl Slot {
     /// A slot in the state `saved`; `occupied` is what it must not be.
     ///
     /// # Errors
-    /// [`Misfit`].
-    pub(super) fn restored(saved: &SlotState, occupied: bool) -> Result<Self, Misfit> {
+    /// [`Mismatch`].
+    pub(super) fn restored(saved: &SlotState, occupied: bool) -> Result<Self, Mismatch> {
         let SlotState { control, events, held, times, pending: _ } = *saved;
         let fits = !occupied && control & !CONTROL == 0 && events & !EVENTS == 0;
         ensure(fits, || format!("no empty slot has control {control:#x} and events {events:#x}"))?;

@@ -2,7 +2,7 @@
 //! an [`Effect`] that the glue carries out.
 
 use super::registers::{Common, Half, NO_VECTOR, status};
-use crate::snapshot::{Misfit, ensure};
+use crate::snapshot::{Mismatch, ensure};
 use crate::virtio::saved::{QueueRegisters, RegisterState};
 
 /// Action that a register write requests.
@@ -156,8 +156,8 @@ impl Core {
     /// Takes registers that a device like this one can have.
     ///
     /// # Errors
-    /// [`Misfit`].
-    pub(super) fn restore(&mut self, saved: &RegisterState) -> Result<(), Misfit> {
+    /// [`Mismatch`].
+    pub(super) fn restore(&mut self, saved: &RegisterState) -> Result<(), Mismatch> {
         use status::{ACKNOWLEDGE, DRIVER, DRIVER_OK, FAILED, FEATURES_OK, NEEDS_RESET};
         let accepted = saved.driver_feature;
         let has = |bit: u8| saved.status & bit != 0;

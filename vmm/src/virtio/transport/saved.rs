@@ -9,7 +9,7 @@ use virtio_queue::QueueT;
 use super::core::Core;
 use super::{Activation, Interrupt, VirtioPci};
 use crate::lock::lock;
-use crate::snapshot::{Misfit, ensure};
+use crate::snapshot::{Mismatch, ensure};
 use crate::virtio::Unsaved;
 use crate::virtio::saved::{DeviceState, FunctionState, QueuePosition};
 
@@ -49,8 +49,8 @@ impl VirtioPci {
     /// Takes the state of a function like this one, before a vCPU runs. The root complex then updates what decodes where.
     ///
     /// # Errors
-    /// [`Misfit`].
-    pub(crate) fn restore(&self, saved: &FunctionState) -> Result<(), Misfit> {
+    /// [`Mismatch`].
+    pub(crate) fn restore(&self, saved: &FunctionState) -> Result<(), Mismatch> {
         let mut registers = self.registers();
         let mut device_config = vec![0; COMPARED];
         lock(&self.device).config_read(0, &mut device_config);
@@ -83,7 +83,7 @@ impl VirtioPci {
     }
 
     /// Activates the device where another one stopped.
-    fn start_again(&self, core: &Core, saved: &DeviceState) -> Result<(), Misfit> {
+    fn start_again(&self, core: &Core, saved: &DeviceState) -> Result<(), Mismatch> {
         let (features, count) = (core.features(), core.queues().len());
         let positions = &saved.queues;
         ensure(positions.len() == count, || format!("{} queues in place of {count}", positions.len()))?;
@@ -96,11 +96,11 @@ impl VirtioPci {
             Some(queue)
         });
         let queues = queues.collect::<Option<Vec<_>>>();
-        let queues = queues.ok_or_else(|| Misfit::new("a queue lies outside of guest memory"))?;
+        let queues = queues.ok_or_else(|| Mismatch::new("a queue lies outside of guest memory"))?;
         let interrupt = std::sync::Arc::clone(&self.interrupt) as std::sync::Arc<dyn Interrupt>;
         let activation = Activation { memory: self.memory.clone(), queues, features, interrupt };
         let mut device = lock(&self.device);
         let started = device.activate(activation).and_then(|()| device.restored(saved));
-        started.map_err(|error| Misfit::new(format!("{error}: {}", error.source)))
+        started.map_err(|error| Mismatch::new(format!("{error}: {}", error.source)))
     }
 }

@@ -5,13 +5,13 @@ use std::fmt::Display;
 /// A saved value that the machine cannot have. Whatever wrote the file, it is refused before the guest runs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
-pub struct Misfit {
+pub struct Mismatch {
     /// The value and the rule, in words.
     what: String,
 }
 
-impl Misfit {
-    /// A misfit with this description.
+impl Mismatch {
+    /// A mismatch with this description.
     pub(crate) fn new(what: impl Into<String>) -> Self {
         Self { what: what.into() }
     }
@@ -25,7 +25,7 @@ impl Misfit {
 /// Refuses with `what` unless `fits`.
 ///
 /// # Errors
-/// [`Misfit`].
-pub(crate) fn ensure(fits: bool, what: impl FnOnce() -> String) -> Result<(), Misfit> {
-    if fits { Ok(()) } else { Err(Misfit::new(what())) }
+/// [`Mismatch`].
+pub(crate) fn ensure(fits: bool, what: impl FnOnce() -> String) -> Result<(), Mismatch> {
+    if fits { Ok(()) } else { Err(Mismatch::new(what())) }
 }
