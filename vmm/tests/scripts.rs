@@ -16,8 +16,8 @@ fn program(folder: &Path, name: &str, lines: &str) {
     fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Runs a copy of `scripts/test` where cargo is `cargo`, and nothing else is checked.
-fn test_with(cargo: &str, folder: &Path, arguments: &[&str]) -> (i32, String) {
+/// Runs a copy of `scripts/test` where cargo is `cargo`, the lab's runner is `lab`, and nothing else is checked.
+fn test_with(cargo: &str, lab: &str, folder: &Path, arguments: &[&str]) -> (i32, String) {
     fs::create_dir_all(folder.join("scripts")).unwrap();
     fs::copy("../scripts/test", folder.join("scripts/test")).unwrap();
     let bin = folder.join("bin");
@@ -27,12 +27,15 @@ fn test_with(cargo: &str, folder: &Path, arguments: &[&str]) -> (i32, String) {
         "git",
         "case $1 in log) cat subjects 2>/dev/null ;; *) printf 'scripts/test\\0' ;; esac; true",
     );
+    program(&bin, "rustc", "echo here");
+    program(&folder.join("target/here/debug"), "egm-lab", lab);
     program(&bin, "shellcheck", "exit 0");
     program(&bin, "mdbook", "exit 0");
     program(&folder.join("scripts"), "book", "echo built the book | tee -a ran");
     program(&folder.join("scripts/lab"), "arm64", "echo no compiler; exit 3");
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let mut command = Command::new(folder.join("scripts/test"));
+    command.env_remove("CARGO_TARGET_DIR");
     code_and_text(command.args(arguments).env("PATH", path).output().unwrap())
 }
 
@@ -48,9 +51,9 @@ fn a_test_run_goes_on_after_a_step_that_failed_and_ends_with_it() {
     fmt) echo 'Diff in main.rs'; exit 1 ;;
     nextest) [ \"$2\" = --version ] || echo '     Summary [ 0.1s] 1 test run: 1 passed' ;;
     doc) echo ran the documentation ;;
-    run) [ \"$6\" = faults ] || cat \"$8\" ;;
     esac";
-    let (code, text) = test_with(cargo, folder.path(), &["--without-lab"]);
+    let lab = "[ $1 = faults ] || cat \"$3\"";
+    let (code, text) = test_with(cargo, lab, folder.path(), &["--without-lab"]);
     assert_eq!(code, 1, "{text}");
     let mut rest = text.as_str();
     let parts = [
@@ -78,7 +81,7 @@ fn a_test_run_goes_on_after_a_step_that_failed_and_ends_with_it() {
 fn a_test_run_without_failures_leaves_no_logs() {
     let folder = tempfile::tempdir().unwrap();
     let cargo = "echo '     Summary [ 0.1s] 1 test run: 1 passed'";
-    let (code, text) = test_with(cargo, folder.path(), &["--without-lab"]);
+    let (code, text) = test_with(cargo, "exit 0", folder.path(), &["--without-lab"]);
     assert_eq!((code, text.contains("== failed")), (0, false), "{text}");
     assert!(!folder.path().join("target/test").exists());
 }
@@ -88,7 +91,7 @@ fn a_commit_subject_of_more_than_72_characters_fails_a_test_run() {
     let ran = |length: usize| {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("subjects"), format!("abc1234 {}\n", "x".repeat(length))).unwrap();
-        test_with("true", folder.path(), &["--without-lab"])
+        test_with("true", "exit 0", folder.path(), &["--without-lab"])
     };
     assert_eq!(ran(72).0, 0);
     let (code, text) = ran(73);
@@ -98,22 +101,26 @@ fn a_commit_subject_of_more_than_72_characters_fails_a_test_run() {
 #[test]
 fn a_skip_that_the_table_does_not_allow_fails_a_test_run() {
     let folder = tempfile::tempdir().unwrap();
-    let cargo = "[ $1 != run ] || { cat \"$8\"; exit 1; }";
-    let (code, text) = test_with(cargo, folder.path(), &["--without-lab"]);
+    let lab = "[ $1 != skips ] || { cat \"$3\"; exit 1; }";
+    let (code, text) = test_with("exit 0", lab, folder.path(), &["--without-lab"]);
     assert_eq!(code, 1, "{text}");
-    assert!(text.contains("\nsteps.skipped: its output is in target/test/steps.skipped"), "{text}");
+    assert!(
+        text.contains("guests: skipped: --without-lab")
+            && text.contains("\nsteps.skipped: its output is in target/test/steps.skipped"),
+        "{text}"
+    );
 }
 
 #[test]
 fn a_quick_run_and_a_shard_leave_out_what_their_usage_states() {
     let cargo = "case $1 in
     nextest) [ \"$2\" = --version ] || echo \"$@\" >>ran ;;
-    run) echo $6 >>ran ;;
     *) echo $1 >>ran ;;
     esac";
+    let lab = "[ $1 = skips ] || echo $1 >>ran";
     let ran = |arguments: &[&str]| {
         let folder = tempfile::tempdir().unwrap();
-        let (code, text) = test_with(cargo, folder.path(), arguments);
+        let (code, text) = test_with(cargo, lab, folder.path(), arguments);
         assert_eq!(code, 0, "{text}");
         fs::read_to_string(folder.path().join("ran")).unwrap()
     };
