@@ -277,19 +277,28 @@ fn libvirt_s_command_line_serves_its_listener_and_writes_each_event() {
     });
     let created = served.ask("PUT /api/v1/vm.create", &document.to_string());
     assert_eq!(created, (204, String::new()));
-    for request in ["vm.boot", "vm.pause", "vm.resume", "vm.reboot"] {
-        served.put(request);
-    }
+    served.put("vm.boot");
+    served.put("vm.pause");
+    let snapshot = format!("file://{}", served.folder.path().join("snapshot").display());
+    let to = json!({ "destination_url": snapshot }).to_string();
+    assert_eq!(served.ask("PUT /api/v1/vm.snapshot", &to), (204, String::new()));
+    served.put("vm.resume");
+    served.put("vm.reboot");
     let terminal = served.wait_until_running()["config"]["console"]["file"].as_str().unwrap().to_owned();
-    for request in ["vm.shutdown", "vm.delete", "vmm.shutdown"] {
+    served.put("vm.shutdown");
+    served.put("vm.delete");
+    let from = json!({ "source_url": snapshot }).to_string();
+    assert_eq!(served.ask("PUT /api/v1/vm.restore", &from), (204, String::new()));
+    for request in ["vm.resume", "vm.shutdown", "vm.delete", "vmm.shutdown"] {
         served.put(request);
     }
     let (code, messages, folder) = served.end();
     assert_eq!(code, Some(0), "{messages}");
     assert!(messages.contains(&format!("console: {terminal}\n")), "{terminal}: {messages}");
     assert!(folder.path().join("api").exists(), "libvirt removes its socket");
-    let expected = "vmm:starting vm:booting vm:booted vm:paused vm:resumed vm:rebooting vm:booting vm:booted \
-                    vm:rebooted vm:shutdown vm:deleted vmm:shutdown";
+    let expected = "vmm:starting vm:booting vm:booted vm:paused vm:snapshotting vm:snapshotted vm:resumed \
+                    vm:rebooting vm:booting vm:booted vm:rebooted vm:shutdown vm:deleted vm:restoring vm:restored \
+                    vm:paused vm:resumed vm:shutdown vm:deleted vmm:shutdown";
     assert_eq!(events(&reader.join().unwrap()), expected);
 }
 

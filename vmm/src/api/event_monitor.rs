@@ -20,6 +20,11 @@ pub(crate) enum CloudEvent {
     Booted,
     Paused,
     Resumed,
+    Snapshotting,
+    Snapshotted,
+    Restoring,
+    /// The machine is in the state of a snapshot, and its vCPUs wait.
+    Restored,
     /// The machine has ended and starts again, or its guest was reset.
     Rebooting,
     /// It runs again.
@@ -41,6 +46,10 @@ impl CloudEvent {
             Self::Booted => ("vm", "booted"),
             Self::Paused => ("vm", "paused"),
             Self::Resumed => ("vm", "resumed"),
+            Self::Snapshotting => ("vm", "snapshotting"),
+            Self::Snapshotted => ("vm", "snapshotted"),
+            Self::Restoring => ("vm", "restoring"),
+            Self::Restored => ("vm", "restored"),
             Self::Rebooting => ("vm", "rebooting"),
             Self::Rebooted => ("vm", "rebooted"),
             Self::Shutdown => ("vm", "shutdown"),

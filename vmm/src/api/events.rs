@@ -27,12 +27,16 @@ const KEPT: usize = 256;
 pub enum MachineEvent {
     /// The vCPUs run.
     Started,
+    /// The machine is in the state of a snapshot, and its vCPUs wait.
+    Restored,
     /// The vCPUs wait outside the guest.
     Paused,
     /// The vCPUs run again.
     Resumed,
     /// The guest was reset, and starts again in the same machine.
     Reset,
+    /// A snapshot of the paused machine is complete.
+    Snapshot,
     /// Guest memory is bad.
     BadMemory {
         /// Id of the backing.

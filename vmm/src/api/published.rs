@@ -258,16 +258,17 @@ impl Published {
     pub(crate) fn step(&self, step: MachineStep, live: &Live) {
         let event = match step {
             MachineStep::Started => {
-                self.stage("vcpus");
-                let mut state = lock(&self.state);
-                state.live = Some(live.clone());
-                let is_restart = state.cycle.as_ref().is_some_and(Cycle::is_restart);
-                drop(state);
+                let is_restart = self.begin(live);
                 self.note(CloudEvent::Booted);
                 if is_restart {
                     self.note(CloudEvent::Rebooted);
                 }
                 MachineEvent::Started
+            }
+            MachineStep::Restored => {
+                self.begin(live);
+                self.note(CloudEvent::Restored);
+                MachineEvent::Restored
             }
             MachineStep::Paused => {
                 self.note(CloudEvent::Paused);
@@ -282,8 +283,21 @@ impl Published {
                 self.note(CloudEvent::Rebooted);
                 MachineEvent::Reset
             }
+            MachineStep::SnapshotStarted => return self.note(CloudEvent::Snapshotting),
+            MachineStep::SnapshotWritten => {
+                self.note(CloudEvent::Snapshotted);
+                MachineEvent::Snapshot
+            }
         };
         self.journal.publish(&event);
+    }
+
+    /// Records that the machine is ready, and whether a reboot started it.
+    fn begin(&self, live: &Live) -> bool {
+        self.stage("vcpus");
+        let mut state = lock(&self.state);
+        state.live = Some(live.clone());
+        state.cycle.as_ref().is_some_and(Cycle::is_restart)
     }
 
     /// Publishes the machine's end.

@@ -283,7 +283,7 @@ pub(super) fn launch(
     machine.stage("machine");
     let live = built.live();
     Ok(built.run(&|step| {
-        if step == MachineStep::Started {
+        if matches!(step, MachineStep::Started | MachineStep::Restored) {
             started();
             if restored.is_some_and(|restored| restored.resume) {
                 let _ = live.resume(); // it is paused, and may only end meanwhile

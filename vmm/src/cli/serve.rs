@@ -276,7 +276,7 @@ impl Service<'_> {
             machine.note_end(None);
             return Ok(ExitCode::SUCCESS);
         }
-        machine.note(CloudEvent::Booting);
+        machine.note(if restore.is_some() { CloudEvent::Restoring } else { CloudEvent::Booting });
         let outcome = self.run_machine(&created, restore.as_deref(), machine, signals);
         signals.set_starting(false);
         let outcome = outcome.inspect_err(|error| machine.failed(error.as_ref()));

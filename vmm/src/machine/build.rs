@@ -23,7 +23,7 @@ use super::tree::{self, Connections};
 use super::vcpu::{Shared, Vcpu};
 use super::vcpu_states::VcpuStates;
 use super::virtio::{Changes, Running};
-use super::{Machine, Subscriber, Wake};
+use super::{Machine, MachineStep, Subscriber, Wake};
 use crate::api::{Journal, MachineEvent};
 use crate::arch::native::reset::InitialState;
 use crate::arch::native::state::VcpuInterface;
@@ -79,9 +79,8 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
     let poison = Poison::new(plan, &ram, &leases, &slices, reports)?;
     let checks = poison.checks();
     let poison = Arc::new(Mutex::new(poison));
-    subscribers.push(Arc::clone(&poison) as Subscriber);
+    subscribers.extend([Arc::clone(&poison) as Subscriber, Arc::new(Mutex::new(Wake(Arc::clone(&exit))))]);
     let events = EventManager::new().map_err(io::Error::other)?;
-    subscribers.push(Arc::new(Mutex::new(Wake(Arc::clone(&exit)))));
     let button = || acpi_line(plan, POWER_BUTTON).map(|gsi| pulse(&vm, gsi));
     let handle = hotplug.as_ref().map(|running| running.handle.clone());
     let snapshot = SnapshotParts {
@@ -114,6 +113,7 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
         sandbox: None,
         machine_reset,
         snapshot,
+        first_step: MachineStep::Started,
         vm,
         ram,
     })

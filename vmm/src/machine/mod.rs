@@ -78,6 +78,7 @@ pub struct Machine {
     /// Resets the machine, unless a reset ends it.
     machine_reset: Option<reset::MachineReset>,
     snapshot: save::SnapshotParts,
+    first_step: MachineStep,
     vm: Vm,
     ram: GuestRam,
 }
@@ -87,12 +88,18 @@ pub struct Machine {
 pub enum MachineStep {
     /// The vCPUs run.
     Started,
+    /// The machine is in the state of a snapshot, and its vCPUs wait.
+    Restored,
     /// The vCPUs wait outside the guest.
     Paused,
     /// The vCPUs run again, or a requested pause is cancelled.
     Resumed,
     /// The guest was reset, and starts again.
     Reset,
+    /// A snapshot is being written.
+    SnapshotStarted,
+    /// A snapshot is complete.
+    SnapshotWritten,
 }
 
 /// How a machine ended.
@@ -146,7 +153,7 @@ impl Machine {
         let begun = begun.and_then(|()| start.go());
         start.cancel();
         if begun.is_ok() {
-            step(MachineStep::Started);
+            step(self.first_step);
         }
         let buses = [&self.shared.ports, &self.shared.memory];
         let mut reset = |events: &mut EventManager<Subscriber>| match &mut self.machine_reset {
@@ -158,7 +165,12 @@ impl Machine {
         let mut save = |events: &mut EventManager<Subscriber>| {
             let request = lock(&next).take();
             if let Some(SnapshotRequest { folder, reply }) = request {
-                reply(self.snapshot.carry_out(&folder, &parts, events));
+                step(MachineStep::SnapshotStarted);
+                let written = self.snapshot.carry_out(&folder, &parts, events);
+                if written.is_ok() {
+                    step(MachineStep::SnapshotWritten);
+                }
+                reply(written);
                 let _ = exit.wake().write(1); // its turns took what others woke the event loop for
             }
         };

@@ -3,8 +3,8 @@
 //! The order: memory is there already; interrupt controllers, then vCPUs, which need them; then devices: interrupts of theirs that
 //! wait find both; and last the PCI tree, which has their doorbells attached.
 
-use super::Machine;
 use super::saved::{MachineState, check_view};
+use super::{Machine, MachineStep};
 use crate::error::Chain;
 use crate::kvm::KvmError;
 use crate::lock::lock;
@@ -19,7 +19,7 @@ impl Machine {
     ///
     /// # Errors
     /// [`RestoreReason`].
-    pub(crate) fn restored(self, saved: &MachineState) -> Result<Self, RestoreReason> {
+    pub(crate) fn restored(mut self, saved: &MachineState) -> Result<Self, RestoreReason> {
         let parts = &self.snapshot;
         check_view(&saved.guest, &parts.plan)?;
         parts.check().map_err(|reason| Mismatch::new(format!("no snapshot has it: {reason}")))?;
@@ -44,6 +44,7 @@ impl Machine {
         }
         drop(devices);
         parts.root.update();
+        self.first_step = MachineStep::Restored;
         self.shared.gate.close();
         let _ = self.shared.exit.wake().write(1); // the event loop reports the pause
         Ok(self)
