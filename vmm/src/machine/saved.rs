@@ -71,3 +71,58 @@ pub(super) fn check_view(saved: &BTreeMap<String, String>, plan: &Plan) -> Resul
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::path::Path;
+
+    use serde_json::Value;
+
+    use super::*;
+    use crate::snapshot::{MACHINE, STATE, StoredSnapshot};
+
+    /// A snapshot as the first version wrote it: two vCPUs, a disk, an entropy device, vsock, a spare port, an EGM node. Prints why
+    /// there is none.
+    fn first_version() -> Option<tempfile::TempDir> {
+        let stored = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/snapshot-1");
+        let stored = stored.join(std::env::consts::ARCH);
+        if !stored.exists() {
+            println!("skipped: no snapshot of this architecture is stored");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["snapshot.json", MACHINE, STATE] {
+            fs::copy(stored.join(name), folder.path().join(name)).unwrap();
+        }
+        let manifest: Value =
+            serde_json::from_slice(&fs::read(stored.join("snapshot.json")).unwrap()).unwrap();
+        let pieces = manifest["memory"].as_array().unwrap();
+        let size: u64 = pieces.iter().map(|piece| piece["size"].as_u64().unwrap()).sum();
+        let mark = format!("egm-vmm memory {}\n", manifest["id"].as_str().unwrap());
+        let memory = File::create(folder.path().join("memory")).unwrap();
+        memory.set_len(size + 4096).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&memory, mark.as_bytes(), size).unwrap();
+        Some(folder)
+    }
+
+    /// Where this fails, a type has changed: raise the format, and keep a reader for this one.
+    #[test]
+    fn a_snapshot_of_the_first_version_is_read_as_it_was_written() {
+        let Some(folder) = first_version() else { return };
+        let snapshot = StoredSnapshot::open(folder.path()).unwrap();
+        let state: MachineState = snapshot.state().unwrap();
+        assert_eq!((state.vcpus.len(), state.devices.len()), (2, 3));
+        let written: Value = serde_json::from_slice(&fs::read(folder.path().join(STATE)).unwrap()).unwrap();
+        assert_eq!(serde_json::to_value(&state).unwrap(), written);
+    }
+
+    #[test]
+    fn a_later_format_is_refused_by_its_number_whatever_else_it_has() {
+        let Some(folder) = first_version() else { return };
+        let path = folder.path().join("snapshot.json");
+        fs::write(&path, r#"{"format":2,"other":{}}"#).unwrap();
+        let error = StoredSnapshot::open(folder.path()).unwrap_err().to_string();
+        assert!(error.ends_with("it has format 2, and this program reads format 1"), "{error}");
+    }
+}

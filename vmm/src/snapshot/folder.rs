@@ -14,6 +14,8 @@ use super::format::{FORMAT, MACHINE, MANIFEST, MEMORY, Manifest, MemoryPiece, ST
 
 /// Appended to the name of a file that is not complete.
 const PARTIAL: &str = ".partial";
+/// Flags of a folder.
+const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 /// Bytes of a snapshot's number.
 const ID: usize = 16;
 
@@ -47,8 +49,7 @@ impl NewSnapshot {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             Err(error) => return Err(failed(file("cannot make")(error))),
         };
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let folder = rustix::fs::open(path, flags, Mode::empty());
+        let folder = rustix::fs::open(path, FOLDER, Mode::empty());
         let folder = folder.map_err(|error| failed(file("cannot open")(error.into())))?;
         let mut entries = fs::read_dir(path).map_err(|error| failed(file("cannot list")(error)))?;
         if !is_own && entries.next().is_some() {
@@ -107,6 +108,11 @@ impl NewSnapshot {
             self.made.push(name.to_owned());
         }
         self.folder.sync_all().map_err(failed(MANIFEST))?;
+        if self.is_own {
+            let parent = rustix::fs::openat(&self.folder, "..", FOLDER, Mode::empty());
+            let synced = parent.map_err(io::Error::from).and_then(|parent| File::from(parent).sync_all());
+            synced.map_err(failed(MANIFEST))?;
+        }
         self.made.clear();
         self.is_own = false;
         Ok(())

@@ -18,6 +18,12 @@ pub(crate) const MEMORY: &str = "memory";
 /// The unit of the memory file: zero pages are holes.
 pub(crate) const PAGE: usize = 4096;
 
+/// The part of a manifest that each format has.
+#[derive(Debug, Deserialize)]
+pub(super) struct Version {
+    pub(super) format: u32,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::error::{RestoreError, RestoreReason};
 use super::format::{
-    FORMAT, MACHINE, MANIFEST, MEMORY, Manifest, MemoryPiece, PAGE, STATE, digest, mark, total,
+    FORMAT, MACHINE, MANIFEST, MEMORY, Manifest, MemoryPiece, PAGE, STATE, Version, digest, mark, total,
 };
 
 /// Most bytes of `snapshot.json` and `machine.json`: a configuration has no more.
@@ -44,11 +44,12 @@ impl StoredSnapshot {
         let open = |name| opened(&folder, name).map_err(file(name));
         let read = |name, most| open(name).and_then(|file| bytes(file, most).map_err(self::file(name)));
         let manifest = read(MANIFEST, MAX_SMALL)?;
+        let Version { format: found } = json(MANIFEST, &manifest)?;
+        if found != FORMAT {
+            return Err(RestoreReason::Format { found, known: FORMAT });
+        }
         let manifest: Manifest = json(MANIFEST, &manifest)?;
         let host = std::env::consts::ARCH;
-        if manifest.format != FORMAT {
-            return Err(RestoreReason::Format { found: manifest.format, known: FORMAT });
-        }
         if manifest.architecture != host {
             let found = manifest.architecture.escape_debug().take(16).collect();
             return Err(RestoreReason::Architecture { found, host });
