@@ -223,6 +223,18 @@ impl Machine<'_> {
         assert!(output.status.success(), "{words}: {output:?}");
     }
 
+    /// Whether it maps the file `name`.
+    fn maps(&self, name: &str) -> bool {
+        fs::read_to_string(format!("/proc/{}/maps", self.child.id())).unwrap().contains(name)
+    }
+
+    fn events(&self) -> Vec<String> {
+        let lines = text(&self.ctl("events").stdout);
+        let event =
+            |line: &str| serde_json::from_str::<Value>(line).unwrap()["event"].as_str().unwrap().to_owned();
+        lines.lines().map(event).collect()
+    }
+
     /// The messages of a request that is refused with `code`.
     #[track_caller]
     fn refused(&self, words: &str, code: i32) -> String {
@@ -273,10 +285,15 @@ fn a_guest_goes_on_in_another_process_from_where_it_was() {
     let before = machines.console().len();
     let machine = machines.start("run --restore snap");
     machines.wait_for(SOME);
+    assert!(machine.maps("snap/memory"), "private memory is read on demand");
     let (code, messages) = machine.end();
     assert_eq!(code, Some(0), "{messages}");
     assert!(machines.console().len() >= before + SOME);
     machines.check_console();
+    let machine = machines.start("run --restore snap --prefault");
+    machines.wait_for(SOME);
+    assert!(!machine.maps("snap/memory"), "all memory is copied in");
+    assert_eq!(machine.end().0, Some(0));
     let memory = fs::metadata(machines.path("snap/memory")).unwrap();
     assert!(memory.len() > 15 << 20 && memory.blocks() * 512 < 1 << 20, "it has holes: {memory:?}");
 }
@@ -297,6 +314,7 @@ fn a_snapshot_of_a_restored_machine_is_restored_by_the_api_and_waits_until_it_is
     machines.wait_for(SOME);
     machine.done("pause");
     machine.done("snapshot again");
+    assert_eq!(machine.events(), ["restored", "resumed", "paused", "snapshot"]);
     assert_eq!(machine.end().0, Some(0));
     let serve = machines.start("serve");
     serve.done("restore again");

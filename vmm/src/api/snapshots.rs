@@ -37,8 +37,8 @@ pub(super) struct RestoreConfig {
     /// Copy all memory in before the guest runs. Default: false.
     #[serde(default)]
     prefault: bool,
-    /// "Copy" as "prefault": true; "OnDemand" reads private memory from the snapshot as the guest touches it. Default:
-    /// "OnDemand".
+    /// "Copy" as "prefault": true; "OnDemand" reads memory from the snapshot as the guest touches it, except for slices of
+    /// regions and hugetlb pages. Default: "OnDemand".
     memory_restore_mode: Option<RestoreMode>,
     /// Let the guest run at once. Default: false: it is paused.
     #[serde(default)]

@@ -30,9 +30,13 @@ pub(super) struct Args {
     /// Configuration of the machine ("-" is standard input); "egm-vmm schema" describes every key
     #[arg(value_name = "FILE", required_unless_present = "restore")]
     file: Option<PathBuf>,
-    /// Make the machine of this snapshot, which runs on from there; the folder must stay as it is until the machine ends
+    /// Make the machine of this snapshot, which runs on from there; without --prefault the folder must stay as it is until the
+    /// machine ends
     #[arg(long, value_name = "DIR", conflicts_with_all = ["file", "kernel", "initramfs", "append"])]
     restore: Option<PathBuf>,
+    /// Copy all memory of the snapshot in before the guest runs; the folder may go then
+    #[arg(long, requires = "restore")]
+    prefault: bool,
     /// Kernel, instead of "boot"."kernel" of the configuration
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
@@ -214,7 +218,7 @@ fn run_machine(
     machine: &Published,
 ) -> Outcome {
     let Described { spec, snapshot } = known.unwrap_or_else(|| args.read())?;
-    let restored = snapshot.map(|snapshot| Restored { snapshot, copy: false, resume: true });
+    let restored = snapshot.map(|snapshot| Restored { snapshot, copy: args.prefault, resume: true });
     machine.stage("configuration");
     let (ended, reservation) =
         launch(&spec, args.broker().as_ref(), confined, restored.as_ref(), machine, &|| ())?;
@@ -264,7 +268,10 @@ pub(super) fn launch(
     started: &dyn Fn(),
 ) -> Result<(machine::Ended, Reservation), Box<dyn Report>> {
     let waiting = |slice: &str, why: &str| print_message(format_args!("{slice} waits: {}", Printable(why)));
-    let reserved = Reserved::of(spec, broker, confined, &waiting)?;
+    let mut reserved = Reserved::of(spec, broker, confined, &waiting)?;
+    if restored.is_some_and(|restored| !restored.image().copy) {
+        reserved = reserved.on_demand();
+    }
     machine.stage("reservation");
     if machine.journal().is_open() {
         machine.planned(reserved.plan().clone(), reserved.slices());

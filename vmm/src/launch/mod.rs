@@ -28,7 +28,7 @@ use crate::error::Report;
 use crate::facts::{self, Facts, Scope};
 use crate::machine::{self, Live, Machine, MachineState, MachineStep};
 use crate::memory::{MemoryImage, Present};
-use crate::plan::{self, Plan};
+use crate::plan::{self, BackingPlan, Plan};
 use crate::reserve::{Broker, Servers, SliceRecord};
 use crate::resources::{self, Resources};
 use crate::sandbox;
@@ -80,6 +80,12 @@ impl Reserved {
             held.claim_gpus(&plan, spec.trust_domain.as_deref(), &confined)?;
         }
         Ok(Self { spec: spec.clone(), plan, servers, confined, held })
+    }
+
+    /// The same with ordinary memory that can be read from a snapshot as the guest touches it.
+    pub(crate) fn on_demand(mut self) -> Self {
+        self.plan.backings.iter_mut().for_each(BackingPlan::be_on_demand);
+        self
     }
 
     /// The plan, which no later phase changes.
