@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use egm_fixtures::payload::{Entry, Payload, Ports, Width, halt};
 use egm_vmm::config;
@@ -47,20 +47,40 @@ impl Machine {
         });
         fs::write(&file, config.to_string()).unwrap();
         fs::write(folder.path().join("kernel"), guest(&plan_of(&file))).unwrap();
-        let child = Command::new(PROGRAM)
-            .args(["run", "vm.json", "--api", "vm.sock"])
-            .current_dir(folder.path())
-            .stdin(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut machine = Self { folder, child };
+        Some(Self::started(folder, &["run", "vm.json", "--api", "vm.sock"]))
+    }
+
+    /// The machine of `arguments` in `folder`, once it runs.
+    fn started(folder: TempDir, arguments: &[&str]) -> Self {
+        let mut command = Command::new(PROGRAM);
+        command.args(arguments).current_dir(folder.path()).stdin(Stdio::null());
+        let mut machine = Self { child: command.spawn().unwrap(), folder };
         while UnixStream::connect(machine.folder.path().join("vm.sock")).is_err()
             || machine.get("/egm/v1/machine")["state"] != "running"
         {
             assert_eq!(machine.child.try_wait().unwrap(), None, "it ends");
             std::thread::yield_now();
         }
-        Some(machine)
+        machine
+    }
+
+    /// Ends the machine; its folder.
+    fn end(mut self) -> TempDir {
+        assert_eq!(self.ask("PUT /api/v1/vm.shutdown", "").0, 204);
+        assert_eq!(self.child.wait().unwrap().code(), Some(0));
+        std::mem::replace(&mut self.folder, tempfile::tempdir().unwrap())
+    }
+
+    /// Output of a request by `egm-vmm ctl`.
+    fn ctl(&self, words: &str) -> Output {
+        let mut command = Command::new(PROGRAM);
+        command.args(["ctl", "--api", "vm.sock"]).args(words.split(' ')).current_dir(self.folder.path());
+        command.output().unwrap()
+    }
+
+    fn has_devices(&self, ids: &[&str]) -> bool {
+        let tree = self.get("/api/v1/vm.info")["device_tree"].clone();
+        tree.as_object().is_some_and(|tree| tree.keys().eq(ids))
     }
 
     /// Status and body of the answer to `request`.
@@ -189,7 +209,7 @@ fn a_hundred_dry_runs_and_refused_plugs_leave_no_descriptor() {
     let before = machine.files();
     (0..100).for_each(|_| round());
     assert_eq!(machine.files(), before);
-    assert!(machine.get("/api/v1/vm.info")["device_tree"].as_object().unwrap().is_empty());
+    assert!(machine.has_devices(&[]));
 }
 
 #[test]
@@ -205,8 +225,42 @@ fn a_thousand_plugs_and_removals_leave_no_descriptor_and_no_slot() {
         let (status, refused) = machine.ask("PUT /api/v1/vm.remove-device", r#"{"id":"data"}"#);
         assert_eq!(status, 204, "{round}: {refused}");
         machine.wait(|machine| machine.printed() == 2 * round + 2);
-        machine.wait(|machine| machine.get("/api/v1/vm.info")["device_tree"].as_object().unwrap().is_empty());
+        machine.wait(|machine| machine.has_devices(&[]));
         let files = machine.files();
         assert_eq!(*before.get_or_insert(files), files, "{round}");
     }
+}
+
+#[test]
+fn a_plugged_device_leaves_for_a_snapshot_and_comes_back_in_this_machine_and_the_restored_one() {
+    let Some(mut machine) = Machine::with_guest(obedient) else { return };
+    let disk = machine.folder.path().join("disk.raw");
+    fs::write(&disk, vec![0; 1 << 20]).unwrap();
+    assert_eq!(machine.add("disk", &json!({ "path": "disk.raw", "id": "data" })).0, 200);
+    machine.wait(|machine| machine.printed() == 1);
+    let refused = machine.ctl("snapshot snap");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("use vm.pause first"), "{refused:?}");
+    let output = machine.ctl("snapshot --unplug --resume snap");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.ends_with("data is plugged in again\n"), "{output:?}");
+    machine.wait(|machine| machine.printed() == 3 && machine.has_devices(&["data"]));
+    let full = machine.ctl("snapshot --unplug snap");
+    assert!(String::from_utf8_lossy(&full.stderr).contains("the folder has files"), "{full:?}");
+    machine.wait(|machine| machine.printed() == 5 && machine.has_devices(&["data"]));
+    assert_eq!(machine.get("/egm/v1/machine")["state"], "running", "as before");
+    let restore = ["run", "--restore", "snap", "--api", "vm.sock"];
+    let mut machine = Machine::started(machine.end(), &restore);
+    machine.wait(|machine| machine.printed() == 6 && machine.has_devices(&["data"]));
+    let plugged = machine.get("/egm/v1/devices");
+    assert_eq!((&plugged[0]["id"], plugged[0]["path"].as_str()), (&json!("data"), disk.to_str()));
+    let folder = machine.end();
+    fs::remove_file(disk).unwrap();
+    let mut machine = Machine::started(folder, &restore);
+    let missing = |machine: &Machine| {
+        let events = machine.ctl("events").stdout;
+        String::from_utf8_lossy(&events)
+            .contains("\"change\":\"not-plugged\",\"text\":\"cannot plug in \\\"data\\\" again: ")
+    };
+    machine.wait(missing);
+    assert!(machine.has_devices(&[]) && machine.get("/egm/v1/machine")["state"] == "running");
 }

@@ -223,7 +223,7 @@ fn ask_everything(machine: &Machine) {
             ("/egm/v1/devices", _) if method == "PUT" => (path, [409; 2]),
             (path, true) if path.starts_with("/api/v1/vm.add-") => (path, [409; 2]),
             // Without a body.
-            ("/api/v1/vm.remove-device" | "/api/v1/vm.snapshot", _) => (path, [400; 2]),
+            ("/api/v1/vm.remove-device" | "/api/v1/vm.snapshot" | "/egm/v1/snapshot", _) => (path, [400; 2]),
             ("/egm/v1/log-level", _) if method == "PUT" => (path, [400; 2]),
             (path, true) => (path, [200, 204]),
             (path, false) => (path, [501; 2]),

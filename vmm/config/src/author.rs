@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use egm_address::CpuSet;
+use serde_json::Value;
 
 use super::devices::mac_text;
 use super::file::{
@@ -75,6 +76,17 @@ impl Spec {
             distances: distances(slice.node, &slice.distances).filter(|_| has_own_node),
             access: some(slice.access.clone()).filter(|_| has_own_node),
         }
+    }
+}
+
+impl Device {
+    /// The entry of `"devices"` that [`NewDevice::parse`](crate::NewDevice::parse) makes this device of again; its paths are
+    /// absolute. `null` for a slice, which is in another list.
+    ///
+    /// # Errors
+    /// [`UnwritableSpec`].
+    pub fn to_json(&self) -> Result<Value, UnwritableSpec> {
+        Ok(device_file(self)?.map_or(Value::Null, |file| file.to_json()))
     }
 }
 
@@ -219,7 +231,7 @@ fn bars(bars: &BarPlacements) -> BarsFile {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Overrides, load, load_with, parse_with};
+    use crate::{NewDevice, Overrides, load, load_with, parse_with};
 
     /// Every configuration of the repository comes back from the file that is written for it.
     #[test]
@@ -243,6 +255,22 @@ mod tests {
             seen += 1;
         }
         assert!(seen > 10, "{seen}");
+    }
+
+    #[test]
+    fn a_written_device_is_plugged_in_as_the_same_one() {
+        for text in [
+            r#"{"type":"virtio-net","tap":"tap0","vhost":false}"#,
+            r#"{"type":"virtio-blk","path":"/d","id":"disk"}"#,
+            r#"{"type":"virtio-vsock","cid":3}"#,
+            r#"{"type":"vfio","function":"0000:41:00.0","clique":3}"#,
+            r#"{"type":"vfio-user","socket":"/s"}"#,
+        ] {
+            let device = NewDevice::parse(text.into()).unwrap().named("one", "vm");
+            let written = device.to_json().unwrap().to_string();
+            let again = NewDevice::parse(written.clone().into()).unwrap();
+            assert_eq!((again.id(), again.named("one", "other")), (Some("one"), device), "{written}");
+        }
     }
 
     #[test]

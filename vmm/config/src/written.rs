@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::file::File;
+use super::file::{DeviceFile, File};
 
 impl File {
     /// The file as JSON that [`load`](crate::load) reads, without keys that have no value.
@@ -16,6 +16,16 @@ impl File {
         tag(&mut file["console"]);
         leave_nulls_out(&mut file);
         format!("{file:#}\n")
+    }
+}
+
+impl DeviceFile {
+    /// The device as an entry of `"devices"`, without keys that have no value.
+    pub(super) fn to_json(&self) -> Value {
+        let mut device = serde_json::to_value(self).unwrap_or_default();
+        tag(&mut device);
+        leave_nulls_out(&mut device);
+        device
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use serde_json::json;
+
 use super::amend::{Change, amended, check_taps};
 use super::answer::{Answer, Awaited, Deferred, Response, Status, read, texts};
 use super::cloud::{RemovedDevice, added};
@@ -10,7 +12,7 @@ use super::http::Request;
 use super::life;
 use super::published::{KnownState, Published};
 use super::views::{NewPciDevice, PciDeviceInfo};
-use crate::config::{ConfigErrors, NewDevice};
+use crate::config::{ConfigErrors, Device, NewDevice};
 use crate::error::{Blame, Report};
 use crate::hotplug::{HotplugError, Plug, PluggedDevice, Reply};
 use crate::machine::{ControlError, Live};
@@ -89,6 +91,13 @@ fn plug(
         }
         Err(errors) => Answer::failures(Status::BadRequest, &texts(&errors)).into(),
     }
+}
+
+/// The devices that were plugged in, as a machine can plug them in again. One that no text describes has its `id` alone.
+pub(super) fn plugged(live: &Live) -> Answer {
+    let text = |device: Device| device.to_json().unwrap_or_else(|_| json!({ "id": device.id }));
+    let devices = live.plugged().into_iter().map(text);
+    Answer::json(&devices.collect::<Vec<_>>())
 }
 
 /// Requests the guest to release the device of the body, a `RemovedDevice`; before the start it is removed at once.

@@ -2,12 +2,15 @@
 
 mod described;
 mod listed;
+mod table;
 
 use egm_report::program::log::Severity;
 
+pub(crate) use self::described::open_api;
 use self::described::open_api_text;
-pub(crate) use self::described::{Surface, open_api};
 use self::listed::{ListedRequest, requests};
+pub(super) use self::table::ROUTES;
+pub(crate) use self::table::Surface;
 use super::amend::{self, Change};
 use super::answer::{Answer, Awaited, JSON, LINES, METRICS, Response, SERVER_SENT, Status, read};
 use super::control::{ask, done, running};
@@ -39,12 +42,16 @@ enum Operation {
     Resume,
     /// A snapshot of the paused machine.
     Snapshot,
+    /// The same, with devices for the restored machine.
+    SnapshotWithDevices,
     /// A machine of a snapshot.
     Restore,
     /// A device, before the start of the machine or while it runs.
     Add(Change),
     /// A device of our own language, while the machine runs.
     Plug,
+    /// Devices that were plugged in.
+    Plugged,
     RemoveDevice,
     /// A change of a machine before its start; the remedy afterwards.
     Amend(Change, &'static str),
@@ -69,185 +76,6 @@ enum Operation {
     Missing(&'static str),
 }
 
-use Method::{Get, Put};
-use Operation::Missing;
-
-const FIXED: &str = "change the configuration, and start the machine again";
-const NO_MIGRATION: &str = "use vm.snapshot, and vm.restore in a program of the other host";
-
-const fn route(method: Method, path: &'static str, operation: Operation, line: &'static str) -> Route {
-    Route { method, path, operation, line }
-}
-
-/// Every request, in the order of the document.
-pub(super) const ROUTES: &[Route] = &[
-    route(Get, "/api/v1/vmm.ping", Operation::Ping, "version and process"),
-    route(
-        Put,
-        "/api/v1/vmm.shutdown",
-        Operation::End(Next::End),
-        "end the machine and the program; `serve`: answered when slices are returned",
-    ),
-    route(
-        Put,
-        "/api/v1/vm.create",
-        Operation::Create(Language::CloudHypervisor),
-        "`serve`: create the machine of the body, a `VmConfig`",
-    ),
-    route(Put, "/api/v1/vm.boot", Operation::Boot, "`serve`: start the machine; answered when its vCPUs run"),
-    route(
-        Get,
-        "/api/v1/vm.info",
-        Operation::Info,
-        "processors, memory, payload, console, state, PCI addresses",
-    ),
-    route(
-        Get,
-        "/api/v1/vm.counters",
-        Operation::Counters,
-        "mistakes and failures that virtio devices counted",
-    ),
-    route(Put, "/api/v1/vm.power-button", Operation::PowerButton, "press the guest's power button"),
-    route(
-        Put,
-        "/api/v1/vm.pause",
-        Operation::Pause,
-        "let the vCPUs wait outside the guest; answered when they do; devices go on",
-    ),
-    route(Put, "/api/v1/vm.resume", Operation::Resume, "let the vCPUs of a paused machine run"),
-    route(
-        Put,
-        "/api/v1/vm.snapshot",
-        Operation::Snapshot,
-        "write the state of the paused machine into the folder of the body, a `VmSnapshotConfig`",
-    ),
-    route(
-        Put,
-        "/api/v1/vm.restore",
-        Operation::Restore,
-        "`serve`: make the machine of the snapshot of the body, a `RestoreConfig`; answered when it is paused, or runs",
-    ),
-    route(
-        Put,
-        "/api/v1/vm.add-device",
-        Operation::Add(Change::AddDevice),
-        "plug a host function, a `DeviceConfig`, into a spare port; answered with its address in the guest",
-    ),
-    route(
-        Put,
-        "/api/v1/vm.remove-device",
-        Operation::RemoveDevice,
-        "request a device of a hot-plug port back from the guest; the event `device`, `removed` follows",
-    ),
-    route(
-        Put,
-        "/api/v1/vm.add-disk",
-        Operation::Add(Change::AddDisk),
-        "plug a disk, a `DiskConfig`, into a spare port; `serve`: add it before the start",
-    ),
-    route(
-        Put,
-        "/api/v1/vm.add-net",
-        Operation::Add(Change::AddNet),
-        "plug an interface, a `NetConfig`, into a spare port; `serve`: add it before the start",
-    ),
-    route(
-        Put,
-        "/api/v1/vm.add-vsock",
-        Operation::Add(Change::AddVsock),
-        "plug a vsock device, a `VsockConfig`, into a spare port; `serve`: add it before the start",
-    ),
-    route(
-        Put,
-        "/api/v1/vm.add-user-device",
-        Operation::Add(Change::AddUserDevice),
-        "plug a vfio-user device, a `UserDeviceConfig`, into a spare port; `serve`: add it before the start",
-    ),
-    route(
-        Put,
-        "/api/v1/vm.resize",
-        Operation::Amend(Change::Resize, FIXED),
-        "`serve`: set the numbers of vCPUs and bytes of memory before the start",
-    ),
-    route(
-        Put,
-        "/api/v1/vm.shutdown",
-        Operation::End(Next::Stay),
-        "end the machine; `serve`: it stays created, `run`: the program ends with it",
-    ),
-    route(
-        Put,
-        "/api/v1/vm.reboot",
-        Operation::End(Next::Boot),
-        "`serve`: end the machine and start it again, answered when it has ended; `run`: reset the guest in place",
-    ),
-    route(
-        Put,
-        "/api/v1/vm.delete",
-        Operation::End(Next::Delete),
-        "`serve`: end the machine, if it runs, and remove its configuration",
-    ),
-    route(
-        Get,
-        "/api/v1/openapi.json",
-        Operation::OpenApi(Surface::CloudHypervisor),
-        "OpenAPI document of `/api/v1/`",
-    ),
-    route(Get, "/egm/v1/machine", Operation::Machine, "name, state, process, version, configuration"),
-    route(
-        Put,
-        "/egm/v1/machine",
-        Operation::Create(Language::Own),
-        "`serve`: create the machine of the body, a configuration of ours",
-    ),
-    route(
-        Get,
-        "/egm/v1/plan",
-        Operation::Plan,
-        "the plan of the machine, as `egm-vmm plan --json` prints it",
-    ),
-    route(
-        Put,
-        "/egm/v1/devices",
-        Operation::Plug,
-        "plug a device, an entry of `devices` in a configuration, into a spare port; query `dry-run=1`: plan it only",
-    ),
-    route(Get, "/egm/v1/slices", Operation::Slices, "region, offset, owner and retired bytes of each slice"),
-    route(Get, "/egm/v1/interrupts", Operation::Interrupts, "interrupt lines, and messages that vectors use"),
-    route(Get, "/egm/v1/timings", Operation::Timings, "duration of each stage of the start"),
-    route(
-        Get,
-        "/egm/v1/events",
-        Operation::Events,
-        "events, as JSON lines or server-sent events by `Accept`",
-    ),
-    route(Get, "/egm/v1/metrics", Operation::Metrics, "numbers in Prometheus' text format"),
-    route(Get, "/egm/v1/log-level", Operation::LogLevel, "least severity of messages that are printed"),
-    route(
-        Put,
-        "/egm/v1/log-level",
-        Operation::SetLogLevel,
-        "set the least severity that is printed, also for later machines",
-    ),
-    route(
-        Get,
-        "/egm/v1/requests",
-        Operation::Requests,
-        "this table as JSON, with the requests that are not built",
-    ),
-    route(Get, "/egm/v1/openapi.json", Operation::OpenApi(Surface::Own), "OpenAPI document of `/egm/v1/`"),
-    missing("/api/v1/vm.send-migration", NO_MIGRATION),
-    missing("/api/v1/vm.receive-migration", NO_MIGRATION),
-    missing("/api/v1/vm.coredump", "use the guest's own crash kernel (kdump)"),
-    missing("/api/v1/vm.add-fs", "share files by a disk or by the network"),
-    missing("/api/v1/vm.add-pmem", "use a disk, or a slice of an fsdax region"),
-    missing("/api/v1/vm.add-vdpa", "use a tap, or an assigned NIC"),
-    missing("/api/v1/vm.add-generic-vhost-user", "use a vfio-user device"),
-    missing("/api/v1/vm.resize-disk", FIXED),
-    missing("/api/v1/vm.resize-zone", FIXED),
-    missing("/api/v1/vm.nmi", "use the guest's console (SysRq)"),
-];
-
 impl Operation {
     /// Whether it needs a life cycle, which a program with one machine lacks.
     const fn is_of_serve(self) -> bool {
@@ -263,20 +91,16 @@ impl Operation {
             self,
             Self::Create(_)
                 | Self::Snapshot
+                | Self::SnapshotWithDevices
                 | Self::Restore
                 | Self::Add(_)
                 | Self::Plug
                 | Self::RemoveDevice
                 | Self::Amend(..)
                 | Self::SetLogLevel
-                | Missing(_)
+                | Self::Missing(_)
         ) || (self.is_of_serve() && !serves)
     }
-}
-
-/// A request of cloud-hypervisor's that is not built.
-const fn missing(path: &'static str, remedy: &'static str) -> Route {
-    route(Put, path, Missing(remedy), remedy)
 }
 
 /// Carries out `request` on `machine`.
@@ -309,13 +133,16 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
             return life::end(next, machine);
         }
         Operation::Snapshot => return snapshots::save(request, machine),
+        Operation::SnapshotWithDevices => return snapshots::save_with_devices(request, machine),
         Operation::Restore => return snapshots::restore(request, machine),
         Operation::Add(change) => return control::add(change, request, machine),
         Operation::Plug => return control::plug_in(request, machine),
         Operation::RemoveDevice => return control::remove_device(request, machine),
         Operation::Amend(change, remedy) => amend::respond(change, remedy, request, machine),
         Operation::Create(language) => life::create(language, &request.body, machine),
-        Missing(remedy) => Answer::failure(Status::NotImplemented, "this request is not implemented", remedy),
+        Operation::Missing(remedy) => {
+            Answer::failure(Status::NotImplemented, "this request is not implemented", remedy)
+        }
         Operation::Ping => Answer::json(&views::ping()),
         Operation::Info => info(state),
         Operation::Counters => match ask(state, |live| live.counters().ok_or(ControlError::Ending)) {
@@ -332,6 +159,10 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
         Operation::End(_) => done(running(state).map(Live::stop)),
         Operation::Machine => Answer::json(&views::machine(machine, state)),
         Operation::Plan => of_plan(state, |plan| Answer::text(JSON, plan::json(plan))),
+        Operation::Plugged => match running(state) {
+            Ok(live) => control::plugged(live),
+            Err(answer) => answer,
+        },
         Operation::Slices => of_plan(state, |_| Answer::json(&&*state.slices)),
         Operation::Interrupts => {
             of_plan(state, |plan| Answer::json(&views::interrupts(plan, state.live.as_ref())))
@@ -402,6 +233,8 @@ mod tests {
     use egm_fixtures::schema::accepts;
     use serde_json::{Value, json};
 
+    use super::Method::{Get, Put};
+    use super::Operation::Missing;
     use super::*;
     use crate::api::{MachineEvent, Order, SavedCycle};
     use crate::machine::{DeviceCounters, ExitLatch, ExitReason, LiveParts, MachineStep};
@@ -621,7 +454,7 @@ mod tests {
     #[test]
     fn what_is_not_built_names_a_remedy_in_the_list_that_clients_read() {
         for (path, texts) in [
-            ("/api/v1/vm.send-migration", ["this request is not implemented", NO_MIGRATION]),
+            ("/api/v1/vm.send-migration", ["this request is not implemented", table::NO_MIGRATION]),
             ("/api/v1/vm.create", ["egm-vmm run has one machine", life::SERVE]),
         ] {
             assert_eq!(texts_of(&answer_to(&request(Put, path), &starting())), texts);
@@ -632,7 +465,7 @@ mod tests {
         let snapshot = row("/api/v1/vm.send-migration");
         assert_eq!(
             (&snapshot["built"], &snapshot["text"]),
-            (&Value::from(false), &Value::from(NO_MIGRATION))
+            (&Value::from(false), &Value::from(table::NO_MIGRATION))
         );
         assert_eq!(row("/api/v1/vm.create")["built"], false);
         let served = json("/egm/v1/requests", &serving());

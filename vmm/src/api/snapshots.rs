@@ -12,6 +12,7 @@ use super::cycle::{Created, Cycle, Language, RestoreOrder};
 use super::http::Request;
 use super::life;
 use super::published::Published;
+use crate::config::{DeviceFile, NewDevice};
 use crate::machine::SnapshotRequest;
 use crate::snapshot::{SnapshotError, StoredSnapshot};
 
@@ -26,6 +27,18 @@ const MAX_PATH: usize = 4095;
 pub(super) struct VmSnapshotConfig {
     /// "file://" and the absolute path of a folder that is empty or does not exist.
     pub(super) destination_url: String,
+}
+
+/// Folder of a new snapshot, and what left the machine for it.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NewSnapshot {
+    /// Absolute path of a folder that is empty or does not exist.
+    folder: String,
+    /// Devices that the restored machine plugs in when its guest first runs, as `GET /egm/v1/devices` has listed them.
+    #[serde(default)]
+    #[schemars(with = "Vec<DeviceFile>")]
+    plug: Vec<Value>,
 }
 
 /// Folder of a snapshot, and how its machine begins.
@@ -57,11 +70,15 @@ enum RestoreMode {
     OnDemand,
 }
 
+/// The absolute path `text`.
+fn absolute(text: &str) -> Option<PathBuf> {
+    let is_path = text.starts_with('/') && text.len() <= MAX_PATH && !text.chars().any(char::is_control);
+    is_path.then(|| PathBuf::from(text))
+}
+
 /// The folder that `url` names.
 fn folder(url: &str) -> Result<PathBuf, Answer> {
-    let path = url.strip_prefix(FILE).filter(|path| path.starts_with('/'));
-    let path = path.filter(|path| path.len() <= MAX_PATH && !path.chars().any(char::is_control));
-    path.map(PathBuf::from).ok_or_else(|| {
+    url.strip_prefix(FILE).and_then(absolute).ok_or_else(|| {
         let what = "cannot read the URL: it is not \"file://\" and an absolute path";
         Answer::failure(Status::BadRequest, what, "send a URL such as file:///var/lib/vm1.snapshot")
     })
@@ -69,17 +86,40 @@ fn folder(url: &str) -> Result<PathBuf, Answer> {
 
 /// Writes a snapshot of the paused machine.
 pub(super) fn save(request: &Request, machine: &Published) -> Response {
-    let folder =
-        read::<VmSnapshotConfig>("snapshot", &request.body).and_then(|body| folder(&body.destination_url));
-    let folder = match folder {
-        Ok(folder) => folder,
-        Err(answer) => return answer.into(),
-    };
+    let body = read::<VmSnapshotConfig>("snapshot", &request.body);
+    match body.and_then(|body| folder(&body.destination_url)) {
+        Ok(folder) => write(folder, Vec::new(), machine),
+        Err(answer) => answer.into(),
+    }
+}
+
+/// The same, with devices for the restored machine.
+pub(super) fn save_with_devices(request: &Request, machine: &Published) -> Response {
+    match read::<NewSnapshot>("snapshot", &request.body).and_then(checked) {
+        Ok((folder, plug)) => write(folder, plug, machine),
+        Err(answer) => answer.into(),
+    }
+}
+
+/// The folder and the devices of `new`.
+fn checked(new: NewSnapshot) -> Result<(PathBuf, Vec<Value>), Answer> {
+    let NewSnapshot { folder, plug } = new;
+    let folder = absolute(&folder).ok_or_else(|| {
+        let what = "folder: cannot use the path: it is not absolute";
+        Answer::failure(Status::BadRequest, what, "send a path such as /var/lib/vm1.snapshot")
+    })?;
+    let device = |device: &Value| NewDevice::parse(device.to_string().into()).map(drop);
+    let devices = plug.iter().try_for_each(device);
+    devices.map_err(|errors| Answer::failures(Status::BadRequest, &texts(&errors)))?;
+    Ok((folder, plug))
+}
+
+fn write(folder: PathBuf, plug: Vec<Value>, machine: &Published) -> Response {
     answered_later(machine, |live, give| {
         let answer = |result: Result<(), SnapshotError>| {
             result.map_or_else(|error| not_carried_out(&error), |()| Answer::done())
         };
-        live.snapshot(SnapshotRequest { folder, reply: Box::new(move |result| give(answer(result))) })
+        live.snapshot(SnapshotRequest { folder, plug, reply: Box::new(move |result| give(answer(result))) })
     })
 }
 

@@ -1,6 +1,7 @@
 //! `egm-vmm ctl`: a client of a machine's API.
 
 mod error;
+mod snapshot;
 mod tables;
 
 use std::io::{self, IsTerminal, Write};
@@ -14,7 +15,7 @@ use egm_report::program::log::Severity;
 use egm_report::show::{Screen, Table, Unwritten, print, printable_lines};
 use serde_json::{Map, Value, json};
 
-use self::error::{STOP, Unflushed, Unreturned, Unstopped, url};
+use self::error::{STOP, Unflushed, Unreturned, Unstopped, absolute};
 use self::tables::{cell, fields, plugged, slices, timings};
 use super::form::Form;
 use crate::api::{Client, ClientError, Events};
@@ -92,6 +93,12 @@ enum Verb {
     Resume,
     /// Write the state of the paused machine into a folder that is empty or does not exist
     Snapshot {
+        /// Unplug first what was plugged in, and pause the machine: the restored one plugs it in again when it runs
+        #[arg(long)]
+        unplug: bool,
+        /// Let the machine run again afterwards, with what was unplugged
+        #[arg(long, requires = "unplug")]
+        resume: bool,
         /// Folder of the snapshot
         #[arg(value_name = "DIR")]
         folder: PathBuf,
@@ -192,12 +199,15 @@ pub(super) fn run(args: &Args) -> Outcome {
         Verb::PowerButton => client.ask("PUT", "/api/v1/vm.power-button")?,
         Verb::Pause => client.ask("PUT", "/api/v1/vm.pause")?,
         Verb::Resume => client.ask("PUT", "/api/v1/vm.resume")?,
-        Verb::Snapshot { folder } => {
-            let body = json!({ "destination_url": url(folder)? }).to_string();
+        Verb::Snapshot { folder, unplug: true, resume } => {
+            snapshot::write(client, &args.api, &absolute(folder)?, *resume)?
+        }
+        Verb::Snapshot { folder, .. } => {
+            let body = json!({ "destination_url": format!("file://{}", absolute(folder)?) }).to_string();
             client.within(LONG).ask_with("PUT", "/api/v1/vm.snapshot", body.as_bytes())?
         }
         Verb::Restore { folder, prefault, resume } => {
-            let body = json!({ "source_url": url(folder)?, "prefault": prefault, "resume": resume });
+            let body = json!({ "source_url": format!("file://{}", absolute(folder)?), "prefault": prefault, "resume": resume });
             client.within(LONG).ask_with("PUT", "/api/v1/vm.restore", body.to_string().as_bytes())?
         }
         Verb::Plug { device, id, clique, dry_run } => {

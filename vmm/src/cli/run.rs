@@ -1,5 +1,6 @@
 //! `egm-vmm run`: from a configuration file to a guest that has ended.
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -10,14 +11,16 @@ use egm_device::trust::parse_name;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use super::{Outcome, print_message};
-use crate::api::{Published, Server};
-use crate::config::{self, OnReset, Overrides, Spec};
+use crate::api::{Journal, MachineEvent, Published, Server};
+use crate::config::{self, NewDevice, OnReset, Overrides, Spec};
 use crate::custody;
 use crate::error::{Chain, Remedy, Report};
+use crate::hotplug::{HotplugError, Plug};
 use crate::launch::{Confined, Reservation, Reserved};
 use crate::listener::remove_stale;
-use crate::machine::{self, ExitReason, MachineStep};
+use crate::machine::{self, ExitReason, Live, MachineStep};
 use crate::memory::MemoryImage;
+use crate::passed::Passed;
 use crate::reserve::Broker;
 use crate::sandbox::{self, Mode};
 use crate::snapshot::{MACHINE, RestoreError, RestoreReason, StoredSnapshot};
@@ -286,9 +289,10 @@ pub(super) fn launch(
         print_message(format_args!("console: {name}"));
         machine.record_terminal(&name);
     }
-    let built = opened.build(restored.map(|restored| &restored.snapshot), machine.journal())?;
+    let mut built = opened.build(restored.map(|restored| &restored.snapshot), machine.journal())?;
     machine.stage("machine");
     let live = built.live();
+    let plug = Cell::new(built.take_plug());
     Ok(built.run(&|step| {
         if matches!(step, MachineStep::Started | MachineStep::Restored) {
             started();
@@ -297,7 +301,31 @@ pub(super) fn launch(
             }
         }
         machine.step(step, &live);
+        if step == MachineStep::Resumed {
+            plug.take().into_iter().for_each(|device| plug_again(device, &live, machine.journal()));
+        }
     }))
+}
+
+/// Plugs in a device that had left for the snapshot of the machine. The guest runs without it if that fails.
+fn plug_again(device: NewDevice, live: &Live, journal: &Arc<Journal>) {
+    let id = device.id().unwrap_or_else(|| device.prefix()).to_owned();
+    let journal = Arc::clone(journal);
+    let failed = Arc::new(move |why: &str| {
+        let text = format!("cannot plug in \"{id}\" again: {why}");
+        tracing::error!("{text}");
+        journal.publish(&MachineEvent::Device { device: id.clone(), change: "not-plugged", text });
+    });
+    let later = Arc::clone(&failed);
+    let reply = move |plugged: Result<_, HotplugError>| {
+        if let Err(error) = plugged {
+            later(&Chain(&error).one_line());
+        }
+    };
+    let plug = Plug { device, is_dry_run: false, passed: Passed::default() };
+    if live.plug(plug, Box::new(reply)).is_err() {
+        failed("the machine has no spare port, is in a sandbox, or ends");
+    }
 }
 
 /// Prints how the machine ended.

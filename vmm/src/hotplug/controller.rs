@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::occupant::{Departing, New, Occupant};
 use super::{
-    Devices, Event, EventKind, Handle, HotplugError, Plug, PluggedDevice, Removal, Request, Running,
+    Devices, Event, EventKind, Handle, HotplugError, Plug, PluggedDevice, Present, Removal, Request, Running,
     UNPLUG_TIMEOUT,
 };
 use crate::config::{Device, DeviceKind, NewDevice};
@@ -99,7 +99,8 @@ impl Controller {
             slot.port.on_duty(move || drop(wake.write(1)));
         }
         let Devices { machine, addresses, owners } = devices;
-        let handle = Handle { requests: sender, wake, devices: Arc::new(Mutex::new(addresses)) };
+        let present = Present { addresses, ..Present::default() };
+        let handle = Handle { requests: sender, wake, present: Arc::new(Mutex::new(present)) };
         let controller = Self {
             root,
             slots,
@@ -284,7 +285,10 @@ impl Controller {
             let loss = loss.map(|error| occupant.event(EventKind::Unflushed(error.to_string())));
             let gone = occupant.event(EventKind::Removed(left));
             drop(occupant.new); // closes it
-            lock(&self.handle.devices).remove(&occupant.id);
+            let mut present = lock(&self.handle.present);
+            present.addresses.remove(&occupant.id);
+            present.plugged.retain(|device| device.id != occupant.id);
+            drop(present);
             self.owners.retain(|_, id| *id != occupant.id);
             loss.iter().chain([&gone]).for_each(|event| (self.report)(event));
         }
@@ -325,14 +329,17 @@ impl Controller {
         slot.occupant = Some(occupant);
         self.root.update();
         self.owners.extend(owned.into_iter().map(|what| (what, plugged.id.clone())));
-        lock(&self.handle.devices).insert(plugged.id.clone(), plugged.function.address);
+        let mut present = lock(&self.handle.present);
+        present.addresses.insert(plugged.id.clone(), plugged.function.address);
+        present.plugged.push(device);
+        drop(present);
         (self.report)(&event);
         Ok(plugged)
     }
 
     /// The id of `new`, or else the first that no device has.
     fn free_id(&self, new: &NewDevice) -> Result<String, HotplugError> {
-        let devices = lock(&self.handle.devices);
+        let devices = &lock(&self.handle.present).addresses;
         match new.id() {
             Some(id) if devices.contains_key(id) => Err(HotplugError::Taken { id: id.to_owned() }),
             Some(id) => Ok(id.to_owned()),

@@ -27,7 +27,7 @@ pub(crate) use error::HotplugError;
 pub(crate) use event::{Event, EventKind, Removal};
 pub(crate) use occupant::{Member, New, Occupant};
 
-use crate::config::NewDevice;
+use crate::config::{Device, NewDevice};
 use crate::lock::lock;
 use crate::passed::Passed;
 use crate::plan::{FunctionPlan, FunctionRole, Plan};
@@ -79,6 +79,14 @@ enum Request {
 /// PCI address in the guest of each device of the machine, by id.
 pub(crate) type DeviceAddresses = BTreeMap<String, PciAddress>;
 
+/// Devices that the machine has now.
+#[derive(Debug, Default)]
+struct Present {
+    addresses: DeviceAddresses,
+    /// Those that were plugged in since the start, in the order of that.
+    plugged: Vec<Device>,
+}
+
 /// Devices of a machine at its start.
 #[derive(Debug, Default)]
 pub(crate) struct Devices {
@@ -106,7 +114,7 @@ impl From<&Plan> for Devices {
 pub(crate) struct Handle {
     requests: Sender<Request>,
     wake: Arc<EventFd>,
-    devices: Arc<Mutex<DeviceAddresses>>,
+    present: Arc<Mutex<Present>>,
 }
 
 impl Handle {
@@ -137,7 +145,12 @@ impl Handle {
 
     /// The devices that the machine has now.
     pub(crate) fn devices(&self) -> DeviceAddresses {
-        lock(&self.devices).clone()
+        lock(&self.present).addresses.clone()
+    }
+
+    /// Those of them that were plugged in since the start, in the order of that.
+    pub(crate) fn plugged(&self) -> Vec<Device> {
+        lock(&self.present).plugged.clone()
     }
 
     fn ask(&self, request: Request) -> Result<(), HotplugError> {

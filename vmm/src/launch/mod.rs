@@ -23,7 +23,7 @@ pub(crate) use self::confined::Confined;
 pub use self::placement::Placement;
 pub(crate) use self::reservation::Reservation;
 use crate::api::Journal;
-use crate::config::Spec;
+use crate::config::{NewDevice, Spec};
 use crate::error::Report;
 use crate::facts::{self, Facts, Scope};
 use crate::machine::{self, Live, Machine, MachineState, MachineStep};
@@ -32,7 +32,7 @@ use crate::plan::{self, BackingPlan, Plan};
 use crate::reserve::{Broker, Servers, SliceRecord};
 use crate::resources::{self, Resources};
 use crate::sandbox;
-use crate::snapshot::StoredSnapshot;
+use crate::snapshot::{RestoreReason, StoredSnapshot};
 
 type Outcome<T> = Result<T, Box<dyn Report>>;
 
@@ -145,10 +145,12 @@ impl Opened {
     pub(crate) fn build(self, snapshot: Option<&StoredSnapshot>, journal: &Arc<Journal>) -> Outcome<Built> {
         let Self { spec, plan, resources, confined, mut held } = self;
         let mut machine = machine::build(&plan, resources, journal)?.with_configuration(spec);
+        let mut plug = Vec::new();
         if let Some(snapshot) = snapshot {
-            machine = machine
-                .restored(&snapshot.state::<MachineState>()?)
-                .map_err(|reason| reason.of(snapshot.path()))?;
+            let state = snapshot.state::<MachineState>()?;
+            let failed = |reason: RestoreReason| reason.of(snapshot.path());
+            plug = state.plug().map_err(|mismatch| failed(mismatch.into()))?;
+            machine = machine.restored(&state).map_err(failed)?;
         }
         held.leases().record_process(confined.uid())?;
         let notes = match confined.is_of_user() {
@@ -158,13 +160,14 @@ impl Opened {
         notes.iter().for_each(|note| tracing::info!("{note}"));
         held.enter(&confined)?;
         let sandbox = confined.confine(&plan, held.leases())?;
-        Ok(Built { machine: machine.within(sandbox), held })
+        Ok(Built { machine: machine.within(sandbox), plug, held })
     }
 }
 
 /// A machine that is ready to run.
 pub(crate) struct Built {
     machine: Machine,
+    plug: Vec<NewDevice>,
     held: Reservation,
 }
 
@@ -172,6 +175,11 @@ impl Built {
     /// Access to the machine from other threads.
     pub(crate) fn live(&self) -> Live {
         self.machine.live()
+    }
+
+    /// Devices to plug in when the guest of a snapshot first runs again.
+    pub(crate) fn take_plug(&mut self) -> Vec<NewDevice> {
+        std::mem::take(&mut self.plug)
     }
 
     /// Runs the guest to its end, and calls `step` after each step. The machine's reservation ends when the second value is

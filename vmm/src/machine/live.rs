@@ -6,6 +6,7 @@ use super::exit::{ExitLatch, ExitReason};
 use super::pause::{PauseGate, PauseState};
 use super::poison::Interrupt;
 use super::save::{NextSnapshot, SnapshotRequest};
+use crate::config::Device;
 use crate::hotplug::{self, DeviceAddresses, HotplugError, Plug, PluggedDevice, Reply};
 use crate::kvm::Message;
 use crate::lock::lock;
@@ -210,6 +211,13 @@ impl Live {
     /// machine ends.
     pub(crate) fn devices(&self) -> Option<DeviceAddresses> {
         lock(&self.parts).as_ref()?.hotplug.as_ref().map(hotplug::Handle::devices)
+    }
+
+    /// Devices that were plugged in since the start and did not leave, in the order of that; empty once the machine ends.
+    pub(crate) fn plugged(&self) -> Vec<Device> {
+        let parts = lock(&self.parts);
+        let controller = parts.as_ref().and_then(|parts| parts.hotplug.as_ref());
+        controller.map(hotplug::Handle::plugged).unwrap_or_default()
     }
 
     /// Refuses from now on to open devices, as the sandbox does.

@@ -164,9 +164,9 @@ impl Machine {
         let parts = save::RunningParts { vm: &self.vm, ram: &self.ram, shared: &self.shared };
         let mut save = |events: &mut EventManager<Subscriber>| {
             let request = lock(&next).take();
-            if let Some(SnapshotRequest { folder, reply }) = request {
+            if let Some(SnapshotRequest { folder, plug, reply }) = request {
                 step(MachineStep::SnapshotStarted);
-                let written = self.snapshot.carry_out(&folder, &parts, events);
+                let written = self.snapshot.carry_out(&folder, plug, &parts, events);
                 if written.is_ok() {
                     step(MachineStep::SnapshotWritten);
                 }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use event_manager::EventManager;
+use serde_json::Value;
 use vm_memory::GuestMemoryMmap;
 
 use super::Subscriber;
@@ -38,6 +39,8 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// A request for a snapshot, and the function that gets its result on the thread of the event loop.
 pub(crate) struct SnapshotRequest {
     pub(crate) folder: PathBuf,
+    /// Devices that the restored machine plugs in when it first runs, as entries of `"devices"`.
+    pub(crate) plug: Vec<Value>,
     pub(crate) reply: Box<dyn FnOnce(Result<(), SnapshotError>) + Send>,
 }
 
@@ -100,13 +103,15 @@ impl SnapshotParts {
         }
     }
 
-    /// Writes a snapshot into `folder`, and runs the event loop meanwhile.
+    /// Writes a snapshot into `folder`, and runs the event loop meanwhile. The restored machine will plug in the devices
+    /// `plug`.
     ///
     /// # Errors
     /// [`SnapshotError`]; the machine is as before.
     pub(super) fn carry_out(
         &self,
         folder: &Path,
+        plug: Vec<Value>,
         running: &RunningParts<'_>,
         events: &mut EventManager<Subscriber>,
     ) -> Result<(), SnapshotError> {
@@ -127,7 +132,7 @@ impl SnapshotParts {
         if vcpus.len() != self.plan.vcpus.len() {
             return Err(failed(SaveReason::NotPaused));
         }
-        let state = self.state(vcpus, running).map_err(failed)?;
+        let state = self.state(vcpus, plug, running).map_err(failed)?;
         let state = serde_json::to_vec(&state).map_err(|error| {
             failed(SaveReason::File { step: "cannot write", name: STATE.to_owned(), source: error.into() })
         })?;
@@ -161,7 +166,7 @@ impl SnapshotParts {
         if let Some(id) = present.keys().find(|id| !planned.contains_key(*id)) {
             return Err(refused(
                 format!("device \"{id}\" was plugged in while the guest runs"),
-                format!("egm-vmm ctl unplug {id}"),
+                "egm-vmm ctl snapshot --unplug DIR",
             ));
         }
         for RunningDevice { name, function, .. } in lock(&self.devices).iter() {
@@ -207,7 +212,12 @@ impl SnapshotParts {
         Ok(())
     }
 
-    fn state(&self, vcpus: Vec<VcpuState>, running: &RunningParts<'_>) -> Result<MachineState, SaveReason> {
+    fn state(
+        &self,
+        vcpus: Vec<VcpuState>,
+        plug: Vec<Value>,
+        running: &RunningParts<'_>,
+    ) -> Result<MachineState, SaveReason> {
         let controllers = ControllersState::save(running.vm, &self.controllers);
         let devices = lock(&self.devices);
         let device = |kept: &RunningDevice| (kept.id.clone(), kept.function.saved());
@@ -219,6 +229,7 @@ impl SnapshotParts {
             mmio: running.shared.memory.saved(),
             bridges: self.root.saved(),
             devices: devices.iter().map(device).collect(),
+            plug,
         })
     }
 }

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::board_state::BusState;
 use crate::arch::native::state::{ControllersState, VcpuState};
+use crate::config::NewDevice;
 use crate::pci::BridgeState;
 use crate::plan::{FunctionPlan, FunctionRole, Plan};
 use crate::snapshot::Mismatch;
@@ -29,6 +30,21 @@ pub(crate) struct MachineState {
     pub(super) bridges: BTreeMap<String, BridgeState>,
     /// Virtio functions by the ids of their devices.
     pub(super) devices: BTreeMap<String, FunctionState>,
+    /// Devices to plug in when the guest first runs again, as entries of `"devices"`: they had to leave for the snapshot.
+    pub(super) plug: Vec<Value>,
+}
+
+impl MachineState {
+    /// The devices to plug in when the guest first runs again.
+    ///
+    /// # Errors
+    /// [`Mismatch`]: one that no machine can have.
+    pub(crate) fn plug(&self) -> Result<Vec<NewDevice>, Mismatch> {
+        let parse = |device: &Value| NewDevice::parse(device.to_string().into());
+        let devices =
+            self.plug.iter().map(|device| parse(device).map_err(|error| Mismatch::new(error.to_string())));
+        devices.collect()
+    }
 }
 
 /// The parts of `plan` that its guest finds: a restored machine must have the same, whatever the host plans.
@@ -76,8 +92,6 @@ pub(super) fn check_view(saved: &BTreeMap<String, String>, plan: &Plan) -> Resul
 mod tests {
     use std::fs::{self, File};
     use std::path::Path;
-
-    use serde_json::Value;
 
     use super::*;
     use crate::snapshot::{MACHINE, STATE, StoredSnapshot};

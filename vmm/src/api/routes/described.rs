@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::Value;
 
-use super::{ListedRequest, Operation, ROUTES, Route};
+use super::table::{ROUTES, Surface};
+use super::{ListedRequest, Operation, Route};
 use crate::api::amend::Change;
 use crate::api::answer::{JSON, LINES, METRICS, SERVER_SENT, Status};
 use crate::api::cloud::{
@@ -15,35 +16,10 @@ use crate::api::cloud::{
 use crate::api::cycle::{Language, Next};
 use crate::api::events::line_schema;
 use crate::api::openapi::{Content, Described, Outcome, Query, SchemaOf, document};
-use crate::api::snapshots::{RestoreConfig, VmSnapshotConfig};
+use crate::api::snapshots::{NewSnapshot, RestoreConfig, VmSnapshotConfig};
 use crate::api::views;
 use crate::config;
 use crate::reserve::SliceRecord;
-
-/// A surface of the API.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Surface {
-    /// `/api/v1/`, with requests of cloud-hypervisor.
-    CloudHypervisor,
-    /// `/egm/v1/`, with requests of our own.
-    Own,
-}
-
-impl Surface {
-    const fn prefix(self) -> &'static str {
-        match self {
-            Self::CloudHypervisor => "/api/v1/",
-            Self::Own => "/egm/v1/",
-        }
-    }
-
-    const fn title(self) -> &'static str {
-        match self {
-            Self::CloudHypervisor => "egm-vmm: requests of cloud-hypervisor (v54)",
-            Self::Own => "egm-vmm: requests of its own",
-        }
-    }
-}
 
 /// The OpenAPI document of `surface`.
 pub(crate) fn open_api(surface: Surface) -> Value {
@@ -95,6 +71,7 @@ fn body(operation: Operation) -> Option<SchemaOf> {
         Operation::Create(Language::CloudHypervisor) => Some(SchemaGenerator::subschema_for::<VmConfig>),
         Operation::Plug => Some(SchemaGenerator::subschema_for::<config::DeviceFile>),
         Operation::Snapshot => Some(SchemaGenerator::subschema_for::<VmSnapshotConfig>),
+        Operation::SnapshotWithDevices => Some(SchemaGenerator::subschema_for::<NewSnapshot>),
         Operation::Restore => Some(SchemaGenerator::subschema_for::<RestoreConfig>),
         Operation::RemoveDevice => Some(SchemaGenerator::subschema_for::<RemovedDevice>),
         Operation::Add(change) | Operation::Amend(change, _) => Some(match change {
@@ -117,6 +94,7 @@ fn outcome(operation: Operation) -> Outcome {
         | Operation::Pause
         | Operation::Resume
         | Operation::Snapshot
+        | Operation::SnapshotWithDevices
         | Operation::Restore
         | Operation::RemoveDevice
         | Operation::SetLogLevel
@@ -125,6 +103,7 @@ fn outcome(operation: Operation) -> Outcome {
         | Operation::Boot
         | Operation::End(_) => Outcome::Done,
         Operation::Plug => json::<views::NewPciDevice>(),
+        Operation::Plugged => Outcome::Contents(vec![content(JSON, plugged)]),
         Operation::Add(_) => {
             Outcome::ContentOrDone(content(JSON, SchemaGenerator::subschema_for::<views::PciDeviceInfo>))
         }
@@ -157,6 +136,7 @@ const fn failures(operation: Operation) -> &'static [Status] {
         | Operation::Resume
         | Operation::Plan
         | Operation::Slices
+        | Operation::Plugged
         | Operation::Interrupts
         | Operation::End(Next::Stay) => &[Status::NotFound, Status::Conflict],
         Operation::Add(_) | Operation::Plug | Operation::RemoveDevice => &[
@@ -166,7 +146,7 @@ const fn failures(operation: Operation) -> &'static [Status] {
             Status::ContentTooLarge,
             Status::InternalServerError,
         ],
-        Operation::Snapshot => {
+        Operation::Snapshot | Operation::SnapshotWithDevices => {
             &[Status::BadRequest, Status::NotFound, Status::Conflict, Status::InternalServerError]
         }
         Operation::Restore => {
@@ -214,6 +194,15 @@ fn plan(_: &mut SchemaGenerator) -> Schema {
         "description": "As egm-vmm plan --json prints it. The version counts changes of its form.",
         "properties": { "version": { "type": "integer" }, "name": { "type": "string" } },
         "required": ["version", "name"],
+    })
+}
+
+/// Without the schema of a device: that belongs to bodies, which have another generator.
+fn plugged(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "description": "As entries of devices in a configuration; only the id of one with descriptors, which no text names.",
+        "items": { "type": "object" },
     })
 }
 

@@ -47,11 +47,25 @@ impl Report for Unnamed {
     }
 }
 
-/// The URL of `folder`, by its absolute path.
-pub(super) fn url(folder: &Path) -> Result<String, Unnamed> {
+/// The absolute path of `folder`.
+pub(super) fn absolute(folder: &Path) -> Result<String, Unnamed> {
     let absolute = std::path::absolute(folder).ok();
     let path = absolute.as_deref().and_then(Path::to_str);
-    path.map(|path| format!("file://{path}")).ok_or_else(|| Unnamed { folder: folder.to_owned() })
+    path.map(str::to_owned).ok_or_else(|| Unnamed { folder: folder.to_owned() })
+}
+
+/// A device that could not be plugged in again.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot unplug device \"{id}\" for a snapshot: it has a tap by descriptor, which no snapshot names")]
+pub(super) struct Undescribed {
+    pub(super) id: String,
+}
+
+impl Report for Undescribed {
+    fn remedy(&self) -> Remedy {
+        Blame::Configuration
+            .help(format!("unplug it first, if the guest can do without it: ctl unplug {}", self.id))
+    }
 }
 
 /// A machine goes on although it was to stop.
