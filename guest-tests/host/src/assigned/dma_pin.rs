@@ -21,6 +21,7 @@ use crate::runner::refusal::{HOST_LACKS, refused};
 use crate::runner::steps::{Fault, Step, Steps, timed};
 use crate::slices::grant;
 
+const IOMMUFD: &str = "iommufd";
 /// Line of the guest once it runs.
 const READY: &str = "ready";
 
@@ -49,16 +50,18 @@ const PINS: [Pin; 4] = [
     Pin {
         name: "cdev",
         region: "dax0.0",
-        backend: "iommufd",
+        backend: IOMMUFD,
         object: "/dev/vfio/devices/",
         is_confined: false,
     },
-    Pin { name: "iommufd", region: "dax0.0", backend: "iommufd", object: "/dev/iommu", is_confined: true },
+    Pin { name: "iommufd", region: "dax0.0", backend: IOMMUFD, object: "/dev/iommu", is_confined: true },
 ];
 
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     confined::add_user()?;
-    PINS.iter().try_for_each(|pin| run_one(steps, pin))?;
+    let has_iommufd = steps.scenario.own_kernel;
+    let mut pins = PINS.iter().filter(|pin| (pin.backend == IOMMUFD) == has_iommufd);
+    pins.try_for_each(|pin| run_one(steps, pin))?;
     steps.free();
     steps.no_faults("no-dma-faults");
     Ok(())

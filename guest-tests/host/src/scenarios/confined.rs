@@ -21,12 +21,20 @@ pub(super) const MEM: Scenario = Scenario {
 /// VFIO objects that another process keeps.
 pub(super) const PIN: Scenario = Scenario {
     name: "vfio-dma-pin",
-    summary: "a machine dies while another process keeps its VFIO group, device or iommufd: its slice is quarantined until that ends",
+    summary: "a machine dies while another process keeps its VFIO group or device: its slice is quarantined until that ends",
     runs: Runs::Steps,
     assigned: &["0000:01:00.0"],
-    own_kernel: true,
     deadline: Duration::from_secs(120),
     ..PLAIN
+};
+
+/// The same with the objects of iommufd, which Debian's kernel lacks.
+pub(super) const PIN_IOMMUFD: Scenario = Scenario {
+    name: "vfio-dma-pin-iommufd",
+    summary: "the same with its VFIO device or iommufd, through iommufd",
+    own_kernel: true,
+    long: true,
+    ..PIN
 };
 
 /// A slice of `/dev/egm4`, and a drive.

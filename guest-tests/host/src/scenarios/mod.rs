@@ -77,6 +77,7 @@ pub(crate) const ALL: &[Scenario] = &[
     assigned::ROUNDS,
     confined::MEM,
     confined::PIN,
+    confined::PIN_IOMMUFD,
     plugged::HOTPLUG,
     plugged::REQUEST,
     plugged::VIRTIO,

@@ -49,6 +49,7 @@ const STEPS: &[(&str, StepsOf)] = &[
     (confined::MEM.name, crate::assigned::confined::run),
     (confined::GRACE_EGM.name, crate::assigned::confined::run),
     (confined::PIN.name, crate::assigned::dma_pin::run),
+    (confined::PIN_IOMMUFD.name, crate::assigned::dma_pin::run),
     (plugged::HOTPLUG.name, crate::assigned::plugged::run),
     (plugged::REQUEST.name, crate::assigned::plugged::requested),
     (plugged::VIRTIO.name, crate::assigned::plugged_virtio::run),
