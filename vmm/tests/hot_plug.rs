@@ -232,25 +232,30 @@ fn a_thousand_plugs_and_removals_leave_no_descriptor_and_no_slot() {
 }
 
 #[test]
-fn a_plugged_device_leaves_for_a_snapshot_and_comes_back_in_this_machine_and_the_restored_one() {
+fn a_plugged_device_is_unplugged_for_a_snapshot_and_comes_back_in_this_machine_and_the_restored_one() {
     let Some(mut machine) = Machine::with_guest(obedient) else { return };
     let disk = machine.folder.path().join("disk.raw");
     fs::write(&disk, vec![0; 1 << 20]).unwrap();
     assert_eq!(machine.add("disk", &json!({ "path": "disk.raw", "id": "data" })).0, 200);
     machine.wait(|machine| machine.printed() == 1);
-    let refused = machine.ctl("snapshot snap");
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("use vm.pause first"), "{refused:?}");
+    let refused = |machine: &Machine, words: &str, why: &str| {
+        let output = machine.ctl(words);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(why), "{words}: {output:?}");
+    };
+    refused(&machine, "snapshot snap", "use vm.pause first");
+    assert!(machine.ctl("pause").status.success());
+    refused(&machine, "snapshot snap", "snapshot --unplug DIR");
+    assert!(machine.ctl("resume").status.success());
     let output = machine.ctl("snapshot --unplug --resume snap");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.ends_with("data is plugged in again\n"), "{output:?}");
     machine.wait(|machine| machine.printed() == 3 && machine.has_devices(&["data"]));
-    let full = machine.ctl("snapshot --unplug snap");
-    assert!(String::from_utf8_lossy(&full.stderr).contains("the folder has files"), "{full:?}");
-    machine.wait(|machine| machine.printed() == 5 && machine.has_devices(&["data"]));
-    assert_eq!(machine.get("/egm/v1/machine")["state"], "running", "as before");
+    refused(&machine, "snapshot --unplug snap", "the folder has files");
+    assert!(machine.printed() == 3 && machine.has_devices(&["data"]), "nothing is unplugged for that");
     let restore = ["run", "--restore", "snap", "--api", "vm.sock"];
     let mut machine = Machine::started(machine.end(), &restore);
-    machine.wait(|machine| machine.printed() == 6 && machine.has_devices(&["data"]));
+    machine.wait(|machine| machine.printed() == 4 && machine.has_devices(&["data"]));
     let plugged = machine.get("/egm/v1/devices");
     assert_eq!((&plugged[0]["id"], plugged[0]["path"].as_str()), (&json!("data"), disk.to_str()));
     let folder = machine.end();
@@ -259,8 +264,33 @@ fn a_plugged_device_leaves_for_a_snapshot_and_comes_back_in_this_machine_and_the
     let missing = |machine: &Machine| {
         let events = machine.ctl("events").stdout;
         String::from_utf8_lossy(&events)
-            .contains("\"change\":\"not-plugged\",\"text\":\"cannot plug in \\\"data\\\" again: ")
+            .contains("\"change\":\"not-plugged\",\"text\":\"cannot plug in device ")
     };
     machine.wait(missing);
     assert!(machine.has_devices(&[]) && machine.get("/egm/v1/machine")["state"] == "running");
+}
+
+#[test]
+fn a_machine_that_is_restored_and_did_not_run_yet_is_saved_with_the_devices_that_it_waits_for() {
+    let Some(machine) = Machine::running() else { return };
+    assert!(machine.ctl("pause").status.success());
+    let body = |folder: &str, device: Value| json!({ "folder": folder, "unplugged": [device] }).to_string();
+    let snap = machine.folder.path().join("snap").to_str().unwrap().to_owned();
+    let rng = json!({ "type": "virtio-rng", "id": "noise" });
+    assert_eq!(machine.ask("PUT /egm/v1/snapshot?dry-run=1", &body(&snap, rng.clone())).0, 204);
+    assert!(!Path::new(&snap).exists());
+    assert_eq!(machine.ask("PUT /egm/v1/snapshot", &body("snap", rng.clone())).0, 400, "a relative path");
+    assert_eq!(machine.ask("PUT /egm/v1/snapshot", &body(&snap, json!({}))).0, 400, "no device");
+    assert_eq!(machine.ask("PUT /egm/v1/snapshot", &body(&snap, rng)).0, 204);
+    let folder = machine.end();
+    let serve = Command::new(PROGRAM).args(["serve", "--api", "vm.sock"]).current_dir(folder.path()).spawn();
+    let mut machine = Machine { folder, child: serve.unwrap() };
+    machine.wait(|machine| UnixStream::connect(machine.folder.path().join("vm.sock")).is_ok());
+    assert!(machine.ctl("restore snap").status.success());
+    assert!(machine.ctl("snapshot again").status.success());
+    let state = fs::read(machine.folder.path().join("again/state.json")).unwrap();
+    let state: Value = serde_json::from_slice(&state).unwrap();
+    assert_eq!(state["unplugged"][0]["id"], "noise");
+    assert!(machine.ctl("resume").status.success());
+    machine.wait(|machine| machine.has_devices(&["noise"]));
 }

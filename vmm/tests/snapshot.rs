@@ -298,7 +298,7 @@ fn a_guest_goes_on_in_another_process_from_where_it_was() {
     assert!(memory.len() > 15 << 20 && memory.blocks() * 512 < 1 << 20, "it has holes: {memory:?}");
 }
 
-/// Two processors, memory in files that is copied in, and a guest that could be reset.
+/// Two processors, memory that its plan has in files, and a guest that could be reset.
 #[test]
 fn a_snapshot_of_a_restored_machine_is_restored_by_the_api_and_waits_until_it_is_resumed() {
     if !kvm() {
@@ -408,7 +408,7 @@ fn a_state_that_was_made_up_is_refused_by_the_value_that_does_not_fit() {
     let machines = snapshot(json!({}));
     fs::rename(machines.path("snap"), machines.path("keep")).unwrap();
     type Forge = fn(&mut Value);
-    let state: [(&str, Forge); 12] = [
+    let state: [(&str, Forge); 14] = [
         ("other \"windows\"", |state| state["guest"]["windows"] = json!("[]")),
         ("0 vCPUs in place of 1", |state| state["vcpus"] = json!([])),
         ("state.json is damaged", |state| state["unknown"] = json!(1)),
@@ -431,6 +431,12 @@ fn a_state_that_was_made_up_is_refused_by_the_value_that_does_not_fit() {
         ("0 vectors in place of", |state| state["devices"]["random"]["msix"] = json!([])),
         ("no bridge 00/00.0", |state| state["bridges"] = json!({})),
         ("0 devices in place of 1", |state| state["devices"] = json!({})),
+        ("its state does not fit the machine: ", |state| {
+            state["unplugged"] = json!([{ "type": "virtio-gpu" }]);
+        }),
+        ("31 devices for 30 spare ports", |state| {
+            state["unplugged"] = json!(vec![json!({ "type": "virtio-rng" }); 31]);
+        }),
     ];
     for (words, change) in state {
         machines.fresh();

@@ -48,6 +48,14 @@ impl NewDevice {
         })
     }
 
+    /// The same of a parsed document.
+    ///
+    /// # Errors
+    /// As [`NewDevice::parse`]; the places are those of its text.
+    pub fn from_value(device: &serde_json::Value) -> Result<Self, ConfigErrors> {
+        Self::parse(device.to_string().into_bytes())
+    }
+
     /// The device of `text`, which has the form `T`. `translate` makes our form of it, and a function that gives the text's
     /// name of a key of our form.
     ///
@@ -106,6 +114,11 @@ impl NewDevice {
     /// Its name in every machine, if it has one.
     pub fn id(&self) -> Option<&str> {
         self.id.as_deref()
+    }
+
+    /// Kind of device, with its settings.
+    pub const fn kind(&self) -> &DeviceKind {
+        &self.kind
     }
 
     /// Start of the name that a machine gives it otherwise; a number from 0 on follows.

@@ -81,12 +81,12 @@ impl Spec {
 
 impl Device {
     /// The entry of `"devices"` that [`NewDevice::parse`](crate::NewDevice::parse) makes this device of again; its paths are
-    /// absolute. `null` for a slice, which is in another list.
+    /// absolute. `None` for a slice, which is in another list.
     ///
     /// # Errors
     /// [`UnwritableSpec`].
-    pub fn to_json(&self) -> Result<Value, UnwritableSpec> {
-        Ok(device_file(self)?.map_or(Value::Null, |file| file.to_json()))
+    pub fn to_json(&self) -> Result<Option<Value>, UnwritableSpec> {
+        Ok(device_file(self)?.map(|file| file.to_json()))
     }
 }
 
@@ -267,7 +267,7 @@ mod tests {
             r#"{"type":"vfio-user","socket":"/s"}"#,
         ] {
             let device = NewDevice::parse(text.into()).unwrap().named("one", "vm");
-            let written = device.to_json().unwrap().to_string();
+            let written = device.to_json().unwrap().unwrap().to_string();
             let again = NewDevice::parse(written.clone().into()).unwrap();
             assert_eq!((again.id(), again.named("one", "other")), (Some("one"), device), "{written}");
         }

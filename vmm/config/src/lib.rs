@@ -54,6 +54,7 @@ pub use foreign::{Refusal, load_foreign, parse_foreign};
 pub use memory::{GUEST_MEMFD, LOCAL};
 pub use on_reset::OnReset;
 pub use pages::PageSize;
+pub use resolve::MAX_SPARE;
 pub use rules::{BootRule, CpuRule, DeviceRule, MemoryRule, NumaRule};
 pub use slot::Slot;
 pub use spec::*;

@@ -58,17 +58,25 @@ pub(super) fn add(change: Change, request: &Request, machine: &Published) -> Res
 
 /// Plugs in the device of the body, which is written as in a configuration, or only plans that.
 pub(super) fn plug_in(request: &Request, machine: &Published) -> Response {
-    let is_dry_run = match request.query.as_str() {
-        "" => false,
-        "dry-run=1" => true,
-        _ => {
-            let what = "cannot read the request: its query is unknown";
-            return Answer::failure(Status::BadRequest, what, "use dry-run=1, or no query").into();
-        }
+    let is_dry_run = match is_dry_run(request) {
+        Ok(is_dry_run) => is_dry_run,
+        Err(answer) => return answer.into(),
     };
     let parse = || NewDevice::parse(request.body.clone());
     let answer = |device| Answer::json(&NewPciDevice::from(device));
     plug(parse, is_dry_run, &Passed::default(), machine, answer)
+}
+
+/// Whether the query of `request` is "dry-run=1"; another one is refused.
+pub(super) fn is_dry_run(request: &Request) -> Result<bool, Answer> {
+    match request.query.as_str() {
+        "" => Ok(false),
+        "dry-run=1" => Ok(true),
+        _ => {
+            let what = "cannot read the request: its query is unknown";
+            Err(Answer::failure(Status::BadRequest, what, "use dry-run=1, or no query"))
+        }
+    }
 }
 
 /// Plugs in the device of `parse`, which names the descriptors `passed` by their numbers.
@@ -94,8 +102,8 @@ fn plug(
 }
 
 /// The devices that were plugged in, as a machine can plug them in again. One that no text describes has its `id` alone.
-pub(super) fn plugged(live: &Live) -> Answer {
-    let text = |device: Device| device.to_json().unwrap_or_else(|_| json!({ "id": device.id }));
+pub(super) fn plugged_devices(live: &Live) -> Answer {
+    let text = |device: Device| device.to_json().ok().flatten().unwrap_or_else(|| json!({ "id": device.id }));
     let devices = live.plugged().into_iter().map(text);
     Answer::json(&devices.collect::<Vec<_>>())
 }

@@ -258,15 +258,15 @@ impl Published {
     pub(crate) fn step(&self, step: MachineStep, live: &Live) {
         let event = match step {
             MachineStep::Started => {
-                let is_restart = self.begin(live);
+                self.record_ready(live);
                 self.note(CloudEvent::Booted);
-                if is_restart {
+                if self.state().cycle.as_ref().is_some_and(Cycle::is_restart) {
                     self.note(CloudEvent::Rebooted);
                 }
                 MachineEvent::Started
             }
             MachineStep::Restored => {
-                self.begin(live);
+                self.record_ready(live);
                 self.note(CloudEvent::Restored);
                 MachineEvent::Restored
             }
@@ -292,12 +292,10 @@ impl Published {
         self.journal.publish(&event);
     }
 
-    /// Records that the machine is ready, and whether a reboot started it.
-    fn begin(&self, live: &Live) -> bool {
+    /// Records the end of the start.
+    fn record_ready(&self, live: &Live) {
         self.stage("vcpus");
-        let mut state = lock(&self.state);
-        state.live = Some(live.clone());
-        state.cycle.as_ref().is_some_and(Cycle::is_restart)
+        lock(&self.state).live = Some(live.clone());
     }
 
     /// Publishes the machine's end.

@@ -42,7 +42,7 @@ enum Operation {
     Resume,
     /// A snapshot of the paused machine.
     Snapshot,
-    /// The same, with devices for the restored machine.
+    /// A snapshot with devices that the restored machine plugs in, or a check of it.
     SnapshotWithDevices,
     /// A machine of a snapshot.
     Restore,
@@ -50,8 +50,8 @@ enum Operation {
     Add(Change),
     /// A device of our own language, while the machine runs.
     Plug,
-    /// Devices that were plugged in.
-    Plugged,
+    /// Devices that were plugged in while the guest ran.
+    PluggedDevices,
     RemoveDevice,
     /// A change of a machine before its start; the remedy afterwards.
     Amend(Change, &'static str),
@@ -159,8 +159,8 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
         Operation::End(_) => done(running(state).map(Live::stop)),
         Operation::Machine => Answer::json(&views::machine(machine, state)),
         Operation::Plan => of_plan(state, |plan| Answer::text(JSON, plan::json(plan))),
-        Operation::Plugged => match running(state) {
-            Ok(live) => control::plugged(live),
+        Operation::PluggedDevices => match running(state) {
+            Ok(live) => control::plugged_devices(live),
             Err(answer) => answer,
         },
         Operation::Slices => of_plan(state, |_| Answer::json(&&*state.slices)),
@@ -462,9 +462,9 @@ mod tests {
         let listed = json("/egm/v1/requests", &starting());
         assert_eq!(listed.as_array().unwrap().len(), ROUTES.len());
         let row = |path: &str| listed.as_array().unwrap().iter().find(|row| row["path"] == path).unwrap();
-        let snapshot = row("/api/v1/vm.send-migration");
+        let migration = row("/api/v1/vm.send-migration");
         assert_eq!(
-            (&snapshot["built"], &snapshot["text"]),
+            (&migration["built"], &migration["text"]),
             (&Value::from(false), &Value::from(table::NO_MIGRATION))
         );
         assert_eq!(row("/api/v1/vm.create")["built"], false);

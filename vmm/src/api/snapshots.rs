@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::answer::{Answer, Awaited, Response, Status, read, texts};
-use super::control::{answered_later, not_carried_out};
+use super::control::{answered_later, is_dry_run, not_carried_out};
 use super::cycle::{Created, Cycle, Language, RestoreOrder};
 use super::http::Request;
 use super::life;
 use super::published::Published;
-use crate::config::{DeviceFile, NewDevice};
+use crate::config::{DeviceFile, MAX_SPARE, NewDevice};
 use crate::machine::SnapshotRequest;
 use crate::snapshot::{SnapshotError, StoredSnapshot};
 
@@ -29,16 +29,17 @@ pub(super) struct VmSnapshotConfig {
     pub(super) destination_url: String,
 }
 
-/// Folder of a new snapshot, and what left the machine for it.
+/// Folder of a new snapshot, and what was unplugged for it.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NewSnapshot {
     /// Absolute path of a folder that is empty or does not exist.
     folder: String,
-    /// Devices that the restored machine plugs in when its guest first runs, as `GET /egm/v1/devices` has listed them.
+    /// Devices that the restored machine plugs in when its guest first runs, as `GET /egm/v1/devices` has listed them: 30 at
+    /// most.
     #[serde(default)]
     #[schemars(with = "Vec<DeviceFile>")]
-    plug: Vec<Value>,
+    unplugged: Vec<Value>,
 }
 
 /// Folder of a snapshot, and how its machine begins.
@@ -79,7 +80,7 @@ fn absolute(text: &str) -> Option<PathBuf> {
 /// The folder that `url` names.
 fn folder(url: &str) -> Result<PathBuf, Answer> {
     url.strip_prefix(FILE).and_then(absolute).ok_or_else(|| {
-        let what = "cannot read the URL: it is not \"file://\" and an absolute path";
+        let what = "cannot read the URL: it is not \"file://\" and an absolute path of at most 4095 bytes without control characters";
         Answer::failure(Status::BadRequest, what, "send a URL such as file:///var/lib/vm1.snapshot")
     })
 }
@@ -88,38 +89,49 @@ fn folder(url: &str) -> Result<PathBuf, Answer> {
 pub(super) fn save(request: &Request, machine: &Published) -> Response {
     let body = read::<VmSnapshotConfig>("snapshot", &request.body);
     match body.and_then(|body| folder(&body.destination_url)) {
-        Ok(folder) => write(folder, Vec::new(), machine),
+        Ok(folder) => write(folder, Vec::new(), false, machine),
         Err(answer) => answer.into(),
     }
 }
 
-/// The same, with devices for the restored machine.
+/// Writes a snapshot with devices that the restored machine plugs in, or checks whether one can be written.
 pub(super) fn save_with_devices(request: &Request, machine: &Published) -> Response {
-    match read::<NewSnapshot>("snapshot", &request.body).and_then(checked) {
-        Ok((folder, plug)) => write(folder, plug, machine),
+    let parsed = is_dry_run(request).and_then(|is_dry_run| {
+        let (folder, unplugged) = read::<NewSnapshot>("snapshot", &request.body).and_then(checked)?;
+        Ok((folder, unplugged, is_dry_run))
+    });
+    match parsed {
+        Ok((folder, unplugged, is_dry_run)) => write(folder, unplugged, is_dry_run, machine),
         Err(answer) => answer.into(),
     }
 }
 
 /// The folder and the devices of `new`.
 fn checked(new: NewSnapshot) -> Result<(PathBuf, Vec<Value>), Answer> {
-    let NewSnapshot { folder, plug } = new;
+    let NewSnapshot { folder, unplugged } = new;
     let folder = absolute(&folder).ok_or_else(|| {
-        let what = "folder: cannot use the path: it is not absolute";
+        let what = "folder: cannot use the path: it is not an absolute path of at most 4095 bytes without control characters";
         Answer::failure(Status::BadRequest, what, "send a path such as /var/lib/vm1.snapshot")
     })?;
-    let device = |device: &Value| NewDevice::parse(device.to_string().into()).map(drop);
-    let devices = plug.iter().try_for_each(device);
+    if u64::try_from(unplugged.len()).map_or(true, |count| count > MAX_SPARE) {
+        let what = format!(
+            "unplugged: cannot take {} devices: a machine has {MAX_SPARE} spare ports at most",
+            unplugged.len()
+        );
+        return Err(Answer::failure(Status::BadRequest, &what, "list the devices of GET /egm/v1/devices"));
+    }
+    let devices = unplugged.iter().try_for_each(|device| NewDevice::from_value(device).map(drop));
     devices.map_err(|errors| Answer::failures(Status::BadRequest, &texts(&errors)))?;
-    Ok((folder, plug))
+    Ok((folder, unplugged))
 }
 
-fn write(folder: PathBuf, plug: Vec<Value>, machine: &Published) -> Response {
+fn write(folder: PathBuf, unplugged: Vec<Value>, is_dry_run: bool, machine: &Published) -> Response {
     answered_later(machine, |live, give| {
         let answer = |result: Result<(), SnapshotError>| {
             result.map_or_else(|error| not_carried_out(&error), |()| Answer::done())
         };
-        live.snapshot(SnapshotRequest { folder, plug, reply: Box::new(move |result| give(answer(result))) })
+        let reply = Box::new(move |result| give(answer(result)));
+        live.snapshot(SnapshotRequest { folder, unplugged, is_dry_run, reply })
     })
 }
 

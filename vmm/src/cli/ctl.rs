@@ -93,10 +93,10 @@ enum Verb {
     Resume,
     /// Write the state of the paused machine into a folder that is empty or does not exist
     Snapshot {
-        /// Unplug first what was plugged in, and pause the machine: the restored one plugs it in again when it runs
+        /// Unplug what was plugged in, then pause; the restored machine plugs it in again
         #[arg(long)]
         unplug: bool,
-        /// Let the machine run again afterwards, with what was unplugged
+        /// Afterwards plug it in again, and let the machine run [default: it stays paused]
         #[arg(long, requires = "unplug")]
         resume: bool,
         /// Folder of the snapshot
@@ -203,11 +203,12 @@ pub(super) fn run(args: &Args) -> Outcome {
             snapshot::write(client, &args.api, &absolute(folder)?, *resume)?
         }
         Verb::Snapshot { folder, .. } => {
-            let body = json!({ "destination_url": format!("file://{}", absolute(folder)?) }).to_string();
-            client.within(LONG).ask_with("PUT", "/api/v1/vm.snapshot", body.as_bytes())?
+            let body = json!({ "folder": absolute(folder)? }).to_string();
+            client.within(LONG).ask_with("PUT", "/egm/v1/snapshot", body.as_bytes())?
         }
         Verb::Restore { folder, prefault, resume } => {
-            let body = json!({ "source_url": format!("file://{}", absolute(folder)?), "prefault": prefault, "resume": resume });
+            let url = format!("file://{}", absolute(folder)?);
+            let body = json!({ "source_url": url, "prefault": prefault, "resume": resume });
             client.within(LONG).ask_with("PUT", "/api/v1/vm.restore", body.to_string().as_bytes())?
         }
         Verb::Plug { device, id, clique, dry_run } => {

@@ -1,6 +1,5 @@
 //! `egm-vmm run`: from a configuration file to a guest that has ended.
 
-use std::cell::Cell;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,16 +10,13 @@ use egm_device::trust::parse_name;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use super::{Outcome, print_message};
-use crate::api::{Journal, MachineEvent, Published, Server};
-use crate::config::{self, NewDevice, OnReset, Overrides, Spec};
+use crate::api::{Published, Server};
+use crate::config::{self, OnReset, Overrides, Spec};
 use crate::custody;
 use crate::error::{Chain, Remedy, Report};
-use crate::hotplug::{HotplugError, Plug};
-use crate::launch::{Confined, Reservation, Reserved};
+use crate::launch::{Confined, Reservation, Reserved, Restored};
 use crate::listener::remove_stale;
-use crate::machine::{self, ExitReason, Live, MachineStep};
-use crate::memory::MemoryImage;
-use crate::passed::Passed;
+use crate::machine::{self, ExitReason, MachineStep};
 use crate::reserve::Broker;
 use crate::sandbox::{self, Mode};
 use crate::snapshot::{MACHINE, RestoreError, RestoreReason, StoredSnapshot};
@@ -37,7 +33,7 @@ pub(super) struct Args {
     /// machine ends
     #[arg(long, value_name = "DIR", conflicts_with_all = ["file", "kernel", "initramfs", "append"])]
     restore: Option<PathBuf>,
-    /// Copy all memory of the snapshot in before the guest runs; the folder may go then
+    /// Copy all memory of the snapshot in before the guest runs [default: read it as the guest touches it]; DIR may be deleted then
     #[arg(long, requires = "restore")]
     prefault: bool,
     /// Kernel, instead of "boot"."kernel" of the configuration
@@ -221,7 +217,7 @@ fn run_machine(
     machine: &Published,
 ) -> Outcome {
     let Described { spec, snapshot } = known.unwrap_or_else(|| args.read())?;
-    let restored = snapshot.map(|snapshot| Restored { snapshot, copy: args.prefault, resume: true });
+    let restored = snapshot.map(|snapshot| Restored::new(snapshot, args.prefault, true)).transpose()?;
     machine.stage("configuration");
     let (ended, reservation) =
         launch(&spec, args.broker().as_ref(), confined, restored.as_ref(), machine, &|| ())?;
@@ -237,22 +233,6 @@ struct Described {
     snapshot: Option<StoredSnapshot>,
 }
 
-/// A snapshot that a machine begins with.
-pub(super) struct Restored {
-    pub(super) snapshot: StoredSnapshot,
-    /// Whether its memory is copied in before the guest runs, as it is where another user could change the file.
-    pub(super) copy: bool,
-    /// Whether the guest runs at once; otherwise it is paused.
-    pub(super) resume: bool,
-}
-
-impl Restored {
-    fn image(&self) -> MemoryImage<'_> {
-        let (file, pieces) = self.snapshot.memory();
-        MemoryImage { file, pieces, copy: self.copy || !self.snapshot.is_ours() }
-    }
-}
-
 /// Specification of the machine of `snapshot`.
 fn spec_of(snapshot: &StoredSnapshot, overrides: &Overrides) -> Result<Spec, RestoreError> {
     let spec = config::parse_with(&snapshot.path().join(MACHINE), snapshot.machine().to_vec(), overrides);
@@ -260,7 +240,7 @@ fn spec_of(snapshot: &StoredSnapshot, overrides: &Overrides) -> Result<Spec, Res
 }
 
 /// Starts the machine of `spec`, in the state of `restored` if that is given, and runs it to its end; publishes each step, and
-/// calls `started` when the vCPUs run.
+/// calls `started` when the vCPUs run, or wait in a restored machine.
 /// Its plan is kept where there is an API. The machine's reservation ends when the second value is dropped.
 pub(super) fn launch(
     spec: &Spec,
@@ -272,14 +252,15 @@ pub(super) fn launch(
 ) -> Result<(machine::Ended, Reservation), Box<dyn Report>> {
     let waiting = |slice: &str, why: &str| print_message(format_args!("{slice} waits: {}", Printable(why)));
     let mut reserved = Reserved::of(spec, broker, confined, &waiting)?;
-    if restored.is_some_and(|restored| !restored.image().copy) {
+    let image = restored.map(|restored| restored.image(reserved.plan()));
+    if image.is_some_and(|image| !image.copy) {
         reserved = reserved.on_demand();
     }
     machine.stage("reservation");
     if machine.journal().is_open() {
         machine.planned(reserved.plan().clone(), reserved.slices());
     }
-    let opened = reserved.open(restored.map(Restored::image))?;
+    let opened = reserved.open(image)?;
     machine.stage("resources");
     if let Some(present) = opened.present() {
         print_message(present.line());
@@ -289,10 +270,9 @@ pub(super) fn launch(
         print_message(format_args!("console: {name}"));
         machine.record_terminal(&name);
     }
-    let mut built = opened.build(restored.map(|restored| &restored.snapshot), machine.journal())?;
+    let built = opened.build(restored, machine.journal())?;
     machine.stage("machine");
     let live = built.live();
-    let plug = Cell::new(built.take_plug());
     Ok(built.run(&|step| {
         if matches!(step, MachineStep::Started | MachineStep::Restored) {
             started();
@@ -301,31 +281,7 @@ pub(super) fn launch(
             }
         }
         machine.step(step, &live);
-        if step == MachineStep::Resumed {
-            plug.take().into_iter().for_each(|device| plug_again(device, &live, machine.journal()));
-        }
     }))
-}
-
-/// Plugs in a device that had left for the snapshot of the machine. The guest runs without it if that fails.
-fn plug_again(device: NewDevice, live: &Live, journal: &Arc<Journal>) {
-    let id = device.id().unwrap_or_else(|| device.prefix()).to_owned();
-    let journal = Arc::clone(journal);
-    let failed = Arc::new(move |why: &str| {
-        let text = format!("cannot plug in \"{id}\" again: {why}");
-        tracing::error!("{text}");
-        journal.publish(&MachineEvent::Device { device: id.clone(), change: "not-plugged", text });
-    });
-    let later = Arc::clone(&failed);
-    let reply = move |plugged: Result<_, HotplugError>| {
-        if let Err(error) = plugged {
-            later(&Chain(&error).one_line());
-        }
-    };
-    let plug = Plug { device, is_dry_run: false, passed: Passed::default() };
-    if live.plug(plug, Box::new(reply)).is_err() {
-        failed("the machine has no spare port, is in a sandbox, or ends");
-    }
 }
 
 /// Prints how the machine ended.

@@ -25,18 +25,18 @@ use serde::{Deserialize, Serialize};
 
 pub(super) use self::file::PathOrDescriptor;
 use self::signals::Signals;
-use super::run::{Restored, launch, raise_open_files, report};
+use super::run::{launch, raise_open_files, report};
 use super::{Outcome, print_message};
 use crate::api::{CloudEvent, Created, EventMonitor, Order, Published, RestoreOrder, SavedCycle, Server};
 use crate::config::{OnReset, Overrides};
 use crate::error::{Blame, Chain, Remedy, Report};
 use crate::inherited;
-use crate::launch::Confined;
+use crate::launch::{Confined, Restored};
 use crate::listener::Listener;
 use crate::reexec;
 use crate::reserve::Broker;
 use crate::sandbox::Mode;
-use crate::snapshot::{RestoreError, RestoreReason, StoredSnapshot};
+use crate::snapshot::{RestoreReason, StoredSnapshot};
 
 /// The option of an execution that takes over the socket and the state of the one before; see [`reexec::execute`].
 const RESUME: &str = "--resume";
@@ -315,7 +315,7 @@ impl Service<'_> {
             if !created.is_of(snapshot.machine()) {
                 return Err(RestoreReason::Changed { name: "machine.json" }.of(folder));
             }
-            Ok::<_, RestoreError>(Restored { snapshot, copy: *copy, resume: *resume })
+            Restored::new(snapshot, *copy, *resume)
         });
         let restore = restore.transpose()?;
         let trust_domain = self.shared.trust_domain.clone();

@@ -14,8 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::occupant::{Departing, New, Occupant};
 use super::{
-    Devices, Event, EventKind, Handle, HotplugError, Plug, PluggedDevice, Present, Removal, Request, Running,
-    UNPLUG_TIMEOUT,
+    CurrentDevices, Devices, Event, EventKind, Handle, HotplugError, Plug, PluggedDevice, Removal, Request,
+    Running, UNPLUG_TIMEOUT,
 };
 use crate::config::{Device, DeviceKind, NewDevice};
 use crate::eventfd::{self, borrowed};
@@ -99,8 +99,8 @@ impl Controller {
             slot.port.on_duty(move || drop(wake.write(1)));
         }
         let Devices { machine, addresses, owners } = devices;
-        let present = Present { addresses, ..Present::default() };
-        let handle = Handle { requests: sender, wake, present: Arc::new(Mutex::new(present)) };
+        let current = CurrentDevices { addresses, ..CurrentDevices::default() };
+        let handle = Handle { requests: sender, wake, current: Arc::new(Mutex::new(current)) };
         let controller = Self {
             root,
             slots,
@@ -163,7 +163,11 @@ impl Controller {
         let _ = self.handle.wake.read();
         while let Ok(request) = self.requests.try_recv() {
             match request {
-                Request::Plug { plug, reply } => reply(self.plug(&plug)),
+                Request::Plug { plug, reply } => {
+                    let plugged = self.plug(&plug);
+                    lock(&self.handle.current).requested -= usize::from(!plug.is_dry_run);
+                    reply(plugged);
+                }
                 Request::Unplug { id, reply } => reply(self.unplug(&id, now)),
                 Request::Reset { reply } => {
                     self.warm_reset();
@@ -285,10 +289,10 @@ impl Controller {
             let loss = loss.map(|error| occupant.event(EventKind::Unflushed(error.to_string())));
             let gone = occupant.event(EventKind::Removed(left));
             drop(occupant.new); // closes it
-            let mut present = lock(&self.handle.present);
-            present.addresses.remove(&occupant.id);
-            present.plugged.retain(|device| device.id != occupant.id);
-            drop(present);
+            let mut current = lock(&self.handle.current);
+            current.addresses.remove(&occupant.id);
+            current.plugged.retain(|device| device.id != occupant.id);
+            drop(current);
             self.owners.retain(|_, id| *id != occupant.id);
             loss.iter().chain([&gone]).for_each(|event| (self.report)(event));
         }
@@ -329,17 +333,17 @@ impl Controller {
         slot.occupant = Some(occupant);
         self.root.update();
         self.owners.extend(owned.into_iter().map(|what| (what, plugged.id.clone())));
-        let mut present = lock(&self.handle.present);
-        present.addresses.insert(plugged.id.clone(), plugged.function.address);
-        present.plugged.push(device);
-        drop(present);
+        let mut current = lock(&self.handle.current);
+        current.addresses.insert(plugged.id.clone(), plugged.function.address);
+        current.plugged.push(device);
+        drop(current);
         (self.report)(&event);
         Ok(plugged)
     }
 
     /// The id of `new`, or else the first that no device has.
     fn free_id(&self, new: &NewDevice) -> Result<String, HotplugError> {
-        let devices = &lock(&self.handle.present).addresses;
+        let devices = &lock(&self.handle.current).addresses;
         match new.id() {
             Some(id) if devices.contains_key(id) => Err(HotplugError::Taken { id: id.to_owned() }),
             Some(id) => Ok(id.to_owned()),

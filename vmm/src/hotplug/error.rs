@@ -121,7 +121,7 @@ impl Report for HotplugError {
             Self::Open(error) => opening(error),
             Self::Reset(_) => Blame::Host.help("look for its errors: dmesg, lspci -vv"),
             Self::Unsealed { .. } => Blame::Configuration.help(
-                "start the machine with \"memory\": {\"page_size\": \"2M\"} or \"4K\", or set shmem_enabled to advise before its start; restore a snapshot with --prefault",
+                "start the machine with \"memory\": {\"page_size\": \"2M\"} or \"4K\", or set shmem_enabled to advise before its start; after run --restore or ctl restore: restore again with --prefault",
             ),
             Self::Unplannable { .. } => Blame::Configuration.help("plug it in without a dry run"),
             Self::Server(error) => error.remedy(),

@@ -81,10 +81,12 @@ pub(crate) type DeviceAddresses = BTreeMap<String, PciAddress>;
 
 /// Devices that the machine has now.
 #[derive(Debug, Default)]
-struct Present {
+struct CurrentDevices {
     addresses: DeviceAddresses,
-    /// Those that were plugged in since the start, in the order of that.
+    /// Those that were plugged in since the start.
     plugged: Vec<Device>,
+    /// Number of plugs that are requested and not answered.
+    requested: usize,
 }
 
 /// Devices of a machine at its start.
@@ -114,7 +116,7 @@ impl From<&Plan> for Devices {
 pub(crate) struct Handle {
     requests: Sender<Request>,
     wake: Arc<EventFd>,
-    present: Arc<Mutex<Present>>,
+    current: Arc<Mutex<CurrentDevices>>,
 }
 
 impl Handle {
@@ -123,7 +125,9 @@ impl Handle {
     /// # Errors
     /// [`HotplugError::Ended`]; `reply` gets all others.
     pub(crate) fn plug(&self, plug: Plug, reply: Reply<PluggedDevice>) -> Result<(), HotplugError> {
-        self.ask(Request::Plug { plug, reply })
+        let requested = usize::from(!plug.is_dry_run);
+        lock(&self.current).requested += requested;
+        self.ask(Request::Plug { plug, reply }).inspect_err(|_| lock(&self.current).requested -= requested)
     }
 
     /// Requests `id` back from the guest, and takes it after [`UNPLUG_TIMEOUT`]. `reply` is called after the request;
@@ -145,12 +149,20 @@ impl Handle {
 
     /// The devices that the machine has now.
     pub(crate) fn devices(&self) -> DeviceAddresses {
-        lock(&self.present).addresses.clone()
+        lock(&self.current).addresses.clone()
     }
 
-    /// Those of them that were plugged in since the start, in the order of that.
+    /// Those of them that were plugged in since the start, by their slots.
     pub(crate) fn plugged(&self) -> Vec<Device> {
-        lock(&self.present).plugged.clone()
+        let current = lock(&self.current);
+        let mut plugged = current.plugged.clone();
+        plugged.sort_by_key(|device| current.addresses.get(&device.id));
+        plugged
+    }
+
+    /// Whether a device is being plugged in.
+    pub(crate) fn is_plugging(&self) -> bool {
+        lock(&self.current).requested > 0
     }
 
     fn ask(&self, request: Request) -> Result<(), HotplugError> {

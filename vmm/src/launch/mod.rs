@@ -12,6 +12,8 @@
 mod confined;
 mod placement;
 mod reservation;
+mod restored;
+mod unplugged;
 
 use std::sync::Arc;
 
@@ -22,17 +24,19 @@ use rustix::process::geteuid;
 pub(crate) use self::confined::Confined;
 pub use self::placement::Placement;
 pub(crate) use self::reservation::Reservation;
+pub(crate) use self::restored::Restored;
 use crate::api::Journal;
-use crate::config::{NewDevice, Spec};
+use crate::config::Spec;
 use crate::error::Report;
 use crate::facts::{self, Facts, Scope};
-use crate::machine::{self, Live, Machine, MachineState, MachineStep};
+use crate::lock::lock;
+use crate::machine::{self, Live, Machine, MachineStep};
 use crate::memory::{MemoryImage, Present};
-use crate::plan::{self, BackingPlan, Plan};
+use crate::plan::{self, Plan};
 use crate::reserve::{Broker, Servers, SliceRecord};
 use crate::resources::{self, Resources};
 use crate::sandbox;
-use crate::snapshot::{RestoreReason, StoredSnapshot};
+use crate::snapshot::RestoreReason;
 
 type Outcome<T> = Result<T, Box<dyn Report>>;
 
@@ -82,9 +86,9 @@ impl Reserved {
         Ok(Self { spec: spec.clone(), plan, servers, confined, held })
     }
 
-    /// The same with ordinary memory that can be read from a snapshot as the guest touches it.
+    /// Makes ordinary memory private, so that it is read from a snapshot as the guest touches it: the last change of the plan.
     pub(crate) fn on_demand(mut self) -> Self {
-        self.plan.backings.iter_mut().for_each(BackingPlan::be_on_demand);
+        plan::make_private(&mut self.plan.backings);
         self
     }
 
@@ -138,19 +142,16 @@ impl Opened {
 
     /// Builds the machine, with its events in `journal`. Afterwards this process has no file of a region that it does not
     /// need, and only the privileges of the machine's user. In a sandbox, all its threads but this one are confined. The machine
-    /// is in the state of `snapshot`, if it begins with one.
+    /// is in the state of `restored`, if it begins with a snapshot.
     ///
     /// # Errors
     /// [`machine::BuildError`], [`crate::snapshot::RestoreError`], [`sandbox::SandboxError`], and what the kernel refuses.
-    pub(crate) fn build(self, snapshot: Option<&StoredSnapshot>, journal: &Arc<Journal>) -> Outcome<Built> {
+    pub(crate) fn build(self, restored: Option<&Restored>, journal: &Arc<Journal>) -> Outcome<Built> {
         let Self { spec, plan, resources, confined, mut held } = self;
         let mut machine = machine::build(&plan, resources, journal)?.with_configuration(spec);
-        let mut plug = Vec::new();
-        if let Some(snapshot) = snapshot {
-            let state = snapshot.state::<MachineState>()?;
-            let failed = |reason: RestoreReason| reason.of(snapshot.path());
-            plug = state.plug().map_err(|mismatch| failed(mismatch.into()))?;
-            machine = machine.restored(&state).map_err(failed)?;
+        if let Some(restored) = restored {
+            let failed = |reason: RestoreReason| reason.of(restored.snapshot().path());
+            machine = machine.restored(restored.state()).map_err(failed)?;
         }
         held.leases().record_process(confined.uid())?;
         let notes = match confined.is_of_user() {
@@ -160,14 +161,14 @@ impl Opened {
         notes.iter().for_each(|note| tracing::info!("{note}"));
         held.enter(&confined)?;
         let sandbox = confined.confine(&plan, held.leases())?;
-        Ok(Built { machine: machine.within(sandbox), plug, held })
+        Ok(Built { machine: machine.within(sandbox), journal: Arc::clone(journal), held })
     }
 }
 
 /// A machine that is ready to run.
 pub(crate) struct Built {
     machine: Machine,
-    plug: Vec<NewDevice>,
+    journal: Arc<Journal>,
     held: Reservation,
 }
 
@@ -177,15 +178,19 @@ impl Built {
         self.machine.live()
     }
 
-    /// Devices to plug in when the guest of a snapshot first runs again.
-    pub(crate) fn take_plug(&mut self) -> Vec<NewDevice> {
-        std::mem::take(&mut self.plug)
-    }
-
     /// Runs the guest to its end, and calls `step` after each step. The machine's reservation ends when the second value is
     /// dropped.
     pub(crate) fn run(self, step: &dyn Fn(MachineStep)) -> (machine::Ended, Reservation) {
-        (self.machine.run(step), self.held)
+        let Self { machine, journal, held } = self;
+        let (live, waiting) = (machine.live(), machine.unplugged());
+        let ended = machine.run(&|now| {
+            step(now);
+            if now == MachineStep::Resumed {
+                let devices = std::mem::take(&mut *lock(&waiting));
+                devices.iter().for_each(|device| unplugged::plug(device, &live, &journal));
+            }
+        });
+        (ended, held)
     }
 }
 

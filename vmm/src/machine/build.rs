@@ -17,7 +17,7 @@ use super::pause::PauseGate;
 use super::plugged::{DeviceMaker, ServedMemory};
 use super::poison::{Interrupt, Poison, Reports, SliceDevice};
 use super::reset::{ResetLine, VcpuReset};
-use super::save::SnapshotParts;
+use super::save::{Origin, SnapshotParts};
 use super::signals::Signals;
 use super::tree::{self, Connections};
 use super::vcpu::{Shared, Vcpu};
@@ -85,7 +85,7 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
     let handle = hotplug.as_ref().map(|running| running.handle.clone());
     let snapshot = SnapshotParts {
         plan: plan.clone(),
-        spec: None,
+        origin: Origin::default(),
         root,
         controllers,
         hotplug: handle.clone(),

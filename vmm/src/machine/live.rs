@@ -104,7 +104,7 @@ impl Live {
         if lock(&self.parts).as_ref().is_some_and(|parts| parts.is_confined) {
             return Err(ControlError::ConfinedSnapshot);
         }
-        if self.pause_state() != PauseState::Paused {
+        if self.pause_state() != PauseState::Paused && !request.is_dry_run {
             return Err(ControlError::NotPaused);
         }
         let mut next = lock(&self.snapshot);
@@ -213,7 +213,7 @@ impl Live {
         lock(&self.parts).as_ref()?.hotplug.as_ref().map(hotplug::Handle::devices)
     }
 
-    /// Devices that were plugged in since the start and did not leave, in the order of that; empty once the machine ends.
+    /// Devices that were plugged in since the start and did not leave, by their slots; empty once the machine ends.
     pub(crate) fn plugged(&self) -> Vec<Device> {
         let parts = lock(&self.parts);
         let controller = parts.as_ref().and_then(|parts| parts.hotplug.as_ref());

@@ -119,9 +119,14 @@ impl Machine {
         self.live.clone()
     }
 
+    /// Devices that were unplugged for its snapshot: to take and plug in when the guest first runs.
+    pub(crate) fn unplugged(&self) -> save::Unplugged {
+        Arc::clone(&self.snapshot.origin.unplugged)
+    }
+
     /// Keeps `spec`, of which its plan was made, for snapshots.
     pub(crate) fn with_configuration(mut self, spec: Spec) -> Self {
-        self.snapshot.spec = Some(spec);
+        self.snapshot.origin.spec = Some(spec);
         self
     }
 
@@ -164,9 +169,12 @@ impl Machine {
         let parts = save::RunningParts { vm: &self.vm, ram: &self.ram, shared: &self.shared };
         let mut save = |events: &mut EventManager<Subscriber>| {
             let request = lock(&next).take();
-            if let Some(SnapshotRequest { folder, plug, reply }) = request {
+            if let Some(SnapshotRequest { folder, unplugged, is_dry_run, reply }) = request {
+                if is_dry_run {
+                    return reply(self.snapshot.rehearse(&folder));
+                }
                 step(MachineStep::SnapshotStarted);
-                let written = self.snapshot.carry_out(&folder, plug, &parts, events);
+                let written = self.snapshot.carry_out(&folder, unplugged, &parts, events);
                 if written.is_ok() {
                     step(MachineStep::SnapshotWritten);
                 }

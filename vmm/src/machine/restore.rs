@@ -45,6 +45,7 @@ impl Machine {
         drop(devices);
         parts.root.update();
         self.first_step = MachineStep::Restored;
+        lock(&parts.origin.unplugged).clone_from(&saved.unplugged);
         self.shared.gate.close();
         let _ = self.shared.exit.wake().write(1); // the event loop reports the pause
         Ok(self)

@@ -39,19 +39,32 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// A request for a snapshot, and the function that gets its result on the thread of the event loop.
 pub(crate) struct SnapshotRequest {
     pub(crate) folder: PathBuf,
-    /// Devices that the restored machine plugs in when it first runs, as entries of `"devices"`.
-    pub(crate) plug: Vec<Value>,
+    /// Devices that were unplugged for it, as entries of `"devices"`: the restored machine plugs them in when it first runs.
+    pub(crate) unplugged: Vec<Value>,
+    /// Whether it is only checked that one could be written without what was plugged in.
+    pub(crate) is_dry_run: bool,
     pub(crate) reply: Box<dyn FnOnce(Result<(), SnapshotError>) + Send>,
 }
 
 /// The next request for a snapshot, if there is one.
 pub(crate) type NextSnapshot = Arc<Mutex<Option<SnapshotRequest>>>;
 
+/// Of what a machine was made.
+#[derive(Default)]
+pub(super) struct Origin {
+    /// Configuration of the machine; `None` in tests that have none.
+    pub(super) spec: Option<Spec>,
+    /// Devices that were unplugged for the snapshot that it began with, until it first runs.
+    pub(super) unplugged: Unplugged,
+}
+
+/// Devices to plug in when the guest first runs, as entries of `"devices"`.
+pub(crate) type Unplugged = Arc<Mutex<Vec<Value>>>;
+
 /// The parts of a machine that its snapshot reads, beside those that run it.
 pub(super) struct SnapshotParts {
     pub(super) plan: Plan,
-    /// Configuration of the machine; `None` in tests that have none.
-    pub(super) spec: Option<Spec>,
+    pub(super) origin: Origin,
     pub(super) root: Arc<RootComplex>,
     pub(super) controllers: Arc<Controllers>,
     pub(super) hotplug: Option<hotplug::Handle>,
@@ -103,15 +116,25 @@ impl SnapshotParts {
         }
     }
 
+    /// Checks all that can be checked of a snapshot in `folder` while the guest runs, but for what was plugged in.
+    ///
+    /// # Errors
+    /// [`SnapshotError`].
+    pub(super) fn rehearse(&self, folder: &Path) -> Result<(), SnapshotError> {
+        let checked = self.check_planned().and_then(|()| self.configuration());
+        checked.map_err(|reason| SnapshotError { folder: folder.to_owned(), reason })?;
+        NewSnapshot::begin(folder).map(drop)
+    }
+
     /// Writes a snapshot into `folder`, and runs the event loop meanwhile. The restored machine will plug in the devices
-    /// `plug`.
+    /// `unplugged`.
     ///
     /// # Errors
     /// [`SnapshotError`]; the machine is as before.
     pub(super) fn carry_out(
         &self,
         folder: &Path,
-        plug: Vec<Value>,
+        mut unplugged: Vec<Value>,
         running: &RunningParts<'_>,
         events: &mut EventManager<Subscriber>,
     ) -> Result<(), SnapshotError> {
@@ -132,7 +155,8 @@ impl SnapshotParts {
         if vcpus.len() != self.plan.vcpus.len() {
             return Err(failed(SaveReason::NotPaused));
         }
-        let state = self.state(vcpus, plug, running).map_err(failed)?;
+        unplugged.extend(lock(&self.origin.unplugged).iter().cloned());
+        let state = self.state(vcpus, unplugged, running).map_err(failed)?;
         let state = serde_json::to_vec(&state).map_err(|error| {
             failed(SaveReason::File { step: "cannot write", name: STATE.to_owned(), source: error.into() })
         })?;
@@ -144,6 +168,23 @@ impl SnapshotParts {
 
     /// Refuses a machine with something that no snapshot has.
     pub(super) fn check(&self) -> Result<(), SaveReason> {
+        self.check_planned()?;
+        let Some(hotplug) = &self.hotplug else { return Ok(()) };
+        if hotplug.is_plugging() {
+            return Err(refused("a device is being plugged in", "try again when that is answered"));
+        }
+        let planned = self.plan.device_addresses();
+        match hotplug.devices().keys().find(|id| !planned.contains_key(*id)) {
+            Some(id) => Err(refused(
+                format!("device \"{id}\" was plugged in while the guest ran"),
+                "let its guest release it: egm-vmm ctl --api SOCKET resume, then egm-vmm ctl --api SOCKET snapshot --unplug DIR",
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// The same without what was plugged in.
+    fn check_planned(&self) -> Result<(), SaveReason> {
         for function in &self.plan.pci {
             if let FunctionRole::Endpoint { device, .. } = &function.role
                 && device.kind.is_assigned()
@@ -162,15 +203,8 @@ impl SnapshotParts {
             return Err(refused(what, "give \"region\" another value, and start the machine again"));
         }
         let planned = self.plan.device_addresses();
-        let present = self.hotplug.as_ref().map_or_else(|| planned.clone(), hotplug::Handle::devices);
-        if let Some(id) = present.keys().find(|id| !planned.contains_key(*id)) {
-            return Err(refused(
-                format!("device \"{id}\" was plugged in while the guest runs"),
-                "egm-vmm ctl snapshot --unplug DIR",
-            ));
-        }
-        for RunningDevice { name, function, .. } in lock(&self.devices).iter() {
-            if let Some(unsaved) = function.unsaved() {
+        for RunningDevice { id, name, function, .. } in lock(&self.devices).iter() {
+            if let Some(unsaved) = function.unsaved().filter(|_| planned.contains_key(id)) {
                 return Err(refused(format!("{name} {}", unsaved.reason), unsaved.remedy));
             }
         }
@@ -182,7 +216,8 @@ impl SnapshotParts {
 
     /// The text of `machine.json`. Devices have no worker of the kernel, there as here.
     fn configuration(&self) -> Result<String, SaveReason> {
-        let spec = self.spec.as_ref().ok_or_else(|| refused("it has no configuration", "use egm-vmm run"))?;
+        let spec =
+            self.origin.spec.as_ref().ok_or_else(|| refused("it has no configuration", "use egm-vmm run"))?;
         let mut spec = spec.clone();
         for device in &mut spec.devices {
             if let DeviceKind::VirtioNet { vhost, .. } = &mut device.kind {
@@ -215,7 +250,7 @@ impl SnapshotParts {
     fn state(
         &self,
         vcpus: Vec<VcpuState>,
-        plug: Vec<Value>,
+        unplugged: Vec<Value>,
         running: &RunningParts<'_>,
     ) -> Result<MachineState, SaveReason> {
         let controllers = ControllersState::save(running.vm, &self.controllers);
@@ -229,7 +264,7 @@ impl SnapshotParts {
             mmio: running.shared.memory.saved(),
             bridges: self.root.saved(),
             devices: devices.iter().map(device).collect(),
-            plug,
+            unplugged,
         })
     }
 }

@@ -354,7 +354,8 @@ fn map(
     if let Some(nodes) = &plan.host_nodes {
         mapping.bind(nodes).map_err(error)?;
     }
-    if !plan.page_size.is_hugetlb() {
+    // A file has no huge pages, and the advice would have the kernel read one at each touch.
+    if !plan.page_size.is_hugetlb() && image.is_none() {
         let page = plan.pages.as_ref().map_or(0, |pages| pages.size.get());
         let page = usize::try_from(page).unwrap_or(0);
         mapping.advise_huge((plan.page_size == PageSize::Auto).then_some(page));

@@ -27,7 +27,7 @@ mod types;
 pub(crate) use demand::cpus::check_architecture;
 pub use demand::devices::DeviceRegisters;
 pub(crate) use demand::host_memory::scope;
-pub(crate) use demand::pages::may_mount;
+pub(crate) use demand::pages::{make_private, may_mount};
 pub(crate) use demand::regions::{huge_alignment, lost};
 pub use error::PlanError;
 pub use functions::*;

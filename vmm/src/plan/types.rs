@@ -98,18 +98,6 @@ pub struct BackingPlan {
     pub prefault: bool,
 }
 
-impl BackingPlan {
-    /// Makes ordinary memory private, unless it is hugetlb memory or behind a BAR: a private mapping can begin as a file.
-    pub(crate) fn be_on_demand(&mut self) {
-        let stays = self.device || self.page_size.is_hugetlb();
-        if let Some(pages) = self.pages.as_mut().filter(|_| !stays) {
-            let why_not_larger = Some("it is read from a snapshot as the guest touches it".to_owned());
-            let size = ByteSize::new(PageSize::Size4K.bytes());
-            *pages = HostPages { allocation: Allocation::Private, size, why_not_larger };
-        }
-    }
-}
-
 /// How ordinary memory is allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

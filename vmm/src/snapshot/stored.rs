@@ -131,3 +131,16 @@ fn check_memory(memory: &File, manifest: &Manifest) -> Result<(), RestoreReason>
     let is_read = has_length && memory.read_exact_at(&mut last, end).is_ok();
     if is_read && last == mark { Ok(()) } else { Err(RestoreReason::Memory) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_format_is_refused_by_its_number_whatever_else_it_has() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(MANIFEST), r#"{"format":2,"other":{}}"#).unwrap();
+        let error = StoredSnapshot::open(folder.path()).unwrap_err().to_string();
+        assert!(error.ends_with("it has format 2, and this program reads format 1"), "{error}");
+    }
+}

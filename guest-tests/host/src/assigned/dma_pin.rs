@@ -45,7 +45,7 @@ const PINS: [Pin; 4] = [
         region: "mem",
         backend: "legacy",
         object: "anon_inode:[vfio-device]",
-        is_confined: false,
+        is_confined: true,
     },
     Pin {
         name: "cdev",
@@ -59,7 +59,7 @@ const PINS: [Pin; 4] = [
 
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     confined::add_user()?;
-    let has_iommufd = steps.scenario.own_kernel;
+    let has_iommufd = steps.scenario.iommufd;
     let mut pins = PINS.iter().filter(|pin| (pin.backend == IOMMUFD) == has_iommufd);
     pins.try_for_each(|pin| run_one(steps, pin))?;
     steps.free();

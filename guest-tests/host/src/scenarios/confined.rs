@@ -31,8 +31,8 @@ pub(super) const PIN: Scenario = Scenario {
 /// The same with the objects of iommufd, which Debian's kernel lacks.
 pub(super) const PIN_IOMMUFD: Scenario = Scenario {
     name: "vfio-dma-pin-iommufd",
-    summary: "the same with its VFIO device or iommufd, through iommufd",
-    own_kernel: true,
+    summary: "a machine dies while another process keeps its VFIO device or iommufd, opened through iommufd: its slice is quarantined until that ends",
+    iommufd: true,
     long: true,
     ..PIN
 };

@@ -138,6 +138,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn only_long_scenarios_have_a_kernel_of_the_lab() {
+        for s in ALL.iter().filter(|s| !s.long) {
+            assert!(
+                !s.needs_own_kernel() && (!s.grace || matches!(s.grace_kernel, GraceKernel::Debian)),
+                "{}",
+                s.name
+            );
+        }
+    }
+
+    #[test]
     fn names_are_unique_and_fit_a_directory() {
         for (i, scenario) in ALL.iter().enumerate() {
             assert!(scenario.name.chars().all(|c| c.is_ascii_lowercase() || c == '-'), "{}", scenario.name);

@@ -57,6 +57,11 @@ fn query(operation: Operation) -> Option<Query> {
         Operation::Events => {
             Some(Query { name: "follow", value: "0", meaning: "End after the latest events." })
         }
+        Operation::SnapshotWithDevices => Some(Query {
+            name: "dry-run",
+            value: "1",
+            meaning: "Check what can be checked, and write nothing.",
+        }),
         Operation::Plug => {
             Some(Query { name: "dry-run", value: "1", meaning: "Plan the device, and change nothing." })
         }
@@ -103,7 +108,7 @@ fn outcome(operation: Operation) -> Outcome {
         | Operation::Boot
         | Operation::End(_) => Outcome::Done,
         Operation::Plug => json::<views::NewPciDevice>(),
-        Operation::Plugged => Outcome::Contents(vec![content(JSON, plugged)]),
+        Operation::PluggedDevices => Outcome::Contents(vec![content(JSON, plugged_devices)]),
         Operation::Add(_) => {
             Outcome::ContentOrDone(content(JSON, SchemaGenerator::subschema_for::<views::PciDeviceInfo>))
         }
@@ -136,7 +141,7 @@ const fn failures(operation: Operation) -> &'static [Status] {
         | Operation::Resume
         | Operation::Plan
         | Operation::Slices
-        | Operation::Plugged
+        | Operation::PluggedDevices
         | Operation::Interrupts
         | Operation::End(Next::Stay) => &[Status::NotFound, Status::Conflict],
         Operation::Add(_) | Operation::Plug | Operation::RemoveDevice => &[
@@ -198,7 +203,7 @@ fn plan(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// Without the schema of a device: that belongs to bodies, which have another generator.
-fn plugged(_: &mut SchemaGenerator) -> Schema {
+fn plugged_devices(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
         "description": "As entries of devices in a configuration; only the id of one with descriptors, which no text names.",

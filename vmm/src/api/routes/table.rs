@@ -174,14 +174,14 @@ pub(in crate::api) const ROUTES: &[Route] = &[
     route(
         Get,
         "/egm/v1/devices",
-        Operation::Plugged,
+        Operation::PluggedDevices,
         "devices that were plugged in while the guest ran, as entries of `devices` in a configuration",
     ),
     route(
         Put,
         "/egm/v1/snapshot",
         Operation::SnapshotWithDevices,
-        "as `vm.snapshot`, with devices that the restored machine plugs in: a `NewSnapshot`",
+        "as `vm.snapshot`, with devices that the restored machine plugs in: a `NewSnapshot`; query `dry-run=1`: check it only",
     ),
     route(Get, "/egm/v1/slices", Operation::Slices, "region, offset, owner and retired bytes of each slice"),
     route(Get, "/egm/v1/interrupts", Operation::Interrupts, "interrupt lines, and messages that vectors use"),

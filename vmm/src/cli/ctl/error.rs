@@ -54,7 +54,7 @@ pub(super) fn absolute(folder: &Path) -> Result<String, Unnamed> {
     path.map(str::to_owned).ok_or_else(|| Unnamed { folder: folder.to_owned() })
 }
 
-/// A device that could not be plugged in again.
+/// A plugged device that no text describes, so that no restored machine could plug it in.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot unplug device \"{id}\" for a snapshot: it has a tap by descriptor, which no snapshot names")]
 pub(super) struct Undescribed {
@@ -63,8 +63,10 @@ pub(super) struct Undescribed {
 
 impl Report for Undescribed {
     fn remedy(&self) -> Remedy {
-        Blame::Configuration
-            .help(format!("unplug it first, if the guest can do without it: ctl unplug {}", self.id))
+        Blame::Configuration.help(format!(
+            "unplug it, if the guest can do without it: egm-vmm ctl --api SOCKET unplug {}",
+            self.id
+        ))
     }
 }
 

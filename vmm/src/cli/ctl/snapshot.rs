@@ -1,4 +1,4 @@
-//! A snapshot of a running machine with plugged devices, which have no state that can be saved: they leave for it.
+//! A snapshot of a running machine with plugged devices, which have no state that can be saved: they are unplugged for it.
 
 use std::path::Path;
 
@@ -6,80 +6,86 @@ use serde_json::{Value, json};
 
 use super::error::Undescribed;
 use super::{LONG, has_device, unplug};
-use crate::api::Client;
-use crate::error::Report;
+use crate::api::{Client, ClientError};
+use crate::cli::print_message;
+use crate::error::{Chain, Report};
 
-/// A running machine, and what was done to it.
-struct Machine<'a> {
-    client: Client<'a>,
-    /// Socket of its API.
-    path: &'a Path,
-    is_paused: bool,
-    /// Devices that have left, in the order of that.
-    left: Vec<Value>,
-}
+type Outcome<T> = Result<T, Box<dyn Report>>;
 
 /// Unplugs what was plugged in, pauses the machine, and writes a snapshot into the absolute path `folder`, which has the devices for
-/// the restored machine. With `resume`, and after a failure, the machine goes on as before. Returns what was done, in lines.
+/// the restored machine. With `resume`, and after a failure, the machine gets them back and runs. Returns what was done, in lines.
 ///
 /// # Errors
-/// The first step that fails.
-pub(super) fn write(
-    client: Client<'_>,
-    path: &Path,
-    folder: &str,
-    resume: bool,
-) -> Result<String, Box<dyn Report>> {
+/// The last step that failed; others are printed.
+pub(super) fn write(client: Client<'_>, path: &Path, folder: &str, resume: bool) -> Outcome<String> {
     let devices = client.ask("GET", "/egm/v1/devices")?;
     let devices: Vec<Value> = serde_json::from_str(&devices).unwrap_or_default();
     if let Some(device) = devices.iter().find(|device| device["type"].is_null()) {
         return Err(Undescribed { id: id(device) }.into());
     }
-    let mut machine = Machine { client, path, is_paused: false, left: Vec::new() };
-    let written = machine.save(folder, &devices);
+    let body = json!({ "folder": folder, "unplugged": devices }).to_string();
+    // What is refused for certain is refused before a device leaves.
+    client.ask_with("PUT", "/egm/v1/snapshot?dry-run=1", body.as_bytes())?;
+    let mut unplugged = Vec::new();
+    let written = unplug_all(client, path, &devices, &mut unplugged)
+        .and_then(|lines| save(client, &body, resume).map(|()| lines));
     if written.is_ok() && !resume {
         return written;
     }
-    let back = machine.go_on();
-    let lines = written?;
-    back.map(|back| lines + &back)
+    let (mut lines, mut errors) = match written {
+        Ok(lines) => (lines, Vec::new()),
+        Err(error) => (String::new(), vec![error]),
+    };
+    for device in unplugged.iter().rev() {
+        match client.within(LONG).ask_with("PUT", "/egm/v1/devices", device.to_string().as_bytes()) {
+            Ok(_) => lines += &format!("{} is plugged in again\n", id(device)),
+            Err(error) => errors.push(error.into()),
+        }
+    }
+    let Some(last) = errors.pop() else { return Ok(lines) };
+    errors.iter().for_each(|error| print_message(Chain(error.as_ref())));
+    Err(last)
+}
+
+/// Unplugs `devices`, the last one first, and adds each that has left to `unplugged`.
+fn unplug_all(
+    client: Client<'_>,
+    path: &Path,
+    devices: &[Value],
+    unplugged: &mut Vec<Value>,
+) -> Outcome<String> {
+    let mut lines = String::new();
+    for device in devices.iter().rev() {
+        let id = id(device);
+        // Where this program ends early, its user needs the command.
+        let api = path.display();
+        print_message(format_args!("to plug in \"{id}\" again: egm-vmm ctl --api {api} plug '{device}'"));
+        let outcome = unplug(client, path, &id);
+        // It can leave and fail all the same: a disk that is not flushed.
+        if outcome.is_ok() || !has_device(client, &id)? {
+            unplugged.push(device.clone());
+        }
+        lines += &outcome?;
+    }
+    Ok(lines)
+}
+
+/// Pauses the machine, and writes the snapshot of `body`. With `resume`, and after a failure, the machine runs again.
+fn save(client: Client<'_>, body: &str, resume: bool) -> Outcome<()> {
+    // A vCPU can wait for storage for longer than other requests take.
+    client.within(LONG).ask("PUT", "/api/v1/vm.pause")?;
+    let saved = client.within(LONG).ask_with("PUT", "/egm/v1/snapshot", body.as_bytes());
+    if resume || saved.is_err() {
+        match client.ask("PUT", "/api/v1/vm.resume") {
+            // Another client was faster.
+            Ok(_) | Err(ClientError::Refused { status: 409, .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(saved.map(drop)?)
 }
 
 /// Name of `device` in the machine.
 fn id(device: &Value) -> String {
     device["id"].as_str().unwrap_or_default().to_owned()
-}
-
-impl Machine<'_> {
-    fn save(&mut self, folder: &str, devices: &[Value]) -> Result<String, Box<dyn Report>> {
-        let mut lines = String::new();
-        for device in devices.iter().rev() {
-            let id = id(device);
-            let unplugged = unplug(self.client, self.path, &id);
-            // It can leave and fail all the same: a disk that is not flushed.
-            if unplugged.is_ok() || !has_device(self.client, &id)? {
-                self.left.push(device.clone());
-            }
-            lines += &unplugged?;
-        }
-        self.client.ask("PUT", "/api/v1/vm.pause")?;
-        self.is_paused = true;
-        let body = json!({ "folder": folder, "plug": devices }).to_string();
-        self.client.within(LONG).ask_with("PUT", "/egm/v1/snapshot", body.as_bytes())?;
-        Ok(lines)
-    }
-
-    /// Resumes the machine, and plugs in what has left.
-    fn go_on(&mut self) -> Result<String, Box<dyn Report>> {
-        if self.is_paused {
-            self.client.ask("PUT", "/api/v1/vm.resume")?;
-        }
-        let mut lines = String::new();
-        while let Some(device) = self.left.pop() {
-            let body = device.to_string();
-            self.client.within(LONG).ask_with("PUT", "/egm/v1/devices", body.as_bytes())?;
-            lines += &format!("{} is plugged in again\n", id(&device));
-        }
-        Ok(lines)
-    }
 }

@@ -7,6 +7,7 @@
 //!           2──► a file on an own tmpfs  not for memory that a vfio-user server receives: it has no seals
 //!           3──► private memory          not for memory that something needs as a file
 //!           4──► memfd in base pages
+//!  restored on demand ──► private memory, mapped from the snapshot
 //! ```
 //! A mount costs 0.1 ms of a start, with a user namespace 0.3 ms to 2 ms (Linux 6.18, two busy cores), so steps 2 and 3 are for
 //! machines of [`LEAST`] and more.
@@ -61,6 +62,15 @@ pub(super) fn decide(spec: &Spec, facts: &Facts, backings: &mut [BackingPlan]) -
         backing.pages = Some(pages);
     }
     notes
+}
+
+/// Makes ordinary memory private, unless it is hugetlb memory or behind a BAR: a private mapping can begin as a file.
+pub(crate) fn make_private(backings: &mut [BackingPlan]) {
+    let can = |backing: &&mut BackingPlan| !backing.device && !backing.page_size.is_hugetlb();
+    for pages in backings.iter_mut().filter(can).filter_map(|backing| backing.pages.as_mut()) {
+        let why_not_larger = Some("it is read from a snapshot as the guest touches it".to_owned());
+        *pages = HostPages { allocation: Allocation::Private, size: ByteSize::new(BASE), why_not_larger };
+    }
 }
 
 /// Properties of host and machine that decide the pages.

@@ -1,6 +1,7 @@
 //! Host pages behind ordinary memory, on hosts that offer more and less.
 
 use super::*;
+use crate::plan::make_private;
 
 const MOUNTS: Probe<HugeFiles> = Probe::Present(HugeFiles { user_namespace: true });
 
@@ -83,6 +84,18 @@ fn a_small_machine_does_not_mount_and_a_large_one_does() {
     assert!(!may_mount(&large));
     let (fixed, notes) = pages(&large, &facts);
     assert_eq!((fixed.why_not_larger.as_deref(), notes.len()), (Some("\"page_size\" is \"4K\""), 0));
+}
+
+#[test]
+fn memory_that_is_read_on_demand_is_private_unless_it_is_hugetlb_or_behind_a_bar() {
+    let mut spec = spec(vec![node(0, GIB, "0")]);
+    spec.egm = vec![EgmSlice { form: EgmForm::Device, ..slice(0, GIB) }, slice(1, GIB)];
+    let mut plan = plan(&spec, &host("advise", "madvise", refused())).unwrap();
+    plan.backings[2].page_size = PageSize::Size2M;
+    make_private(&mut plan.backings);
+    let allocation = |backing: &BackingPlan| backing.pages.as_ref().unwrap().allocation;
+    let allocations: Vec<_> = plan.backings.iter().map(allocation).collect();
+    assert_eq!(allocations, [Allocation::Private, Allocation::Memfd, Allocation::Memfd]);
 }
 
 #[test]
