@@ -380,6 +380,34 @@ fn a_dry_run_has_the_answer_of_a_plug_and_does_nothing() {
 }
 
 #[test]
+fn a_plug_is_under_way_until_it_is_answered_and_its_device_is_listed_by_its_slot_until_it_left() {
+    let mut machine = Machine::new();
+    let handle = machine.controller.handle.clone();
+    let request = |text: &str, is_dry_run| {
+        let plug = Plug { device: device(text), is_dry_run, passed: Passed::default() };
+        handle.plug(plug, Box::new(|_| ())).unwrap();
+        handle.is_plugging()
+    };
+    let first = r#"{"type":"virtio-rng","id":"first"}"#;
+    assert!(!request(first, true), "a dry run is no plug");
+    *machine.next.lock().unwrap() = Some(new(&Card::new("a")));
+    assert!(request(first, false) && handle.plugged().is_empty());
+    machine.turn(0);
+    assert!(!handle.is_plugging());
+    assert!(request(first, false), "its name is taken");
+    machine.turn(0);
+    assert!(!handle.is_plugging(), "a refusal is an answer");
+    machine.plug("second", &Card::new("b")).unwrap();
+    let ids = || handle.plugged().into_iter().map(|device| device.id).collect::<Vec<_>>();
+    assert_eq!(ids(), ["first", "second"]);
+    machine.unplug("first").unwrap();
+    machine.turn(61);
+    assert_eq!(ids(), ["second"]);
+    machine.plug("third", &Card::new("c")).unwrap();
+    assert_eq!(ids(), ["third", "second"]);
+}
+
+#[test]
 fn a_device_that_something_uses_departs_before_it_is_removed_and_its_loss_is_reported() {
     let (mut machine, card, slow) = (Machine::new(), Card::new("card"), Slow::default());
     let (may_leave, asked) = (Arc::clone(&slow.may_leave), Arc::clone(&slow.asked));
