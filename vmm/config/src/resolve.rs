@@ -16,8 +16,7 @@ use super::{cpus, devices, memory, numa, shape};
 
 /// Window sizes are multiples of this: the granularity of a PCI bridge's memory window.
 const WINDOW_UNIT: u64 = 1 << 20;
-/// Bus 0 has 32 device numbers, of which the host bridge has one and some device another.
-/// Most spare ports of a machine.
+/// Most spare ports of a machine: bus 0 has 32 device numbers, of which the host bridge has one and some device another.
 pub const MAX_SPARE: u64 = 30;
 /// Room for the BARs of any NIC. A GPU needs more, which its owner has to configure.
 const SPARE_WINDOW64: u64 = 1 << 30;

@@ -260,7 +260,7 @@ impl Published {
             MachineStep::Started => {
                 self.record_ready(live);
                 self.note(CloudEvent::Booted);
-                if self.state().cycle.as_ref().is_some_and(Cycle::is_restart) {
+                if lock(&self.state).cycle.as_ref().is_some_and(Cycle::is_restart) {
                     self.note(CloudEvent::Rebooted);
                 }
                 MachineEvent::Started

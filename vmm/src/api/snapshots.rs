@@ -71,18 +71,20 @@ enum RestoreMode {
     OnDemand,
 }
 
-/// The absolute path `text`.
-fn absolute(text: &str) -> Option<PathBuf> {
-    let is_path = text.starts_with('/') && text.len() <= MAX_PATH && !text.chars().any(char::is_control);
-    is_path.then(|| PathBuf::from(text))
+/// The absolute path `text`, or the refusal that begins with `what`.
+fn absolute(text: Option<&str>, what: &str, remedy: &str) -> Result<PathBuf, Answer> {
+    let is_path =
+        |text: &&str| text.starts_with('/') && text.len() <= MAX_PATH && !text.chars().any(char::is_control);
+    text.filter(is_path).map(PathBuf::from).ok_or_else(|| {
+        let what = format!("{what} an absolute path of at most {MAX_PATH} bytes without control characters");
+        Answer::failure(Status::BadRequest, &what, remedy)
+    })
 }
 
 /// The folder that `url` names.
 fn folder(url: &str) -> Result<PathBuf, Answer> {
-    url.strip_prefix(FILE).and_then(absolute).ok_or_else(|| {
-        let what = "cannot read the URL: it is not \"file://\" and an absolute path of at most 4095 bytes without control characters";
-        Answer::failure(Status::BadRequest, what, "send a URL such as file:///var/lib/vm1.snapshot")
-    })
+    let what = "cannot read the URL: it is not \"file://\" and";
+    absolute(url.strip_prefix(FILE), what, "send a URL such as file:///var/lib/vm1.snapshot")
 }
 
 /// Writes a snapshot of the paused machine.
@@ -109,10 +111,8 @@ pub(super) fn save_with_devices(request: &Request, machine: &Published) -> Respo
 /// The folder and the devices of `new`.
 fn checked(new: NewSnapshot) -> Result<(PathBuf, Vec<Value>), Answer> {
     let NewSnapshot { folder, unplugged } = new;
-    let folder = absolute(&folder).ok_or_else(|| {
-        let what = "folder: cannot use the path: it is not an absolute path of at most 4095 bytes without control characters";
-        Answer::failure(Status::BadRequest, what, "send a path such as /var/lib/vm1.snapshot")
-    })?;
+    let what = "folder: cannot use the path: it is not";
+    let folder = absolute(Some(&folder), what, "send a path such as /var/lib/vm1.snapshot")?;
     if u64::try_from(unplugged.len()).map_or(true, |count| count > MAX_SPARE) {
         let what = format!(
             "unplugged: cannot take {} devices: a machine has {MAX_SPARE} spare ports at most",

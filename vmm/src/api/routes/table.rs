@@ -1,4 +1,4 @@
-//! Every request of the API, in the order of its document.
+//! The table of requests, and the surfaces that have them.
 
 use super::Operation::{self, Missing};
 use super::Route;
