@@ -18,6 +18,7 @@ use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 
 use crate::config;
 use crate::error::{Blame, Remedy, Report};
+use crate::kept::KeptPart;
 use crate::listener::Listener;
 use crate::lock::lock;
 
@@ -140,7 +141,7 @@ pub struct Console {
 enum Kind {
     Stdio { output: Relay, input: bool },
     File(Relay),
-    Pty { master: File, _slave: OwnedFd },
+    Pty { master: File, slave: OwnedFd },
     Socket { listener: Listener, client: Option<UnixStream> },
     Null,
 }
@@ -151,19 +152,48 @@ impl Console {
     /// # Errors
     /// [`ConsoleError`] naming the file or socket.
     pub fn open(config: &config::Console) -> Result<Self, ConsoleError> {
+        Self::open_with(config, None)
+    }
+
+    /// The same; a pseudo-terminal or a socket that is `kept` is not opened again.
+    ///
+    /// # Errors
+    /// As [`Console::open`].
+    pub(crate) fn open_with(config: &config::Console, kept: Option<&KeptPart>) -> Result<Self, ConsoleError> {
         let kind = match config {
             config::Console::Null => Kind::Null,
             config::Console::Stdio => stdio().map_err(ConsoleError::Relay)?,
             config::Console::File { path } => {
                 Kind::File(Relay::start(file(path)?.into()).map_err(ConsoleError::Relay)?)
             }
-            config::Console::Pty => pty().map_err(ConsoleError::Pty)?,
+            config::Console::Pty => kept.map_or_else(pty, kept_pty).map_err(ConsoleError::Pty)?,
             config::Console::Socket { path } => {
-                let listener = Listener::bind(path).map_err(|source| ConsoleError::socket(path, source))?;
+                let listener = kept.map_or_else(|| Listener::bind(path), |kept| Listener::kept(path, kept));
+                let listener = listener.map_err(|source| ConsoleError::socket(path, source))?;
                 Kind::Socket { listener, client: None }
             }
         };
         Ok(Self { kind, lost: 0 })
+    }
+
+    /// Files that another execution of the program needs.
+    ///
+    /// # Errors
+    /// When descriptors run out.
+    pub(crate) fn keep(&self) -> io::Result<KeptPart> {
+        match &self.kind {
+            Kind::Pty { master, slave } => KeptPart::of([master.as_fd(), slave.as_fd()]),
+            Kind::Socket { listener, .. } => listener.keep(),
+            Kind::Stdio { .. } | Kind::File(_) | Kind::Null => Ok(KeptPart::default()),
+        }
+    }
+
+    /// Waits until the reader has all output so far, as long as it takes some. Returns whether it has.
+    pub(crate) fn settle(&mut self) -> bool {
+        match &mut self.kind {
+            Kind::Stdio { output, .. } | Kind::File(output) => output.settle(),
+            Kind::Pty { .. } | Kind::Socket { .. } | Kind::Null => true,
+        }
     }
 
     /// Passes our terminal, if it is one, to the guest until the console is dropped: every key goes there, Ctrl-C too.
@@ -317,7 +347,13 @@ fn pty() -> io::Result<Kind> {
     raw.make_raw();
     tcsetattr(&slave, OptionalActions::Now, &raw)?;
     rustix::io::ioctl_fionbio(&master, true)?;
-    Ok(Kind::Pty { master: File::from(master), _slave: slave })
+    Ok(Kind::Pty { master: File::from(master), slave })
+}
+
+/// The pseudo-terminal of the execution before this one.
+fn kept_pty(kept: &KeptPart) -> io::Result<Kind> {
+    let [master, slave] = kept.files() else { return Err(io::ErrorKind::NotFound.into()) };
+    Ok(Kind::Pty { master: File::from(master.try_clone()?), slave: slave.try_clone()? })
 }
 
 /// Bytes read, and whether more can come. A signal, or a source that has nothing now, is not the end.

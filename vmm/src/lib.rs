@@ -35,6 +35,7 @@ pub mod facts;
 pub mod firmware;
 mod hotplug;
 mod inherited;
+mod kept;
 mod kvm;
 pub mod launch;
 mod listener;

@@ -14,6 +14,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::eventfd;
+use crate::kept::KeptPart;
 
 /// A listening socket. Its file is removed when this is dropped, unless another is at its path by then.
 #[derive(Debug)]
@@ -73,6 +74,22 @@ impl Listener {
     /// Those of fcntl(2).
     pub(crate) fn adopted(socket: OwnedFd, path: &Path, made: Option<[u64; 2]>) -> io::Result<Self> {
         Self::of(socket.into(), path.to_owned(), made)
+    }
+
+    /// The listener at `path` of the execution before this one, as [`keep`](Self::keep) returned it.
+    ///
+    /// # Errors
+    /// `kept` has no socket, and those of fcntl(2).
+    pub(crate) fn kept(path: &Path, kept: &KeptPart) -> io::Result<Self> {
+        Self::adopted(kept.first()?.into(), path, kept.made())
+    }
+
+    /// The parts that another execution needs.
+    ///
+    /// # Errors
+    /// When descriptors run out.
+    pub(crate) fn keep(&self) -> io::Result<KeptPart> {
+        Ok(KeptPart::of([self.as_fd()])?.with_made(self.made))
     }
 
     fn of(socket: UnixListener, path: PathBuf, made: Option<[u64; 2]>) -> io::Result<Self> {

@@ -9,6 +9,7 @@ use std::io::{self, IoSlice, Read, Seek, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::cmsg_space;
@@ -23,10 +24,10 @@ use serde::de::DeserializeOwned;
 
 use crate::passed::{self, Received};
 
-/// Longest state in bytes; a configuration, which is the most of it, is a body of the API.
-const MAX_STATE: u64 = 1 << 20;
+/// Longest state in bytes: a configuration, which is a body of the API, or a machine with some kilobytes a vCPU.
+const MAX_STATE: u64 = 64 << 20;
 /// Most descriptors of a caller.
-pub(crate) const MAX_PASSED: usize = 67;
+pub(crate) const MAX_PASSED: usize = 250;
 /// Most descriptors in the message: standard input, and those of the caller.
 const PASSED: usize = MAX_PASSED + 1;
 
@@ -83,20 +84,31 @@ pub(crate) fn inherited() -> io::Result<Vec<OwnedFd>> {
     Ok(passed)
 }
 
-/// Executes this program with its own command line and `option`; [`inherited`] returns `descriptors` there, [`MAX_PASSED`] at most.
-/// Returns only when that fails.
-pub(crate) fn execute(option: &str, descriptors: &[BorrowedFd<'_>]) -> io::Error {
-    let socket = match sent(&[&[io::stdin().as_fd()], descriptors].concat()) {
-        Ok(socket) => socket,
-        Err(error) => return error,
-    };
+/// This program, which its file may no longer be.
+pub(crate) fn own() -> PathBuf {
+    "/proc/self/exe".into()
+}
+
+/// Executes `program` with the command line of this one and `option`; [`inherited`] returns `descriptors` there, [`MAX_PASSED`] at
+/// most. Returns only when that fails.
+pub(crate) fn execute(program: &Path, option: &str, descriptors: &[BorrowedFd<'_>]) -> io::Error {
     let _ = io::stdout().flush();
+    command(program, option, descriptors).map_or_else(|error| error, |mut command| command.exec())
+}
+
+/// The same as a command.
+///
+/// # Errors
+/// More than [`MAX_PASSED`] descriptors, or none left for the message.
+pub(crate) fn command(program: &Path, option: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<Command> {
+    let socket = sent(&[&[io::stdin().as_fd()], descriptors].concat())?;
     let mut words = std::env::args_os();
-    let mut command = Command::new("/proc/self/exe");
+    let mut command = Command::new(program);
     if let Some(program) = words.next() {
         command.arg0(program);
     }
-    command.args(without(words, option)).arg(option).stdin(Stdio::from(socket)).exec()
+    command.args(without(words, option)).arg(option).stdin(Stdio::from(socket));
+    Ok(command)
 }
 
 /// A socket that has a message with `descriptors`.
@@ -139,7 +151,7 @@ mod tests {
         let open = memfd_create(c"open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         assert_eq!(unsealed::<Vec<String>>(open.into()).unwrap_err().kind(), io::ErrorKind::InvalidData);
         assert!(unsealed::<u64>(sealed(&"text").unwrap()).is_err());
-        assert!(sealed(&"x".repeat(1 << 20)).is_err(), "longer than what is read");
+        assert!(sealed(&"x".repeat(64 << 20)).is_err(), "longer than what is read");
     }
 
     #[test]

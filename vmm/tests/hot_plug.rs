@@ -64,6 +64,15 @@ impl Machine {
         machine
     }
 
+    /// `egm-vmm serve` without a machine.
+    fn serving(folder: TempDir) -> Self {
+        let serve =
+            Command::new(PROGRAM).args(["serve", "--api", "vm.sock"]).current_dir(folder.path()).spawn();
+        let mut machine = Self { folder, child: serve.unwrap() };
+        machine.wait(|machine| UnixStream::connect(machine.folder.path().join("vm.sock")).is_ok());
+        machine
+    }
+
     /// Ends the machine; its folder.
     fn end(mut self) -> TempDir {
         assert_eq!(self.ask("PUT /api/v1/vm.shutdown", "").0, 204);
@@ -282,10 +291,7 @@ fn a_machine_that_is_restored_and_did_not_run_yet_is_saved_with_the_devices_that
     assert_eq!(machine.ask("PUT /egm/v1/snapshot", &body("snap", rng.clone())).0, 400, "a relative path");
     assert_eq!(machine.ask("PUT /egm/v1/snapshot", &body(&snap, json!({}))).0, 400, "no device");
     assert_eq!(machine.ask("PUT /egm/v1/snapshot", &body(&snap, rng)).0, 204);
-    let folder = machine.end();
-    let serve = Command::new(PROGRAM).args(["serve", "--api", "vm.sock"]).current_dir(folder.path()).spawn();
-    let mut machine = Machine { folder, child: serve.unwrap() };
-    machine.wait(|machine| UnixStream::connect(machine.folder.path().join("vm.sock")).is_ok());
+    let mut machine = Machine::serving(machine.end());
     assert!(machine.ctl("restore snap").status.success());
     assert!(machine.ctl("snapshot again").status.success());
     let state = fs::read(machine.folder.path().join("again/state.json")).unwrap();
@@ -293,4 +299,29 @@ fn a_machine_that_is_restored_and_did_not_run_yet_is_saved_with_the_devices_that
     assert_eq!(state["unplugged"][0]["id"], "noise");
     assert!(machine.ctl("resume").status.success());
     machine.wait(|machine| machine.has_devices(&["noise"]));
+}
+
+#[test]
+fn a_plugged_device_is_unplugged_for_an_upgrade_and_comes_back_after_it() {
+    let Some(machine) = Machine::with_guest(obedient) else { return };
+    let mut machine = Machine::serving(machine.end());
+    fs::write(machine.folder.path().join("disk.raw"), vec![0; 1 << 20]).unwrap();
+    assert!(machine.ctl("create vm.json").status.success() && machine.ctl("boot").status.success());
+    assert_eq!(machine.add("disk", &json!({ "path": "disk.raw", "id": "data" })).0, 200);
+    machine.wait(|machine| machine.printed() == 1);
+    let refused = |machine: &Machine, words: &str, why: &str| {
+        let output = machine.ctl(words);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(why), "{words}: {output:?}");
+    };
+    refused(&machine, "upgrade", "or upgrade --unplug");
+    assert!(machine.printed() == 1 && machine.has_devices(&["data"]));
+    refused(&machine, "upgrade --unplug --program missing", "No such file or directory");
+    machine.wait(|machine| machine.printed() == 3 && machine.has_devices(&["data"]));
+    let output = machine.ctl("upgrade --unplug");
+    assert!(output.status.success(), "{output:?}");
+    machine.wait(|machine| machine.printed() == 5 && machine.has_devices(&["data"]));
+    assert_eq!(machine.get("/egm/v1/upgrade")["state"], "done");
+    assert_eq!(machine.ask("PUT /api/v1/vmm.shutdown", "").0, 204);
+    assert_eq!(machine.child.wait().unwrap().code(), Some(0));
 }

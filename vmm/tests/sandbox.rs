@@ -225,6 +225,7 @@ fn ask_everything(machine: &Machine) {
             // Without a body.
             ("/api/v1/vm.remove-device" | "/api/v1/vm.snapshot" | "/egm/v1/snapshot", _) => (path, [400; 2]),
             ("/egm/v1/log-level", _) if method == "PUT" => (path, [400; 2]),
+            ("/egm/v1/upgrade", _) => (path, [404, 501]),
             (path, true) => (path, [200, 204]),
             (path, false) => (path, [501; 2]),
         };

@@ -114,7 +114,10 @@ impl Anonymous {
     }
 
     /// `file`, made elsewhere, as memory of `size` bytes in pages of `page_size`.
-    pub(super) fn adopt(id: &str, file: File, size: u64, page_size: u64) -> Result<Self, AnonymousError> {
+    ///
+    /// # Errors
+    /// [`AnonymousError::Size`].
+    pub fn adopt(id: &str, file: File, size: u64, page_size: u64) -> Result<Self, AnonymousError> {
         let found = file.metadata().map_or(0, |metadata| metadata.len());
         if found == size {
             return Ok(Self { file, size, page_size });

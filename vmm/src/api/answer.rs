@@ -151,7 +151,8 @@ pub(super) fn texts(error: &dyn Report) -> Vec<String> {
     lines.chain([general().to_owned()]).collect()
 }
 
-fn with_causes(error: &dyn Report) -> String {
+/// `error` and its causes on one line, without its remedy.
+pub(crate) fn with_causes(error: &dyn Report) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(source) = cause {
@@ -188,6 +189,8 @@ pub(super) enum Awaited {
     Pause,
     /// The machine of a snapshot is paused or runs, or its start has failed.
     Restore,
+    /// An upgrade is over.
+    Upgrade,
     /// Another thread has carried out the request.
     Reply(Deferred),
 }

@@ -87,7 +87,7 @@ pub(super) struct LastEnd {
 }
 
 /// The part of a life cycle that one execution leaves to the next.
-#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedCycle {
     created: Option<Created>,
     /// Whether the machine starts at once.
@@ -114,6 +114,11 @@ impl SavedCycle {
             created.taps = taps;
         }
         self
+    }
+
+    /// The configuration that it has created, if any.
+    pub(crate) fn into_created(self) -> Option<Created> {
+        self.created
     }
 
     /// Whether the next execution begins with a configuration.
@@ -319,6 +324,11 @@ impl Cycle {
             (_, _, Some(Next::End)) => Order::End,
             _ => Order::Wait,
         }
+    }
+
+    /// State for the execution that takes the running machine over, after `events` events.
+    pub(super) fn handed_over(&self, events: u64) -> SavedCycle {
+        SavedCycle { created: self.created.as_deref().cloned(), boots: true, last: None, events }
     }
 
     /// State for the next execution, after `events` events; `None` if the program ends.

@@ -4,6 +4,7 @@ use super::answer::{Answer, Awaited, Response, Status, texts};
 use super::cycle::{Created, Cycle, CycleError, Effect, Language, Next};
 use super::event_monitor::CloudEvent;
 use super::published::{KnownState, Published};
+use super::upgrades;
 use crate::machine::{Live, PauseState};
 
 /// The remedy in a program with one machine.
@@ -78,6 +79,7 @@ pub(super) fn outcome(awaited: &Awaited, state: &KnownState, is_last: bool) -> O
         {
             Some(Answer::done())
         }
+        Awaited::Upgrade => state.upgrades.outcome().or_else(|| is_last.then(upgrades::unknown)),
         Awaited::Reply(reply) => reply.get().or_else(|| is_last.then(unanswered)),
         // Its client may request a start again at once, which this execution would refuse.
         _ if !is_last => None,

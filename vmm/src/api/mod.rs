@@ -35,8 +35,11 @@ mod routes;
 mod server;
 mod shown;
 mod snapshots;
+mod upgrade;
+mod upgrades;
 mod views;
 
+pub(crate) use answer::with_causes;
 pub(crate) use client::{Client, ClientError, Events};
 pub(crate) use cycle::{Created, Order, RestoreOrder, SavedCycle};
 pub(crate) use event_monitor::{CloudEvent, EventMonitor};
@@ -44,3 +47,4 @@ pub use events::{Journal, MachineEvent};
 pub(crate) use published::Published;
 pub(crate) use routes::{Surface, open_api};
 pub(crate) use server::Server;
+pub(crate) use upgrades::{Upgrade, Upgrades};

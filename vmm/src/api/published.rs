@@ -14,6 +14,7 @@ use super::created::default_name;
 use super::cycle::{Cycle, CycleError, Next, Order, SavedCycle};
 use super::event_monitor::{CloudEvent, EventMonitor};
 use super::events::{Journal, MachineEvent};
+use super::upgrades::Upgrades;
 use crate::error::{Chain, Report};
 use crate::eventfd;
 use crate::lock::lock;
@@ -78,6 +79,7 @@ pub(super) struct KnownState {
     pub(super) cycle: Option<Cycle>,
     /// Why the machine did not start, as texts of an answer.
     pub(super) failure: Option<Arc<[String]>>,
+    pub(super) upgrades: Arc<Upgrades>,
 }
 
 impl KnownState {
@@ -138,6 +140,29 @@ impl Published {
             cycle.set_ends_with_guest(ends_with_guest);
         }
         Self { monitor, ..self }
+    }
+
+    /// The same with `upgrades`.
+    pub(crate) fn with_upgrades(self, upgrades: Upgrades) -> Self {
+        lock(&self.state).upgrades = Arc::new(upgrades);
+        self
+    }
+
+    /// The last upgrade of this process.
+    pub(crate) fn upgrades(&self) -> Arc<Upgrades> {
+        Arc::clone(&lock(&self.state).upgrades)
+    }
+
+    /// Records the end of the upgrade that is under way: the machine goes on after `pause`, in the old program if it `failed`.
+    pub(crate) fn end_upgrade(&self, failed: Option<String>, pause: Option<Duration>) {
+        self.upgrades().end(failed, pause);
+        self.journal.wake();
+    }
+
+    /// State for the execution that takes the running machine over; `None` in a program with one machine.
+    pub(crate) fn handed_over(&self) -> Option<SavedCycle> {
+        let events = self.journal.published();
+        lock(&self.state).cycle.as_ref().map(|cycle| cycle.handed_over(events))
     }
 
     pub(crate) const fn monitor(&self) -> Option<&EventMonitor> {

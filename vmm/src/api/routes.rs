@@ -18,7 +18,7 @@ use super::cycle::{Cycle, Language, Next};
 use super::events::EventFormat;
 use super::http::{Method, Request};
 use super::published::{KnownState, Published};
-use super::{control, life, metrics, snapshots, views};
+use super::{control, life, metrics, snapshots, upgrade, views};
 use crate::machine::{ControlError, Live};
 use crate::plan::{self, Plan};
 
@@ -46,6 +46,9 @@ enum Operation {
     SnapshotWithDevices,
     /// A machine of a snapshot.
     Restore,
+    /// Another program takes the machine over.
+    Upgrade,
+    UpgradeOutcome,
     /// A device, before the start of the machine or while it runs.
     Add(Change),
     /// A device of our own language, while the machine runs.
@@ -81,7 +84,12 @@ impl Operation {
     const fn is_of_serve(self) -> bool {
         matches!(
             self,
-            Self::Create(_) | Self::Boot | Self::Restore | Self::Amend(..) | Self::End(Next::Delete)
+            Self::Create(_)
+                | Self::Boot
+                | Self::Restore
+                | Self::Upgrade
+                | Self::Amend(..)
+                | Self::End(Next::Delete)
         )
     }
 
@@ -93,6 +101,7 @@ impl Operation {
                 | Self::Snapshot
                 | Self::SnapshotWithDevices
                 | Self::Restore
+                | Self::Upgrade
                 | Self::Add(_)
                 | Self::Plug
                 | Self::RemoveDevice
@@ -135,6 +144,8 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
         Operation::Snapshot => return snapshots::save(request, machine),
         Operation::SnapshotWithDevices => return snapshots::save_with_devices(request, machine),
         Operation::Restore => return snapshots::restore(request, machine),
+        Operation::Upgrade => return upgrade::begin(&request.body, machine),
+        Operation::UpgradeOutcome => return upgrade::respond(state),
         Operation::Add(change) => return control::add(change, request, machine),
         Operation::Plug => return control::plug_in(request, machine),
         Operation::RemoveDevice => return control::remove_device(request, machine),

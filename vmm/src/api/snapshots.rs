@@ -72,7 +72,7 @@ enum RestoreMode {
 }
 
 /// The absolute path `text`, or the refusal that begins with `what`.
-fn absolute(text: Option<&str>, what: &str, remedy: &str) -> Result<PathBuf, Answer> {
+pub(super) fn absolute(text: Option<&str>, what: &str, remedy: &str) -> Result<PathBuf, Answer> {
     let is_path =
         |text: &&str| text.starts_with('/') && text.len() <= MAX_PATH && !text.chars().any(char::is_control);
     text.filter(is_path).map(PathBuf::from).ok_or_else(|| {
@@ -113,6 +113,12 @@ fn checked(new: NewSnapshot) -> Result<(PathBuf, Vec<Value>), Answer> {
     let NewSnapshot { folder, unplugged } = new;
     let what = "folder: cannot use the path: it is not";
     let folder = absolute(Some(&folder), what, "send a path such as /var/lib/vm1.snapshot")?;
+    check_unplugged(&unplugged)?;
+    Ok((folder, unplugged))
+}
+
+/// Refuses `unplugged` devices that no machine can have.
+pub(super) fn check_unplugged(unplugged: &[Value]) -> Result<(), Answer> {
     if u64::try_from(unplugged.len()).map_or(true, |count| count > MAX_SPARE) {
         let what = format!(
             "unplugged: cannot take {} devices: a machine has {MAX_SPARE} spare ports at most",
@@ -121,8 +127,7 @@ fn checked(new: NewSnapshot) -> Result<(PathBuf, Vec<Value>), Answer> {
         return Err(Answer::failure(Status::BadRequest, &what, "list the devices of GET /egm/v1/devices"));
     }
     let devices = unplugged.iter().try_for_each(|device| NewDevice::from_value(device).map(drop));
-    devices.map_err(|errors| Answer::failures(Status::BadRequest, &texts(&errors)))?;
-    Ok((folder, unplugged))
+    devices.map_err(|errors| Answer::failures(Status::BadRequest, &texts(&errors)))
 }
 
 fn write(folder: PathBuf, unplugged: Vec<Value>, is_dry_run: bool, machine: &Published) -> Response {

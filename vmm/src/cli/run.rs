@@ -16,7 +16,8 @@ use crate::custody;
 use crate::error::{Chain, Remedy, Report};
 use crate::launch::{Confined, Reservation, Reserved, Restored};
 use crate::listener::remove_stale;
-use crate::machine::{self, ExitReason, MachineStep};
+use crate::machine::{self, ExitReason, HandOver, MachineStep, unsupported};
+use crate::memory::Beginning;
 use crate::reserve::Broker;
 use crate::sandbox::{self, Mode};
 use crate::snapshot::{MACHINE, RestoreError, RestoreReason, StoredSnapshot};
@@ -220,7 +221,7 @@ fn run_machine(
     let restored = snapshot.map(|snapshot| Restored::new(snapshot, args.prefault, true)).transpose()?;
     machine.stage("configuration");
     let (ended, reservation) =
-        launch(&spec, args.broker().as_ref(), confined, restored.as_ref(), machine, &|| ())?;
+        launch(&spec, args.broker().as_ref(), confined, restored, machine, &Hooks::default())?;
     machine.ended(&ended.reason);
     let outcome = report(ended);
     drop(reservation);
@@ -239,28 +240,45 @@ fn spec_of(snapshot: &StoredSnapshot, overrides: &Overrides) -> Result<Spec, Res
     spec.map_err(|errors| RestoreReason::Configuration(errors.to_string()).of(snapshot.path()))
 }
 
-/// Starts the machine of `spec`, in the state of `restored` if that is given, and runs it to its end; publishes each step, and
-/// calls `started` when the vCPUs run, or wait in a restored machine.
+/// What a program adds to the life of its machine.
+pub(super) struct Hooks<'a> {
+    /// Called when the vCPUs run, or wait in a restored machine.
+    pub(super) started: &'a dyn Fn(),
+    /// Called when it is published that the machine runs or is paused, each time.
+    pub(super) settled: &'a dyn Fn(),
+    pub(super) hand_over: HandOver<'a>,
+}
+
+impl Default for Hooks<'_> {
+    /// Nothing, and no other program takes the machine over.
+    fn default() -> Self {
+        Self { started: &|| (), settled: &|| (), hand_over: &unsupported }
+    }
+}
+
+/// Starts the machine of `spec`, in the state of `restored` if that is given, and runs it to its end with `hooks`; publishes each
+/// step.
 /// Its plan is kept where there is an API. The machine's reservation ends when the second value is dropped.
 pub(super) fn launch(
     spec: &Spec,
     broker: Option<&Broker>,
     confined: Confined,
-    restored: Option<&Restored>,
+    restored: Option<Restored>,
     machine: &Published,
-    started: &dyn Fn(),
+    hooks: &Hooks<'_>,
 ) -> Result<(machine::Ended, Reservation), Box<dyn Report>> {
     let waiting = |slice: &str, why: &str| print_message(format_args!("{slice} waits: {}", Printable(why)));
     let mut reserved = Reserved::of(spec, broker, confined, &waiting)?;
-    let image = restored.map(|restored| restored.image(reserved.plan()));
-    if image.is_some_and(|image| !image.copy) {
+    let beginning =
+        restored.as_ref().map_or(Beginning::Kernel, |restored| restored.beginning(reserved.plan()));
+    if beginning.image().is_some_and(|image| !image.copy) {
         reserved = reserved.on_demand();
     }
     machine.stage("reservation");
     if machine.journal().is_open() {
         machine.planned(reserved.plan().clone(), reserved.slices());
     }
-    let opened = reserved.open(image)?;
+    let opened = reserved.open(beginning)?;
     machine.stage("resources");
     if let Some(present) = opened.present() {
         print_message(present.line());
@@ -270,18 +288,23 @@ pub(super) fn launch(
         print_message(format_args!("console: {name}"));
         machine.record_terminal(&name);
     }
-    let built = opened.build(restored, machine.journal())?;
+    let built = opened.build(restored.as_ref(), machine.journal())?;
+    let resumes = restored.is_some_and(|restored| restored.resume);
     machine.stage("machine");
     let live = built.live();
-    Ok(built.run(&|step| {
+    let step = |step| {
         if matches!(step, MachineStep::Started | MachineStep::Restored) {
-            started();
-            if restored.is_some_and(|restored| restored.resume) {
+            (hooks.started)();
+            if resumes {
                 let _ = live.resume(); // it is paused, and may only end meanwhile
             }
         }
         machine.step(step, &live);
-    }))
+        if step != MachineStep::Restored {
+            (hooks.settled)();
+        }
+    };
+    Ok(built.run(&step, hooks.hand_over))
 }
 
 /// Prints how the machine ended.

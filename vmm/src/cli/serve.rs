@@ -8,31 +8,37 @@
 //! clients wait in it.
 
 mod file;
+mod handover;
 mod signals;
 
+use std::cell::RefCell;
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use egm_device::trust::parse_name;
-use egm_report::program::log::Severity;
 use egm_report::show::Screen;
-use serde::{Deserialize, Serialize};
 
 pub(super) use self::file::PathOrDescriptor;
+use self::handover::{Inherited, InheritedMachine, Leaving, Left};
 use self::signals::Signals;
-use super::run::{launch, raise_open_files, report};
+use super::run::{Hooks, launch, raise_open_files, report};
 use super::{Outcome, print_message};
-use crate::api::{CloudEvent, Created, EventMonitor, Order, Published, RestoreOrder, SavedCycle, Server};
+use crate::api::{
+    CloudEvent, Created, EventMonitor, Order, Published, RestoreOrder, SavedCycle, Server, Upgrades,
+    with_causes,
+};
 use crate::config::{OnReset, Overrides};
+use crate::console::restore_terminal;
 use crate::error::{Blame, Chain, Remedy, Report};
 use crate::inherited;
 use crate::launch::{Confined, Restored};
 use crate::listener::Listener;
+use crate::machine::{HandedMachine, UpgradeError, now};
 use crate::reexec;
 use crate::reserve::Broker;
 use crate::sandbox::Mode;
@@ -158,24 +164,6 @@ fn failed(step: &'static str) -> impl Fn(io::Error) -> ServeError {
     move |source| ServeError::Step { step, source }
 }
 
-/// The state that an execution passes to the next one, beside the socket.
-#[derive(Debug, Serialize, Deserialize)]
-struct Handover {
-    cycle: SavedCycle,
-    /// Device and number of the socket's file, where this program made it.
-    socket: Option<[u64; 2]>,
-    /// Time since the program's start, where there is a file for events. Its descriptor is passed, too, before those of taps.
-    uptime: Option<Duration>,
-    log_level: Severity,
-}
-
-/// The socket, the life cycle and the file for events that this execution begins with.
-struct Inherited {
-    listener: Listener,
-    cycle: SavedCycle,
-    event_monitor: Option<EventMonitor>,
-}
-
 impl Args {
     fn check(&self) -> Result<(), ServeError> {
         match (&self.user, &self.sandbox) {
@@ -215,52 +203,59 @@ impl Service<'_> {
         if let Some(monitor) = &event_monitor {
             monitor.write(CloudEvent::Starting);
         }
-        Ok((Inherited { listener, cycle: SavedCycle::default(), event_monitor }, signals))
+        let cycle = SavedCycle::default();
+        Ok((Inherited { listener, cycle, event_monitor, upgrade: None, machine: None }, signals))
     }
 
-    /// What the execution before this one left.
-    fn resume(&self) -> Result<(Inherited, Signals), Box<dyn Report>> {
+    /// What the execution before this one left; `None` where it was only to be tried, and can be taken over.
+    fn resume(&self) -> Result<Option<(Inherited, Signals)>, Box<dyn Report>> {
         let signals = Signals::new().map_err(failed("handle signals"))?;
         reexec::restore_name(self.name);
-        let (take, read) = ("take over the socket and the state", "read the state");
-        let mut passed = reexec::inherited().map_err(failed(take))?.into_iter();
-        let (Some(socket), Some(state)) = (passed.next(), passed.next()) else {
-            return Err(failed(take)(io::ErrorKind::InvalidData.into()).into());
-        };
-        let Handover { cycle, socket: made, uptime, log_level } =
-            reexec::unsealed(state.into()).map_err(failed(read))?;
-        log_level.set_least();
-        let listener = match &self.api {
+        let left = handover::inherited(|socket, made| match &self.api {
             PathOrDescriptor::Path(path) => Listener::adopted(socket, path, made),
             PathOrDescriptor::Descriptor(_) => Listener::inherited(socket),
-        };
-        let listener = listener.map_err(failed(take))?;
-        let event_monitor = uptime
-            .and_then(|uptime| Some((passed.next()?, uptime)))
-            .map(|(file, uptime)| EventMonitor::new(file.into(), uptime));
-        let event_monitor = event_monitor.transpose().map_err(failed(take))?;
-        let cycle = cycle.with_taps(passed.collect());
-        Ok((Inherited { listener, cycle, event_monitor }, signals))
+        });
+        match left.map_err(failed("take over what the execution before left"))? {
+            Left::Serve(inherited) => Ok(Some((*inherited, signals))),
+            Left::Rehearse(created, view) => {
+                handover::try_to_take(&created, &view, &self.overrides())?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn overrides(&self) -> Overrides {
+        let trust_domain = self.shared.trust_domain.clone();
+        Overrides { trust_domain, default_on_reset: OnReset::Reboot, ..Overrides::default() }
     }
 
     /// Serves until a client, a signal or a guest ends the program.
     pub(super) fn run(&self) -> Outcome {
-        let (inherited, mut signals) = if self.shared.resume { self.resume()? } else { self.begin()? };
+        let begun = if self.shared.resume { self.resume()? } else { Some(self.begin()?) };
+        let Some((inherited, mut signals)) = begun else { return Ok(ExitCode::SUCCESS) };
         raise_open_files();
-        let Inherited { listener, cycle, event_monitor } = inherited;
+        let Inherited { listener, cycle, event_monitor, upgrade, machine: taken } = inherited;
         let no_descriptor = failed("make an event descriptor");
         let machine = Published::serving(listener.path(), cycle).map_err(&no_descriptor)?;
         let machine = machine.with(event_monitor, self.ends_with_guest);
+        let machine = machine.with_upgrades(Upgrades::new(upgrade, handover::rehearse));
         machine.announce().map_err(no_descriptor)?;
         let machine = Arc::new(machine);
-        let outcome = self.serve(listener, &machine, &mut signals);
+        let outcome = self.serve(listener, taken, &machine, &mut signals);
         machine.note_program_end();
         outcome
     }
 
-    /// Serves until the program ends. Does not return when the program executes itself for the next machine.
-    fn serve(&self, listener: Listener, machine: &Arc<Published>, signals: &mut Signals) -> Outcome {
-        let server = Server::serve(listener, Arc::clone(machine))?;
+    /// Serves until the program ends, first with the machine `taken` over, if there is one. Does not return when the program
+    /// executes itself for the next machine.
+    fn serve(
+        &self,
+        listener: Listener,
+        taken: Option<InheritedMachine>,
+        machine: &Arc<Published>,
+        signals: &mut Signals,
+    ) -> Outcome {
+        let server = RefCell::new(Some(Server::serve(listener, Arc::clone(machine))?));
         let (created, restore) = loop {
             match machine.order() {
                 Order::End => return Ok(ExitCode::SUCCESS),
@@ -276,12 +271,14 @@ impl Service<'_> {
             machine.note_end(None);
             return Ok(ExitCode::SUCCESS);
         }
-        machine.note(if restore.is_some() { CloudEvent::Restoring } else { CloudEvent::Booting });
-        let outcome = self.run_machine(&created, restore.as_deref(), machine, signals);
+        let is_restored = restore.is_some() || taken.is_some();
+        machine.note(if is_restored { CloudEvent::Restoring } else { CloudEvent::Booting });
+        let served = Served { server: &server, machine, signals };
+        let outcome = self.run_machine(&created, restore.as_deref(), taken, &served);
         signals.set_starting(false);
         let outcome = outcome.inspect_err(|error| machine.failed(error.as_ref()));
         // From now on clients wait in the socket, and signals in the kernel.
-        let listener = server.into_listener();
+        let listener = server.take().and_then(Server::into_listener);
         signals.block().map_err(failed("block signals"))?;
         let saved = machine.saved().filter(|_| !signals.is_end_requested());
         machine.note_end(saved.as_ref());
@@ -289,26 +286,20 @@ impl Service<'_> {
         if let Err(error) = &outcome {
             print_message(Chain(error.as_ref()).on(Screen::of_stderr()));
         }
-        let monitor = machine.monitor();
-        let uptime = monitor.map(EventMonitor::uptime);
-        let handover = Handover { cycle, socket: listener.made(), uptime, log_level: Severity::least() };
-        let state = reexec::sealed(&handover).map_err(failed("keep the state"))?;
-        let descriptors = [listener.as_fd(), state.as_fd()].into_iter();
-        let descriptors = descriptors.chain(monitor.map(|monitor| monitor.file().as_fd()));
-        let taps = handover.cycle.taps().map(|tap| tap.as_fd());
-        let descriptors: Vec<_> = descriptors.chain(taps).collect();
-        let error = reexec::execute(RESUME, &descriptors);
+        let error = Leaving { listener: &listener, machine }.again(cycle);
         Err(failed("execute this program again")(error).into())
     }
 
-    /// Starts the machine of `created`, with the snapshot of `restore` if there is one, and runs it to its end.
+    /// Starts the machine of `created`, with the snapshot of `restore` or the state of the machine `taken` over if there is one,
+    /// and runs it to its end.
     fn run_machine(
         &self,
         created: &Created,
         restore: Option<&RestoreOrder>,
-        machine: &Published,
-        signals: &Signals,
+        taken: Option<InheritedMachine>,
+        served: &Served<'_>,
     ) -> Outcome {
+        let Served { machine, signals, .. } = served;
         machine.begin_start();
         let restore = restore.map(|RestoreOrder { folder, copy, resume }| {
             let snapshot = StoredSnapshot::open(folder)?;
@@ -317,21 +308,79 @@ impl Service<'_> {
             }
             Restored::new(snapshot, *copy, *resume)
         });
-        let restore = restore.transpose()?;
-        let trust_domain = self.shared.trust_domain.clone();
-        let overrides = Overrides { trust_domain, default_on_reset: OnReset::Reboot, ..Overrides::default() };
-        let spec = created.spec(&overrides)?;
-        let confined = Confined::new(None, None, Mode::Off)?;
-        machine.stage("configuration");
-        let broker = self.shared.broker();
-        let (ended, reservation) =
-            launch(&spec, broker.as_ref(), confined, restore.as_ref(), machine, &|| {
-                signals.set_starting(false)
-            })?;
+        let mut restore = restore.transpose()?;
+        let taken = RefCell::new(taken);
+        let settled = || {
+            // From here on the machine's parts have its files.
+            if let Some(InheritedMachine { paused, failed, .. }) = taken.take() {
+                machine.end_upgrade(failed, Some(now().saturating_sub(paused)));
+            }
+        };
+        let started = || signals.set_starting(false);
+        let hand_over = |handed| served.hand_over(handed);
+        let hooks = Hooks { started: &started, settled: &settled, hand_over: &hand_over };
+        let launched = (|| {
+            if let Some(taken) = &*taken.borrow() {
+                restore = Some(taken.restored()?);
+            }
+            let spec = created.spec(&self.overrides())?;
+            let confined = Confined::new(None, None, Mode::Off)?;
+            machine.stage("configuration");
+            let broker = self.shared.broker();
+            launch(&spec, broker.as_ref(), confined, restore, machine, &hooks)
+        })();
+        if let (Some(taken), Err(error)) = (taken.take(), &launched) {
+            served.give_back(&taken, with_causes(error.as_ref()));
+        }
+        let (ended, reservation) = launched?;
         machine.ended(&ended.reason);
         let outcome = report(ended);
         drop(reservation);
         outcome
+    }
+}
+
+/// The API of a machine that another program can take over.
+struct Served<'a> {
+    server: &'a RefCell<Option<Server>>,
+    machine: &'a Arc<Published>,
+    signals: &'a Signals,
+}
+
+impl Served<'_> {
+    /// Has another program take the machine over; returns when that fails.
+    fn hand_over(&self, handed: HandedMachine) -> UpgradeError {
+        let source = self.execute(|leaving| leaving.hand_over(&handed));
+        let error = UpgradeError::Execute { program: handed.program, source };
+        self.machine.end_upgrade(Some(error.to_string()), None);
+        error
+    }
+
+    /// Gives the machine `taken` back to the program that handed it over, for the reason `why`; returns when that fails.
+    fn give_back(&self, taken: &InheritedMachine, why: String) {
+        if taken.failed.is_some() {
+            return self.machine.end_upgrade(taken.failed.clone(), None); // it has it back already
+        }
+        let error = self.execute(|leaving| leaving.give_back(taken, why.clone()));
+        self.machine.end_upgrade(Some(format!("{why}; cannot execute the program before: {error}")), None);
+    }
+
+    /// Executes a program by `execute`, and serves on when that fails.
+    fn execute(&self, execute: impl FnOnce(&Leaving<'_>) -> io::Error) -> io::Error {
+        let Some(listener) = self.server.take().and_then(Server::into_listener) else {
+            return io::ErrorKind::NotConnected.into();
+        };
+        if let Err(error) = self.signals.block() {
+            return error;
+        }
+        restore_terminal();
+        let error = execute(&Leaving { listener: &listener, machine: self.machine });
+        let _ = self.signals.unblock(); // the kernel permits what it permitted before
+        match Server::serve(listener, Arc::clone(self.machine)) {
+            Ok(server) => drop(self.server.replace(Some(server))),
+            Err(error) => tracing::error!("the API ends, and the machine goes on: {}", Chain(&error)),
+        }
+        error
     }
 }
 

@@ -33,8 +33,12 @@ pub(super) struct Relay {
     thread: Option<JoinHandle<()>>,
     /// Bytes given to [`Self::write`].
     came: u64,
+    /// Those that the pipe took.
+    taken: u64,
     /// Bytes that the thread has written.
     went: Arc<AtomicU64>,
+    /// Bytes that it has written or dropped.
+    over: Arc<AtomicU64>,
 }
 
 impl Relay {
@@ -52,23 +56,33 @@ impl Relay {
         rustix::io::ioctl_fionbio(&entry, true)?;
         let _ = rustix::pipe::fcntl_setpipe_size(&entry, CAPACITY); // a refusal costs room, nothing else
         let (progress, moved) = sync_channel(1);
-        let went = Arc::new(AtomicU64::new(0));
-        let counter = Arc::clone(&went);
-        let moved_on = move |count: usize| {
-            counter.fetch_add(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let (went, over) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+        let counters = [Arc::clone(&went), Arc::clone(&over)];
+        let moved_on = move |moved: Moved, count: usize| {
+            let [went, over] = &counters;
+            let counter = if moved == Moved::Written { went } else { over };
+            counter.fetch_add(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Release);
             let _ = progress.try_send(());
         };
         let carry = move || carry(from, &to, moved_on, pause);
         let thread = Builder::new().name("console".to_owned()).stack_size(STACK).spawn(carry)?;
-        Ok(Self { entry: Some(entry), moved, thread: Some(thread), came: 0, went })
+        Ok(Self { entry: Some(entry), moved, thread: Some(thread), came: 0, taken: 0, went, over })
     }
 
     /// Takes `data`; bytes that the pipe has no room for are lost, as on a cable.
     pub(super) fn write(&mut self, data: &[u8]) {
         self.came = self.came.saturating_add(u64::try_from(data.len()).unwrap_or(u64::MAX));
         if let Some(entry) = &mut self.entry {
-            let _ = entry.write(data);
+            let taken = entry.write(data).unwrap_or(0);
+            self.taken = self.taken.saturating_add(u64::try_from(taken).unwrap_or(u64::MAX));
         }
+    }
+
+    /// Waits until the thread has written or dropped what the pipe took, as long as it makes progress; returns whether it has.
+    pub(super) fn settle(&mut self) -> bool {
+        let waits = || self.over.load(Ordering::Acquire) < self.taken;
+        while waits() && self.moved.recv_timeout(TIMEOUT).is_ok() {}
+        !waits()
     }
 
     /// Waits until the thread has written everything, as long as it makes progress; returns how many bytes remain.
@@ -95,14 +109,22 @@ impl Drop for Relay {
     }
 }
 
-/// Carries output until the other end of `from` is closed. `moved_on` gets the number of bytes of every write; `pause`
+/// Step of some output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Moved {
+    Written,
+    /// All of a read is written, or dropped.
+    Over,
+}
+
+/// Carries output until the other end of `from` is closed. `moved_on` gets the number of bytes of each step; `pause`
 /// follows a read that did not fill the buffer.
-fn carry(mut from: PipeReader, to: &OwnedFd, moved_on: impl Fn(usize), pause: impl Fn()) {
+fn carry(mut from: PipeReader, to: &OwnedFd, moved_on: impl Fn(Moved, usize), pause: impl Fn()) {
     let mut buffer = [0; 4096];
     loop {
-        let (mut rest, full) = match from.read(&mut buffer) {
+        let (mut rest, count) = match from.read(&mut buffer) {
             Ok(0) => return,
-            Ok(count) => (buffer.get(..count).unwrap_or_default(), count == buffer.len()),
+            Ok(count) => (buffer.get(..count).unwrap_or_default(), count),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(_) => return,
         };
@@ -110,7 +132,7 @@ fn carry(mut from: PipeReader, to: &OwnedFd, moved_on: impl Fn(usize), pause: im
             match rustix::io::write(to, rest) {
                 Ok(0) => break,
                 Ok(count) => {
-                    moved_on(count);
+                    moved_on(Moved::Written, count);
                     rest = rest.get(count..).unwrap_or_default();
                 }
                 Err(Errno::INTR) => {}
@@ -119,7 +141,8 @@ fn carry(mut from: PipeReader, to: &OwnedFd, moved_on: impl Fn(usize), pause: im
                 Err(_) => break, // no reader, or no room, now
             }
         }
-        if !full {
+        moved_on(Moved::Over, count);
+        if count < buffer.len() {
             pause();
         }
     }

@@ -23,6 +23,7 @@ use rustix::process::geteuid;
 
 pub(crate) use self::confined::Confined;
 pub use self::placement::Placement;
+pub(crate) use self::placement::rehearse;
 pub(crate) use self::reservation::Reservation;
 pub(crate) use self::restored::Restored;
 use crate::api::Journal;
@@ -30,13 +31,12 @@ use crate::config::Spec;
 use crate::error::Report;
 use crate::facts::{self, Facts, Scope};
 use crate::lock::lock;
-use crate::machine::{self, Live, Machine, MachineStep};
-use crate::memory::{MemoryImage, Present};
+use crate::machine::{self, HandOver, Live, Machine, MachineStep};
+use crate::memory::{Beginning, Present};
 use crate::plan::{self, Plan};
 use crate::reserve::{Broker, Servers, SliceRecord};
 use crate::resources::{self, Resources};
 use crate::sandbox;
-use crate::snapshot::RestoreReason;
 
 type Outcome<T> = Result<T, Box<dyn Report>>;
 
@@ -102,19 +102,19 @@ impl Reserved {
         self.held.leases().records(&self.plan)
     }
 
-    /// Opens every descriptor that the plan names, and makes memory present where devices reach it. Memory is that of `image`, if
-    /// the machine begins with a snapshot.
+    /// Opens every descriptor that the plan names, and makes memory present where devices reach it.
     ///
     /// # Errors
     /// [`resources::ResourceError`], and `crate::reserve::CloseError` for a machine that cannot run as its user.
-    pub(crate) fn open(self, image: Option<MemoryImage<'_>>) -> Outcome<Opened> {
+    pub(crate) fn open(self, beginning: Beginning<'_>) -> Outcome<Opened> {
         let Self { spec, plan, servers, confined, held } = self;
         if confined.is_of_user() {
             held.leases().check_confinable(&plan)?;
         }
         let bar = Bar::new("memory present");
         let progress = |done, total| bar.report(done, total);
-        let resources = Resources::open_with(&plan, held.facts(), held.leases(), servers, image, &progress)?;
+        let resources =
+            Resources::open_with(&plan, held.facts(), held.leases(), servers, beginning, &progress)?;
         Ok(Opened { spec, plan, resources, confined, held })
     }
 }
@@ -150,8 +150,7 @@ impl Opened {
         let Self { spec, plan, resources, confined, mut held } = self;
         let mut machine = machine::build(&plan, resources, journal)?.with_configuration(spec);
         if let Some(restored) = restored {
-            let failed = |reason: RestoreReason| reason.of(restored.snapshot().path());
-            machine = machine.restored(restored.state()).map_err(failed)?;
+            machine = machine.restored(restored.state()).map_err(|reason| restored.failed(reason))?;
         }
         held.leases().record_process(confined.uid())?;
         let notes = match confined.is_of_user() {
@@ -178,18 +177,23 @@ impl Built {
         self.machine.live()
     }
 
-    /// Runs the guest to its end, and calls `step` after each step. The machine's reservation ends when the second value is
+    /// Runs the guest to its end, and calls `step` after each step and `hand_over` at the request of an upgrade. The machine's reservation ends when the second value is
     /// dropped.
-    pub(crate) fn run(self, step: &dyn Fn(MachineStep)) -> (machine::Ended, Reservation) {
+    pub(crate) fn run(
+        self,
+        step: &dyn Fn(MachineStep),
+        hand_over: HandOver<'_>,
+    ) -> (machine::Ended, Reservation) {
         let Self { machine, journal, held } = self;
         let (live, waiting) = (machine.live(), machine.unplugged());
-        let ended = machine.run(&|now| {
+        let step = |now| {
             step(now);
             if now == MachineStep::Resumed {
                 let devices = std::mem::take(&mut *lock(&waiting));
                 devices.iter().for_each(|device| unplugged::plug(device, &live, &journal));
             }
-        });
+        };
+        let ended = machine.run_until(&step, hand_over);
         (ended, held)
     }
 }
@@ -208,9 +212,9 @@ mod tests {
         // Compiles only while each phase is made from the one before it.
         let _: fn(&Spec) -> Outcome<Reserved> =
             |spec| Reserved::of(spec, None, Confined::new(None, None, Mode::Off)?, &|_, _| ());
-        let _: fn(Reserved) -> Outcome<Opened> = |reserved| reserved.open(None);
+        let _: fn(Reserved) -> Outcome<Opened> = |reserved| reserved.open(Beginning::Kernel);
         let _: fn(Opened, &Arc<Journal>) -> Outcome<Built> = |opened, journal| opened.build(None, journal);
-        type Run = fn(Built, &dyn Fn(MachineStep)) -> (machine::Ended, Reservation);
+        type Run = fn(Built, &dyn Fn(MachineStep), HandOver<'_>) -> (machine::Ended, Reservation);
         let _: Run = Built::run;
         let phases =
             [name::<Spec>(), name::<Reserved>(), name::<Opened>(), name::<Built>(), name::<machine::Ended>()];

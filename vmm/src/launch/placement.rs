@@ -1,7 +1,9 @@
 //! The plan of a machine together with its slices: each depends on the other.
 
 use crate::config::Spec;
-use crate::facts::{Facts, FactsError};
+use crate::error::Report;
+use crate::facts::{Facts, FactsError, Scope, of_host};
+use crate::machine::{GuestView, UpgradeError, check_view};
 use crate::plan::{self, Plan};
 use crate::reserve::{Broker, Leases, ReserveError, SliceProgress};
 
@@ -66,4 +68,15 @@ impl Placement {
         plan.notes.extend(notes);
         Ok(Self { facts, plan, leases: granted.into_leases()? })
     }
+}
+
+/// Checks that this program would plan the machine of `spec` as its guest knows it, while that runs in another execution.
+///
+/// # Errors
+/// The host has changed, or this program plans otherwise.
+pub(crate) fn rehearse(spec: &Spec, view: &GuestView) -> Result<(), Box<dyn Report>> {
+    let facts = of_host(&Scope::of(spec))?;
+    let plan = plan::plan(spec, &facts)?;
+    check_view(view, &plan).map_err(|mismatch| UpgradeError::State(mismatch.into()))?;
+    Ok(())
 }

@@ -1,19 +1,30 @@
-//! A snapshot that a machine begins with.
+//! A state that a machine begins with: of a snapshot, or of the execution before this one.
 
 use crate::config::{DeviceKind, NewDevice};
-use crate::machine::MachineState;
-use crate::memory::MemoryImage;
+use crate::error::Report;
+use crate::kept::KeptFiles;
+use crate::machine::{MachineState, UpgradeError};
+use crate::memory::{Beginning, MemoryImage};
 use crate::plan::Plan;
 use crate::snapshot::{RestoreError, RestoreReason, StoredSnapshot};
 
-/// A snapshot with its state, which is parsed before anything is reserved.
+/// A state, which is parsed before anything is reserved.
 pub(crate) struct Restored {
-    snapshot: StoredSnapshot,
+    memory: SavedMemory,
     state: MachineState,
-    /// Whether its memory is copied in before the guest runs.
-    copy: bool,
     /// Whether the guest runs at once; otherwise the machine is paused.
     pub(crate) resume: bool,
+}
+
+/// Where the guest's memory is.
+enum SavedMemory {
+    Snapshot {
+        snapshot: StoredSnapshot,
+        /// Whether it is copied in before the guest runs.
+        copy: bool,
+    },
+    /// In files that are open.
+    Kept(KeptFiles),
 }
 
 impl Restored {
@@ -28,22 +39,41 @@ impl Restored {
         let is_served = |device: &NewDevice| matches!(device.kind(), DeviceKind::VfioUser { .. });
         // A vfio-user server gets memory in files only.
         let copy = copy || devices.iter().any(is_served);
-        Ok(Self { snapshot, state, copy, resume })
+        Ok(Self { memory: SavedMemory::Snapshot { snapshot, copy }, state, resume })
     }
 
-    pub(crate) const fn snapshot(&self) -> &StoredSnapshot {
-        &self.snapshot
+    /// The machine of the execution before this one, with its open `files`.
+    pub(crate) const fn taken_over(state: MachineState, files: KeptFiles, resume: bool) -> Self {
+        Self { memory: SavedMemory::Kept(files), state, resume }
     }
 
     pub(super) const fn state(&self) -> &MachineState {
         &self.state
     }
 
+    /// The error of a state that is not restored for `reason`.
+    pub(super) fn failed(&self, reason: RestoreReason) -> Box<dyn Report> {
+        match &self.memory {
+            SavedMemory::Snapshot { snapshot, .. } => Box::new(reason.of(snapshot.path())),
+            SavedMemory::Kept(_) => Box::new(UpgradeError::State(reason)),
+        }
+    }
+
     /// Its memory, for the machine of `plan`. A file that another user can change is copied in. So is all memory where it is made
     /// present before the guest runs: read in whole anyway, it has huge pages then.
-    pub(crate) fn image(&self, plan: &Plan) -> MemoryImage<'_> {
-        let (file, pieces) = self.snapshot.memory();
-        let is_present = plan.passthrough.is_some() || plan.backings.iter().any(|backing| backing.prefault);
-        MemoryImage { file, pieces, copy: self.copy || is_present || !self.snapshot.is_ours() }
+    pub(crate) fn beginning(&self, plan: &Plan) -> Beginning<'_> {
+        match &self.memory {
+            SavedMemory::Snapshot { snapshot, copy } => {
+                let (file, pieces) = snapshot.memory();
+                let is_present =
+                    plan.passthrough.is_some() || plan.backings.iter().any(|backing| backing.prefault);
+                Beginning::Snapshot(MemoryImage {
+                    file,
+                    pieces,
+                    copy: *copy || is_present || !snapshot.is_ours(),
+                })
+            }
+            SavedMemory::Kept(files) => Beginning::Kept(files),
+        }
     }
 }

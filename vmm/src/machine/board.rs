@@ -65,9 +65,8 @@ impl<'a> Board<'a> {
     }
 
     /// Adds the serial port. Returns the part of the event loop that carries typed bytes to it.
-    pub(super) fn serial(&mut self, console: Console) -> Result<Subscriber, BuildError> {
+    pub(super) fn serial(&mut self, console: Arc<Mutex<Console>>) -> Result<Subscriber, BuildError> {
         let gsi = self.plan.line(SERIAL).ok_or(BuildError::Missing("serial interrupt"))?;
-        let console = Arc::new(Mutex::new(console));
         let port: Arc<dyn Port> = if let Some(span) = self.plan.device(SERIAL) {
             let port = ArmSerialPort::new(self.vm.line(gsi), Arc::clone(&console))?;
             self.memory.add(span.start().get()..span.end().get(), Arc::clone(&port) as Arc<dyn BusDevice>)?;

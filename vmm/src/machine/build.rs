@@ -45,6 +45,7 @@ use crate::resources::{AddressSpaces, OpenDevice, OpenedDevice, Resources, Threa
 pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Result<Machine, BuildError> {
     let Resources { hypervisor, vm, ram, mut boot, console, devices, spaces, leases, is_restored, .. } =
         resources;
+    let console = Arc::new(Mutex::new(console));
     let exit = ExitLatch::new()?;
     check_caching(kinds(plan, &leases), CACHED_PFNMAP.filter(|known| !vm.slots().supports(*known)))?;
     map_memory(&vm, &ram)?;
@@ -54,7 +55,7 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
     let gate: Arc<PauseGate> = Arc::default();
     let reset = ResetLine::new(plan.on_reset, &exit, &gate);
     let mut board = Board::new(plan, &vm, &exit, &reset)?;
-    let mut subscribers: Vec<Subscriber> = vec![board.serial(console)?];
+    let mut subscribers: Vec<Subscriber> = vec![board.serial(Arc::clone(&console))?];
 
     let slices: Vec<_> = devices.iter().filter_map(slice).collect();
     let connections = Connections::new(&vm, ram.memory.clone(), &spaces, plan)?;
@@ -69,23 +70,21 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
     let hotplug = keep(plan, &root, tree.hotplug_slots, tree.fixed, maker, journal)?;
     board.pci(&root)?;
 
-    let files = boot.as_mut().filter(|_| !is_restored);
-    let Loaded { entry, errors } = load_guest(plan, &vm, &ram.memory, files)?;
+    let Loaded { entry, errors } =
+        load_guest(plan, &vm, &ram.memory, boot.as_mut().filter(|_| !is_restored))?;
     let reporter = configure(&hypervisor, plan, &vcpus, &entry)?;
     let initial = || InitialState::of(&hypervisor, &states.interface, &vm, &controllers, &vcpus);
     let vcpu_reset = VcpuReset::of(plan.on_reset, initial, entry)?;
     let vcpus = Vcpu::all(vcpus, &plan.vcpus);
     let reports = Reports { reporter, errors, journal: Arc::clone(journal) };
-    let poison = Poison::new(plan, &ram, &leases, &slices, reports)?;
-    let checks = poison.checks();
-    let poison = Arc::new(Mutex::new(poison));
+    let (poison, checks) = Poison::new(plan, &ram, &leases, &slices, reports)?.shared();
     subscribers.extend([Arc::clone(&poison) as Subscriber, Arc::new(Mutex::new(Wake(Arc::clone(&exit))))]);
     let events = EventManager::new().map_err(io::Error::other)?;
     let button = || acpi_line(plan, POWER_BUTTON).map(|gsi| pulse(&vm, gsi));
     let handle = hotplug.as_ref().map(|running| running.handle.clone());
     let snapshot = SnapshotParts {
         plan: plan.clone(),
-        origin: Origin::default(),
+        origin: Origin::new(console, boot.as_ref())?,
         root,
         controllers,
         hotplug: handle.clone(),

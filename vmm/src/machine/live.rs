@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::exit::{ExitLatch, ExitReason};
+use super::hand_over::{NextUpgrade, UpgradeRequest};
 use super::pause::{PauseGate, PauseState};
 use super::poison::Interrupt;
 use super::save::{NextSnapshot, SnapshotRequest};
@@ -20,6 +21,7 @@ pub struct Live {
     /// `None` once the machine ends: from then on this keeps neither its memory nor its descriptors.
     parts: Arc<Mutex<Option<LiveParts>>>,
     snapshot: NextSnapshot,
+    upgrade: NextUpgrade,
 }
 
 /// Parts of a machine that other threads use, as functions that neither wait nor fail.
@@ -73,7 +75,13 @@ pub enum ControlError {
 
 impl Live {
     pub(crate) fn new(exit: Arc<ExitLatch>, gate: Arc<PauseGate>, parts: LiveParts) -> Self {
-        Self { exit, gate, parts: Arc::new(Mutex::new(Some(parts))), snapshot: NextSnapshot::default() }
+        Self {
+            exit,
+            gate,
+            parts: Arc::new(Mutex::new(Some(parts))),
+            snapshot: NextSnapshot::default(),
+            upgrade: NextUpgrade::default(),
+        }
     }
 
     /// Requests that the vCPUs leave the guest; they have when [`pause_state`](Self::pause_state) is [`PauseState::Paused`],
@@ -120,6 +128,18 @@ impl Live {
     /// The next snapshot to write.
     pub(super) fn next_snapshot(&self) -> NextSnapshot {
         Arc::clone(&self.snapshot)
+    }
+
+    /// Requests that another program takes the machine over, which the event loop carries out. A request that waits for that
+    /// already is dropped with its reply.
+    pub(crate) fn upgrade(&self, request: UpgradeRequest) {
+        *lock(&self.upgrade) = Some(request.into());
+        let _ = self.exit.wake().write(1); // a full counter has woken it already
+    }
+
+    /// The next request of an upgrade.
+    pub(super) fn next_upgrade(&self) -> NextUpgrade {
+        Arc::clone(&self.upgrade)
     }
 
     fn change(

@@ -16,6 +16,7 @@ mod bus;
 mod error;
 mod exit;
 mod finish;
+mod hand_over;
 mod live;
 mod load;
 mod pause;
@@ -45,12 +46,14 @@ use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber
 pub(crate) use exit::ExitLatch;
 pub use exit::ExitReason;
 pub use finish::Unfinished;
+pub use hand_over::UpgradeError;
+pub(crate) use hand_over::{HandOver, HandedMachine, UpgradeRequest, now, unsupported};
 #[cfg(test)]
 pub(crate) use live::LiveParts;
 pub use live::{ControlError, DeviceCounters, Live};
 pub(crate) use pause::PauseState;
 pub(crate) use save::SnapshotRequest;
-pub(crate) use saved::MachineState;
+pub(crate) use saved::{GuestView, MachineState, check_view, guest_view};
 pub use tree::TreeError;
 
 use crate::config::Spec;
@@ -140,9 +143,14 @@ impl Machine {
         self
     }
 
-    /// Runs the guest to its end, and calls `step` after each step. On return the vCPUs have stopped, and each device has
+    /// As [`Machine::run_until`], where no other program takes the machine over.
+    pub fn run(self, step: &dyn Fn(MachineStep)) -> Ended {
+        self.run_until(step, &unsupported)
+    }
+
+    /// Runs the guest to its end, and calls `step` after each step and `hand_over` at the request of an upgrade. On return the vCPUs have stopped, and each device has
     /// made durable what it promised or is in [`Ended::unfinished`].
-    pub fn run(mut self, step: &dyn Fn(MachineStep)) -> Ended {
+    pub(crate) fn run_until(mut self, step: &dyn Fn(MachineStep), hand_over: HandOver<'_>) -> Ended {
         let exit = Arc::clone(&self.shared.exit);
         for subscriber in &self.subscribers {
             self.events.add_subscriber(Arc::clone(subscriber));
@@ -165,7 +173,7 @@ impl Machine {
             Some(reset) => reset.carry_out(&self.vm, &exit, buses, events),
             None => Ok(()), // nothing requests one
         };
-        let next = self.live.next_snapshot();
+        let (next, next_upgrade) = (self.live.next_snapshot(), self.live.next_upgrade());
         let parts = save::RunningParts { vm: &self.vm, ram: &self.ram, shared: &self.shared };
         let mut save = |events: &mut EventManager<Subscriber>| {
             let request = lock(&next).take();
@@ -181,6 +189,7 @@ impl Machine {
                 reply(written);
                 let _ = exit.wake().write(1); // its turns took what others woke the event loop for
             }
+            self.snapshot.upgrade(&next_upgrade, hand_over, &parts, events);
         };
         let mut duties = Duties { reset: &mut reset, save: &mut save };
         let served = || {

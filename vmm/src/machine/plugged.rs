@@ -177,7 +177,7 @@ impl DeviceMaker {
     fn join(&self, plan: &FunctionPlan, device: &Device) -> Result<New, HotplugError> {
         let failed = |source| HotplugError::Device { id: device.id.clone(), source };
         let unmade = |source| HotplugError::Make { id: device.id.clone(), source };
-        let opened = open_virtio(&device.kind).map_err(failed)?;
+        let opened = open_virtio(&device.kind, None).map_err(failed)?;
         let made = Virtio::new(opened, device).map_err(unmade)?;
         let Virtio { device: virtio, subscriber } = made.ok_or_else(|| failed(DeviceError::NotVirtio))?;
         let function = self.wiring.function(plan, Arc::clone(&virtio)).map_err(unmade)?;

@@ -6,6 +6,8 @@
 //! ```
 //! Nothing here changes the machine: whatever fails, it is paused as before, and can resume.
 
+use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -24,8 +26,10 @@ use crate::arch::boot::BootFiles;
 use crate::arch::native::state::{ControllersState, VcpuState};
 use crate::arch::native::vcpu::Controllers;
 use crate::config::{DeviceKind, Spec};
+use crate::console::Console;
 use crate::error::Chain;
 use crate::hotplug;
+use crate::kept::KeptPart;
 use crate::kvm::{KvmError, Vm};
 use crate::lock::lock;
 use crate::memory::GuestRam;
@@ -50,12 +54,26 @@ pub(crate) struct SnapshotRequest {
 pub(crate) type NextSnapshot = Arc<Mutex<Option<SnapshotRequest>>>;
 
 /// Of what a machine was made.
-#[derive(Default)]
 pub(super) struct Origin {
     /// Configuration of the machine; `None` in tests that have none.
     pub(super) spec: Option<Spec>,
     /// Devices that were unplugged for the snapshot that it began with, until it first runs.
     pub(super) unplugged: Unplugged,
+    pub(super) console: Arc<Mutex<Console>>,
+    /// Kernel and initramfs, where a reset loads them again.
+    pub(super) boot: KeptPart,
+}
+
+impl Origin {
+    /// Without a configuration, with duplicates of the files of `boot`.
+    ///
+    /// # Errors
+    /// When descriptors run out.
+    pub(super) fn new(console: Arc<Mutex<Console>>, boot: Option<&BootFiles>) -> io::Result<Self> {
+        let files = boot.iter().flat_map(|boot| [Some(&boot.kernel), boot.initramfs.as_ref()]).flatten();
+        let boot = KeptPart::of(files.map(AsFd::as_fd))?;
+        Ok(Self { spec: None, unplugged: Unplugged::default(), console, boot })
+    }
 }
 
 /// Devices to plug in when the guest first runs, as entries of `"devices"`.
@@ -80,7 +98,7 @@ pub(super) struct RunningParts<'a> {
 }
 
 /// Opens the gate after a snapshot, whatever came of it.
-struct Saving<'a>(&'a Shared);
+pub(super) struct Saving<'a>(&'a Shared);
 
 impl Drop for Saving<'_> {
     fn drop(&mut self) {
@@ -88,7 +106,7 @@ impl Drop for Saving<'_> {
     }
 }
 
-fn refused(what: impl Into<String>, remedy: impl Into<String>) -> SaveReason {
+pub(super) fn refused(what: impl Into<String>, remedy: impl Into<String>) -> SaveReason {
     SaveReason::Refused { what: what.into(), remedy: remedy.into() }
 }
 
@@ -134,7 +152,7 @@ impl SnapshotParts {
     pub(super) fn carry_out(
         &self,
         folder: &Path,
-        mut unplugged: Vec<Value>,
+        unplugged: Vec<Value>,
         running: &RunningParts<'_>,
         events: &mut EventManager<Subscriber>,
     ) -> Result<(), SnapshotError> {
@@ -143,20 +161,7 @@ impl SnapshotParts {
         let machine = self.configuration().map_err(failed)?;
         // Before the machine is held: most requests that fail do so here.
         let new = NewSnapshot::begin(folder)?;
-        if !running.shared.gate.begin_save(self.plan.vcpus.len()) {
-            return Err(failed(SaveReason::NotPaused));
-        }
-        let _saving = Saving(running.shared);
-        // Interrupts of what completes belong to the state of the vCPUs.
-        self.quiesce(events, running.shared).map_err(failed)?;
-        running.shared.gate.save_vcpus();
-        let vcpus = running.shared.states.take().map_err(|error| failed(kvm(&error)))?;
-        // One of a machine that ends waits no more.
-        if vcpus.len() != self.plan.vcpus.len() {
-            return Err(failed(SaveReason::NotPaused));
-        }
-        unplugged.extend(lock(&self.origin.unplugged).iter().cloned());
-        let state = self.state(vcpus, unplugged, running).map_err(failed)?;
+        let (_saving, state) = self.hold(unplugged, running, events).map_err(failed)?;
         let state = serde_json::to_vec(&state).map_err(|error| {
             failed(SaveReason::File { step: "cannot write", name: STATE.to_owned(), source: error.into() })
         })?;
@@ -164,6 +169,32 @@ impl SnapshotParts {
         // What came or broke meanwhile is in no snapshot either.
         let ends = || running.shared.exit.is_set();
         new.write(&contents, |file| running.ram.save(file, &ends), || self.check())
+    }
+
+    /// Holds the paused machine, and reads its state but for its memory. It is held as long as the first value lives.
+    ///
+    /// # Errors
+    /// [`SaveReason`]; the machine is as before.
+    pub(super) fn hold<'a>(
+        &self,
+        mut unplugged: Vec<Value>,
+        running: &RunningParts<'a>,
+        events: &mut EventManager<Subscriber>,
+    ) -> Result<(Saving<'a>, MachineState), SaveReason> {
+        if !running.shared.gate.begin_save(self.plan.vcpus.len()) {
+            return Err(SaveReason::NotPaused);
+        }
+        let saving = Saving(running.shared);
+        // Interrupts of what completes belong to the state of the vCPUs.
+        self.quiesce(events, running.shared)?;
+        running.shared.gate.save_vcpus();
+        let vcpus = running.shared.states.take().map_err(|error| kvm(&error))?;
+        // One of a machine that ends waits no more.
+        if vcpus.len() != self.plan.vcpus.len() {
+            return Err(SaveReason::NotPaused);
+        }
+        unplugged.extend(lock(&self.origin.unplugged).iter().cloned());
+        Ok((saving, self.state(vcpus, unplugged, running)?))
     }
 
     /// Refuses a machine with something that no snapshot has.
@@ -177,7 +208,7 @@ impl SnapshotParts {
         match hotplug.devices().keys().find(|id| !planned.contains_key(*id)) {
             Some(id) => Err(refused(
                 format!("device \"{id}\" was plugged in while the guest ran"),
-                "let its guest release it: egm-vmm ctl --api SOCKET resume, then egm-vmm ctl --api SOCKET snapshot --unplug DIR",
+                "let its guest release it: egm-vmm ctl --api SOCKET resume, then snapshot --unplug DIR, or upgrade --unplug",
             )),
             None => Ok(()),
         }

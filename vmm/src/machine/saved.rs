@@ -13,12 +13,15 @@ use crate::plan::{FunctionPlan, FunctionRole, Plan};
 use crate::snapshot::{Mismatch, ensure};
 use crate::virtio::FunctionState;
 
+/// What a guest has found of a plan, as JSON; see [`guest_view`].
+pub(crate) type GuestView = BTreeMap<String, String>;
+
 /// State of all of a machine but its memory.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MachineState {
     /// What the guest has found of the plan, as JSON; see [`guest_view`].
-    pub(super) guest: BTreeMap<String, String>,
+    pub(super) guest: GuestView,
     /// In the order of the plan.
     pub(super) vcpus: Vec<VcpuState>,
     pub(super) controllers: ControllersState,
@@ -52,7 +55,7 @@ impl MachineState {
 }
 
 /// The parts of `plan` that its guest finds: a restored machine must have the same, whatever the host plans.
-pub(super) fn guest_view(plan: &Plan) -> BTreeMap<String, String> {
+pub(crate) fn guest_view(plan: &Plan) -> GuestView {
     let vcpu = |vcpu: &crate::plan::VcpuPlan| {
         json!([vcpu.index, vcpu.hardware_id, vcpu.socket, vcpu.core, vcpu.thread, vcpu.node])
     };
@@ -81,7 +84,7 @@ pub(super) fn guest_view(plan: &Plan) -> BTreeMap<String, String> {
 ///
 /// # Errors
 /// [`Mismatch`].
-pub(super) fn check_view(saved: &BTreeMap<String, String>, plan: &Plan) -> Result<(), Mismatch> {
+pub(crate) fn check_view(saved: &GuestView, plan: &Plan) -> Result<(), Mismatch> {
     let here = guest_view(plan);
     match here.iter().find(|(key, value)| saved.get(*key) != Some(value)) {
         Some((key, _)) => {

@@ -7,6 +7,7 @@
 
 mod error;
 mod huge;
+mod kept;
 mod saved;
 
 use std::fs::File;
@@ -22,8 +23,10 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
 pub(crate) use self::error::MemoryError;
 pub(crate) use self::huge::Present;
+pub(crate) use self::kept::{Beginning, Unkept};
 pub(crate) use self::saved::MemoryImage;
 use crate::config::PageSize;
+use crate::kept::KeptFiles;
 use crate::kvm::Vm;
 use crate::plan::{Allocation, BackingPlan, Plan};
 use crate::reserve::Leases;
@@ -152,7 +155,7 @@ struct Extent {
 
 impl GuestRam {
     /// Opens and maps all guest memory; slices of regions come from `leases`, and guest_memfd from `vm`. Its bytes are those
-    /// of `image`, or zero.
+    /// of `beginning`, or zero.
     ///
     /// # Errors
     /// `MemoryError`; everything is released.
@@ -160,9 +163,10 @@ impl GuestRam {
         plan: &Plan,
         leases: &Leases,
         vm: &Vm,
-        image: Option<MemoryImage<'_>>,
+        beginning: Beginning<'_>,
     ) -> Result<Self, MemoryError> {
-        let mut opener = Opener { leases, vm, files: None };
+        let image = beginning.image();
+        let mut opener = Opener { leases, vm, kept: beginning.kept(), files: None };
         let backings = plan.backings.iter().map(|backing| match backing.device {
             true => Ok(None),
             false => opener.open(backing).map(Some),
@@ -280,7 +284,7 @@ pub(crate) fn bytes(
     vm: &Vm,
     near: Option<CpuSet>,
 ) -> Result<Arc<dyn Backing>, MemoryError> {
-    let source = Opener { leases, vm, files: None }.open(plan)?;
+    let source = Opener { leases, vm, kept: None, files: None }.open(plan)?;
     let Source::File(backing) = &source else { return Err(wrong(0, "memory behind a BAR is a file")) };
     let mapping = map(&source, plan, Extent { gpa: 0, size: plan.size, backing: 0, offset: 0 }, None)?;
     if plan.prefault && !backing.is_invisible() {
@@ -294,6 +298,7 @@ pub(crate) fn bytes(
 struct Opener<'a> {
     leases: &'a Leases,
     vm: &'a Vm,
+    kept: Option<&'a KeptFiles>,
     files: Option<HugeFiles>,
 }
 
@@ -305,6 +310,12 @@ impl Opener<'_> {
         }
         if plan.guest_memfd {
             return Ok(file(Anonymous::of_vm(&plan.id, self.vm.as_fd(), plan.size)?));
+        }
+        if let Some(kept) = self.kept {
+            let part = kept.part(&KeptFiles::memory(&plan.id));
+            let memory = part.ok_or_else(|| wrong(0, "its memory is not kept"))?.first();
+            let memory = memory.map_err(|source| MemoryError::Image { source })?;
+            return Ok(file(Anonymous::adopt(&plan.id, memory, plan.size, plan.page_size.bytes())?));
         }
         let huge = match plan.page_size {
             PageSize::Size2M => Some(HugePage::Size2M),

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use super::assigned::AddressSpaces;
 use super::slices::{OpenSlice, SliceError, Slices};
 use crate::config::{Device, DeviceKind, Tap};
 use crate::error::{Blame, Remedy, Report, opening};
+use crate::kept::{KeptFiles, KeptPart};
 use crate::plan::{FunctionRole, Plan};
 use crate::virtio::blk::{Disk, DiskError};
 use crate::virtio::net::Backend;
@@ -144,23 +146,30 @@ impl Report for DeviceError {
 pub(crate) const VHOST_NET: &str = "/dev/vhost-net";
 pub(crate) const VHOST_VSOCK: &str = "/dev/vhost-vsock";
 
-/// Opens what each device of `plan` needs, in the plan's order.
+/// Opens what each device of `plan` needs, in the plan's order; what is `kept` is not opened again.
 pub(super) fn open(
     plan: &Plan,
     spaces: &AddressSpaces,
     slices: &Slices<'_>,
+    kept: Option<&KeptFiles>,
 ) -> Result<Vec<OpenedDevice>, DeviceFailure> {
     let mut all = Vec::new();
     for function in &plan.pci {
         let FunctionRole::Endpoint { device, .. } = &function.role else { continue };
-        let opened = open_one(device, spaces, slices);
+        let kept = kept.and_then(|kept| kept.part(&KeptFiles::device(&device.id)));
+        let opened = open_one(device, spaces, slices, kept);
         let opened = opened.map_err(|source| DeviceFailure { id: device.id.clone(), source })?;
         all.push(OpenedDevice { device: device.clone(), opened });
     }
     Ok(all)
 }
 
-fn open_one(device: &Device, spaces: &AddressSpaces, slices: &Slices<'_>) -> Result<OpenDevice, DeviceError> {
+fn open_one(
+    device: &Device,
+    spaces: &AddressSpaces,
+    slices: &Slices<'_>,
+    kept: Option<&KeptPart>,
+) -> Result<OpenDevice, DeviceError> {
     match &device.kind {
         DeviceKind::Vfio { function, .. } => Ok(OpenDevice::Assigned(spaces.function(*function)?)),
         DeviceKind::VfioUser { socket } => {
@@ -168,27 +177,30 @@ fn open_one(device: &Device, spaces: &AddressSpaces, slices: &Slices<'_>) -> Res
             spaces.served(socket).map(OpenDevice::Assigned).ok_or_else(missing)
         }
         DeviceKind::Egm { node, .. } => Ok(OpenDevice::Slice(slices.open(&device.id, *node)?)),
-        virtio => open_virtio(virtio),
+        virtio => open_virtio(virtio, kept),
     }
 }
 
-/// Opens what a virtio device of the kind `kind` needs.
+/// Opens what a virtio device of the kind `kind` needs, unless it is `kept`.
 ///
 /// # Errors
 /// [`DeviceError`]; for other kinds [`DeviceError::NotVirtio`].
-pub(crate) fn open_virtio(kind: &DeviceKind) -> Result<OpenDevice, DeviceError> {
+pub(crate) fn open_virtio(kind: &DeviceKind, kept: Option<&KeptPart>) -> Result<OpenDevice, DeviceError> {
     match kind {
-        DeviceKind::VirtioBlk { path, read_only } => disk(path, *read_only).map(OpenDevice::Block),
+        DeviceKind::VirtioBlk { path, read_only } => disk(path, *read_only, kept).map(OpenDevice::Block),
         DeviceKind::VirtioNet { tap, queue_pairs, vhost, .. } => {
-            let taps = match tap {
-                Tap::Name(name) => tap::open(name, *queue_pairs)?,
-                Tap::Descriptors(numbers) => tap::adopt(numbers)?,
+            let taps = match (tap, kept) {
+                (_, Some(kept)) => {
+                    tap::adopt(&kept.files().iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>())?
+                }
+                (Tap::Name(name), None) => tap::open(name, *queue_pairs)?,
+                (Tap::Descriptors(numbers), None) => tap::adopt(numbers)?,
             };
             Ok(OpenDevice::Net { taps, backend: net_backend(*queue_pairs, *vhost)? })
         }
         DeviceKind::VirtioRng => Ok(OpenDevice::Rng),
         DeviceKind::VirtioVsock { cid, socket } => {
-            Ok(OpenDevice::Vsock(Box::new(Vsock::new(*cid, vsock_backend(socket.as_deref())?)?)))
+            Ok(OpenDevice::Vsock(Box::new(Vsock::new(*cid, vsock_backend(socket.as_deref(), kept)?)?)))
         }
         DeviceKind::Vfio { .. } | DeviceKind::VfioUser { .. } | DeviceKind::Egm { .. } => {
             Err(DeviceError::NotVirtio)
@@ -205,10 +217,13 @@ pub(crate) fn open_disk(path: &Path, write: bool) -> Result<File, DeviceError> {
 }
 
 /// The lock is the kernel's and goes with the descriptor: no stale lock file after a crash.
-fn disk(path: &Path, read_only: bool) -> Result<Disk, DeviceError> {
+fn disk(path: &Path, read_only: bool, kept: Option<&KeptPart>) -> Result<Disk, DeviceError> {
     let error = |source| DeviceError::DiskFile { path: path.to_owned(), source };
-    // The kind is checked before locking: a lock on what is no disk may affect others.
-    let file = open_disk(path, !read_only)?;
+    // The kind is checked before locking: a lock on what is no disk may affect others. A kept file has its lock.
+    let file = match kept {
+        Some(kept) => kept.first().map_err(error)?,
+        None => open_disk(path, !read_only)?,
+    };
     let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
     match locked {
         Ok(()) => {}
@@ -230,10 +245,11 @@ fn net_backend(queue_pairs: u16, vhost: Option<bool>) -> Result<Backend, DeviceE
     }
 }
 
-fn vsock_backend(socket: Option<&Path>) -> Result<vsock::Backend, DeviceError> {
-    match socket {
-        Some(path) => Ok(vsock::Backend::Userspace(HostSockets::bind(path)?)),
-        None => {
+fn vsock_backend(socket: Option<&Path>, kept: Option<&KeptPart>) -> Result<vsock::Backend, DeviceError> {
+    match (socket, kept) {
+        (Some(path), Some(kept)) => Ok(vsock::Backend::Userspace(HostSockets::adopt(path, kept)?)),
+        (Some(path), None) => Ok(vsock::Backend::Userspace(HostSockets::bind(path)?)),
+        (None, _) => {
             let file = open_both_ways(VHOST_VSOCK)
                 .map_err(|source| DeviceError::VhostFile { path: VHOST_VSOCK, source })?;
             Ok(vsock::Backend::vhost(file).map_err(VsockError::from)?)
@@ -253,22 +269,22 @@ mod tests {
     fn a_writable_disk_belongs_to_one_machine_and_a_read_only_one_to_many() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
-        let first = disk(file.path(), true).unwrap();
-        let second = disk(file.path(), true).unwrap();
-        assert!(matches!(disk(file.path(), false), Err(DeviceError::DiskInUse { .. })));
+        let first = disk(file.path(), true, None).unwrap();
+        let second = disk(file.path(), true, None).unwrap();
+        assert!(matches!(disk(file.path(), false, None), Err(DeviceError::DiskInUse { .. })));
         drop((first, second));
-        let writer = disk(file.path(), false).unwrap();
-        assert!(matches!(disk(file.path(), true), Err(DeviceError::DiskInUse { .. })));
+        let writer = disk(file.path(), false, None).unwrap();
+        assert!(matches!(disk(file.path(), true, None), Err(DeviceError::DiskInUse { .. })));
         drop(writer);
     }
 
     #[test]
     fn a_disk_that_is_missing_or_too_small_is_the_configurations_fault() {
-        let missing = disk(Path::new("/nonexistent/disk"), false).unwrap_err();
+        let missing = disk(Path::new("/nonexistent/disk"), false, None).unwrap_err();
         assert_eq!(missing.blame(), Blame::Configuration);
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(511).unwrap();
-        let small = disk(file.path(), false).unwrap_err();
+        let small = disk(file.path(), false, None).unwrap_err();
         assert!(matches!(&small, DeviceError::Disk { source: DiskError::TooSmall { bytes: 511 }, .. }));
         assert_eq!(small.blame(), Blame::Configuration);
     }
@@ -283,7 +299,7 @@ mod tests {
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         for path in [&pipe, &socket, folder.path(), Path::new("/dev/zero")] {
             for read_only in [true, false] {
-                let error = disk(path, read_only).unwrap_err();
+                let error = disk(path, read_only, None).unwrap_err();
                 let is_kind = matches!(error, DeviceError::Disk { source: DiskError::Kind, .. });
                 assert!(is_kind, "{}: {error:?}", path.display());
             }

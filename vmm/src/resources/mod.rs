@@ -31,8 +31,9 @@ use crate::config::{Boot, OnReset};
 use crate::console::{Console, ConsoleError};
 use crate::error::{Blame, Remedy, Report};
 use crate::facts::Facts;
+use crate::kept::{KeptFiles, KeptPart};
 use crate::kvm::{Hypervisor, KvmError, Vm};
-use crate::memory::{GuestRam, MemoryError, MemoryImage, Present, Progress};
+use crate::memory::{Beginning, GuestRam, MemoryError, Present, Progress};
 use crate::plan::{BackingPlan, Plan};
 use crate::reserve::{Leases, Servers};
 
@@ -139,11 +140,11 @@ impl Resources {
         servers: Servers,
         progress: Progress<'_>,
     ) -> Result<Self, ResourceError> {
-        Self::open_with(plan, facts, leases, servers, None, progress)
+        Self::open_with(plan, facts, leases, servers, Beginning::Kernel, progress)
     }
 
-    /// As [`Resources::open`], with the guest memory of `image` if there is one. No kernel is loaded into that, so it is opened
-    /// for a later reset only.
+    /// As [`Resources::open`], for a machine that begins with `beginning`. Where that is no kernel, it is opened for a later
+    /// reset only.
     ///
     /// # Errors
     /// As [`Resources::open`].
@@ -152,28 +153,34 @@ impl Resources {
         facts: &Facts,
         leases: &Leases,
         servers: Servers,
-        image: Option<MemoryImage<'_>>,
+        beginning: Beginning<'_>,
         progress: Progress<'_>,
     ) -> Result<Self, ResourceError> {
-        let needs_boot = image.is_none() || plan.on_reset == OnReset::Reboot;
-        let boot = needs_boot.then(|| open_boot(&plan.boot)).transpose()?;
+        let (kept, is_restored) = (beginning.kept(), !matches!(beginning, Beginning::Kernel));
+        let needs_boot = !is_restored || plan.on_reset == OnReset::Reboot;
+        let boot = || match kept.and_then(|kept| kept.part(KeptFiles::BOOT)) {
+            Some(kept) => kept_boot(&plan.boot, kept),
+            None => open_boot(&plan.boot),
+        };
+        let boot = needs_boot.then(boot).transpose()?;
         let hypervisor = Hypervisor::open()?;
         let vm = hypervisor.create_vm(plan.address_bits)?;
-        let console = Console::open(&plan.console)?;
+        let console = Console::open_with(&plan.console, kept.and_then(|kept| kept.part(KeptFiles::CONSOLE)))?;
         let spaces = AddressSpaces::open(plan, &vm, servers)?;
         let slices = Slices { plan, host: facts, leases, vm: &vm };
-        let devices = devices::open(plan, &spaces, &slices)?;
-        let ram = GuestRam::open(plan, leases, &vm, image)?;
+        let devices = devices::open(plan, &spaces, &slices, kept)?;
+        let ram = GuestRam::open(plan, leases, &vm, beginning)?;
         let AroundPrefault { early, late } = spaces.maps(plan, &ram)?.around_prefault();
         let prefault = || ram.prefault(plan, spaces.pin(), |backing| near(facts, backing), progress);
         if spaces.is_empty() {
-            prefault()?;
+            // What is kept is present already.
+            kept.map_or_else(prefault, |_| Ok(()))?;
         } else {
             at_once(|| early.make(facts), || reset::reset(&devices), prefault)?;
             late.make(facts)?;
         }
         let present = ram.present(plan, spaces.pin());
-        let (leases, is_restored) = (leases.clone(), image.is_some());
+        let leases = leases.clone();
         Ok(Self { present, hypervisor, vm, ram, boot, console, devices, spaces, leases, is_restored })
     }
 }
@@ -242,6 +249,14 @@ fn open_boot(boot: &Boot) -> Result<BootFiles, ResourceError> {
     let kernel = open_file("boot.kernel", &boot.kernel)?;
     let initramfs = boot.initramfs.as_deref().map(|path| open_file("boot.initramfs", path)).transpose()?;
     Ok(BootFiles { kernel, initramfs })
+}
+
+/// The same of the execution before this one.
+fn kept_boot(boot: &Boot, kept: &KeptPart) -> Result<BootFiles, ResourceError> {
+    let error = |source| ResourceError::File { key: "boot.kernel", path: boot.kernel.clone(), source };
+    let mut files = kept.duplicates().map_err(error)?.into_iter();
+    let kernel = files.next().ok_or_else(|| error(io::ErrorKind::NotFound.into()))?;
+    Ok(BootFiles { kernel, initramfs: files.next() })
 }
 
 /// Host CPUs on the nodes that a backing is bound to.

@@ -43,23 +43,25 @@ pub enum SaveReason {
 impl Report for SnapshotError {
     fn remedy(&self) -> Remedy {
         match &self.reason {
-            SaveReason::NotEmpty => {
-                Blame::Configuration.help("name a folder that is empty or does not exist")
-            }
             SaveReason::File { source, .. } if source.kind() == io::ErrorKind::StorageFull => Blame::Host
                 .help(format!("free space there, or name another folder: df -h {}", self.folder.display())),
-            SaveReason::File { .. } => Blame::Host.help("name a folder that this process may write"),
-            SaveReason::FileLimit { .. } => {
-                Blame::Host.help("raise the limit of file sizes: ulimit -f unlimited")
-            }
-            SaveReason::Refused { remedy, .. } => Blame::Configuration.help(remedy.clone()),
-            SaveReason::NotPaused => Blame::Configuration.help("use vm.pause first"),
-            SaveReason::Silent { .. } => {
+            reason => reason.remedy(),
+        }
+    }
+}
+
+impl SaveReason {
+    pub(crate) fn remedy(&self) -> Remedy {
+        match self {
+            Self::NotEmpty => Blame::Configuration.help("name a folder that is empty or does not exist"),
+            Self::File { .. } => Blame::Host.help("name a folder that this process may write"),
+            Self::FileLimit { .. } => Blame::Host.help("raise the limit of file sizes: ulimit -f unlimited"),
+            Self::Refused { remedy, .. } => Blame::Configuration.help(remedy.clone()),
+            Self::NotPaused => Blame::Configuration.help("use vm.pause first"),
+            Self::Silent { .. } => {
                 Blame::Host.help("look for what is wrong with the storage below it: dmesg")
             }
-            SaveReason::Kvm(_) => {
-                Blame::Host.help("use vm.resume; the kernel's log may have the reason: dmesg")
-            }
+            Self::Kvm(_) => Blame::Host.help("use vm.resume; the kernel's log may have the reason: dmesg"),
         }
     }
 }

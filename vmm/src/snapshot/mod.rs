@@ -11,7 +11,7 @@ mod stored;
 
 pub use error::{RestoreError, RestoreReason, SaveReason, SnapshotError};
 pub(crate) use folder::{Contents, NewSnapshot};
-pub(crate) use format::{MACHINE, MemoryPiece, PAGE, STATE};
+pub(crate) use format::{FORMAT, MACHINE, MemoryPiece, PAGE, STATE};
 pub use mismatch::Mismatch;
 pub(crate) use mismatch::ensure;
 pub(crate) use stored::StoredSnapshot;

@@ -37,6 +37,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 pub use self::saved::{DeviceState, FunctionState};
 pub use self::transport::{BAR_SIZE, Doorbell, TransportError, VirtioPci};
+use crate::kept::KeptPart;
 
 /// VIRTIO_F_INDIRECT_DESC (virtio 1.3 §6): every device here follows indirect tables.
 pub(crate) const RING_INDIRECT: u64 = 1 << 28;
@@ -157,6 +158,14 @@ pub trait VirtioDevice: MutEventSubscriber + Send {
     /// [`ActivateError`].
     fn restored(&mut self, _saved: &DeviceState) -> Result<(), ActivateError> {
         Ok(())
+    }
+
+    /// Duplicates of the files that it has of the host, which another execution of the program takes over.
+    ///
+    /// # Errors
+    /// When descriptors run out.
+    fn kept(&self) -> std::io::Result<KeptPart> {
+        Ok(KeptPart::default())
     }
 
     /// Counts since the start, each with a name in words; guest mistakes are never logged one by one.

@@ -17,6 +17,8 @@ use crate::api::cycle::{Language, Next};
 use crate::api::events::line_schema;
 use crate::api::openapi::{Content, Described, Outcome, Query, SchemaOf, document};
 use crate::api::snapshots::{NewSnapshot, RestoreConfig, VmSnapshotConfig};
+use crate::api::upgrade::NewUpgrade;
+use crate::api::upgrades::Upgrade;
 use crate::api::views;
 use crate::config;
 use crate::reserve::SliceRecord;
@@ -78,6 +80,7 @@ fn body(operation: Operation) -> Option<SchemaOf> {
         Operation::Snapshot => Some(SchemaGenerator::subschema_for::<VmSnapshotConfig>),
         Operation::SnapshotWithDevices => Some(SchemaGenerator::subschema_for::<NewSnapshot>),
         Operation::Restore => Some(SchemaGenerator::subschema_for::<RestoreConfig>),
+        Operation::Upgrade => Some(SchemaGenerator::subschema_for::<NewUpgrade>),
         Operation::RemoveDevice => Some(SchemaGenerator::subschema_for::<RemovedDevice>),
         Operation::Add(change) | Operation::Amend(change, _) => Some(match change {
             Change::AddDisk => SchemaGenerator::subschema_for::<DiskConfig>,
@@ -101,12 +104,14 @@ fn outcome(operation: Operation) -> Outcome {
         | Operation::Snapshot
         | Operation::SnapshotWithDevices
         | Operation::Restore
+        | Operation::Upgrade
         | Operation::RemoveDevice
         | Operation::SetLogLevel
         | Operation::Amend(..)
         | Operation::Create(_)
         | Operation::Boot
         | Operation::End(_) => Outcome::Done,
+        Operation::UpgradeOutcome => json::<Upgrade>(),
         Operation::Plug => json::<views::NewPciDevice>(),
         Operation::PluggedDevices => Outcome::Contents(vec![content(JSON, plugged_devices)]),
         Operation::Add(_) => {
@@ -161,6 +166,14 @@ const fn failures(operation: Operation) -> &'static [Status] {
         Operation::Boot => {
             &[Status::NotFound, Status::Conflict, Status::InternalServerError, Status::NotImplemented]
         }
+        Operation::Upgrade => &[
+            Status::BadRequest,
+            Status::NotFound,
+            Status::Conflict,
+            Status::InternalServerError,
+            Status::NotImplemented,
+        ],
+        Operation::UpgradeOutcome => &[Status::NotFound, Status::ServiceUnavailable],
         Operation::End(Next::Boot) => &[Status::NotFound, Status::Conflict, Status::NotImplemented],
         Operation::End(Next::Delete) => &[Status::Conflict, Status::NotImplemented],
         Operation::End(Next::End) => &[Status::Conflict],

@@ -183,6 +183,18 @@ pub(in crate::api) const ROUTES: &[Route] = &[
         Operation::SnapshotWithDevices,
         "as `vm.snapshot`, with devices that the restored machine plugs in: a `NewSnapshot`; query `dry-run=1`: check it only",
     ),
+    route(
+        Put,
+        "/egm/v1/upgrade",
+        Operation::Upgrade,
+        "`serve`: another program takes the running machine over, a `NewUpgrade`; answered before its execution",
+    ),
+    route(
+        Get,
+        "/egm/v1/upgrade",
+        Operation::UpgradeOutcome,
+        "the last upgrade of this process; answered when it is over",
+    ),
     route(Get, "/egm/v1/slices", Operation::Slices, "region, offset, owner and retired bytes of each slice"),
     route(Get, "/egm/v1/interrupts", Operation::Interrupts, "interrupt lines, and messages that vectors use"),
     route(Get, "/egm/v1/timings", Operation::Timings, "duration of each stage of the start"),

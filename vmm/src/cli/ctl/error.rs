@@ -70,6 +70,19 @@ impl Report for Undescribed {
     }
 }
 
+/// An upgrade failed after it had begun.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot upgrade the machine, which goes on as before: {reason}")]
+pub(super) struct NotUpgraded {
+    pub(super) reason: String,
+}
+
+impl Report for NotUpgraded {
+    fn remedy(&self) -> Remedy {
+        Blame::Host.help("look at the messages of the machine's program")
+    }
+}
+
 /// A machine goes on although it was to stop.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot end the machine within {} s", STOP.as_secs())]

@@ -10,7 +10,7 @@ use crate::api::{Client, ClientError};
 use crate::cli::print_message;
 use crate::error::{Chain, Report};
 
-type Outcome<T> = Result<T, Box<dyn Report>>;
+pub(super) type Outcome<T> = Result<T, Box<dyn Report>>;
 
 /// Unplugs what was plugged in, pauses the machine, and writes a snapshot into the absolute path `folder`, which has the devices for
 /// the restored machine. With `resume`, and after a failure, the machine gets them back and runs. Returns what was done, in lines.
@@ -18,11 +18,7 @@ type Outcome<T> = Result<T, Box<dyn Report>>;
 /// # Errors
 /// The last step that failed; others are printed.
 pub(super) fn write(client: Client<'_>, path: &Path, folder: &str, resume: bool) -> Outcome<String> {
-    let devices = client.ask("GET", "/egm/v1/devices")?;
-    let devices: Vec<Value> = serde_json::from_str(&devices).unwrap_or_default();
-    if let Some(device) = devices.iter().find(|device| device["type"].is_null()) {
-        return Err(Undescribed { id: id(device) }.into());
-    }
+    let devices = listed(client)?;
     let body = json!({ "folder": folder, "unplugged": devices }).to_string();
     // What is refused for certain is refused before a device leaves.
     client.ask_with("PUT", "/egm/v1/snapshot?dry-run=1", body.as_bytes())?;
@@ -36,19 +32,41 @@ pub(super) fn write(client: Client<'_>, path: &Path, folder: &str, resume: bool)
         Ok(lines) => (lines, Vec::new()),
         Err(error) => (String::new(), vec![error]),
     };
-    for device in unplugged.iter().rev() {
-        match client.within(LONG).ask_with("PUT", "/egm/v1/devices", device.to_string().as_bytes()) {
-            Ok(_) => lines += &format!("{} is plugged in again\n", id(device)),
-            Err(error) => errors.push(error.into()),
-        }
-    }
+    let (again, failed) = plug_again(client, &unplugged);
+    lines += &again;
+    errors.extend(failed.into_iter().map(Box::from));
     let Some(last) = errors.pop() else { return Ok(lines) };
     errors.iter().for_each(|error| print_message(Chain(error.as_ref())));
     Err(last)
 }
 
+/// The devices that were plugged in.
+///
+/// # Errors
+/// One of them cannot be plugged in again.
+pub(super) fn listed(client: Client<'_>) -> Outcome<Vec<Value>> {
+    let devices = client.ask("GET", "/egm/v1/devices")?;
+    let devices: Vec<Value> = serde_json::from_str(&devices).unwrap_or_default();
+    match devices.iter().find(|device| device["type"].is_null()) {
+        Some(device) => Err(Undescribed { id: id(device) }.into()),
+        None => Ok(devices),
+    }
+}
+
+/// Plugs in `unplugged` devices again, the last one first. Returns which, in lines, and what failed.
+pub(super) fn plug_again(client: Client<'_>, unplugged: &[Value]) -> (String, Vec<ClientError>) {
+    let (mut lines, mut errors) = (String::new(), Vec::new());
+    for device in unplugged.iter().rev() {
+        match client.within(LONG).ask_with("PUT", "/egm/v1/devices", device.to_string().as_bytes()) {
+            Ok(_) => lines += &format!("{} is plugged in again\n", id(device)),
+            Err(error) => errors.push(error),
+        }
+    }
+    (lines, errors)
+}
+
 /// Unplugs `devices`, the last one first, and adds each that has left to `unplugged`.
-fn unplug_all(
+pub(super) fn unplug_all(
     client: Client<'_>,
     path: &Path,
     devices: &[Value],

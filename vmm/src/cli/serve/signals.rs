@@ -60,12 +60,18 @@ impl Signals {
         self.received.read(&mut [0; 64]).is_ok_and(|count| count > 0)
     }
 
+    /// Ends [`block`](Self::block), where no execution followed.
+    pub(super) fn unblock(&self) -> io::Result<()> {
+        Ok(set().thread_unblock()?)
+    }
+
     /// From now on they wait in the kernel, over an execution of this program too.
     pub(super) fn block(&self) -> io::Result<()> {
         Ok(set().thread_block()?)
     }
 }
 
+/// Those that end the program, and the power button: an execution begins without a handler of it.
 fn set() -> SigSet {
-    END.into_iter().collect()
+    END.into_iter().chain([Signal::SIGPWR]).collect()
 }

@@ -16,7 +16,7 @@ mod record;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use egm_address::{InRegion, Offset, Span, SpanSet};
@@ -155,9 +155,10 @@ impl Poison {
         self.memories.iter().enumerate().any(is_ram)
     }
 
-    /// The machine checks, which vCPUs and the event loop share.
-    pub(super) fn checks(&self) -> Arc<MachineChecks> {
-        Arc::clone(&self.checks)
+    /// The same for several owners, and the machine checks, which vCPUs and the event loop share.
+    pub(super) fn shared(self) -> (Arc<Mutex<Self>>, Arc<MachineChecks>) {
+        let checks = Arc::clone(&self.checks);
+        (Arc::new(Mutex::new(self)), checks)
     }
 
     /// Records and reports the events since the last call; also after the machine's end, which they may explain.

@@ -13,6 +13,7 @@ mod disk;
 mod io;
 mod request;
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
@@ -27,6 +28,7 @@ use self::request::{Action, Data, Request, Status, parse};
 use super::ring::{Ring, slices};
 use super::{ActivateError, Activation, Counter, DeviceState, Interrupt, VirtioDevice};
 use crate::eventfd;
+use crate::kept::KeptPart;
 
 /// Bytes of the serial number (§5.2.6.2).
 const SERIAL: usize = 20;
@@ -330,6 +332,10 @@ impl VirtioDevice for Block {
 
     fn is_busy(&self) -> bool {
         self.unflushed || self.engine.in_flight() > 0
+    }
+
+    fn kept(&self) -> std::io::Result<KeptPart> {
+        KeptPart::of([self.disk.file().as_fd()])
     }
 
     fn saved(&self) -> Option<DeviceState> {

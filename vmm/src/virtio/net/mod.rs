@@ -20,28 +20,18 @@ mod userspace;
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use event_manager::EventOps;
-use event_manager::EventSet;
-use event_manager::Events;
-use event_manager::MutEventSubscriber;
+use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use vmm_sys_util::eventfd::EventFd;
 
 pub use self::backend::Backend;
-use self::userspace::Dropped;
-use self::userspace::Pause;
-use self::userspace::Receive;
-use super::ActivateError;
-use super::Activation;
-use super::Counter;
-use super::DeviceState;
-use super::Interrupt;
-use super::Unsaved;
-use super::VirtioDevice;
-use super::ring;
+use self::userspace::{Dropped, Pause, Receive};
 use super::ring::Ring;
+use super::{ActivateError, Activation, Counter, DeviceState, Interrupt, Unsaved, VirtioDevice, ring};
 use crate::eventfd;
+use crate::kept::KeptPart;
 
 /// Counts since the start, beside [`Dropped`].
 #[derive(Default)]
@@ -324,6 +314,10 @@ impl VirtioDevice for Net {
 
     fn unsaved(&self) -> Option<Unsaved> {
         self.why_unsaved()
+    }
+
+    fn kept(&self) -> io::Result<KeptPart> {
+        KeptPart::of(self.taps.iter().map(AsFd::as_fd))
     }
 
     fn saved(&self) -> Option<DeviceState> {

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::path::PathBuf;
 
 use crate::error::{Blame, Remedy, Report};
+use crate::kept::KeptPart;
 use crate::listener::Listener;
 use crate::listener::connect;
 
@@ -78,6 +79,21 @@ impl HostSockets {
             io::ErrorKind::AddrInUse => SocketError::InUse { path: path_buf() },
             _ => SocketError::Bind { path: path_buf(), source },
         })
+    }
+
+    /// The socket of the execution before this one, at `path`.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub(crate) fn adopt(path: &Path, kept: &KeptPart) -> Result<Self, SocketError> {
+        Listener::kept(path, kept)
+            .map(Self)
+            .map_err(|source| SocketError::Bind { path: path.to_owned(), source })
+    }
+
+    /// The part that [`adopt`](Self::adopt) takes.
+    pub(super) fn kept(&self) -> io::Result<KeptPart> {
+        self.0.keep()
     }
 
     /// Becomes readable when a host program connects.

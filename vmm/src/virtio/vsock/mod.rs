@@ -22,10 +22,7 @@ use std::os::fd::AsRawFd;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use event_manager::EventOps;
-use event_manager::EventSet;
-use event_manager::Events;
-use event_manager::MutEventSubscriber;
+use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_queue::Queue;
 use vm_memory::GuestMemoryMmap;
@@ -35,21 +32,17 @@ pub use self::host::HostSockets;
 pub use self::host::SocketError;
 pub(crate) use self::host::check_length;
 use self::muxer::Muxer;
-use super::ActivateError;
-use super::Activation;
-use super::Counter;
-use super::DeviceState;
-use super::Interrupt;
-use super::RING_EVENT_IDX;
-use super::RING_INDIRECT;
-use super::Unsaved;
-use super::VirtioDevice;
 use super::ring::{self, Ring};
 use super::vhost::VhostError;
 use super::vhost::Vring;
 use super::vhost::Worker;
+use super::{
+    ActivateError, Activation, Counter, DeviceState, Interrupt, RING_EVENT_IDX, RING_INDIRECT, Unsaved,
+    VirtioDevice,
+};
 use crate::error::{Blame, Remedy, Report};
 use crate::eventfd;
+use crate::kept::KeptPart;
 
 /// Device type number (virtio 1.3 §5).
 const DEVICE_TYPE: u16 = 19;
@@ -318,6 +311,13 @@ impl VirtioDevice for Vsock {
             reason: "uses vhost-vsock, a worker of the kernel",
             remedy: "set \"socket\" of the device to a path, and start the machine again",
         })
+    }
+
+    fn kept(&self) -> io::Result<KeptPart> {
+        match &self.mover {
+            Mover::Userspace(muxer) => muxer.sockets.kept(),
+            Mover::Vhost(_) => Ok(KeptPart::default()), // no snapshot has it
+        }
     }
 
     fn saved(&self) -> Option<DeviceState> {

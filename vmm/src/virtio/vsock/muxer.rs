@@ -41,7 +41,7 @@ const TIMER: u64 = u64::MAX - 1;
 
 /// The sockets of one device and what is between them and the guest.
 pub(super) struct Muxer {
-    sockets: HostSockets,
+    pub(super) sockets: HostSockets,
     epoll: Epoll,
     guest_cid: u32,
     slots: Vec<Option<Slot>>,

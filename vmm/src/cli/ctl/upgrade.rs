@@ -1,0 +1,70 @@
+//! An upgrade of a running machine; its plugged devices are unplugged for it where that is requested.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::LONG;
+use super::error::NotUpgraded;
+use super::snapshot::{Outcome, listed, plug_again, unplug_all};
+use crate::api::{Client, ClientError};
+use crate::cli::print_message;
+use crate::error::Chain;
+
+/// Requests for the outcome, of which the first may reach the program before.
+const REQUESTS: u32 = 3;
+
+/// The outcome of an upgrade. A program that is executed ends its connections.
+fn outcome(client: Client<'_>) -> Result<String, ClientError> {
+    let ask = || client.within(LONG).ask("GET", "/egm/v1/upgrade");
+    let mut answer = ask();
+    for _ in 1..REQUESTS {
+        match answer {
+            Err(ClientError::Unreadable { .. } | ClientError::Refused { status: 503, .. }) => answer = ask(),
+            _ => break,
+        }
+    }
+    answer
+}
+
+/// Has the program at the absolute path `program`, or a new version of the machine's own, take the machine over. With `unplug`,
+/// what was plugged in leaves before it and comes back. Returns what was done, in lines.
+///
+/// # Errors
+/// The machine goes on in its program; the last step that failed.
+pub(super) fn upgrade(
+    client: Client<'_>,
+    path: &Path,
+    program: Option<&str>,
+    unplug: bool,
+) -> Outcome<String> {
+    let devices = if unplug { listed(client)? } else { Vec::new() };
+    let mut unplugged = Vec::new();
+    let begun = unplug_all(client, path, &devices, &mut unplugged).and_then(|lines| {
+        let body = json!({ "program": program, "unplugged": devices }).to_string();
+        client.within(LONG).ask_with("PUT", "/egm/v1/upgrade", body.as_bytes())?;
+        Ok(lines)
+    });
+    let mut lines = match begun {
+        Ok(lines) => lines,
+        Err(error) => {
+            let errors = plug_again(client, &unplugged).1;
+            errors.iter().for_each(|error| print_message(Chain(error)));
+            return Err(error);
+        }
+    };
+    // From here on the machine plugs them in again.
+    let outcome = outcome(client)?;
+    let outcome: Value = serde_json::from_str(&outcome).unwrap_or_default();
+    let text = |key: &str| outcome[key].as_str().unwrap_or_default().to_owned();
+    if outcome["state"] != "done" {
+        return Err(NotUpgraded { reason: text("reason") }.into());
+    }
+    let pause = outcome["pause_us"].as_u64().unwrap_or_default();
+    lines += &format!(
+        "{} has the machine; its guest was paused for {} ms\n",
+        text("program"),
+        pause.div_ceil(1000)
+    );
+    Ok(lines)
+}

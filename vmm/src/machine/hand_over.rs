@@ -1,0 +1,193 @@
+//! A running machine for the next execution of the program: its state and its open files, on the thread of the event loop.
+//!
+//! ```text
+//!  request ─► check ─► pause ─► hold, as for a snapshot ─► open files ─► execution ─► restored, with the same memory
+//!                                                                            └─ fails ─► the machine goes on
+//! ```
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use event_manager::EventManager;
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::Value;
+
+use super::Subscriber;
+use super::finish::RunningDevice;
+use super::pause::PauseState;
+use super::save::{RunningParts, SnapshotParts, refused};
+use super::saved::MachineState;
+use crate::error::{Blame, Remedy, Report};
+use crate::kept::{KeptFiles, KeptPart};
+use crate::lock::lock;
+use crate::memory::Unkept;
+use crate::snapshot::{RestoreReason, SaveReason};
+
+/// Why no other program has taken the machine over. It goes on in this one.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
+pub enum UpgradeError {
+    #[error("cannot hand the machine over: {0}")]
+    Save(SaveReason),
+    #[error("cannot take the machine over: {0}")]
+    State(RestoreReason),
+    #[error("cannot execute {}: {source}", program.display())]
+    Execute { program: PathBuf, source: std::io::Error },
+    /// The other program does not take it.
+    #[error("cannot upgrade to {}: {reason}", program.display())]
+    Refused { program: PathBuf, reason: String },
+}
+
+impl Report for UpgradeError {
+    fn remedy(&self) -> Remedy {
+        match self {
+            Self::Save(SaveReason::NotPaused) => {
+                Blame::Configuration.help("another request changed the machine meanwhile: try again")
+            }
+            Self::Save(reason) => reason.remedy(),
+            Self::State(_) | Self::Execute { .. } | Self::Refused { .. } => Blame::Configuration
+                .help("name a program that is egm-vmm, of a version that reads this state"),
+        }
+    }
+}
+
+/// A request to hand the machine over, and the function that gets its first result on the thread of the event loop.
+pub(crate) struct UpgradeRequest {
+    pub(crate) program: PathBuf,
+    /// Devices that were unplugged for it, as entries of `"devices"`: they are plugged in again when the guest runs.
+    pub(crate) unplugged: Vec<Value>,
+    /// Gets `Ok` before the execution.
+    pub(crate) reply: Box<dyn FnOnce(Result<(), UpgradeError>) + Send>,
+}
+
+/// A machine that the next execution takes over.
+pub(crate) struct HandedMachine {
+    pub(crate) program: PathBuf,
+    pub(crate) state: MachineState,
+    pub(crate) files: KeptFiles,
+    /// Whether its guest runs; otherwise it is paused.
+    pub(crate) runs: bool,
+    /// Time of the pause, by CLOCK_MONOTONIC.
+    pub(crate) paused: Duration,
+}
+
+/// The next request, and since when the machine is paused for it, if it ran before.
+pub(crate) type NextUpgrade = Arc<Mutex<Option<Pending>>>;
+
+/// A request that waits for the pause.
+pub(crate) struct Pending {
+    request: UpgradeRequest,
+    begun: Option<Begun>,
+}
+
+#[derive(Clone, Copy)]
+struct Begun {
+    runs: bool,
+    paused: Duration,
+}
+
+impl From<UpgradeRequest> for Pending {
+    fn from(request: UpgradeRequest) -> Self {
+        Self { request, begun: None }
+    }
+}
+
+/// Executes the other program; returns only when that fails.
+pub(crate) type HandOver<'a> = &'a dyn Fn(HandedMachine) -> UpgradeError;
+
+/// Where programs execute no other one.
+pub(crate) fn unsupported(handed: HandedMachine) -> UpgradeError {
+    UpgradeError::Execute { program: handed.program, source: std::io::ErrorKind::Unsupported.into() }
+}
+
+/// Time since an unspecified start, the same for all executions of a process.
+pub(crate) fn now() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::try_from(now).unwrap_or_default()
+}
+
+impl SnapshotParts {
+    /// Carries the `next` request out as far as it can be now. Its turns follow each turn of the event loop.
+    pub(super) fn upgrade(
+        &self,
+        next: &NextUpgrade,
+        hand_over: HandOver<'_>,
+        running: &RunningParts<'_>,
+        events: &mut EventManager<Subscriber>,
+    ) {
+        let Some(Pending { request, begun }) = lock(next).take() else { return };
+        let gate = &running.shared.gate;
+        match (gate.state(), begun) {
+            (state, None) => {
+                if let Err(reason) = self.keep_files(running) {
+                    return (request.reply)(Err(UpgradeError::Save(reason)));
+                }
+                let (runs, paused) = (state == PauseState::Running && gate.close(), now());
+                *lock(next) = Some(Pending { request, begun: Some(Begun { runs, paused }) });
+                let _ = running.shared.exit.wake().write(1); // the event loop interrupts the vCPUs
+            }
+            (PauseState::Pausing, begun) => *lock(next) = Some(Pending { request, begun }),
+            (PauseState::Running, Some(_)) => (request.reply)(Err(UpgradeError::Save(SaveReason::NotPaused))),
+            (PauseState::Paused, Some(begun)) => {
+                self.hand_over(request, begun, hand_over, running, events);
+                if begun.runs {
+                    gate.open();
+                }
+                let _ = running.shared.exit.wake().write(1); // its turns took what others woke the event loop for
+            }
+        }
+    }
+
+    /// Returns when no other program has taken the machine over.
+    fn hand_over(
+        &self,
+        request: UpgradeRequest,
+        begun: Begun,
+        hand_over: HandOver<'_>,
+        running: &RunningParts<'_>,
+        events: &mut EventManager<Subscriber>,
+    ) {
+        let UpgradeRequest { program, unplugged, reply } = request;
+        let held = self.hold(unplugged.clone(), running, events).and_then(|(saving, state)| {
+            if lock(&self.origin.console).settle() {
+                Ok((saving, state, self.keep_files(running)?))
+            } else {
+                Err(SaveReason::Silent { name: "the console".to_owned() })
+            }
+        });
+        match held {
+            Ok((_saving, state, files)) => {
+                reply(Ok(()));
+                let Begun { runs, paused } = begun;
+                let error = hand_over(HandedMachine { program, state, files, runs, paused });
+                tracing::error!("{error}");
+                lock(&self.origin.unplugged).extend(unplugged);
+            }
+            Err(reason) => reply(Err(UpgradeError::Save(reason))),
+        }
+    }
+
+    /// The open files of the machine; refuses one that cannot be handed over.
+    fn keep_files(&self, running: &RunningParts<'_>) -> Result<KeptFiles, SaveReason> {
+        self.check()?;
+        let failed =
+            |source| SaveReason::File { step: "cannot duplicate", name: "a descriptor".to_owned(), source };
+        let mut files = KeptFiles::default();
+        running.ram.keep(&self.plan, &mut files).map_err(|error| match error {
+            Unkept::Descriptor(source) => failed(source),
+            Unkept::NotAFile(id) => refused(
+                format!("memory \"{id}\" is a slice, or private to this execution"),
+                "shut the guest down, and start it with the other program",
+            ),
+        })?;
+        for RunningDevice { id, device, .. } in lock(&self.devices).iter() {
+            files.add(KeptFiles::device(id), lock(device).kept().map_err(failed)?);
+        }
+        let boot = KeptPart::of(self.origin.boot.files().iter().map(AsFd::as_fd)).map_err(failed)?;
+        files.add(KeptFiles::BOOT.to_owned(), boot);
+        files.add(KeptFiles::CONSOLE.to_owned(), lock(&self.origin.console).keep().map_err(failed)?);
+        Ok(files)
+    }
+}

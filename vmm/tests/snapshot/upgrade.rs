@@ -1,0 +1,222 @@
+//! Upgrades: another program takes a running machine over.
+
+use std::os::unix::fs::symlink;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use super::*;
+
+impl Machines {
+    /// A copy of the program under another name, changed by `change`.
+    fn program(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
+        let mut bytes = fs::read(PROGRAM).unwrap();
+        change(&mut bytes);
+        fs::write(self.path(name), bytes).unwrap();
+        fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// `egm-vmm serve` with the machine of vm.json, of which the guest runs.
+    fn served(&self) -> Machine<'_> {
+        let machine = self.start("serve");
+        machine.done("create vm.json");
+        machine.done("boot");
+        self.wait_for(SOME);
+        machine
+    }
+}
+
+/// A tap of this test, removed with this value; its name changes while the machine has it.
+struct Tap(String);
+
+impl Tap {
+    /// Prints why not where none can be made.
+    fn new() -> Option<Self> {
+        let name = format!("egmu{}", std::process::id());
+        match Command::new("ip").args(["tuntap", "add", &name, "mode", "tap"]).output() {
+            Ok(output) if output.status.success() => return Some(Self(name)),
+            Ok(output) => println!("skipped: no tap can be made here: {}", text(&output.stderr).trim()),
+            Err(error) => println!("skipped: no tap can be made here: {error}"),
+        }
+        None
+    }
+
+    fn rename(&mut self, name: &str) {
+        let name = format!("{name}{}", std::process::id());
+        let renamed = Command::new("ip").args(["link", "set", &self.0, "name", &name]).status();
+        assert!(renamed.unwrap().success());
+        self.0 = name;
+    }
+}
+
+impl Drop for Tap {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["link", "del", &self.0]).status();
+    }
+}
+
+impl Machine<'_> {
+    /// Names of the taps that it has.
+    fn taps(&self) -> Vec<String> {
+        let folder = fs::read_dir(format!("/proc/{}/fdinfo", self.child.id())).unwrap();
+        let name = |info: String| Some(info.lines().find_map(|line| line.strip_prefix("iff:\t"))?.to_owned());
+        folder.filter_map(|entry| name(fs::read_to_string(entry.unwrap().path()).ok()?)).collect()
+    }
+
+    /// Path of the program that runs.
+    fn program(&self) -> PathBuf {
+        fs::read_link(format!("/proc/{}/exe", self.child.id())).unwrap()
+    }
+
+    fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
+    }
+
+    fn state(&self) -> Value {
+        serde_json::from_slice::<Value>(&self.ctl("machine --json").stdout).unwrap()["state"].take()
+    }
+}
+
+/// The power button of a machine, pressed again and again until this is dropped: no execution may die of it.
+struct Pressed {
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Pressed {
+    fn of(machine: &Machine<'_>) -> Self {
+        let (is_over, process) = (Arc::<AtomicBool>::default(), Pid::from_child(&machine.child));
+        let over = Arc::clone(&is_over);
+        let press = move || {
+            while !over.load(Ordering::Acquire) && kill_process(process, Signal::POWER).is_ok() {
+                thread::yield_now();
+            }
+        };
+        Self { is_over, thread: Some(thread::spawn(press)) }
+    }
+}
+
+impl Drop for Pressed {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Release);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+#[test]
+fn a_guest_goes_on_in_another_program_with_its_memory_and_its_files() {
+    if !kvm() {
+        return;
+    }
+    let machines = Machines::new(json!({
+        "cpus": { "count": 2 },
+        "devices": [
+            { "id": "random", "type": "virtio-rng", "root_port": false },
+            { "id": "disk", "type": "virtio-blk", "path": "disk" },
+            { "id": "vsock", "type": "virtio-vsock", "cid": 7, "socket": "vsock" },
+        ],
+    }));
+    let mut tap = Tap::new();
+    if let Some(Tap(name)) = &tap {
+        let config = fs::read_to_string(machines.path("vm.json")).unwrap();
+        let mut config: Value = serde_json::from_str(&config).unwrap();
+        let net = json!({ "id": "net", "type": "virtio-net", "tap": name, "vhost": false });
+        config["devices"].as_array_mut().unwrap().push(net);
+        fs::write(machines.path("vm.json"), config.to_string()).unwrap();
+    }
+    File::create(machines.path("disk")).unwrap().set_len(1 << 20).unwrap();
+    for name in ["one", "two"] {
+        machines.program(name, |_| ());
+    }
+    let machine = machines.served();
+    let pressed = Pressed::of(&machine);
+    let mut descriptors = Vec::new();
+    for name in ["one", "two", "one", "two"] {
+        // Kernel, disk and tap are those that are open, not those of these names.
+        for file in ["payload.elf", "disk"] {
+            let _ = fs::remove_file(machines.path(file));
+        }
+        tap.iter_mut().for_each(|tap| tap.rename(name));
+        let output = machine.ctl(&format!("upgrade --program {name}"));
+        let printed = text(&output.stdout);
+        assert!(
+            printed.contains(&format!("/{name} has the machine; its guest was paused for ")),
+            "{output:?}"
+        );
+        assert_eq!(machine.program(), machines.path(name));
+        machines.wait_for(SOME);
+        drop(UnixStream::connect(machines.path("vsock")).unwrap());
+        assert_eq!(machine.taps(), tap.iter().map(|tap| tap.0.clone()).collect::<Vec<_>>());
+        descriptors.push(machine.descriptors());
+    }
+    drop(pressed);
+    machines.check_console();
+    assert_eq!(descriptors[1..], [descriptors[1]; 3], "none is left over");
+    assert_eq!(machine.events(), ["lost", "ready", "restored", "resumed"]);
+    machine.done("put /api/v1/vmm.shutdown");
+    let (code, messages) = machine.end();
+    assert_eq!(code, Some(0), "{messages}");
+    assert!(!machines.path("vsock").exists() && !machines.path("vm.sock").exists(), "they are removed");
+}
+
+#[test]
+fn a_paused_machine_stays_paused_and_an_upgrade_without_a_name_takes_the_new_file() {
+    if !kvm() {
+        return;
+    }
+    let machines = Machines::new(json!({}));
+    machines.program("installed", |_| ());
+    let folder = machines.path("installed");
+    let mut machine = machines.served();
+    machine.done(&format!("upgrade --program {}", folder.display()));
+    machine.done("pause");
+    // As a package manager does it.
+    machines.program("new", |_| ());
+    fs::rename(machines.path("new"), &folder).unwrap();
+    assert!(machine.program().to_string_lossy().ends_with(" (deleted)"));
+    let before = machines.console().len();
+    machine.done("upgrade");
+    assert_eq!((machine.program(), machine.state()), (folder, json!("paused")));
+    (0..20).for_each(|_| machine.done("ping"));
+    assert_eq!(machines.console().len(), before, "it waits");
+    machine.done("resume");
+    machines.wait_for(SOME);
+    machines.check_console();
+    assert!(machine.child.try_wait().unwrap().is_none());
+    assert_eq!(machine.end().0, Some(0));
+}
+
+#[test]
+fn a_program_that_cannot_take_the_machine_over_is_refused_or_gives_it_back() {
+    if !kvm() {
+        return;
+    }
+    let machines = Machines::new(json!({}));
+    let machine = machines.served();
+    symlink("/bin/true", machines.path("true")).unwrap();
+    for (name, reason) in [("true", "it ended with exit status: 0"), ("missing", "No such file or directory")]
+    {
+        let refused = machine.refused(&format!("upgrade --program {name}"), HOST);
+        assert!(refused.contains(reason), "{refused}");
+    }
+    // A key of the state has another name there, which it learns when it has the machine.
+    machines.program("other", |bytes| {
+        let (key, other) = (b"controllers", b"c0ntr0llers");
+        let places: Vec<_> =
+            (0..bytes.len() - key.len()).filter(|at| bytes[*at..].starts_with(key)).collect();
+        assert!(!places.is_empty());
+        places.iter().for_each(|at| bytes[*at..*at + key.len()].copy_from_slice(other));
+    });
+    let refused = machine.refused("upgrade --program other", HOST);
+    assert!(refused.contains("goes on as before: cannot take the machine over"), "{refused}");
+    assert_eq!(machine.program(), Path::new(PROGRAM));
+    machines.wait_for(SOME);
+    machines.check_console();
+    machines.program("new", |_| ());
+    machine.done("upgrade --program new");
+    machines.wait_for(SOME);
+    machines.check_console();
+    assert_eq!(machine.end().0, Some(0));
+    let run = machines.start("run vm.json");
+    assert!(run.refused("upgrade", HOST).contains("egm-vmm run has one machine"));
+}
