@@ -10,3 +10,4 @@ mod lists;
 mod rules;
 mod space;
 mod state;
+mod values;
