@@ -140,7 +140,7 @@ pub struct Console {
 #[derive(Debug)]
 enum Kind {
     Stdio { output: Relay, input: bool },
-    File(Relay),
+    File { output: Relay, file: File },
     Pty { master: File, slave: OwnedFd },
     Socket { listener: Listener, client: Option<UnixStream> },
     Null,
@@ -155,7 +155,7 @@ impl Console {
         Self::open_with(config, None)
     }
 
-    /// The same; a pseudo-terminal or a socket that is `kept` is not opened again.
+    /// The same; what is `kept` is not opened again.
     ///
     /// # Errors
     /// As [`Console::open`].
@@ -164,7 +164,11 @@ impl Console {
             config::Console::Null => Kind::Null,
             config::Console::Stdio => stdio().map_err(ConsoleError::Relay)?,
             config::Console::File { path } => {
-                Kind::File(Relay::start(file(path)?.into()).map_err(ConsoleError::Relay)?)
+                let failed = |source| ConsoleError::File { path: path.clone(), source };
+                let file = kept.map_or_else(|| file(path), |kept| kept.first().map_err(failed))?;
+                let output =
+                    Relay::start(file.try_clone().map_err(failed)?.into()).map_err(ConsoleError::Relay)?;
+                Kind::File { output, file }
             }
             config::Console::Pty => kept.map_or_else(pty, kept_pty).map_err(ConsoleError::Pty)?,
             config::Console::Socket { path } => {
@@ -184,14 +188,15 @@ impl Console {
         match &self.kind {
             Kind::Pty { master, slave } => KeptPart::of([master.as_fd(), slave.as_fd()]),
             Kind::Socket { listener, .. } => listener.keep(),
-            Kind::Stdio { .. } | Kind::File(_) | Kind::Null => Ok(KeptPart::default()),
+            Kind::File { file, .. } => KeptPart::of([file.as_fd()]),
+            Kind::Stdio { .. } | Kind::Null => Ok(KeptPart::default()),
         }
     }
 
-    /// Waits until the reader has all output so far, as long as it takes some. Returns whether it has.
-    pub(crate) fn settle(&mut self) -> bool {
+    /// Waits for some moments until the reader has all output so far. Returns whether it has.
+    pub(crate) fn drain(&mut self) -> bool {
         match &mut self.kind {
-            Kind::Stdio { output, .. } | Kind::File(output) => output.settle(),
+            Kind::Stdio { output, .. } | Kind::File { output, .. } => output.drain(),
             Kind::Pty { .. } | Kind::Socket { .. } | Kind::Null => true,
         }
     }
@@ -222,7 +227,7 @@ impl Console {
     /// Writes the guest's output. Output that no reader takes is lost, as on a cable.
     pub fn write(&mut self, data: &[u8]) {
         match &mut self.kind {
-            Kind::Stdio { output, .. } | Kind::File(output) => output.write(data),
+            Kind::Stdio { output, .. } | Kind::File { output, .. } => output.write(data),
             Kind::Pty { master, .. } => self.lost = self.lost.saturating_add(left(data, &master.write(data))),
             Kind::Socket { client: Some(stream), .. } => {
                 let written = stream.write(data);
@@ -267,7 +272,7 @@ impl Console {
                 *client = listener.accept().ok().flatten();
                 0
             }
-            Kind::File(_) | Kind::Null => 0,
+            Kind::File { .. } | Kind::Null => 0,
         }
     }
 }
@@ -278,7 +283,7 @@ impl Drop for Console {
             restore_terminal();
         }
         let lost = match &mut self.kind {
-            Kind::Stdio { output, .. } | Kind::File(output) => output.finish(),
+            Kind::Stdio { output, .. } | Kind::File { output, .. } => output.finish(),
             _ => self.lost,
         };
         if lost > 0 {

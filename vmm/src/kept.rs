@@ -13,6 +13,8 @@ pub struct KeptPart {
     files: Vec<OwnedFd>,
     /// Device and inode number of the socket's file that the machine made, and removes at its end.
     made: Option<[u64; 2]>,
+    /// Size of a disk as the guest knows it.
+    sectors: u64,
 }
 
 impl KeptPart {
@@ -22,12 +24,21 @@ impl KeptPart {
     /// When descriptors run out.
     pub(crate) fn of<'a>(files: impl IntoIterator<Item = BorrowedFd<'a>>) -> io::Result<Self> {
         let files = files.into_iter().map(|file| file.try_clone_to_owned());
-        Ok(Self { files: files.collect::<io::Result<_>>()?, made: None })
+        Ok(Self { files: files.collect::<io::Result<_>>()?, ..Self::default() })
     }
 
     /// The same for the file that [`Listener::made`](crate::listener::Listener::made) names.
     pub(crate) fn with_made(self, made: Option<[u64; 2]>) -> Self {
         Self { made, ..self }
+    }
+
+    /// The same for a disk.
+    pub(crate) fn with_sectors(self, sectors: u64) -> Self {
+        Self { sectors, ..self }
+    }
+
+    pub(crate) const fn sectors(&self) -> u64 {
+        self.sectors
     }
 
     pub(crate) const fn made(&self) -> Option<[u64; 2]> {
@@ -66,6 +77,7 @@ pub(crate) struct KeptName {
     part: String,
     count: usize,
     made: Option<[u64; 2]>,
+    sectors: u64,
 }
 
 impl KeptFiles {
@@ -94,10 +106,9 @@ impl KeptFiles {
     }
 
     pub(crate) fn names(&self) -> Vec<KeptName> {
-        let name = |(part, kept): (&String, &KeptPart)| KeptName {
-            part: part.clone(),
-            count: kept.files.len(),
-            made: kept.made,
+        let name = |(part, kept): (&String, &KeptPart)| {
+            let KeptPart { files, made, sectors } = kept;
+            KeptName { part: part.clone(), count: files.len(), made: *made, sectors: *sectors }
         };
         self.0.iter().map(name).collect()
     }
@@ -114,7 +125,7 @@ impl KeptFiles {
     pub(crate) fn duplicate(&self) -> io::Result<Self> {
         let duplicate = |(name, part): (&String, &KeptPart)| {
             let files = KeptPart::of(part.files.iter().map(AsFd::as_fd))?;
-            Ok((name.clone(), files.with_made(part.made)))
+            Ok((name.clone(), files.with_made(part.made).with_sectors(part.sectors)))
         };
         Ok(Self(self.0.iter().map(duplicate).collect::<io::Result<_>>()?))
     }
@@ -128,12 +139,12 @@ impl KeptFiles {
         descriptors: &mut impl Iterator<Item = OwnedFd>,
     ) -> io::Result<Self> {
         let mut parts = BTreeMap::new();
-        for KeptName { part, count, made } in names {
+        for KeptName { part, count, made, sectors } in names {
             let files: Vec<_> = descriptors.take(count).collect();
             if files.len() != count {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            parts.insert(part, KeptPart { files, made });
+            parts.insert(part, KeptPart { files, made, sectors });
         }
         Ok(Self(parts))
     }

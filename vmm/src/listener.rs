@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use egm_device::unix_socket::bind_private;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
@@ -140,9 +141,20 @@ impl AsRawFd for Listener {
     }
 }
 
+/// Whether listeners leave their files: what is dropped may be given back to the program that made them.
+static LEAVES_FILES: AtomicBool = AtomicBool::new(false);
+
+/// Has listeners that are dropped leave their files, or remove them again.
+pub(crate) fn leave_files(leave: bool) {
+    LEAVES_FILES.store(leave, Ordering::Release);
+}
+
 /// While the socket is open, no other file gets its inode number.
 impl Drop for Listener {
     fn drop(&mut self) {
+        if LEAVES_FILES.load(Ordering::Acquire) {
+            return;
+        }
         if identity(&self.path).is_ok_and(|found| Some(found) == self.made) {
             let _ = std::fs::remove_file(&self.path); // another process removed it: fine
         }

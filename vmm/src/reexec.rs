@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use rustix::cmsg_space;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
@@ -93,7 +94,21 @@ pub(crate) fn own() -> PathBuf {
 /// most. Returns only when that fails.
 pub(crate) fn execute(program: &Path, option: &str, descriptors: &[BorrowedFd<'_>]) -> io::Error {
     let _ = io::stdout().flush();
-    command(program, option, descriptors).map_or_else(|error| error, |mut command| command.exec())
+    let parts = || {
+        Ok::<_, io::Error>((
+            command(program, option, descriptors)?,
+            io::stdin().as_fd().try_clone_to_owned()?,
+        ))
+    };
+    let (mut command, stdin) = match parts() {
+        Ok(parts) => parts,
+        Err(error) => return error,
+    };
+    let error = command.exec();
+    // std has changed these for the program: a machine goes on with them.
+    let _ = dup2_stdin(stdin);
+    let _ = signal_hook::flag::register(libc::SIGPIPE, Arc::default());
+    error
 }
 
 /// The same as a command.

@@ -43,7 +43,7 @@ fn capabilities_that_need_the_platform_are_left_out_bit_by_bit() {
     assert_eq!(read_u32(&shadow, &device, AT + 0x24), 0x00f3_c7df);
 }
 
-/// PCIe 6.0 §7.5.3.16.
+/// PCIe 6.0 §7.5.3.16: bits that depend on the ports of the host are zero.
 #[test]
 fn device_control_2_begins_with_the_bits_that_are_kept() {
     let device = express();

@@ -15,7 +15,6 @@ use super::http::Request;
 use super::life;
 use super::published::Published;
 use crate::passed::Passed;
-use crate::reexec::MAX_PASSED;
 use crate::virtio::net::tap;
 
 /// Longest document in bytes. The state that an execution leaves to the next has it as a string, which is twice as long
@@ -34,8 +33,8 @@ pub(super) enum Change {
     Resize,
 }
 
-/// Most descriptors of taps in one machine: beside the socket, the state and a file for events, they pass an execution.
-const MAX_TAPS: usize = MAX_PASSED - 3;
+/// Most descriptors of taps in one machine. An upgrade passes each twice: with the configuration, and with its device.
+const MAX_TAPS: usize = 64;
 /// A number that no descriptor has in the document.
 const NO_TAP: i32 = -1;
 

@@ -159,6 +159,11 @@ impl Published {
         self.journal.wake();
     }
 
+    /// Whether its machine ends.
+    pub(crate) fn is_ending(&self) -> bool {
+        lock(&self.state).live.as_ref().is_some_and(Live::is_ending)
+    }
+
     /// State for the execution that takes the running machine over; `None` in a program with one machine.
     pub(crate) fn handed_over(&self) -> Option<SavedCycle> {
         let events = self.journal.published();

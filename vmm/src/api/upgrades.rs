@@ -20,7 +20,7 @@ pub(crate) enum UpgradeState {
     UnderWay,
     /// The program has the machine.
     Done,
-    /// The machine goes on as it was.
+    /// The program does not have the machine; the reason is the cause.
     Failed,
 }
 
@@ -94,7 +94,9 @@ impl Upgrades {
     /// Records the end of the one that is under way: the machine goes on after `pause`, in the old program if it `failed`.
     pub(super) fn end(&self, failed: Option<String>, pause: Option<Duration>) {
         let mut last = lock(&self.last);
-        *last = last.take().map(|upgrade| upgrade.over(failed, pause));
+        if let Some(upgrade) = last.take_if(|upgrade| upgrade.state == UpgradeState::UnderWay) {
+            *last = Some(upgrade.over(failed, pause));
+        }
     }
 }
 

@@ -268,7 +268,8 @@ pub(super) fn launch(
     hooks: &Hooks<'_>,
 ) -> Result<(machine::Ended, Reservation), Box<dyn Report>> {
     let waiting = |slice: &str, why: &str| print_message(format_args!("{slice} waits: {}", Printable(why)));
-    let mut reserved = Reserved::of(spec, broker, confined, &waiting)?;
+    let has_memory = restored.as_ref().is_some_and(Restored::has_memory);
+    let mut reserved = Reserved::of(spec, broker, confined, has_memory, &waiting)?;
     let beginning =
         restored.as_ref().map_or(Beginning::Kernel, |restored| restored.beginning(reserved.plan()));
     if beginning.image().is_some_and(|image| !image.copy) {

@@ -9,6 +9,7 @@
 
 mod file;
 mod handover;
+mod served;
 mod signals;
 
 use std::cell::RefCell;
@@ -25,6 +26,7 @@ use egm_report::show::Screen;
 
 pub(super) use self::file::PathOrDescriptor;
 use self::handover::{Inherited, InheritedMachine, Leaving, Left};
+use self::served::Served;
 use self::signals::Signals;
 use super::run::{Hooks, launch, raise_open_files, report};
 use super::{Outcome, print_message};
@@ -33,12 +35,11 @@ use crate::api::{
     with_causes,
 };
 use crate::config::{OnReset, Overrides};
-use crate::console::restore_terminal;
 use crate::error::{Blame, Chain, Remedy, Report};
 use crate::inherited;
 use crate::launch::{Confined, Restored};
-use crate::listener::Listener;
-use crate::machine::{HandedMachine, UpgradeError, now};
+use crate::listener::{Listener, leave_files};
+use crate::machine::{self, ExitReason, now};
 use crate::reexec;
 use crate::reserve::Broker;
 use crate::sandbox::Mode;
@@ -277,6 +278,7 @@ impl Service<'_> {
         let outcome = self.run_machine(&created, restore.as_deref(), taken, &served);
         signals.set_starting(false);
         let outcome = outcome.inspect_err(|error| machine.failed(error.as_ref()));
+        machine.end_upgrade(Some("the machine ended".to_owned()), None);
         // From now on clients wait in the socket, and signals in the kernel.
         let listener = server.take().and_then(Server::into_listener);
         signals.block().map_err(failed("block signals"))?;
@@ -310,10 +312,12 @@ impl Service<'_> {
         });
         let mut restore = restore.transpose()?;
         let taken = RefCell::new(taken);
+        leave_files(taken.borrow().is_some());
         let settled = || {
+            leave_files(false);
             // From here on the machine's parts have its files.
-            if let Some(InheritedMachine { paused, failed, .. }) = taken.take() {
-                machine.end_upgrade(failed, Some(now().saturating_sub(paused)));
+            if let Some(InheritedMachine { runs, paused, failed, .. }) = taken.take() {
+                machine.end_upgrade(failed, runs.then(|| now().saturating_sub(paused)));
             }
         };
         let started = || signals.set_starting(false);
@@ -329,58 +333,21 @@ impl Service<'_> {
             let broker = self.shared.broker();
             launch(&spec, broker.as_ref(), confined, restore, machine, &hooks)
         })();
-        if let (Some(taken), Err(error)) = (taken.take(), &launched) {
-            served.give_back(&taken, with_causes(error.as_ref()));
+        let why = match &launched {
+            Err(error) => Some(with_causes(error.as_ref())),
+            Ok((machine::Ended { reason: ExitReason::Signal(_) | ExitReason::Requested, .. }, _)) => None,
+            Ok((ended, _)) => Some(ended.reason.to_string()),
+        };
+        // Still here where the guest did not run.
+        if let (Some(taken), Some(why)) = (taken.take(), why) {
+            served.give_back(&taken, why);
         }
+        leave_files(false);
         let (ended, reservation) = launched?;
         machine.ended(&ended.reason);
         let outcome = report(ended);
         drop(reservation);
         outcome
-    }
-}
-
-/// The API of a machine that another program can take over.
-struct Served<'a> {
-    server: &'a RefCell<Option<Server>>,
-    machine: &'a Arc<Published>,
-    signals: &'a Signals,
-}
-
-impl Served<'_> {
-    /// Has another program take the machine over; returns when that fails.
-    fn hand_over(&self, handed: HandedMachine) -> UpgradeError {
-        let source = self.execute(|leaving| leaving.hand_over(&handed));
-        let error = UpgradeError::Execute { program: handed.program, source };
-        self.machine.end_upgrade(Some(error.to_string()), None);
-        error
-    }
-
-    /// Gives the machine `taken` back to the program that handed it over, for the reason `why`; returns when that fails.
-    fn give_back(&self, taken: &InheritedMachine, why: String) {
-        if taken.failed.is_some() {
-            return self.machine.end_upgrade(taken.failed.clone(), None); // it has it back already
-        }
-        let error = self.execute(|leaving| leaving.give_back(taken, why.clone()));
-        self.machine.end_upgrade(Some(format!("{why}; cannot execute the program before: {error}")), None);
-    }
-
-    /// Executes a program by `execute`, and serves on when that fails.
-    fn execute(&self, execute: impl FnOnce(&Leaving<'_>) -> io::Error) -> io::Error {
-        let Some(listener) = self.server.take().and_then(Server::into_listener) else {
-            return io::ErrorKind::NotConnected.into();
-        };
-        if let Err(error) = self.signals.block() {
-            return error;
-        }
-        restore_terminal();
-        let error = execute(&Leaving { listener: &listener, machine: self.machine });
-        let _ = self.signals.unblock(); // the kernel permits what it permitted before
-        match Server::serve(listener, Arc::clone(self.machine)) {
-            Ok(server) => drop(self.server.replace(Some(server))),
-            Err(error) => tracing::error!("the API ends, and the machine goes on: {}", Chain(&error)),
-        }
-        error
     }
 }
 

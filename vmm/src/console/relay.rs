@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::{self, Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -20,6 +20,8 @@ use rustix::io::Errno;
 const CAPACITY: usize = 1 << 20;
 /// How long [`Relay::finish`] waits for a reader that takes nothing.
 const TIMEOUT: Duration = Duration::from_secs(1);
+/// How long [`Relay::drain`] waits: an order above [`GATHER`], and a pause that a guest survives.
+const DRAIN: Duration = Duration::from_millis(100);
 /// Pause after some output; then all bytes that came meanwhile go together. A guest writes a byte at a time, and waking
 /// a thread for each costs the guest more than the byte does, where the two share a processor.
 const GATHER: Duration = Duration::from_millis(10);
@@ -78,10 +80,15 @@ impl Relay {
         }
     }
 
-    /// Waits until the thread has written or dropped what the pipe took, as long as it makes progress; returns whether it has.
-    pub(super) fn settle(&mut self) -> bool {
-        let waits = || self.over.load(Ordering::Acquire) < self.taken;
-        while waits() && self.moved.recv_timeout(TIMEOUT).is_ok() {}
+    /// Waits until the thread has written or dropped what the pipe took, but not longer than [`DRAIN`]; returns whether it has.
+    pub(super) fn drain(&mut self) -> bool {
+        let (start, waits) = (Instant::now(), || self.over.load(Ordering::Acquire) < self.taken);
+        while waits() {
+            let left = DRAIN.saturating_sub(start.elapsed());
+            if left.is_zero() || self.moved.recv_timeout(left).is_err() {
+                break;
+            }
+        }
         !waits()
     }
 

@@ -131,6 +131,18 @@ pub struct HostMemory {
     pub available: ByteSize,
 }
 
+impl Facts {
+    /// The same as if no memory were in use: for a machine that has its memory already.
+    pub(crate) fn with_all_memory_free(mut self) -> Self {
+        self.memory.available = self.memory.total;
+        for node in &mut self.nodes {
+            node.memory.available = node.memory.total;
+            node.pools.iter_mut().for_each(|pool| pool.free = pool.total);
+        }
+        self
+    }
+}
+
 /// A NUMA node of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

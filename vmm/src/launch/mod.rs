@@ -50,8 +50,8 @@ pub(crate) struct Reserved {
 }
 
 impl Reserved {
-    /// Plans the machine of `spec` and reserves its slices, its GPUs and its vfio-user servers. `waiting` is called with a
-    /// slice that the broker does not grant yet, and the reason.
+    /// Plans the machine of `spec` and reserves its slices, its GPUs and its vfio-user servers. A machine that `has_memory`
+    /// already needs none of the host's. `waiting` is called with a slice that the broker does not grant yet, and the reason.
     ///
     /// # Errors
     /// Anything that the host lacks; nothing stays reserved.
@@ -59,6 +59,7 @@ impl Reserved {
         spec: &Spec,
         broker: Option<&Broker>,
         confined: Confined,
+        has_memory: bool,
         waiting: &dyn Fn(&str, &str),
     ) -> Outcome<Self> {
         let is_returned_here = broker.is_none() && !confined.has_keeper();
@@ -70,7 +71,9 @@ impl Reserved {
             plan::check_architecture(spec.arch, facts::architecture_of_host()?)?;
             resources::check_boot(&spec.boot)?; // before minutes of scrubbing; other machines open the files a moment later
         }
-        let read_facts = || facts::of_host(&scope).map(|facts| Facts { servers: servers.facts(), ..facts });
+        let free = |facts: Facts| if has_memory { facts.with_all_memory_free() } else { facts };
+        let read_facts =
+            || facts::of_host(&scope).map(|facts| free(Facts { servers: servers.facts(), ..facts }));
         let bars = Bars::default();
         let Placement { facts, plan, leases } = match broker {
             None => Placement::take(spec, read_facts, &|slice, step| bars.report(slice, step))?,
@@ -211,7 +214,7 @@ mod tests {
     fn the_picture_of_the_program_names_each_phase_in_its_order() {
         // Compiles only while each phase is made from the one before it.
         let _: fn(&Spec) -> Outcome<Reserved> =
-            |spec| Reserved::of(spec, None, Confined::new(None, None, Mode::Off)?, &|_, _| ());
+            |spec| Reserved::of(spec, None, Confined::new(None, None, Mode::Off)?, false, &|_, _| ());
         let _: fn(Reserved) -> Outcome<Opened> = |reserved| reserved.open(Beginning::Kernel);
         let _: fn(Opened, &Arc<Journal>) -> Outcome<Built> = |opened, journal| opened.build(None, journal);
         type Run = fn(Built, &dyn Fn(MachineStep), HandOver<'_>) -> (machine::Ended, Reservation);

@@ -75,7 +75,7 @@ impl Placement {
 /// # Errors
 /// The host has changed, or this program plans otherwise.
 pub(crate) fn rehearse(spec: &Spec, view: &GuestView) -> Result<(), Box<dyn Report>> {
-    let facts = of_host(&Scope::of(spec))?;
+    let facts = of_host(&Scope::of(spec))?.with_all_memory_free();
     let plan = plan::plan(spec, &facts)?;
     check_view(view, &plan).map_err(|mismatch| UpgradeError::State(mismatch.into()))?;
     Ok(())

@@ -47,6 +47,11 @@ impl Restored {
         Self { memory: SavedMemory::Kept(files), state, resume }
     }
 
+    /// Whether its memory is that of the execution before this one.
+    pub(crate) const fn has_memory(&self) -> bool {
+        matches!(self.memory, SavedMemory::Kept(_))
+    }
+
     pub(super) const fn state(&self) -> &MachineState {
         &self.state
     }

@@ -25,6 +25,9 @@ use crate::lock::lock;
 use crate::memory::Unkept;
 use crate::snapshot::{RestoreReason, SaveReason};
 
+/// Most files of a machine: a message of an execution has room for some more, and for taps that its configuration names.
+const MAX_FILES: usize = 150;
+
 /// Why no other program has taken the machine over. It goes on in this one.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
@@ -46,9 +49,19 @@ impl Report for UpgradeError {
             Self::Save(SaveReason::NotPaused) => {
                 Blame::Configuration.help("another request changed the machine meanwhile: try again")
             }
-            Self::Save(reason) => reason.remedy(),
-            Self::State(_) | Self::Execute { .. } | Self::Refused { .. } => Blame::Configuration
-                .help("name a program that is egm-vmm, of a version that reads this state"),
+            Self::Save(SaveReason::Refused { remedy, .. }) => Blame::Configuration.help(remedy.clone()),
+            Self::Save(SaveReason::File { .. }) => {
+                Blame::Host.help("raise the program's limit: prlimit --pid PID --nofile=65536")
+            }
+            Self::Save(SaveReason::Silent { .. }) => {
+                Blame::Host.help("look for what is wrong with the storage below it: dmesg")
+            }
+            Self::Save(_) => Blame::Host.help("the kernel's log may have the reason: dmesg"),
+            Self::Execute { .. } => Blame::Configuration
+                .help("name an egm-vmm that you may execute: egm-vmm ctl --api SOCKET upgrade --program FILE"),
+            Self::State(_) | Self::Refused { .. } => Blame::Configuration.help(
+                "use a version that plans the same machine, or shut the guest down and start it with this one",
+            ),
         }
     }
 }
@@ -121,7 +134,8 @@ impl SnapshotParts {
         let gate = &running.shared.gate;
         match (gate.state(), begun) {
             (state, None) => {
-                if let Err(reason) = self.keep_files(running) {
+                let checked = self.keep_files(running).and_then(|_| self.drain_console());
+                if let Err(reason) = checked {
                     return (request.reply)(Err(UpgradeError::Save(reason)));
                 }
                 let (runs, paused) = (state == PauseState::Running && gate.close(), now());
@@ -151,22 +165,31 @@ impl SnapshotParts {
     ) {
         let UpgradeRequest { program, unplugged, reply } = request;
         let held = self.hold(unplugged.clone(), running, events).and_then(|(saving, state)| {
-            if lock(&self.origin.console).settle() {
-                Ok((saving, state, self.keep_files(running)?))
-            } else {
-                Err(SaveReason::Silent { name: "the console".to_owned() })
-            }
+            self.drain_console()?;
+            let files = self.keep_files(running)?;
+            // The end of a machine that was requested meanwhile comes first.
+            if running.shared.exit.is_set() { Err(SaveReason::NotPaused) } else { Ok((saving, state, files)) }
         });
         match held {
             Ok((_saving, state, files)) => {
                 reply(Ok(()));
                 let Begun { runs, paused } = begun;
+                let runs = runs || running.shared.gate.state() == PauseState::Running; // it was resumed meanwhile
                 let error = hand_over(HandedMachine { program, state, files, runs, paused });
                 tracing::error!("{error}");
+                lock(&self.origin.console).take_terminal();
                 lock(&self.origin.unplugged).extend(unplugged);
             }
             Err(reason) => reply(Err(UpgradeError::Save(reason))),
         }
+    }
+
+    /// Waits for the reader of the console.
+    fn drain_console(&self) -> Result<(), SaveReason> {
+        let drained = lock(&self.origin.console).drain();
+        drained.then_some(()).ok_or_else(|| {
+            refused("the reader of its console is slow", "read the console's output, and try again")
+        })
     }
 
     /// The open files of the machine; refuses one that cannot be handed over.
@@ -188,6 +211,12 @@ impl SnapshotParts {
         let boot = KeptPart::of(self.origin.boot.files().iter().map(AsFd::as_fd)).map_err(failed)?;
         files.add(KeptFiles::BOOT.to_owned(), boot);
         files.add(KeptFiles::CONSOLE.to_owned(), lock(&self.origin.console).keep().map_err(failed)?);
-        Ok(files)
+        match files.descriptors().count() {
+            count if count > MAX_FILES => Err(refused(
+                format!("it has {count} open files, and an upgrade passes {MAX_FILES} at most"),
+                "start it with fewer queue pairs",
+            )),
+            _ => Ok(files),
+        }
     }
 }

@@ -179,15 +179,16 @@ impl Machine {
             let request = lock(&next).take();
             if let Some(SnapshotRequest { folder, unplugged, is_dry_run, reply }) = request {
                 if is_dry_run {
-                    return reply(self.snapshot.rehearse(&folder));
+                    reply(self.snapshot.rehearse(&folder));
+                } else {
+                    step(MachineStep::SnapshotStarted);
+                    let written = self.snapshot.carry_out(&folder, unplugged, &parts, events);
+                    if written.is_ok() {
+                        step(MachineStep::SnapshotWritten);
+                    }
+                    reply(written);
+                    let _ = exit.wake().write(1); // its turns took what others woke the event loop for
                 }
-                step(MachineStep::SnapshotStarted);
-                let written = self.snapshot.carry_out(&folder, unplugged, &parts, events);
-                if written.is_ok() {
-                    step(MachineStep::SnapshotWritten);
-                }
-                reply(written);
-                let _ = exit.wake().write(1); // its turns took what others woke the event loop for
             }
             self.snapshot.upgrade(&next_upgrade, hand_over, &parts, events);
         };

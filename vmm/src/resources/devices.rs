@@ -196,7 +196,9 @@ pub(crate) fn open_virtio(kind: &DeviceKind, kept: Option<&KeptPart>) -> Result<
                 (Tap::Name(name), None) => tap::open(name, *queue_pairs)?,
                 (Tap::Descriptors(numbers), None) => tap::adopt(numbers)?,
             };
-            Ok(OpenDevice::Net { taps, backend: net_backend(*queue_pairs, *vhost)? })
+            // A machine with a worker of the kernel is not handed over, whatever the host has now.
+            let vhost = if kept.is_some() { Some(false) } else { *vhost };
+            Ok(OpenDevice::Net { taps, backend: net_backend(*queue_pairs, vhost)? })
         }
         DeviceKind::VirtioRng => Ok(OpenDevice::Rng),
         DeviceKind::VirtioVsock { cid, socket } => {
@@ -216,14 +218,15 @@ pub(crate) fn open_disk(path: &Path, write: bool) -> Result<File, DeviceError> {
     if Disk::can_be(kind) { Ok(file) } else { Err(unfit(DiskError::Kind)) }
 }
 
-/// The lock is the kernel's and goes with the descriptor: no stale lock file after a crash.
+/// The lock is the kernel's and goes with the descriptor: no stale lock file after a crash. A kept file has it.
 fn disk(path: &Path, read_only: bool, kept: Option<&KeptPart>) -> Result<Disk, DeviceError> {
     let error = |source| DeviceError::DiskFile { path: path.to_owned(), source };
-    // The kind is checked before locking: a lock on what is no disk may affect others. A kept file has its lock.
-    let file = match kept {
-        Some(kept) => kept.first().map_err(error)?,
-        None => open_disk(path, !read_only)?,
-    };
+    let unfit = |source| DeviceError::Disk { path: path.to_owned(), source };
+    if let Some(kept) = kept {
+        return Disk::kept(kept.first().map_err(error)?, read_only, kept.sectors()).map_err(unfit);
+    }
+    // The kind is checked before locking: a lock on what is no disk may affect others.
+    let file = open_disk(path, !read_only)?;
     let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
     match locked {
         Ok(()) => {}
@@ -231,7 +234,7 @@ fn disk(path: &Path, read_only: bool, kept: Option<&KeptPart>) -> Result<Disk, D
         Err(TryLockError::WouldBlock) => return Err(DeviceError::DiskInUse { path: path.to_owned() }),
         Err(TryLockError::Error(source)) => return Err(error(source)),
     }
-    Disk::new(file, read_only).map_err(|source| DeviceError::Disk { path: path.to_owned(), source })
+    Disk::new(file, read_only).map_err(unfit)
 }
 
 fn net_backend(queue_pairs: u16, vhost: Option<bool>) -> Result<Backend, DeviceError> {

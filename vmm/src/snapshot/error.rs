@@ -51,7 +51,7 @@ impl Report for SnapshotError {
 }
 
 impl SaveReason {
-    pub(crate) fn remedy(&self) -> Remedy {
+    fn remedy(&self) -> Remedy {
         match self {
             Self::NotEmpty => Blame::Configuration.help("name a folder that is empty or does not exist"),
             Self::File { .. } => Blame::Host.help("name a folder that this process may write"),

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
+use rustix::fs::{CWD, Mode, mkfifoat};
+
 use super::*;
 
 impl Machines {
@@ -124,12 +126,17 @@ fn a_guest_goes_on_in_another_program_with_its_memory_and_its_files() {
         config["devices"].as_array_mut().unwrap().push(net);
         fs::write(machines.path("vm.json"), config.to_string()).unwrap();
     }
-    File::create(machines.path("disk")).unwrap().set_len(1 << 20).unwrap();
+    let disk = File::create(machines.path("disk")).unwrap();
+    disk.set_len(1 << 20).unwrap();
     for name in ["one", "two"] {
         machines.program(name, |_| ());
     }
     let machine = machines.served();
     let pressed = Pressed::of(&machine);
+    // A guest may write any format there, and an operator may grow the file.
+    disk.write_all_at(b"QFI\xfb\0\0\0\x03", 0).unwrap();
+    disk.set_len(2 << 20).unwrap();
+    fs::rename(machines.path("vsock"), machines.path("moved")).unwrap();
     let mut descriptors = Vec::new();
     for name in ["one", "two", "one", "two"] {
         // Kernel, disk and tap are those that are open, not those of these names.
@@ -145,11 +152,12 @@ fn a_guest_goes_on_in_another_program_with_its_memory_and_its_files() {
         );
         assert_eq!(machine.program(), machines.path(name));
         machines.wait_for(SOME);
-        drop(UnixStream::connect(machines.path("vsock")).unwrap());
+        drop(UnixStream::connect(machines.path("moved")).unwrap());
         assert_eq!(machine.taps(), tap.iter().map(|tap| tap.0.clone()).collect::<Vec<_>>());
         descriptors.push(machine.descriptors());
     }
     drop(pressed);
+    fs::rename(machines.path("moved"), machines.path("vsock")).unwrap();
     machines.check_console();
     assert_eq!(descriptors[1..], [descriptors[1]; 3], "none is left over");
     assert_eq!(machine.events(), ["lost", "ready", "restored", "resumed"]);
@@ -186,6 +194,13 @@ fn a_paused_machine_stays_paused_and_an_upgrade_without_a_name_takes_the_new_fil
     assert_eq!(machine.end().0, Some(0));
 }
 
+/// Replaces each `from` by `to`, of the same length.
+fn replace(bytes: &mut [u8], from: &[u8], to: &[u8]) {
+    let places: Vec<_> = (0..bytes.len() - from.len()).filter(|at| bytes[*at..].starts_with(from)).collect();
+    assert!(!places.is_empty());
+    places.iter().for_each(|at| bytes[*at..*at + to.len()].copy_from_slice(to));
+}
+
 #[test]
 fn a_program_that_cannot_take_the_machine_over_is_refused_or_gives_it_back() {
     if !kvm() {
@@ -194,21 +209,16 @@ fn a_program_that_cannot_take_the_machine_over_is_refused_or_gives_it_back() {
     let machines = Machines::new(json!({}));
     let machine = machines.served();
     symlink("/bin/true", machines.path("true")).unwrap();
-    for (name, reason) in [("true", "it ended with exit status: 0"), ("missing", "No such file or directory")]
+    for (name, reason) in
+        [("true", "it is no egm-vmm that can take a machine over"), ("missing", "No such file or directory")]
     {
         let refused = machine.refused(&format!("upgrade --program {name}"), HOST);
         assert!(refused.contains(reason), "{refused}");
     }
     // A key of the state has another name there, which it learns when it has the machine.
-    machines.program("other", |bytes| {
-        let (key, other) = (b"controllers", b"c0ntr0llers");
-        let places: Vec<_> =
-            (0..bytes.len() - key.len()).filter(|at| bytes[*at..].starts_with(key)).collect();
-        assert!(!places.is_empty());
-        places.iter().for_each(|at| bytes[*at..*at + key.len()].copy_from_slice(other));
-    });
+    machines.program("other", |bytes| replace(bytes, b"controllers", b"c0ntr0llers"));
     let refused = machine.refused("upgrade --program other", HOST);
-    assert!(refused.contains("goes on as before: cannot take the machine over"), "{refused}");
+    assert!(refused.contains("cannot upgrade the machine: cannot take the machine over"), "{refused}");
     assert_eq!(machine.program(), Path::new(PROGRAM));
     machines.wait_for(SOME);
     machines.check_console();
@@ -219,4 +229,81 @@ fn a_program_that_cannot_take_the_machine_over_is_refused_or_gives_it_back() {
     assert_eq!(machine.end().0, Some(0));
     let run = machines.start("run vm.json");
     assert!(run.refused("upgrade", HOST).contains("egm-vmm run has one machine"));
+}
+
+/// A program that plans another machine is found while the guest runs.
+#[test]
+fn a_program_that_would_show_the_guest_another_machine_is_refused_before_the_pause() {
+    if !kvm() {
+        return;
+    }
+    let machines = Machines::new(json!({}));
+    let machine = machines.served();
+    machines.program("other", |bytes| replace(bytes, b"expanders", b"expand3rs"));
+    let refused = machine.refused("upgrade --program other", HOST);
+    assert!(refused.contains("the plan of this host has other \""), "{refused}");
+    assert!(!machine.events().contains(&"paused".to_owned()));
+    machines.wait_for(SOME);
+    machines.check_console();
+}
+
+#[test]
+fn a_node_of_ordinary_memory_goes_on_too() {
+    if !kvm() {
+        return;
+    }
+    let machines = Machines::new(json!({
+        "memory": { "size": "16MiB", "page_size": "4K" },
+        "egm": [{ "region": "local", "size": "6MiB", "node": 1 }],
+    }));
+    let machine = machines.served();
+    machine.done("upgrade");
+    machines.wait_for(SOME);
+    machines.check_console();
+}
+
+/// The reader of a pipe leaves when no writer is left.
+#[test]
+fn a_pipe_that_the_console_writes_to_stays_open() {
+    if !kvm() {
+        return;
+    }
+    let machines = Machines::new(json!({ "console": { "type": "file", "path": "pipe" } }));
+    let pipe = machines.path("pipe");
+    mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
+    let copy = format!("cat {} > {}", pipe.display(), machines.path("console").display());
+    let mut reader = Command::new("sh").args(["-c", &copy]).spawn().unwrap();
+    let machine = machines.served();
+    for _ in 0..2 {
+        machine.done("upgrade");
+        machines.wait_for(SOME);
+        assert!(reader.try_wait().unwrap().is_none(), "it has a writer");
+    }
+    assert_eq!(machine.end().0, Some(0));
+    assert!(reader.wait().unwrap().success());
+    machines.check_console();
+}
+
+#[test]
+fn an_upgrade_is_over_when_its_machine_ends_first() {
+    if !kvm() {
+        return;
+    }
+    let machines = Machines::new(json!({}));
+    let machine = machines.served();
+    let script = "#!/bin/sh\n: >begun\nwhile ! test -e go; do :; done\n";
+    fs::write(machines.path("slow"), script).unwrap();
+    fs::set_permissions(machines.path("slow"), fs::Permissions::from_mode(0o755)).unwrap();
+    let mut upgrade = machines.command("ctl --api vm.sock upgrade --program slow").spawn().unwrap();
+    while !machines.path("begun").exists() {
+        thread::yield_now();
+    }
+    machine.done("put /api/v1/vm.shutdown");
+    fs::write(machines.path("go"), "").unwrap();
+    assert!(!upgrade.wait().unwrap().success());
+    machine.done("boot");
+    machines.wait_for(SOME);
+    machine.done("upgrade");
+    machines.wait_for(SOME);
+    assert_eq!(machine.end().0, Some(0));
 }

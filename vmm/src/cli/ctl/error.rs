@@ -56,7 +56,7 @@ pub(super) fn absolute(folder: &Path) -> Result<String, Unnamed> {
 
 /// A plugged device that no text describes, so that no restored machine could plug it in.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot unplug device \"{id}\" for a snapshot: it has a tap by descriptor, which no snapshot names")]
+#[error("cannot unplug device \"{id}\": it has a tap by descriptor, and could not be plugged in again")]
 pub(super) struct Undescribed {
     pub(super) id: String,
 }
@@ -72,14 +72,14 @@ impl Report for Undescribed {
 
 /// An upgrade failed after it had begun.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot upgrade the machine, which goes on as before: {reason}")]
+#[error("cannot upgrade the machine: {reason}")]
 pub(super) struct NotUpgraded {
     pub(super) reason: String,
 }
 
 impl Report for NotUpgraded {
     fn remedy(&self) -> Remedy {
-        Blame::Host.help("look at the messages of the machine's program")
+        Blame::Host.help("look at the machine: egm-vmm ctl --api SOCKET machine")
     }
 }
 

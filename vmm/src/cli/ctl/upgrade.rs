@@ -60,11 +60,12 @@ pub(super) fn upgrade(
     if outcome["state"] != "done" {
         return Err(NotUpgraded { reason: text("reason") }.into());
     }
-    let pause = outcome["pause_us"].as_u64().unwrap_or_default();
-    lines += &format!(
-        "{} has the machine; its guest was paused for {} ms\n",
-        text("program"),
-        pause.div_ceil(1000)
-    );
+    let program = text("program");
+    lines += &match outcome["pause_us"].as_u64() {
+        Some(pause) => {
+            format!("{program} has the machine; its guest was paused for {} ms\n", pause.div_ceil(1000))
+        }
+        None => format!("{program} has the machine, which stays paused\n"),
+    };
     Ok(lines)
 }

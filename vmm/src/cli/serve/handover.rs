@@ -9,10 +9,11 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use egm_report::program::log::Severity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
@@ -28,8 +29,11 @@ use crate::plan::Plan;
 use crate::reexec;
 use crate::snapshot::{FORMAT, RestoreReason};
 
+/// Format of [`Handover`] and of the order of its descriptors, raised with each change of either: a program that cannot read the
+/// message after its execution cannot give the machine back.
+const MESSAGE: u32 = 1;
 /// Time that another program has to read the state.
-const REHEARSAL: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+const REHEARSAL: Duration = Duration::from_secs(10);
 /// Its answer, so that a program of another kind is none that can.
 const READY: &str = "egm-vmm takes the machine over\n";
 /// Bytes of its messages that are quoted.
@@ -62,6 +66,7 @@ struct HandedOver {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Rehearsal {
+    message: u32,
     format: u32,
     view: GuestView,
 }
@@ -200,10 +205,12 @@ pub(super) fn inherited(
     let state = passed.next().ok_or_else(invalid)?;
     let Handover { cycle, socket: made, uptime, log_level, upgrade, machine, rehearsal } =
         reexec::unsealed(state.into())?;
-    if let Some(Rehearsal { format, view }) = rehearsal {
-        if format != FORMAT {
-            let reason = RestoreReason::Format { found: format, known: FORMAT };
-            return Err(io::Error::other(reason.to_string()));
+    if let Some(Rehearsal { message, format, view }) = rehearsal {
+        if (message, format) != (MESSAGE, FORMAT) {
+            let what = format!(
+                "it has formats {message} and {format}, and this program reads {MESSAGE} and {FORMAT}"
+            );
+            return Err(io::Error::other(what));
         }
         let created = cycle.with_taps(passed.collect()).into_created().ok_or_else(invalid)?;
         return Ok(Left::Rehearse(Box::new(created), view));
@@ -231,7 +238,7 @@ pub(super) fn inherited(
 pub(super) fn rehearse(program: &Path, cycle: &SavedCycle, plan: &Plan) -> Result<(), UpgradeError> {
     let failed = |source| UpgradeError::Execute { program: program.to_owned(), source };
     let (socket, uptime, upgrade, machine, log_level) = (None, None, None, None, Severity::least());
-    let rehearsal = Some(Rehearsal { format: FORMAT, view: guest_view(plan) });
+    let rehearsal = Some(Rehearsal { message: MESSAGE, format: FORMAT, view: guest_view(plan) });
     let cycle = cycle.clone();
     let handover = Handover { cycle, socket, uptime, log_level, upgrade, machine, rehearsal };
     let state = reexec::sealed(&handover).map_err(failed)?;
@@ -244,28 +251,49 @@ pub(super) fn rehearse(program: &Path, cycle: &SavedCycle, plan: &Plan) -> Resul
 /// Runs `command`, and returns why it fails, if it does.
 fn refusal(mut command: Command) -> io::Result<Option<String>> {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    let ended = ends_in_time(&child)?;
-    if !ended {
-        child.kill()?;
+    let ended = ends_in_time(&child);
+    if !matches!(ended, Ok(true)) {
+        let _ = child.kill(); // it may end by itself now
     }
     let status = child.wait()?;
-    if !ended {
-        return Ok(Some(format!("it did not answer within {} s", REHEARSAL.tv_sec)));
+    if !ended? {
+        return Ok(Some(format!("it did not answer within {} s", REHEARSAL.as_secs())));
     }
-    let (mut answer, mut text) = (Vec::new(), Vec::new());
-    child.stdout.take().map(|stdout| stdout.take(QUOTED).read_to_end(&mut answer)).transpose()?;
-    child.stderr.take().map(|stderr| stderr.take(QUOTED).read_to_end(&mut text)).transpose()?;
+    let (answer, text) = (waiting(child.stdout.take())?, waiting(child.stderr.take())?);
     if status.success() && answer == READY.as_bytes() {
         return Ok(None);
     }
     let text = String::from_utf8_lossy(&text);
-    let line = text.lines().next().unwrap_or_default();
-    Ok(Some(format!("it ended with {status}: {}", egm_address::Printable(line))))
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("help: "));
+    let text = lines.collect::<Vec<_>>().join("; ");
+    Ok(Some(match text.trim_start_matches("error: ") {
+        "" => format!("it is no egm-vmm that can take a machine over ({status})"),
+        text => egm_address::Printable(text).to_string(),
+    }))
+}
+
+/// Bytes that wait in `pipe`: descendants of the program may have its other end still.
+fn waiting(pipe: Option<impl AsFd + Read>) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let Some(pipe) = pipe else { return Ok(bytes) };
+    rustix::io::ioctl_fionbio(&pipe, true)?;
+    match pipe.take(QUOTED).read_to_end(&mut bytes) {
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+        _ => Ok(bytes),
+    }
 }
 
 fn ends_in_time(child: &Child) -> io::Result<bool> {
     let ended = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
-    Ok(poll(&mut [PollFd::new(&ended, PollFlags::IN)], Some(&REHEARSAL))? > 0)
+    let start = Instant::now();
+    loop {
+        let left = REHEARSAL.saturating_sub(start.elapsed());
+        let limit = Timespec::try_from(left).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(&ended, PollFlags::IN)], Some(&limit)) {
+            Err(Errno::INTR) => {}
+            polled => return Ok(polled? > 0),
+        }
+    }
 }
 
 /// Tries whether this program can take over the machine of `created`, which `overrides` change as those of a start do.

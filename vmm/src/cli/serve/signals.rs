@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::signal::{SigSet, Signal};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::flag;
 use signal_hook::low_level::pipe;
 use vmm_sys_util::eventfd::EventFd;
@@ -58,6 +58,12 @@ impl Signals {
     /// Whether one of them came since the last call.
     pub(super) fn is_end_requested(&mut self) -> bool {
         self.received.read(&mut [0; 64]).is_ok_and(|count| count > 0)
+    }
+
+    /// Whether one waits for [`is_end_requested`](Self::is_end_requested).
+    pub(super) fn is_received(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.received, PollFlags::IN)], Some(&now)).is_ok_and(|count| count > 0)
     }
 
     /// Ends [`block`](Self::block), where no execution followed.

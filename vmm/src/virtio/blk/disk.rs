@@ -79,6 +79,19 @@ impl Disk {
         Ok(Self { file: Arc::new(file), sectors, read_only })
     }
 
+    /// The disk of `sectors` that the execution before this one had: its format is the guest's now, and its size is the one that
+    /// the guest knows.
+    ///
+    /// # Errors
+    /// [`DiskError::TooSmall`] where `file` has fewer by now.
+    pub(crate) fn kept(mut file: File, read_only: bool, sectors: u64) -> Result<Self, DiskError> {
+        let bytes = file.seek(SeekFrom::End(0)).map_err(DiskError::Size)?;
+        if bytes / SECTOR < sectors {
+            return Err(DiskError::TooSmall { bytes });
+        }
+        Ok(Self { file: Arc::new(file), sectors, read_only })
+    }
+
     /// Whether a file of this type has sectors.
     pub(crate) fn can_be(kind: FileType) -> bool {
         kind.is_file() || kind.is_block_device()

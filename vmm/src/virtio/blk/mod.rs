@@ -335,7 +335,7 @@ impl VirtioDevice for Block {
     }
 
     fn kept(&self) -> std::io::Result<KeptPart> {
-        KeptPart::of([self.disk.file().as_fd()])
+        Ok(KeptPart::of([self.disk.file().as_fd()])?.with_sectors(self.disk.sectors()))
     }
 
     fn saved(&self) -> Option<DeviceState> {
