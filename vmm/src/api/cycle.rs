@@ -327,7 +327,7 @@ impl Cycle {
     }
 
     /// State for the execution that takes the running machine over, after `events` events.
-    pub(super) fn handed_over(&self, events: u64) -> SavedCycle {
+    pub(super) fn running_cycle(&self, events: u64) -> SavedCycle {
         SavedCycle { created: self.created.as_deref().cloned(), boots: true, last: None, events }
     }
 

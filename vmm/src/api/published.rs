@@ -165,9 +165,9 @@ impl Published {
     }
 
     /// State for the execution that takes the running machine over; `None` in a program with one machine.
-    pub(crate) fn handed_over(&self) -> Option<SavedCycle> {
+    pub(crate) fn running_cycle(&self) -> Option<SavedCycle> {
         let events = self.journal.published();
-        lock(&self.state).cycle.as_ref().map(|cycle| cycle.handed_over(events))
+        lock(&self.state).cycle.as_ref().map(|cycle| cycle.running_cycle(events))
     }
 
     pub(crate) const fn monitor(&self) -> Option<&EventMonitor> {

@@ -71,7 +71,7 @@ fn order(body: &[u8], machine: &Published) -> Result<UpgradeOrder, Answer> {
         Answer::failure(Status::Conflict, what, "send its path as \"program\"")
     };
     let program = given.transpose()?.or_else(own_program).ok_or_else(unknown)?;
-    let (cycle, plan) = machine.handed_over().zip(state.plan.clone()).ok_or_else(life::starting)?;
+    let (cycle, plan) = machine.running_cycle().zip(state.plan.clone()).ok_or_else(life::starting)?;
     Ok(UpgradeOrder { rehearsal, program, unplugged, live, cycle, plan })
 }
 

@@ -245,14 +245,14 @@ pub(super) struct Hooks<'a> {
     /// Called when the vCPUs run, or wait in a restored machine.
     pub(super) started: &'a dyn Fn(),
     /// Called when it is published that the machine runs or is paused, each time.
-    pub(super) settled: &'a dyn Fn(),
+    pub(super) state_published: &'a dyn Fn(),
     pub(super) hand_over: HandOver<'a>,
 }
 
 impl Default for Hooks<'_> {
     /// Nothing, and no other program takes the machine over.
     fn default() -> Self {
-        Self { started: &|| (), settled: &|| (), hand_over: &unsupported }
+        Self { started: &|| (), state_published: &|| (), hand_over: &unsupported }
     }
 }
 
@@ -302,7 +302,7 @@ pub(super) fn launch(
         }
         machine.step(step, &live);
         if step != MachineStep::Restored {
-            (hooks.settled)();
+            (hooks.state_published)();
         }
     };
     Ok(built.run(&step, hooks.hand_over))

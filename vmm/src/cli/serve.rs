@@ -39,7 +39,7 @@ use crate::error::{Blame, Chain, Remedy, Report};
 use crate::inherited;
 use crate::launch::{Confined, Restored};
 use crate::listener::{Listener, leave_files};
-use crate::machine::{self, ExitReason, now};
+use crate::machine::{self, ExitReason, monotonic_now};
 use crate::reexec;
 use crate::reserve::Broker;
 use crate::sandbox::Mode;
@@ -313,16 +313,16 @@ impl Service<'_> {
         let mut restore = restore.transpose()?;
         let taken = RefCell::new(taken);
         leave_files(taken.borrow().is_some());
-        let settled = || {
+        let state_published = || {
             leave_files(false);
             // From here on the machine's parts have its files.
             if let Some(InheritedMachine { runs, paused, failed, .. }) = taken.take() {
-                machine.end_upgrade(failed, runs.then(|| now().saturating_sub(paused)));
+                machine.end_upgrade(failed, runs.then(|| monotonic_now().saturating_sub(paused)));
             }
         };
         let started = || signals.set_starting(false);
         let hand_over = |handed| served.hand_over(handed);
-        let hooks = Hooks { started: &started, settled: &settled, hand_over: &hand_over };
+        let hooks = Hooks { started: &started, state_published: &state_published, hand_over: &hand_over };
         let launched = (|| {
             if let Some(taken) = &*taken.borrow() {
                 restore = Some(taken.restored()?);

@@ -196,7 +196,7 @@ impl Built {
                 devices.iter().for_each(|device| unplugged::plug(device, &live, &journal));
             }
         };
-        let ended = machine.run_until(&step, hand_over);
+        let ended = machine.run_upgradable(&step, hand_over);
         (ended, held)
     }
 }

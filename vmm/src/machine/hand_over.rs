@@ -116,7 +116,7 @@ pub(crate) fn unsupported(handed: HandedMachine) -> UpgradeError {
 }
 
 /// Time since an unspecified start, the same for all executions of a process.
-pub(crate) fn now() -> Duration {
+pub(crate) fn monotonic_now() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
     Duration::try_from(now).unwrap_or_default()
 }
@@ -138,7 +138,7 @@ impl SnapshotParts {
                 if let Err(reason) = checked {
                     return (request.reply)(Err(UpgradeError::Save(reason)));
                 }
-                let (runs, paused) = (state == PauseState::Running && gate.close(), now());
+                let (runs, paused) = (state == PauseState::Running && gate.close(), monotonic_now());
                 *lock(next) = Some(Pending { request, begun: Some(Begun { runs, paused }) });
                 let _ = running.shared.exit.wake().write(1); // the event loop interrupts the vCPUs
             }

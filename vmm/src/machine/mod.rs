@@ -47,7 +47,7 @@ pub(crate) use exit::ExitLatch;
 pub use exit::ExitReason;
 pub use finish::Unfinished;
 pub use hand_over::UpgradeError;
-pub(crate) use hand_over::{HandOver, HandedMachine, UpgradeRequest, now, unsupported};
+pub(crate) use hand_over::{HandOver, HandedMachine, UpgradeRequest, monotonic_now, unsupported};
 #[cfg(test)]
 pub(crate) use live::LiveParts;
 pub use live::{ControlError, DeviceCounters, Live};
@@ -143,14 +143,14 @@ impl Machine {
         self
     }
 
-    /// As [`Machine::run_until`], where no other program takes the machine over.
+    /// As [`Machine::run_upgradable`], where no other program takes the machine over.
     pub fn run(self, step: &dyn Fn(MachineStep)) -> Ended {
-        self.run_until(step, &unsupported)
+        self.run_upgradable(step, &unsupported)
     }
 
     /// Runs the guest to its end, and calls `step` after each step and `hand_over` at the request of an upgrade. On return the vCPUs have stopped, and each device has
     /// made durable what it promised or is in [`Ended::unfinished`].
-    pub(crate) fn run_until(mut self, step: &dyn Fn(MachineStep), hand_over: HandOver<'_>) -> Ended {
+    pub(crate) fn run_upgradable(mut self, step: &dyn Fn(MachineStep), hand_over: HandOver<'_>) -> Ended {
         let exit = Arc::clone(&self.shared.exit);
         for subscriber in &self.subscribers {
             self.events.add_subscriber(Arc::clone(subscriber));

@@ -150,7 +150,7 @@ impl Leaving<'_> {
     }
 
     fn carry(&self, program: &Path, handed: Handed<'_>) -> io::Error {
-        match self.machine.handed_over() {
+        match self.machine.running_cycle() {
             Some(cycle) => self.execute(program, cycle, Some(handed)),
             None => io::ErrorKind::Unsupported.into(),
         }
