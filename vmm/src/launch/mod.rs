@@ -180,8 +180,8 @@ impl Built {
         self.machine.live()
     }
 
-    /// Runs the guest to its end, and calls `step` after each step and `hand_over` at the request of an upgrade. The machine's reservation ends when the second value is
-    /// dropped.
+    /// Runs the guest to its end, and calls `step` after each step and `hand_over` at the request of an upgrade. The
+    /// machine's reservation ends when the second value is dropped.
     pub(crate) fn run(
         self,
         step: &dyn Fn(MachineStep),

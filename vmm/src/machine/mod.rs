@@ -148,8 +148,8 @@ impl Machine {
         self.run_upgradable(step, &unsupported)
     }
 
-    /// Runs the guest to its end, and calls `step` after each step and `hand_over` at the request of an upgrade. On return the vCPUs have stopped, and each device has
-    /// made durable what it promised or is in [`Ended::unfinished`].
+    /// Runs the guest to its end, and calls `step` after each step and `hand_over` at the request of an upgrade. On return the
+    /// vCPUs have stopped, and each device has made durable what it promised or is in [`Ended::unfinished`].
     pub(crate) fn run_upgradable(mut self, step: &dyn Fn(MachineStep), hand_over: HandOver<'_>) -> Ended {
         let exit = Arc::clone(&self.shared.exit);
         for subscriber in &self.subscribers {
