@@ -143,13 +143,13 @@ impl Machine {
         self
     }
 
-    /// As [`Machine::run_upgradable`], where no other program takes the machine over.
+    /// Runs the guest to its end, and calls `step` after each step. On return the vCPUs have stopped, and each device has made
+    /// durable what it promised or is in [`Ended::unfinished`].
     pub fn run(self, step: &dyn Fn(MachineStep)) -> Ended {
         self.run_upgradable(step, &unsupported)
     }
 
-    /// Runs the guest to its end, and calls `step` after each step and `hand_over` at the request of an upgrade. On return the
-    /// vCPUs have stopped, and each device has made durable what it promised or is in [`Ended::unfinished`].
+    /// As [`Machine::run`], and calls `hand_over` at the request of an upgrade.
     pub(crate) fn run_upgradable(mut self, step: &dyn Fn(MachineStep), hand_over: HandOver<'_>) -> Ended {
         let exit = Arc::clone(&self.shared.exit);
         for subscriber in &self.subscribers {
