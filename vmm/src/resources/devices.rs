@@ -288,7 +288,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(511).unwrap();
         let small = disk(file.path(), false, None).unwrap_err();
-        assert!(matches!(&small, DeviceError::Disk { source: DiskError::TooSmall { bytes: 511 }, .. }));
+        assert!(matches!(&small, DeviceError::Disk { source: DiskError::TooSmall { bytes: 511, .. }, .. }));
         assert_eq!(small.blame(), Blame::Configuration);
     }
 

@@ -53,7 +53,7 @@ pub struct Resources {
     pub devices: Vec<OpenedDevice>,
     /// I/O address spaces of host functions.
     pub spaces: AddressSpaces,
-    /// Guest memory that is touched already; `None` where nothing is.
+    /// Guest memory that this program has touched; `None` where it touched nothing.
     pub present: Option<Present>,
     /// Slices, for changes to them while the guest runs.
     pub leases: Leases,
@@ -172,14 +172,14 @@ impl Resources {
         let ram = GuestRam::open(plan, leases, &vm, beginning)?;
         let AroundPrefault { early, late } = spaces.maps(plan, &ram)?.around_prefault();
         let prefault = || ram.prefault(plan, spaces.pin(), |backing| near(facts, backing), progress);
-        if spaces.is_empty() {
-            // What is kept is present already.
-            kept.map_or_else(prefault, |_| Ok(()))?;
-        } else {
+        // Kept memory is present already, and in no page table of this program yet.
+        if !spaces.is_empty() {
             at_once(|| early.make(facts), || reset::reset(&devices), prefault)?;
             late.make(facts)?;
+        } else if kept.is_none() {
+            prefault()?;
         }
-        let present = ram.present(plan, spaces.pin());
+        let present = if kept.is_none() { ram.present(plan, spaces.pin()) } else { None };
         let leases = leases.clone();
         Ok(Self { present, hypervisor, vm, ram, boot, console, devices, spaces, leases, is_restored })
     }

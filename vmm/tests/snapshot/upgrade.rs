@@ -74,6 +74,16 @@ impl Machine<'_> {
         fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
 
+    /// Waits until it has no child: the memory of the program before is freed.
+    fn wait_for_children(&self) {
+        let parent = format!("PPid:\t{}\n", self.child.id());
+        let is_child = |status: String| status.contains(&parent);
+        let processes = || fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path().join("status"));
+        while processes().any(|path| fs::read_to_string(path).is_ok_and(is_child)) {
+            thread::yield_now();
+        }
+    }
+
     fn state(&self) -> Value {
         serde_json::from_slice::<Value>(&self.ctl("machine --json").stdout).unwrap()["state"].take()
     }
@@ -154,6 +164,7 @@ fn a_guest_goes_on_in_another_program_with_its_memory_and_its_files() {
         machines.wait_for(SOME);
         drop(UnixStream::connect(machines.path("moved")).unwrap());
         assert_eq!(machine.taps(), tap.iter().map(|tap| tap.0.clone()).collect::<Vec<_>>());
+        machine.wait_for_children();
         descriptors.push(machine.descriptors());
     }
     drop(pressed);
@@ -220,6 +231,7 @@ fn a_program_that_cannot_take_the_machine_over_is_refused_or_gives_it_back() {
     let refused = machine.refused("upgrade --program other", HOST);
     assert!(refused.contains("cannot upgrade the machine: cannot take the machine over"), "{refused}");
     assert_eq!(machine.program(), Path::new(PROGRAM));
+    machine.wait_for_children();
     machines.wait_for(SOME);
     machines.check_console();
     machines.program("new", |_| ());
@@ -248,18 +260,20 @@ fn a_program_that_would_show_the_guest_another_machine_is_refused_before_the_pau
 }
 
 #[test]
-fn a_node_of_ordinary_memory_goes_on_too() {
+fn a_node_of_ordinary_memory_goes_on_too_and_no_page_is_counted_again() {
     if !kvm() {
         return;
     }
     let machines = Machines::new(json!({
-        "memory": { "size": "16MiB", "page_size": "4K" },
+        "memory": { "size": "16MiB", "page_size": "4K", "prefault": true },
         "egm": [{ "region": "local", "size": "6MiB", "node": 1 }],
     }));
     let machine = machines.served();
     machine.done("upgrade");
     machines.wait_for(SOME);
     machines.check_console();
+    let (code, messages) = machine.end();
+    assert_eq!((code, messages.matches("present in huge pages").count()), (Some(0), 1), "{messages}");
 }
 
 /// The reader of a pipe leaves when no writer is left.

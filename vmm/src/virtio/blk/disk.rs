@@ -22,9 +22,9 @@ pub enum DiskError {
     /// A directory, a pipe, …
     #[error("a disk must be a regular file or a block device")]
     Kind,
-    /// Less than one sector.
-    #[error("a disk of {} is smaller than a sector of {}", show::size(*bytes), show::size(SECTOR))]
-    TooSmall { bytes: u64 },
+    /// Less than one sector, or than the guest knows.
+    #[error("the disk has {}, and needs {} at least", show::size(*bytes), show::size(*least))]
+    TooSmall { bytes: u64, least: u64 },
     /// An image of another format.
     #[error("a disk is a raw image, and the file begins as a {format} image does")]
     Format { format: &'static str },
@@ -66,11 +66,7 @@ impl Disk {
         if !Self::can_be(file.metadata().map_err(DiskError::Size)?.file_type()) {
             return Err(DiskError::Kind);
         }
-        let bytes = file.seek(SeekFrom::End(0)).map_err(DiskError::Size)?; // a block device's metadata has no size
-        let sectors = bytes / SECTOR;
-        if sectors == 0 {
-            return Err(DiskError::TooSmall { bytes });
-        }
+        let sectors = sectors_of(&mut file, 1)?;
         let mut head = [0; FORMAT_HEAD];
         // A disk that cannot be read at all is the guest's to report.
         if is_local(&file) && file.read_exact_at(&mut head, 0).is_ok() {
@@ -85,10 +81,7 @@ impl Disk {
     /// # Errors
     /// [`DiskError::TooSmall`] where `file` has fewer by now.
     pub(crate) fn kept(mut file: File, read_only: bool, sectors: u64) -> Result<Self, DiskError> {
-        let bytes = file.seek(SeekFrom::End(0)).map_err(DiskError::Size)?;
-        if bytes / SECTOR < sectors {
-            return Err(DiskError::TooSmall { bytes });
-        }
+        sectors_of(&mut file, sectors)?;
         Ok(Self { file: Arc::new(file), sectors, read_only })
     }
 
@@ -109,6 +102,15 @@ impl Disk {
     /// Whether writes are refused.
     pub fn read_only(&self) -> bool {
         self.read_only
+    }
+}
+
+/// Whole sectors of `file`: `least`, or more.
+fn sectors_of(file: &mut File, least: u64) -> Result<u64, DiskError> {
+    let bytes = file.seek(SeekFrom::End(0)).map_err(DiskError::Size)?; // a block device's metadata has no size
+    match bytes / SECTOR {
+        sectors if sectors >= least => Ok(sectors),
+        _ => Err(DiskError::TooSmall { bytes, least: least.saturating_mul(SECTOR) }),
     }
 }
 
@@ -191,7 +193,7 @@ mod tests {
         assert_eq!(Disk::new(file(2047), false).unwrap().sectors(), 3);
         for bytes in [0, 511] {
             let error = Disk::new(file(bytes), false).unwrap_err();
-            assert!(matches!(error, DiskError::TooSmall { bytes: b } if b == bytes));
+            assert!(matches!(error, DiskError::TooSmall { bytes: b, least: 512 } if b == bytes));
             assert_eq!(error.blame(), Blame::Configuration);
         }
     }
