@@ -3,6 +3,8 @@
 //! The descriptors pass the execution in a message of a socket, which is standard input meanwhile. So the next execution
 //! owns each of them without a number, and needs no system call that container runtimes refuse (`pidfd_getfd`).
 
+mod holder;
+
 use std::ffi::{CStr, OsString};
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Seek, Write};
@@ -23,6 +25,7 @@ use rustix::stdio::dup2_stdin;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+pub(crate) use self::holder::Holder;
 use crate::passed::{self, Received};
 
 /// Longest state in bytes: a configuration, which is a body of the API, or a machine with some kilobytes a vCPU.

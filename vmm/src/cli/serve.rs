@@ -40,7 +40,7 @@ use crate::inherited;
 use crate::launch::{Confined, Restored};
 use crate::listener::{Listener, leave_files};
 use crate::machine::{self, ExitReason, monotonic_now};
-use crate::reexec;
+use crate::reexec::{self, Holder};
 use crate::reserve::Broker;
 use crate::sandbox::Mode;
 use crate::snapshot::{RestoreReason, StoredSnapshot};
@@ -316,8 +316,9 @@ impl Service<'_> {
         let state_published = || {
             leave_files(false);
             // From here on the machine's parts have its files.
-            if let Some(InheritedMachine { runs, paused, failed, .. }) = taken.take() {
+            if let Some(InheritedMachine { holder, runs, paused, failed, .. }) = taken.take() {
                 machine.end_upgrade(failed, runs.then(|| monotonic_now().saturating_sub(paused)));
+                holder.into_iter().for_each(Holder::release);
             }
         };
         let started = || signals.set_starting(false);

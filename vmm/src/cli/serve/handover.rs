@@ -1,7 +1,7 @@
 //! The state that an execution passes to the next one, of this program or of another version.
 //!
 //! ```text
-//!  descriptors: state, listener, [file for events], [machine's state, program before, files of the machine], taps
+//!  descriptors: state, listener, [file for events], [machine's state, program before, [end of the holder], files of the machine], taps
 //! ```
 
 use std::fs::File;
@@ -26,12 +26,12 @@ use crate::launch::{self, Restored};
 use crate::listener::Listener;
 use crate::machine::{GuestView, HandedMachine, UpgradeError, guest_view};
 use crate::plan::Plan;
-use crate::reexec;
+use crate::reexec::{self, Holder};
 use crate::snapshot::{FORMAT, RestoreReason};
 
 /// Format of [`Handover`] and of the order of its descriptors, raised with each change of either: a program that cannot read the
 /// message after its execution cannot give the machine back.
-const MESSAGE: u32 = 1;
+const MESSAGE: u32 = 2;
 /// Time that another program has to read the state.
 const REHEARSAL: Duration = Duration::from_secs(10);
 /// Its answer, so that a program of another kind is none that can.
@@ -58,6 +58,8 @@ pub(super) struct Handover {
 #[derive(Debug, Serialize, Deserialize)]
 struct HandedOver {
     files: Vec<KeptName>,
+    /// Process number of the [`Holder`].
+    holder: Option<i32>,
     runs: bool,
     paused: Duration,
     /// Why this program has it back.
@@ -86,6 +88,8 @@ pub(super) struct InheritedMachine {
     pub(super) state: File,
     /// The program that handed it over.
     program: OwnedFd,
+    /// Of the memory of the execution that had the machine.
+    pub(super) holder: Option<Holder>,
     pub(super) files: KeptFiles,
     pub(super) runs: bool,
     pub(super) paused: Duration,
@@ -116,6 +120,7 @@ pub(super) struct Leaving<'a> {
 struct Handed<'a> {
     state: &'a File,
     program: &'a OwnedFd,
+    holder: Option<&'a Holder>,
     files: &'a KeptFiles,
     described: HandedOver,
 }
@@ -134,19 +139,32 @@ impl Leaving<'_> {
             Ok((state, own)) => (state, OwnedFd::from(own)),
             Err(error) => return error,
         };
+        let holder = Holder::start();
+        let holder = holder.inspect_err(|error| tracing::debug!("the pause is longer: {error}")).ok();
         let (runs, paused, failed) = (*runs, *paused, None);
-        let described = HandedOver { files: files.names(), runs, paused, failed };
-        self.carry(program, Handed { state: &state, program: &own, files, described })
+        let described = HandedOver {
+            files: files.names(),
+            holder: holder.as_ref().map(Holder::process),
+            runs,
+            paused,
+            failed,
+        };
+        self.carry(
+            program,
+            Handed { state: &state, program: &own, holder: holder.as_ref(), files, described },
+        )
     }
 
     /// Executes the program that handed `machine` over, because this one cannot have it for the reason `failed`. Returns only when
     /// that fails.
     pub(super) fn give_back(&self, machine: &InheritedMachine, failed: String) -> io::Error {
-        let InheritedMachine { state, program, files, runs, paused, .. } = machine;
+        let InheritedMachine { state, program, holder, files, runs, paused, .. } = machine;
         let path = PathBuf::from(format!("/proc/self/fd/{}", program.as_raw_fd()));
         let (runs, paused, failed) = (*runs, *paused, Some(failed));
-        let described = HandedOver { files: files.names(), runs, paused, failed };
-        self.carry(&path, Handed { state, program, files, described })
+        let holder = holder.as_ref();
+        let described =
+            HandedOver { files: files.names(), holder: holder.map(Holder::process), runs, paused, failed };
+        self.carry(&path, Handed { state, program, holder, files, described })
     }
 
     fn carry(&self, program: &Path, handed: Handed<'_>) -> io::Error {
@@ -159,8 +177,9 @@ impl Leaving<'_> {
     fn execute(&self, program: &Path, cycle: SavedCycle, handed: Option<Handed<'_>>) -> io::Error {
         let monitor = self.machine.monitor();
         let (mut machine, mut kept) = (None, Vec::new());
-        if let Some(Handed { state, program, files, described }) = handed {
-            kept.extend([state.as_fd(), program.as_fd()].into_iter().chain(files.descriptors()));
+        if let Some(Handed { state, program, holder, files, described }) = handed {
+            kept.extend([state.as_fd(), program.as_fd()]);
+            kept.extend(holder.and_then(Holder::end).into_iter().chain(files.descriptors()));
             machine = Some(described);
         }
         let handover = Handover {
@@ -221,10 +240,11 @@ pub(super) fn inherited(
         .and_then(|uptime| Some((passed.next()?, uptime)))
         .map(|(file, uptime)| EventMonitor::new(file.into(), uptime));
     let event_monitor = event_monitor.transpose()?;
-    let machine = machine.map(|HandedOver { files, runs, paused, failed }| {
+    let machine = machine.map(|HandedOver { files, holder, runs, paused, failed }| {
         let (Some(state), Some(program)) = (passed.next(), passed.next()) else { return Err(invalid()) };
+        let holder = holder.and_then(|process| Holder::inherited(process, passed.next()?));
         let files = KeptFiles::received(files, &mut passed)?;
-        Ok(InheritedMachine { state: state.into(), program, files, runs, paused, failed })
+        Ok(InheritedMachine { state: state.into(), program, holder, files, runs, paused, failed })
     });
     let machine = machine.transpose()?;
     let cycle = cycle.with_taps(passed.collect());
