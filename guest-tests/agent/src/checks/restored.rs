@@ -3,17 +3,19 @@
 //!
 //! The guest fills memory of its own and of each EGM node, prints `egm-restored ready`, and then reads the last block of the
 //! first writable virtio disk again and again, until it has the text `restored.text`. The reader of the console saves the
-//! machine, writes that text and restores it.
+//! machine, writes that text and restores it; or has other programs take it over, and writes that text. Network devices lose
+//! nothing then: with the argument `restored.echo`, a datagram is sent beside each read, and all come back.
 
 use std::io::{self, Write};
+use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use super::{Context, virtio_blk};
+use super::{Context, virtio_blk, virtio_net};
 use crate::error::Broken;
 use crate::expect::DeviceKind;
 use crate::finding::{Claim, Finding};
-use crate::pattern;
 use crate::sys::Mapping;
+use crate::{pattern, sysfs};
 
 const READY: &str = "egm-restored ready";
 /// Bytes of each piece of memory.
@@ -21,6 +23,8 @@ const SIZE: usize = 16 << 20;
 const SEED: u64 = 0x5245_5354_4f52_4544;
 /// Guest time: what passes while the machine is saved does not count. A read by an emulated processor takes milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(240);
+/// Of a datagram, in guest time too.
+const ECHO_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let Some(disk) = disk(context) else {
@@ -30,6 +34,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
         return Ok(Finding::skipped("the argument restored.text is missing"));
     };
     let pieces = fill(context)?;
+    let echo = context.args.text("restored.echo").map(|_| echo(context)).transpose()?;
     // Standard error is the console; standard output is the report.
     let _ = io::stderr().write_all(format!("{READY}\n").as_bytes());
     let (start, mut last, mut reads) = (Instant::now(), Duration::ZERO, 0_u32);
@@ -39,6 +44,9 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
         let now = start.elapsed();
         claim.holds(now >= last, || format!("time went from {last:?} back to {now:?}"));
         (last, reads) = (now, reads.saturating_add(1));
+        if let Some(socket) = &echo {
+            claim.equal("the datagram that comes back", &exchange(socket, reads), &Ok(reads));
+        }
         if text == awaited || now > TIMEOUT || !claim.is_true() {
             claim.equal("the last block of the disk", &text.as_str(), &awaited);
             break;
@@ -51,6 +59,29 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     }
     claim.seen(format!("{} pieces of {SIZE:#x} bytes, {reads} reads of {disk}", pieces.len()));
     Ok(claim.finish().with_value(f64::from(reads), "reads"))
+}
+
+/// A socket to the echo, by the first network device.
+fn echo(context: &Context) -> Result<UdpSocket, Broken> {
+    let mut devices = context.plan.devices();
+    let found = devices.find(|(_, device)| matches!(device.kind, DeviceKind::VirtioNet { .. }));
+    let name = found.and_then(|(function, _)| sysfs::virtio_child(function.address, "net"));
+    let no_device = Broken::system("no network device has a driver");
+    let name = name.ok_or(io::ErrorKind::NotFound).map_err(no_device)?;
+    let peer = virtio_net::configure(context, &name)?;
+    let socket = UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
+        socket.connect(peer)?;
+        socket.set_read_timeout(Some(ECHO_TIMEOUT))?;
+        Ok(socket)
+    });
+    socket.map_err(Broken::system("no socket to the echo"))
+}
+
+/// Sends `number`, and returns the one that comes back.
+fn exchange(socket: &UdpSocket, number: u32) -> Result<u32, io::ErrorKind> {
+    let mut answer = [0; 4];
+    let received = socket.send(&number.to_be_bytes()).and_then(|_| socket.recv(&mut answer));
+    received.map(|_| u32::from_be_bytes(answer)).map_err(|error| error.kind())
 }
 
 /// Memory of the guest's choice and of each EGM node, filled.

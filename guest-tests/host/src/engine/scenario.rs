@@ -73,6 +73,8 @@ pub(crate) struct Scenario {
     pub(crate) reboots: bool,
     /// Whether the devices of `demo.json` have no worker of the kernel, so that the machine can be saved.
     pub(crate) is_saved: bool,
+    /// The same for one that another program takes over; its memory has a file.
+    pub(crate) is_taken_over: bool,
     /// Data that must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,
     /// Whether its machines run with `--sandbox strict`, unless another mode is chosen for the run.
@@ -220,6 +222,7 @@ pub(crate) const PLAIN: Scenario = Scenario {
     prints: None,
     reboots: false,
     is_saved: false,
+    is_taken_over: false,
     disk: None,
     strict: false,
     debian: false,

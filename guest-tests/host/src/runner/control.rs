@@ -25,6 +25,11 @@ impl Control {
         Self { vmm: runner.tools.vmm.clone(), socket }
     }
 
+    /// Its socket.
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// The command that starts `machine` with this API.
     pub(crate) fn start(&self, runner: &Runner, machine: &Machine) -> Command {
         let mut command = runner.command(machine);

@@ -68,6 +68,12 @@ pub(crate) struct Machine {
     pub(crate) plan: Option<Plan>,
 }
 
+impl Machine {
+    pub(crate) fn config(&self) -> &Path {
+        &self.config
+    }
+}
+
 impl Runner {
     /// Writes the configuration, gets its plan, and packs the guest's initial root with the plan.
     pub(crate) fn machine(&self, scenario: &Scenario, report: &Path) -> Result<Machine, LabError> {

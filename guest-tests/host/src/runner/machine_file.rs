@@ -12,7 +12,10 @@ pub(crate) fn of(scenario: &Scenario, configs: &Path, boot: Value) -> Value {
     if scenario.reboots {
         json["on_reset"] = json!("reboot");
     }
-    if scenario.is_saved {
+    if scenario.is_taken_over {
+        json["memory"] = json!({ "page_size": "4K" });
+    }
+    if scenario.is_saved || scenario.is_taken_over {
         json["devices"] = json!([
             { "type": "virtio-blk", "id": "disk0", "path": "/run/egm-vmm/demo/disk0.raw" },
             { "type": "virtio-net", "tap": "egmtap0", "root_port": true, "vhost": false },

@@ -7,3 +7,4 @@ pub(crate) mod refusal;
 pub(crate) mod regions;
 pub(crate) mod snapshot;
 pub(crate) mod steps;
+pub(crate) mod upgrade;

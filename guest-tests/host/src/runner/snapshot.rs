@@ -12,9 +12,9 @@ use crate::runner::control::Control;
 use crate::runner::steps::{Fault, Step, Steps};
 
 /// The guest prints this once it uses the disk without end.
-const READY: &str = "egm-restored ready";
+pub(super) const READY: &str = "egm-restored ready";
 /// Text that ends this, as the guest's argument has it.
-const TEXT: &str = "egm-lab-restored";
+pub(super) const TEXT: &str = "egm-lab-restored";
 
 /// Runs the scenario: the second boot begins with the snapshot of the first.
 pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {

@@ -37,6 +37,7 @@ pub(crate) const ALL: &[Scenario] = &[
     reset::SCENARIO,
     reset::REBOOT,
     snapshot::SNAPSHOT,
+    snapshot::UPGRADE,
     panic::SCENARIO,
     sigterm::SCENARIO,
     button::SCENARIO,

@@ -1,4 +1,4 @@
-//! A machine that is saved and restored: see [`crate::runner::snapshot`].
+//! A machine that is saved and restored, or taken over: see [`crate::runner::snapshot`] and [`crate::runner::upgrade`].
 
 use std::time::Duration;
 
@@ -21,4 +21,15 @@ pub(super) const SNAPSHOT: Scenario = Scenario {
     deadline: Duration::from_secs(300),
     long: true,
     ..PLAIN
+};
+
+/// All checks after `restored` run in the program that has the machine last.
+pub(super) const UPGRADE: Scenario = Scenario {
+    name: "upgrade",
+    summary: "another program takes a machine over three times while its guest uses the disk and the network, of which nothing is lost",
+    is_saved: false,
+    is_taken_over: true,
+    words: "egm.checks=restored,cpus,clock,memory_map,numa,pci,rng,virtio_blk,virtio_net,vsock,msix,egm_pattern \
+            egm.arg.restored.text=egm-lab-restored egm.arg.restored.echo=yes",
+    ..SNAPSHOT
 };

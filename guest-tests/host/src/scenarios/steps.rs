@@ -12,6 +12,7 @@ const STEPS: &[(&str, StepsOf)] = &[
     (ram::HUGETLB.name, crate::slices::ram_pages::run),
     (ram::GRACE_HUGETLB.name, crate::slices::ram_pages::run),
     (snapshot::SNAPSHOT.name, crate::runner::snapshot::run),
+    (snapshot::UPGRADE.name, crate::runner::upgrade::run),
     (slices::MEM.name, crate::slices::owned::run),
     (slices::MEMMAP.name, crate::slices::owned::run),
     (slices::DEVDAX.name, crate::slices::owned::run),
