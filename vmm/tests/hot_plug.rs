@@ -44,6 +44,7 @@ impl Machine {
             "boot": { "kernel": "kernel" },
             "console": { "type": "file", "path": "console" },
             "pcie": { "spare": { "ports": 2 } },
+            "on_reset": "reboot",
         });
         fs::write(&file, config.to_string()).unwrap();
         fs::write(folder.path().join("kernel"), guest(&plan_of(&file))).unwrap();
@@ -237,6 +238,22 @@ fn a_thousand_plugs_and_removals_leave_no_descriptor_and_no_slot() {
         machine.wait(|machine| machine.has_devices(&[]));
         let files = machine.files();
         assert_eq!(*before.get_or_insert(files), files, "{round}");
+    }
+}
+
+#[test]
+fn two_hundred_reboots_leave_no_descriptor_and_take_no_slot() {
+    let Some(mut machine) = Machine::running() else { return };
+    let ready = |starts: u64| move |machine: &Machine| machine.printed() == starts * 6; // "ready\n"
+    machine.wait(ready(1));
+    fs::write(machine.folder.path().join("disk.raw"), vec![0; 1 << 20]).unwrap();
+    assert_eq!(machine.add("disk", &json!({ "path": "disk.raw", "id": "data" })).0, 200);
+    let before = machine.files();
+    for starts in 2..=201 {
+        let (status, refused) = machine.ask("PUT /api/v1/vm.reboot", "");
+        assert_eq!(status, 204, "{refused}");
+        machine.wait(ready(starts));
+        assert_eq!((machine.files(), machine.has_devices(&["data"])), (before, true), "start {starts}");
     }
 }
 
