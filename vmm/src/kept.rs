@@ -15,6 +15,8 @@ pub struct KeptPart {
     made: Option<[u64; 2]>,
     /// Size of a disk as the guest knows it.
     sectors: u64,
+    /// Whether the kernel's workers move the queues of a network device.
+    has_workers: bool,
 }
 
 impl KeptPart {
@@ -35,6 +37,15 @@ impl KeptPart {
     /// The same for a disk.
     pub(crate) fn with_sectors(self, sectors: u64) -> Self {
         Self { sectors, ..self }
+    }
+
+    /// The same for a network device.
+    pub(crate) fn with_workers(self, has_workers: bool) -> Self {
+        Self { has_workers, ..self }
+    }
+
+    pub(crate) const fn has_workers(&self) -> bool {
+        self.has_workers
     }
 
     pub(crate) const fn sectors(&self) -> u64 {
@@ -78,6 +89,7 @@ pub(crate) struct KeptName {
     count: usize,
     made: Option<[u64; 2]>,
     sectors: u64,
+    has_workers: bool,
 }
 
 impl KeptFiles {
@@ -107,8 +119,9 @@ impl KeptFiles {
 
     pub(crate) fn names(&self) -> Vec<KeptName> {
         let name = |(part, kept): (&String, &KeptPart)| {
-            let KeptPart { files, made, sectors } = kept;
-            KeptName { part: part.clone(), count: files.len(), made: *made, sectors: *sectors }
+            let KeptPart { files, made, sectors, has_workers } = kept;
+            let (made, sectors, has_workers) = (*made, *sectors, *has_workers);
+            KeptName { part: part.clone(), count: files.len(), made, sectors, has_workers }
         };
         self.0.iter().map(name).collect()
     }
@@ -125,7 +138,7 @@ impl KeptFiles {
     pub(crate) fn duplicate(&self) -> io::Result<Self> {
         let duplicate = |(name, part): (&String, &KeptPart)| {
             let files = KeptPart::of(part.files.iter().map(AsFd::as_fd))?;
-            Ok((name.clone(), files.with_made(part.made).with_sectors(part.sectors)))
+            Ok((name.clone(), KeptPart { files: files.files, ..*part }))
         };
         Ok(Self(self.0.iter().map(duplicate).collect::<io::Result<_>>()?))
     }
@@ -139,12 +152,12 @@ impl KeptFiles {
         descriptors: &mut impl Iterator<Item = OwnedFd>,
     ) -> io::Result<Self> {
         let mut parts = BTreeMap::new();
-        for KeptName { part, count, made, sectors } in names {
+        for KeptName { part, count, made, sectors, has_workers } in names {
             let files: Vec<_> = descriptors.take(count).collect();
             if files.len() != count {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            parts.insert(part, KeptPart { files, made, sectors });
+            parts.insert(part, KeptPart { files, made, sectors, has_workers });
         }
         Ok(Self(parts))
     }

@@ -97,12 +97,31 @@ pub(super) struct RunningParts<'a> {
     pub(super) shared: &'a Shared,
 }
 
-/// Opens the gate after a snapshot, whatever came of it.
-pub(super) struct Saving<'a>(&'a Shared);
+/// Lets the kernel's workers go on and opens the gate after a snapshot, whatever came of it.
+pub(super) struct Saving<'a> {
+    shared: &'a Shared,
+    /// Devices of which the workers have stopped.
+    devices: Vec<RunningDevice>,
+}
 
 impl Drop for Saving<'_> {
     fn drop(&mut self) {
-        self.0.gate.end_save();
+        self.devices.iter().for_each(|kept| kept.function.resume_workers());
+        self.shared.gate.end_save();
+    }
+}
+
+impl Saving<'_> {
+    fn stop_workers(&mut self, devices: &[RunningDevice]) -> Result<(), SaveReason> {
+        for kept in devices {
+            self.devices.push(kept.clone());
+            kept.function.stop_workers().map_err(|source| SaveReason::File {
+                step: "cannot read",
+                name: format!("the queues of {}", kept.name),
+                source,
+            })?;
+        }
+        Ok(())
     }
 }
 
@@ -184,9 +203,10 @@ impl SnapshotParts {
         if !running.shared.gate.begin_save(self.plan.vcpus.len()) {
             return Err(SaveReason::NotPaused);
         }
-        let saving = Saving(running.shared);
+        let mut saving = Saving { shared: running.shared, devices: Vec::new() };
         // Interrupts of what completes belong to the state of the vCPUs.
         self.quiesce(events, running.shared)?;
+        saving.stop_workers(&lock(&self.devices))?;
         running.shared.gate.save_vcpus();
         let vcpus = running.shared.states.take().map_err(|error| kvm(&error))?;
         // One of a machine that ends waits no more.
@@ -233,25 +253,24 @@ impl SnapshotParts {
             let what = format!("\"{}\" is memory of the VM itself (guest_memfd)", backing.id);
             return Err(refused(what, "give \"region\" another value, and start the machine again"));
         }
-        let planned = self.plan.device_addresses();
-        for RunningDevice { id, name, function, .. } in lock(&self.devices).iter() {
-            if let Some(unsaved) = function.unsaved().filter(|_| planned.contains_key(id)) {
-                return Err(refused(format!("{name} {}", unsaved.reason), unsaved.remedy));
-            }
-        }
         if lock(&self.poison).has_bad_ram() {
             return Err(refused("some of its memory is bad", "shut the guest down, and start it again"));
         }
         Ok(())
     }
 
-    /// The text of `machine.json`. Devices have no worker of the kernel, there as here.
+    /// The text of `machine.json`. A network device that has no worker of the kernel gets none: workers may lack a feature that
+    /// its guest uses.
     fn configuration(&self) -> Result<String, SaveReason> {
         let spec =
             self.origin.spec.as_ref().ok_or_else(|| refused("it has no configuration", "use egm-vmm run"))?;
         let mut spec = spec.clone();
+        let running = lock(&self.devices);
+        let has_workers = |id: &str| running.iter().any(|kept| kept.id == id && kept.function.has_workers());
         for device in &mut spec.devices {
-            if let DeviceKind::VirtioNet { vhost, .. } = &mut device.kind {
+            if let DeviceKind::VirtioNet { vhost, .. } = &mut device.kind
+                && !has_workers(&device.id)
+            {
                 *vhost = Some(false);
             }
         }

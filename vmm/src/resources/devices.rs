@@ -196,8 +196,8 @@ pub(crate) fn open_virtio(kind: &DeviceKind, kept: Option<&KeptPart>) -> Result<
                 (Tap::Name(name), None) => tap::open(name, *queue_pairs)?,
                 (Tap::Descriptors(numbers), None) => tap::adopt(numbers)?,
             };
-            // A machine with a worker of the kernel is not handed over, whatever the host has now.
-            let vhost = if kept.is_some() { Some(false) } else { *vhost };
+            // Workers have some of this process's features: a guest of this process keeps it, whatever the host has now.
+            let vhost = if kept.is_some_and(|kept| !kept.has_workers()) { Some(false) } else { *vhost };
             Ok(OpenDevice::Net { taps, backend: net_backend(*queue_pairs, vhost)? })
         }
         DeviceKind::VirtioRng => Ok(OpenDevice::Rng),

@@ -83,15 +83,6 @@ pub struct ActivateError {
     pub source: std::io::Error,
 }
 
-/// Why a device cannot be in a snapshot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Unsaved {
-    /// The reason, as a sentence without its subject: "uses …".
-    pub reason: &'static str,
-    /// Change by which it can be.
-    pub remedy: &'static str,
-}
-
 /// A virtio device. Kept out: PCI identity, MSI-X, feature negotiation, queue addresses (the transport's),
 /// and any path or name to open (devices receive descriptors).
 pub trait VirtioDevice: MutEventSubscriber + Send {
@@ -138,9 +129,25 @@ pub trait VirtioDevice: MutEventSubscriber + Send {
         true
     }
 
-    /// Why it cannot be in a snapshot, if that is so.
-    fn unsaved(&self) -> Option<Unsaved> {
-        None
+    /// Whether the kernel's workers move its queues.
+    fn has_workers(&self) -> bool {
+        false
+    }
+
+    /// Stops the kernel's workers, if it has some: they touch no guest memory until [`VirtioDevice::resume_workers`].
+    ///
+    /// # Errors
+    /// Their positions cannot be read; they have stopped anyway.
+    fn stop_workers(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    /// Lets them go on where they stopped.
+    ///
+    /// # Errors
+    /// [`ActivateError`]; the device then needs a reset.
+    fn resume_workers(&mut self) -> Result<(), ActivateError> {
+        Ok(())
     }
 
     /// Whether the host has a request of the guest, or a flush, that the event loop will complete.
@@ -148,8 +155,8 @@ pub trait VirtioDevice: MutEventSubscriber + Send {
         false
     }
 
-    /// Its state beside the registers of the transport, while it is not [busy](VirtioDevice::is_busy); `None` while it is
-    /// not active.
+    /// Its state beside the registers of the transport, while it is not [busy](VirtioDevice::is_busy) and its workers have
+    /// stopped; `None` while it is not active.
     fn saved(&self) -> Option<DeviceState>;
 
     /// Takes the rest of `saved`, after an activation with the positions of its queues. A kick of each queue follows.

@@ -16,6 +16,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use vhost::VhostBackend;
 use vhost::VhostUserMemoryRegionInfo;
@@ -33,6 +34,7 @@ use vmm_sys_util::ioctl::ioctl_with_ref;
 
 use super::ActivateError;
 use super::Interrupt;
+use super::saved::QueuePosition;
 use crate::error::{Blame, Remedy, Report};
 use crate::eventfd;
 
@@ -182,6 +184,17 @@ impl Worker {
         check(result)
     }
 
+    /// The position of the worker, which has stopped, in ring `number`: `queue` in `memory`.
+    fn position(&self, number: usize, queue: &Queue, memory: &GuestMemoryMmap) -> io::Result<QueuePosition> {
+        let bound = Bound { file: &self.file, memory };
+        let next = bound.get_vring_base(number).map_err(io_error)?;
+        let lost = egm_address::fault!("worker-position-lost");
+        let available = if lost { 0 } else { u16::try_from(next).map_err(io::Error::other)? };
+        // At its start the kernel reads the next place in the used ring from there, too.
+        let used = queue.used_idx(memory, Ordering::Relaxed).map_err(io::Error::other)?.0;
+        Ok(QueuePosition { available, used })
+    }
+
     /// Gives a vhost-vsock worker its guest's context id.
     ///
     /// # Errors
@@ -205,6 +218,49 @@ impl Worker {
         // SAFETY: the kernel copies the integer, which lives through the call.
         let result = unsafe { ioctl_with_ref(&self.file, binding::VHOST_VSOCK_SET_RUNNING(), &value) };
         check(result)
+    }
+}
+
+/// The queues that workers serve, two each.
+pub(crate) struct Served {
+    memory: GuestMemoryMmap,
+    queues: Vec<Option<Queue>>,
+    /// Of the workers when they stopped.
+    positions: Vec<Option<QueuePosition>>,
+}
+
+impl Served {
+    /// All or some of `queues`, in `memory`.
+    pub(crate) fn new(memory: GuestMemoryMmap, queues: Vec<Option<Queue>>) -> Self {
+        Self { memory, queues, positions: Vec::new() }
+    }
+
+    /// Both queues of worker `number`, if it serves them.
+    pub(crate) fn of(&self, number: usize) -> Option<[&Queue; 2]> {
+        let queue = |index: usize| self.queues.get(index)?.as_ref();
+        Some([queue(2 * number)?, queue(2 * number + 1)?])
+    }
+
+    /// Reads the positions of `workers`, which have stopped.
+    ///
+    /// # Errors
+    /// The error of the ioctl VHOST_GET_VRING_BASE, or a queue outside of memory.
+    pub(crate) fn stopped(&mut self, workers: &[Worker]) -> io::Result<()> {
+        let mut positions = Vec::new();
+        for (number, worker) in workers.iter().enumerate() {
+            let position = |ring, queue| worker.position(ring, queue, &self.memory).map(Some);
+            positions.extend(match self.of(number) {
+                Some([first, second]) => [position(0, first)?, position(1, second)?],
+                None => [None; 2],
+            });
+        }
+        self.positions = positions;
+        Ok(())
+    }
+
+    /// Positions of the workers when they stopped, by queue.
+    pub(super) fn positions(&self) -> &[Option<QueuePosition>] {
+        &self.positions
     }
 }
 

@@ -71,9 +71,9 @@ pub(crate) struct Scenario {
     pub(crate) prints: Option<&'static str>,
     /// Whether its guest's reset starts the guest again in the same machine.
     pub(crate) reboots: bool,
-    /// Whether the devices of `demo.json` have no worker of the kernel, so that the machine can be saved.
+    /// Whether no worker of the kernel serves the network and vsock devices of `demo.json`.
     pub(crate) is_saved: bool,
-    /// The same for one that another program takes over; its memory has a file.
+    /// Whether the kernel's workers serve them, and memory has a file, so that another program can take the machine over.
     pub(crate) is_taken_over: bool,
     /// Data that must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,

@@ -12,14 +12,16 @@ pub(crate) fn of(scenario: &Scenario, configs: &Path, boot: Value) -> Value {
     if scenario.reboots {
         json["on_reset"] = json!("reboot");
     }
-    if scenario.is_taken_over {
+    let workers = scenario.is_taken_over;
+    if workers {
         json["memory"] = json!({ "page_size": "4K" });
     }
-    if scenario.is_saved || scenario.is_taken_over {
+    if scenario.is_saved || workers {
+        let socket = (!workers).then_some("/run/egm-vmm/demo/vsock.sock");
         json["devices"] = json!([
             { "type": "virtio-blk", "id": "disk0", "path": "/run/egm-vmm/demo/disk0.raw" },
-            { "type": "virtio-net", "tap": "egmtap0", "root_port": true, "vhost": false },
-            { "type": "virtio-vsock", "cid": 3, "socket": "/run/egm-vmm/demo/vsock.sock" },
+            { "type": "virtio-net", "tap": "egmtap0", "root_port": true, "vhost": workers },
+            { "type": "virtio-vsock", "cid": 3, "socket": socket },
             { "type": "virtio-rng" },
         ]);
     }

@@ -1,12 +1,15 @@
-//! Scenario of a machine that other programs take over in turn, while its guest uses disk and network.
+//! Scenario of a machine that is saved and goes on, and that other programs take over in turn, while its guest uses disk and
+//! network.
 //!
 //! ```text
-//!  create, boot ─► guest: ready ─► upgrade, three times ─► the disk gets a text ─► guest: reads the text, further checks
+//!  create, boot ─► guest: ready ─► pause, snapshot, resume ─► upgrade, three times ─► the disk gets a text
+//!    ─► guest: reads the text, further checks
 //! ```
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::process::Command;
 use std::thread;
 
@@ -31,12 +34,14 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let image = image.ok_or_else(|| LabError::Usage(format!("{} has no disk", scenario.name)))?;
     let control = Control::of(runner, scenario);
     let (command, listener) = command(runner, scenario, &control)?;
-    let mut upgraded: Option<Step> = None;
+    let folder = runner.work.join(scenario.name).join("saved");
+    let (mut saved, mut upgraded): (Option<Step>, Option<Step>) = (None, None);
     let (boot, booted) = thread::scope(|scope| {
         // Its connections wait in the socket for the program.
         let booting = scope.spawn(|| control.boot(&machine));
         let boot = runner.boot_by(command, scenario, &machine, report, |line| {
             if line.contains(READY) && upgraded.is_none() {
+                saved = Some(control.save_and_resume(&folder));
                 let each = (0..UPGRADES).try_for_each(|_| control.upgrade());
                 upgraded = Some(each.and_then(|()| Ok(disk::sign(image, TEXT)?)));
             }
@@ -45,9 +50,11 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
         (boot, booting.join())
     });
     steps.step("booted", || booted.unwrap_or_else(|_| Err(Fault::Untrue("a request panicked".to_owned()))));
-    steps.step("upgraded", || {
-        upgraded.unwrap_or_else(|| Err(Fault::Untrue(format!("the guest did not print \"{READY}\""))))
-    });
+    for (name, step) in [("saved", saved), ("upgraded", upgraded)] {
+        steps.step(name, || {
+            step.unwrap_or_else(|| Err(Fault::Untrue(format!("the guest did not print \"{READY}\""))))
+        });
+    }
     steps.judge(scenario.expected, &boot?, "");
     Ok(())
 }
@@ -74,6 +81,13 @@ impl Control {
     fn boot(&self, machine: &Machine) -> Step {
         self.ask(&["create", &machine.config().to_string_lossy()])?;
         self.ask(&["boot"])?;
+        Ok(())
+    }
+
+    fn save_and_resume(&self, folder: &Path) -> Step {
+        self.ask(&["pause"])?;
+        self.ask(&["snapshot", &folder.to_string_lossy()])?;
+        self.ask(&["resume"])?;
         Ok(())
     }
 

@@ -80,11 +80,15 @@ pub(super) fn start(
         };
         let (Some(receive), Some(transmit)) = (vring(2 * pair), vring(2 * pair + 1)) else { continue };
         worker.start(&activation.memory, features, &[receive, transmit], &*activation.interrupt)?;
-        for number in 0..2 {
-            worker
-                .set_net_backend(number, Some(tap))
-                .map_err(|source| ActivateError { what: "VHOST_NET_SET_BACKEND", source })?;
-        }
+        run(worker, tap)?;
     }
     Ok(())
+}
+
+/// Lets `worker` move packets between its rings and `tap`.
+pub(super) fn run(worker: &Worker, tap: &File) -> Result<(), ActivateError> {
+    (0..2).try_for_each(|ring| {
+        let set = worker.set_net_backend(ring, Some(tap));
+        set.map_err(|source| ActivateError { what: "VHOST_NET_SET_BACKEND", source })
+    })
 }

@@ -29,7 +29,8 @@ use vmm_sys_util::eventfd::EventFd;
 pub use self::backend::Backend;
 use self::userspace::{Dropped, Pause, Receive};
 use super::ring::Ring;
-use super::{ActivateError, Activation, Counter, DeviceState, Interrupt, Unsaved, VirtioDevice, ring};
+use super::vhost::Served;
+use super::{ActivateError, Activation, Counter, DeviceState, Interrupt, VirtioDevice, ring};
 use crate::eventfd;
 use crate::kept::KeptPart;
 
@@ -63,6 +64,8 @@ struct Active {
     interrupt: Arc<dyn Interrupt>,
     /// Pairs moved by this process: none with vhost-net.
     pairs: Vec<Option<Pair>>,
+    /// Pairs moved by vhost-net.
+    served: Option<Served>,
     control: Option<(usize, Ring)>,
     /// Pairs that the driver uses.
     used_pairs: u16,
@@ -162,9 +165,12 @@ impl Net {
         };
         let control = spec::control_queue(activation.features, self.queue_pairs());
         let control = control.and_then(|index| Some((index, ring(index)?)));
-        let mut pairs = Vec::new();
+        let (mut pairs, mut served) = (Vec::new(), None);
         match &self.backend {
-            Backend::Vhost(workers) => backend::start(workers, &self.taps, &self.kicks, &activation)?,
+            Backend::Vhost(workers) => {
+                backend::start(workers, &self.taps, &self.kicks, &activation)?;
+                served = Some(Served::new(activation.memory, activation.queues));
+            }
             Backend::Userspace => {
                 for pair in 0..self.taps.len() {
                     pairs.push(ring(2 * pair).zip(ring(2 * pair + 1)).map(|(receive, transmit)| Pair {
@@ -175,7 +181,7 @@ impl Net {
                 }
             }
         }
-        Ok(Active { interrupt: activation.interrupt, pairs, control, used_pairs: 1 })
+        Ok(Active { interrupt: activation.interrupt, pairs, served, control, used_pairs: 1 })
     }
 
     fn kicked(&mut self, queue: usize) {
@@ -312,12 +318,20 @@ impl VirtioDevice for Net {
         self.active.as_ref().map_or(Ok(()), |active| self.backend.vector_changed(index, &*active.interrupt))
     }
 
-    fn unsaved(&self) -> Option<Unsaved> {
-        self.why_unsaved()
+    fn has_workers(&self) -> bool {
+        matches!(self.backend, Backend::Vhost(_))
+    }
+
+    fn stop_workers(&mut self) -> io::Result<()> {
+        self.stop()
+    }
+
+    fn resume_workers(&mut self) -> Result<(), ActivateError> {
+        self.resume()
     }
 
     fn kept(&self) -> io::Result<KeptPart> {
-        KeptPart::of(self.taps.iter().map(AsFd::as_fd))
+        Ok(KeptPart::of(self.taps.iter().map(AsFd::as_fd))?.with_workers(self.has_workers()))
     }
 
     fn saved(&self) -> Option<DeviceState> {

@@ -1,14 +1,34 @@
 //! A network device in a snapshot.
 
-use super::backend::Backend;
-use super::{ActivateError, DeviceState, Net, Unsaved};
+use std::io;
+
+use super::backend::{self, Backend};
+use super::{ActivateError, Active, DeviceState, Net, Served};
 
 impl Net {
-    pub(super) fn why_unsaved(&self) -> Option<Unsaved> {
-        matches!(self.backend, Backend::Vhost(_)).then_some(Unsaved {
-            reason: "uses vhost-net, a worker of the kernel",
-            remedy: "set \"vhost\": false for the device, and start the machine again",
-        })
+    /// Stops the workers, and reads their positions.
+    pub(super) fn stop(&mut self) -> io::Result<()> {
+        self.backend.stop();
+        match (&self.backend, &mut self.active) {
+            (Backend::Vhost(workers), Some(Active { served: Some(served), .. })) => served.stopped(workers),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets the workers go on, with a kick for what the driver has offered meanwhile.
+    pub(super) fn resume(&self) -> Result<(), ActivateError> {
+        let (Backend::Vhost(workers), Some(Active { served: Some(served), .. })) =
+            (&self.backend, &self.active)
+        else {
+            return Ok(());
+        };
+        for (pair, (worker, tap)) in workers.iter().zip(&self.taps).enumerate() {
+            if served.of(pair).is_some() {
+                backend::run(worker, tap)?;
+            }
+        }
+        self.kicks.iter().for_each(|kick| drop(kick.write(1))); // full is as good as written
+        Ok(())
     }
 
     pub(super) fn state(&self) -> Option<DeviceState> {
@@ -18,7 +38,8 @@ impl Net {
             Some(pair) => [Some(pair.receive.position()), Some(pair.transmit.position(0))],
             None => [None; 2],
         });
-        queues.iter_mut().zip(pairs).for_each(|(queue, position)| *queue = position);
+        let served = active.served.iter().flat_map(Served::positions).copied();
+        queues.iter_mut().zip(pairs.chain(served)).for_each(|(queue, position)| *queue = position);
         if let Some((index, ring)) = &active.control
             && let Some(queue) = queues.get_mut(*index)
         {
@@ -30,7 +51,7 @@ impl Net {
     pub(super) fn take_state(&mut self, saved: &DeviceState) -> Result<(), ActivateError> {
         let pairs = saved.queue_pairs.unwrap_or(1);
         if !(1..=self.queue_pairs()).contains(&pairs) {
-            let source = std::io::ErrorKind::InvalidInput.into();
+            let source = io::ErrorKind::InvalidInput.into();
             return Err(ActivateError { what: "it has fewer queue pairs", source });
         }
         let used = self.use_pairs(pairs);

@@ -4,22 +4,38 @@
 //! and whether MSI-X is open; vectors; registers, which name vectors; the device, which starts with both; and last a kick
 //! of each queue, because a kick that no device had seen is not saved.
 
+use std::io;
+
 use virtio_queue::QueueT;
 
 use super::core::Core;
 use super::{Activation, Interrupt, VirtioPci};
 use crate::lock::lock;
 use crate::snapshot::{Mismatch, ensure};
-use crate::virtio::Unsaved;
 use crate::virtio::saved::{DeviceState, FunctionState, QueuePosition};
 
 /// Bytes of the device configuration space that are compared: all that our devices have.
 const COMPARED: usize = 64;
 
 impl VirtioPci {
-    /// Why its device cannot be saved, if that is so.
-    pub(crate) fn unsaved(&self) -> Option<Unsaved> {
-        lock(&self.device).unsaved()
+    /// Whether the kernel's workers move its queues.
+    pub(crate) fn has_workers(&self) -> bool {
+        lock(&self.device).has_workers()
+    }
+
+    /// Stops the kernel's workers until [`Self::resume_workers`].
+    ///
+    /// # Errors
+    /// Their positions cannot be read; they have stopped anyway.
+    pub(crate) fn stop_workers(&self) -> io::Result<()> {
+        lock(&self.device).stop_workers()
+    }
+
+    /// Lets them go on. A worker that cannot is reported, and its device needs a reset by the guest.
+    pub(crate) fn resume_workers(&self) {
+        if let Err(error) = lock(&self.device).resume_workers() {
+            tracing::error!("{} has stopped: {error}: {}", self.name, error.source);
+        }
     }
 
     /// Whether a request of the guest is with the host, or a reset is not over: the event loop goes on with both.

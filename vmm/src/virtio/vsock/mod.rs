@@ -33,12 +33,9 @@ pub use self::host::SocketError;
 pub(crate) use self::host::check_length;
 use self::muxer::Muxer;
 use super::ring::{self, Ring};
-use super::vhost::VhostError;
-use super::vhost::Vring;
-use super::vhost::Worker;
+use super::vhost::{Served, VhostError, Vring, Worker};
 use super::{
-    ActivateError, Activation, Counter, DeviceState, Interrupt, RING_EVENT_IDX, RING_INDIRECT, Unsaved,
-    VirtioDevice,
+    ActivateError, Activation, Counter, DeviceState, Interrupt, RING_EVENT_IDX, RING_INDIRECT, VirtioDevice,
 };
 use crate::error::{Blame, Remedy, Report};
 use crate::eventfd;
@@ -46,7 +43,7 @@ use crate::kept::KeptPart;
 
 /// Device type number (virtio 1.3 §5).
 const DEVICE_TYPE: u16 = 19;
-/// Receive, transmit, event (virtio 1.3 §5.10.2). The event queue reports a restored machine only.
+/// Receive, transmit, event (virtio 1.3 §5.10.2). The event queue reports a restored machine only, and is always served here.
 const QUEUE_SIZES: [u16; 3] = [256, 256, 64];
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
@@ -138,7 +135,9 @@ struct Active {
     interrupt: Arc<dyn Interrupt>,
     /// Receive and transmit, when this process serves them.
     rings: Option<(Ring, Ring)>,
-    /// The event queue, when this process serves the others.
+    /// The same when the kernel's worker does.
+    served: Option<Served>,
+    /// The event queue.
     events: Option<Ring>,
     /// The driver is yet to receive that all connections are lost.
     owes_reset: bool,
@@ -180,9 +179,7 @@ impl Vsock {
             vrings.push(Vring { index, queue, kick });
         }
         worker.start(&activation.memory, features, &vrings, &*activation.interrupt)?;
-        worker
-            .set_vsock_running(true)
-            .map_err(|source| ActivateError { what: "VHOST_VSOCK_SET_RUNNING", source })
+        run(worker)
     }
 
     /// Moves what can be moved, and interrupts if the driver wants it.
@@ -238,6 +235,10 @@ impl Active {
     }
 }
 
+fn run(worker: &Worker) -> Result<(), ActivateError> {
+    worker.set_vsock_running(true).map_err(|source| ActivateError { what: "VHOST_VSOCK_SET_RUNNING", source })
+}
+
 fn ring(queues: &mut [Option<Queue>], index: usize, memory: &GuestMemoryMmap) -> Option<Ring> {
     Some(Ring::new(queues.get_mut(index)?.take()?, memory.clone()))
 }
@@ -276,23 +277,23 @@ impl VirtioDevice for Vsock {
         if self.deaf {
             return Err(ActivateError { what: "epoll_ctl", source: io::ErrorKind::Other.into() });
         }
-        let mut events = None;
-        let rings = match &self.mover {
+        let events = ring(&mut activation.queues, EVENT, &activation.memory);
+        let (mut rings, mut served) = (None, None);
+        match &self.mover {
             Mover::Vhost(worker) => {
                 if let Err(error) = self.start_worker(worker, &activation) {
                     self.reset();
                     return Err(error);
                 }
-                None
+                served = Some(Served::new(activation.memory, activation.queues));
             }
             Mover::Userspace(_) => {
                 let (queues, memory) = (&mut activation.queues, &activation.memory);
-                events = ring(queues, EVENT, memory);
-                ring(queues, RECEIVE, memory).zip(ring(queues, TRANSMIT, memory))
+                rings = ring(queues, RECEIVE, memory).zip(ring(queues, TRANSMIT, memory));
             }
-        };
+        }
         let interrupt = activation.interrupt;
-        self.active = Some(Active { interrupt, rings, events, owes_reset: false });
+        self.active = Some(Active { interrupt, rings, served, events, owes_reset: false });
         self.come_back(); // for host programs that connected meanwhile
         Ok(())
     }
@@ -306,28 +307,46 @@ impl VirtioDevice for Vsock {
         }
     }
 
-    fn unsaved(&self) -> Option<Unsaved> {
-        matches!(self.mover, Mover::Vhost(_)).then_some(Unsaved {
-            reason: "uses vhost-vsock, a worker of the kernel",
-            remedy: "set \"socket\" of the device to a path, and start the machine again",
-        })
+    fn has_workers(&self) -> bool {
+        matches!(self.mover, Mover::Vhost(_))
+    }
+
+    fn stop_workers(&mut self) -> io::Result<()> {
+        let Mover::Vhost(worker) = &self.mover else { return Ok(()) };
+        let _ = worker.set_vsock_running(false); // fails only when it does not run
+        let served = self.active.as_mut().and_then(|active| active.served.as_mut());
+        served.map_or(Ok(()), |served| served.stopped(std::slice::from_ref(worker)))
+    }
+
+    fn resume_workers(&mut self) -> Result<(), ActivateError> {
+        let (Mover::Vhost(worker), Some(Active { served: Some(served), .. })) = (&self.mover, &self.active)
+        else {
+            return Ok(());
+        };
+        if served.of(0).is_some() {
+            run(worker)?;
+            self.kicks.iter().for_each(|kick| drop(kick.write(1))); // full is as good as written
+        }
+        Ok(())
     }
 
     fn kept(&self) -> io::Result<KeptPart> {
         match &self.mover {
             Mover::Userspace(muxer) => muxer.sockets.kept(),
-            Mover::Vhost(_) => Ok(KeptPart::default()), // no snapshot has it
+            Mover::Vhost(_) => Ok(KeptPart::default()), // a worker belongs to one execution
         }
     }
 
     fn saved(&self) -> Option<DeviceState> {
-        let Active { rings, events, .. } = self.active.as_ref()?;
-        let [receive, transmit] = match rings {
-            Some((receive, transmit)) => [Some(receive), Some(transmit)],
-            None => [None; 2],
+        let Active { rings, served, events, .. } = self.active.as_ref()?;
+        let mut queues = match (rings, served) {
+            (Some((receive, transmit)), _) => vec![Some(receive.position(0)), Some(transmit.position(0))],
+            (None, Some(served)) => served.positions().to_vec(),
+            (None, None) => Vec::new(),
         };
-        let position = |ring: Option<&Ring>| ring.map(|ring| ring.position(0));
-        Some(DeviceState::of_queues([receive, transmit, events.as_ref()].map(position).to_vec()))
+        queues.resize(EVENT, None);
+        queues.push(events.as_ref().map(|ring| ring.position(0)));
+        Some(DeviceState::of_queues(queues))
     }
 
     /// Its connections were with sockets of another process.
