@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use egm_address::{Guest, Span, SpanSet};
 
 use super::{FirmwareError, window, window_error};
-use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, Plan, RootPin, WindowKind};
+use crate::plan::{BridgePlan, Plan, RootPin, WindowKind};
 
 /// Bytes of configuration space of one bus (PCI Express Base 7.2.2).
 pub(super) const BUS: u64 = 1 << 20;
@@ -65,14 +65,10 @@ impl HostBridge {
         all
     }
 
-    /// The line of each pin at which host functions of this bridge end.
+    /// The line of each pin at which host functions of this bridge end, or would end.
     pub(super) fn pins(&self, plan: &Plan) -> BTreeMap<RootPin, u32> {
-        let pin = |function: &FunctionPlan| {
-            let FunctionRole::Endpoint { device, .. } = &function.role else { return None };
-            let root = RootPin::of(&plan.pci, function.address);
-            Some((root, plan.intx(&device.id)?)).filter(|_| root.bus == self.buses.0)
-        };
-        plan.pci.iter().filter_map(pin).collect()
+        let pins = plan.intx_lines().map(|(function, line)| (RootPin::of(&plan.pci, function), line));
+        pins.filter(|(pin, _)| pin.bus == self.buses.0).collect()
     }
 }
 

@@ -20,6 +20,7 @@ pub(crate) use error::KvmError;
 use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 pub(crate) use routes::{Message, Routes};
 pub(crate) use slots::{Slot, SlotTable, Slots};
+pub(crate) use vfio::LevelLine;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::arch::native;

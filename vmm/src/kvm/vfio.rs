@@ -48,6 +48,7 @@ impl Vm {
 }
 
 /// A line that KVM lowers when the guest ends the interrupt; KVM then signals the resample eventfd.
+#[derive(Clone)]
 pub(crate) struct LevelLine {
     fd: Arc<VmFd>,
     gsi: u32,

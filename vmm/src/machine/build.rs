@@ -126,7 +126,9 @@ fn maker(
     memory: ServedMemory,
 ) -> DeviceMaker {
     let (wiring, assigner) = (connections.wiring.clone(), connections.assigner.clone());
-    DeviceMaker { running, domain: spaces.kernel(), wiring, assigner, memory }
+    let lines = connections.plan.intx_lines();
+    let lines = lines.map(|(function, gsi)| (function, connections.vm.level_line(gsi))).collect();
+    DeviceMaker { running, domain: spaces.kernel(), wiring, assigner, memory, lines }
 }
 
 /// The parts of the machine that other threads use.

@@ -1,5 +1,6 @@
 //! Makes devices that are plugged in while the guest runs.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +16,9 @@ use super::finish::RunningDevice;
 use super::virtio::{Running, Virtio, Wiring};
 use crate::config::{Clique, Device, DeviceKind};
 use crate::hotplug::{Candidate, HotplugError, Maker, Member, New};
+use crate::kvm::LevelLine;
 use crate::memory::GuestRam;
+use crate::passthrough::InterruptLine;
 use crate::plan::{
     self, Allocation, BackingPlan, BridgePlan, DeviceRegisters, FunctionPlan, FunctionRole, Plan,
 };
@@ -30,6 +33,8 @@ pub(super) struct DeviceMaker {
     pub(super) wiring: Wiring,
     pub(super) running: Running,
     pub(super) memory: ServedMemory,
+    /// Interrupt lines, by the address in the guest.
+    pub(super) lines: BTreeMap<PciAddress, LevelLine>,
 }
 
 /// The guest's memory, as vfio-user servers that are plugged in get it.
@@ -113,7 +118,7 @@ impl Maker for DeviceMaker {
                     Clique::Number(number) => Some(number),
                     Clique::Auto | Clique::Off => None,
                 };
-                let own = Own { clique, alone: !p2p, ..Own::default() };
+                let own = Own { line: self.line(&plan), clique, alone: !p2p, ..Own::default() };
                 self.assign(&plan, &device.id, *function, own)
             }
             DeviceKind::VfioUser { socket } => self.serve(&plan, &device.id, socket, servers),
@@ -138,6 +143,12 @@ impl DeviceMaker {
                 Ok(DeviceRegisters { bars: host.shown_bars(), msix_vectors: host.msix_vectors.unwrap_or(0) })
             }
         }
+    }
+
+    /// The interrupt line of the pin of a function.
+    fn line(&self, plan: &FunctionPlan) -> Option<Box<dyn InterruptLine>> {
+        let line = self.lines.get(&plan.address)?.clone();
+        Some(Box::new(line))
     }
 
     fn assign(
@@ -170,7 +181,8 @@ impl DeviceMaker {
             backend.reset()?;
         }
         let placement = GuestPlacement { id, address: plan.address, bars: &plan.bars };
-        let new = self.assigner.assign(placement, backend, Own::default())?;
+        let own = Own { line: self.line(plan), ..Own::default() };
+        let new = self.assigner.assign(placement, backend, own)?;
         Ok(New { member: Some(Box::new(Connected { _servers: servers })), ..new })
     }
 

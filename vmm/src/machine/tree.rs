@@ -64,8 +64,8 @@ pub(super) struct Tree {
 
 /// Parts of the machine that every device is connected to.
 pub(super) struct Connections<'a> {
-    vm: &'a Vm,
-    plan: &'a Plan,
+    pub(super) vm: &'a Vm,
+    pub(super) plan: &'a Plan,
     pub(super) wiring: Wiring,
     pub(super) assigner: Assigner,
 }
@@ -83,7 +83,7 @@ impl<'a> Connections<'a> {
     ) -> Result<Self, KvmError> {
         let takes = |function: &&FunctionPlan| match &function.role {
             FunctionRole::Endpoint { device, .. } => device.kind.is_assigned(),
-            _ => is_spare(plan, function),
+            _ => function.is_spare_port(&plan.pci),
         };
         let routes = vm.routes()?;
         let doorbell = Arc::new(vm.doorbells());
@@ -148,14 +148,8 @@ fn hot(plan: &Plan, port: &FunctionPlan, endpoints: &mut Endpoints) -> Option<Op
             endpoints.insert(behind, own);
             None
         }
-        None => is_spare(plan, port).then_some(None),
+        None => port.is_spare_port(&plan.pci).then_some(None),
     }
-}
-
-/// Whether nothing is behind a port.
-fn is_spare(plan: &Plan, port: &FunctionPlan) -> bool {
-    let bus = port.role.bridge().map(|bridge| bridge.secondary);
-    bus.is_some_and(|bus| plan.pci.iter().all(|function| function.address.bus() != bus))
 }
 
 impl Tree {

@@ -55,6 +55,14 @@ pub struct FunctionPlan {
     pub msix_vectors: u16,
 }
 
+impl FunctionPlan {
+    /// Whether it is a port with nothing behind it among `all` functions.
+    pub(crate) fn is_spare_port(&self, all: &[Self]) -> bool {
+        let bus = self.role.bridge().map(|bridge| bridge.secondary);
+        bus.is_some_and(|bus| all.iter().all(|function| function.address.bus() != bus))
+    }
+}
+
 /// Kind of a PCI function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "role", rename_all = "kebab-case")]
