@@ -1,4 +1,5 @@
-//! The last step before the guest runs: in a sandbox, every thread confines itself, and vCPUs wait until all have done so.
+//! The last step before the guest runs: each vCPU has its thread; in a sandbox, every thread confines itself, and vCPUs wait until
+//! all have done so.
 
 use std::error::Error;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -11,7 +12,7 @@ use crate::sandbox::{Sandbox, SandboxError};
 /// What the threads of a machine share until its guest runs.
 pub(super) struct Start {
     sandbox: Option<Arc<Sandbox>>,
-    /// Number of vCPUs that are not confined yet, or the reason why one cannot be.
+    /// Number of vCPUs that have no running thread yet, or are not confined; or the reason why one cannot be.
     unconfined: Mutex<Result<usize, ExitReason>>,
     /// Signalled after each change of `unconfined`.
     changed: Condvar,
@@ -31,7 +32,10 @@ impl Start {
     /// # Errors
     /// [`ExitReason::Sandbox`].
     pub(super) fn enter(&self) -> Result<bool, ExitReason> {
-        let Some(sandbox) = &self.sandbox else { return Ok(true) };
+        let Some(sandbox) = &self.sandbox else {
+            self.count(Ok(()))?;
+            return Ok(true);
+        };
         self.count(sandbox.confine_vcpu().map_err(|error| reason(&error)))?;
         Ok(*self.runs.wait())
     }
@@ -45,7 +49,7 @@ impl Start {
         confined
     }
 
-    /// Waits until each vCPU is confined.
+    /// Waits until each vCPU has a running thread, which is confined in a sandbox.
     fn wait_for_vcpus(&self) -> Result<(), ExitReason> {
         let waits =
             |unconfined: &mut Result<usize, ExitReason>| unconfined.as_ref().is_ok_and(|count| *count > 0);
@@ -53,15 +57,16 @@ impl Start {
         unconfined.unwrap_or_else(PoisonError::into_inner).clone().map(|_| ())
     }
 
-    /// Called by the event loop when each vCPU has a thread: lets them run once every thread is confined.
+    /// Called by the event loop when each vCPU was given a thread: lets them run once every thread is confined. On return all threads
+    /// have their names, by which libvirt finds them right after `vm.boot`.
     ///
     /// # Errors
     /// [`ExitReason::Sandbox`].
     pub(super) fn go(&self) -> Result<(), ExitReason> {
         // Not earlier than the threads of vCPUs: without a sandbox, the guest's first instruction does not wait for it.
         let pages = StartPages::find();
+        self.wait_for_vcpus()?;
         if let Some(sandbox) = &self.sandbox {
-            self.wait_for_vcpus()?;
             sandbox.confine_event_loop().map_err(|error| reason(&error))?;
             let _ = self.runs.set(true);
         }
@@ -89,10 +94,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_sandbox_no_vcpu_waits() {
-        let start = Start::new(None, 2);
+    fn without_a_sandbox_no_vcpu_waits_and_the_start_waits_for_all() {
+        let start = Arc::new(Start::new(None, 2));
+        let (begun, begins) = channel();
+        let event_loop = Arc::clone(&start);
+        let event_loop = thread::spawn(move || begun.send(event_loop.go()).unwrap());
         assert_eq!(start.enter(), Ok(true));
-        start.go().unwrap();
+        assert_eq!(begins.recv_timeout(Duration::from_millis(200)), Err(RecvTimeoutError::Timeout));
+        assert_eq!(start.enter(), Ok(true));
+        assert_eq!(begins.recv().unwrap(), Ok(()));
+        event_loop.join().unwrap();
     }
 
     #[test]
