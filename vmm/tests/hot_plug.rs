@@ -277,7 +277,7 @@ fn a_plugged_device_is_unplugged_for_a_snapshot_and_comes_back_in_this_machine_a
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.ends_with("data is plugged in again\n"), "{output:?}");
     machine.wait(|machine| machine.printed() == 3 && machine.has_devices(&["data"]));
-    refused(&machine, "snapshot --unplug snap", "the folder has files");
+    refused(&machine, "snapshot --unplug snap", "the folder has snapshot.json already");
     assert!(machine.printed() == 3 && machine.has_devices(&["data"]), "nothing is unplugged for that");
     let restore = ["run", "--restore", "snap", "--api", "vm.sock"];
     let mut machine = Machine::started(machine.end(), &restore);

@@ -25,7 +25,7 @@ const MAX_PATH: usize = 4095;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct VmSnapshotConfig {
-    /// "file://" and the absolute path of a folder that is empty or does not exist.
+    /// "file://" and the absolute path of a folder without a snapshot: it is made where it does not exist.
     pub(super) destination_url: String,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct VmSnapshotConfig {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NewSnapshot {
-    /// Absolute path of a folder that is empty or does not exist.
+    /// Absolute path of a folder without a snapshot: it is made where it does not exist.
     folder: String,
     /// Devices that the restored machine plugs in when its guest first runs, as `GET /egm/v1/devices` has listed them: 30 at
     /// most.

@@ -21,9 +21,9 @@ pub struct SnapshotError {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum SaveReason {
-    /// Files of others would be lost or mixed with ours.
-    #[error("the folder has files")]
-    NotEmpty,
+    /// A file of another snapshot would be lost.
+    #[error("the folder has {name} already")]
+    Present { name: &'static str },
     #[error("{step} {name}: {source}")]
     File { step: &'static str, name: String, source: io::Error },
     /// A signal would end the process.
@@ -53,7 +53,7 @@ impl Report for SnapshotError {
 impl SaveReason {
     fn remedy(&self) -> Remedy {
         match self {
-            Self::NotEmpty => Blame::Configuration.help("name a folder that is empty or does not exist"),
+            Self::Present { .. } => Blame::Configuration.help("name a folder without a snapshot"),
             Self::File { .. } => Blame::Host.help("name a folder that this process may write"),
             Self::FileLimit { .. } => Blame::Host.help("raise the limit of file sizes: ulimit -f unlimited"),
             Self::Refused { remedy, .. } => Blame::Configuration.help(remedy.clone()),

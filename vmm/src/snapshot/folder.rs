@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -36,7 +36,7 @@ pub(crate) struct NewSnapshot {
 }
 
 impl NewSnapshot {
-    /// Makes the folder `path`, or takes an empty one.
+    /// Makes the folder `path`, or takes one without a snapshot: libvirt has a file of its own there.
     ///
     /// # Errors
     /// [`SnapshotError`].
@@ -51,9 +51,12 @@ impl NewSnapshot {
         };
         let folder = rustix::fs::open(path, FOLDER, Mode::empty());
         let folder = folder.map_err(|error| failed(file("cannot open")(error.into())))?;
-        let mut entries = fs::read_dir(path).map_err(|error| failed(file("cannot list")(error)))?;
-        if !is_own && entries.next().is_some() {
-            return Err(failed(SaveReason::NotEmpty));
+        for name in [MANIFEST, MEMORY, MACHINE, STATE] {
+            match rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT) => {}
+                Ok(_) => return Err(failed(SaveReason::Present { name })),
+                Err(error) => return Err(failed(file("cannot search")(error.into()))),
+            }
         }
         Ok(Self { path: path.to_owned(), folder: folder.into(), is_own, made: Vec::new() })
     }
@@ -158,7 +161,7 @@ fn failed(name: &str) -> impl FnOnce(io::Error) -> SaveReason {
 impl Drop for NewSnapshot {
     fn drop(&mut self) {
         for name in &self.made {
-            let _ = rustix::fs::unlinkat(&self.folder, name, rustix::fs::AtFlags::empty());
+            let _ = rustix::fs::unlinkat(&self.folder, name, AtFlags::empty());
         }
         if self.is_own {
             let _ = fs::remove_dir(&self.path);
@@ -186,14 +189,19 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_is_all_its_files_and_takes_no_folder_with_others() {
+    fn a_snapshot_is_all_its_files_and_takes_no_folder_with_one_of_them() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new");
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("other"), "").unwrap();
         NewSnapshot::begin(&path).unwrap().write(&contents(), |_| Ok(()), || Ok(())).unwrap();
-        assert_eq!(names(&path), [MACHINE, MEMORY, MANIFEST, STATE]);
-        let error = NewSnapshot::begin(&path).err().unwrap();
-        assert!(error.to_string().ends_with("new: the folder has files"), "{error}");
-        assert!(error.help().unwrap().contains("empty"));
+        assert_eq!(names(&path), [MACHINE, MEMORY, "other", MANIFEST, STATE]);
+        for name in [MANIFEST, MEMORY, MACHINE, STATE] {
+            let error = NewSnapshot::begin(&path).err().unwrap();
+            assert!(error.to_string().ends_with(&format!("new: the folder has {name} already")), "{error}");
+            fs::remove_file(path.join(name)).unwrap();
+        }
+        assert!(NewSnapshot::begin(&path).is_ok());
     }
 
     #[test]

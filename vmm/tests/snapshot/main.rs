@@ -357,9 +357,9 @@ fn a_snapshot_that_fails_leaves_no_file_and_a_machine_that_goes_on() {
     assert!(refused.contains("the machine is not paused"), "{refused}");
     machine.done("pause");
     fs::create_dir(machines.path("used")).unwrap();
-    fs::write(machines.path("used/file"), "").unwrap();
+    fs::write(machines.path("used/memory"), "").unwrap();
     let refused = machine.refused("snapshot used", HOST);
-    assert!(refused.contains("used: the folder has files"), "{refused}");
+    assert!(refused.contains("used: the folder has memory already"), "{refused}");
     assert_eq!(fs::read_dir(machines.path("used")).unwrap().count(), 1);
     assert!(!machines.path("snap").exists());
     let refused = machine.refused("snapshot missing/snap", HOST);

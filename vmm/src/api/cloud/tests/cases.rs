@@ -259,7 +259,7 @@ pub(super) const REFUSED: &[(&str, &str)] = &[
     ("serial.file", r#"{"serial":{"mode":"Pty","file":"f"}}"#),
     ("serial.socket", r#"{"serial":{"mode":"Socket"}}"#),
     ("serial.iommu", r#"{"serial":{"mode":"Off","iommu":true}}"#),
-    ("console.mode", r#"{"serial":{"mode":"Pty"},"console":{"mode":"Pty"}}"#),
+    ("console.mode", r#"{"serial":{"mode":"Tty"},"console":{"mode":"Pty"}}"#),
     ("console.file", r#"{"console":{"mode":"Off","file":"f"}}"#),
     ("console.socket", r#"{"console":{"mode":"Socket"}}"#),
     ("console.iommu", r#"{"console":{"mode":"Off","iommu":true}}"#),

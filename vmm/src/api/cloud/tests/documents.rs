@@ -157,6 +157,7 @@ fn the_console_is_that_of_the_two_which_has_an_output() {
         (r#"{"serial":{"mode":"Off"},"console":{"mode":"Off"}}"#, json!("null")),
         (r#"{"serial":{"mode":"Pty"}}"#, json!("pty")),
         (r#"{"console":{"mode":"Pty"}}"#, json!("pty")),
+        (r#"{"serial":{"mode":"Pty"},"console":{"mode":"Pty"}}"#, json!("pty")),
         (r#"{"serial":{"mode":"Tty"},"console":{"mode":"Null"}}"#, json!("stdio")),
         (r#"{"serial":{"mode":"File","file":"f"}}"#, json!({ "type": "file", "path": "f" })),
         (

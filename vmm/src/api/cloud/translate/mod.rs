@@ -182,7 +182,9 @@ fn console(config: &VmConfig, context: &mut Context) -> Option<ConsoleFile> {
             context.refuse(format!("{}.socket", output.key));
         }
     }
-    if has_output(serial.mode) && matches!(virtio.mode, Pty | File | Socket) {
+    // libvirt names one terminal twice where a domain has both elements.
+    let is_same = serial.mode == Pty && virtio.mode == Pty;
+    if has_output(serial.mode) && matches!(virtio.mode, Pty | File | Socket) && !is_same {
         context.refuse("console.mode");
     }
     let chosen = if has_output(serial.mode) { serial } else { virtio };
