@@ -164,6 +164,51 @@ fn a_passed_tap_is_the_machines_until_its_removal_also_over_a_reboot() {
     serve.wait_until_running();
 }
 
+/// As libvirt restores a domain: each of two interfaces gets its own taps again, in the client's order.
+#[test]
+fn a_saved_machine_gets_its_taps_again_with_the_request_of_its_restore() {
+    if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
+        return println!("skipped: /dev/kvm: {error}");
+    }
+    let (Some(one), Some(two)) = (Tap::new('d', &[]), Tap::new('e', &["multi_queue"])) else { return };
+    let serve = Serve::created();
+    let queues: Vec<File> =
+        tap::open(&one.0, 1).unwrap().into_iter().chain(tap::open(&two.0, 2).unwrap()).collect();
+    let fds = |order: &[usize]| order.iter().map(|at| queues[*at].as_fd()).collect::<Vec<_>>();
+    let net = |id: &str, queues: u32| json!({ "id": id, "num_queues": queues });
+    assert_eq!(serve.put("vm.add-net", &net("one", 2), &fds(&[0])), (204, String::new()));
+    assert_eq!(serve.put("vm.add-net", &net("two", 4), &fds(&[1, 2])), (204, String::new()));
+    serve.done("vm.boot", &Value::Null);
+    serve.done("vm.pause", &Value::Null);
+    let folder = format!("file://{}", serve.folder.path().join("saved").display());
+    serve.done("vm.snapshot", &json!({ "destination_url": folder }));
+    serve.done("vm.delete", &Value::Null);
+    let restore = |nets: Value, order: &[usize]| {
+        serve.put("vm.restore", &json!({ "source_url": folder, "net_fds": nets }), &fds(order))
+    };
+    let net = |id: &str, count: u32| json!({ "id": id, "num_fds": count });
+    for (nets, order, words) in [
+        (json!([]), &[][..], "cannot restore \"one\" without 1 descriptors"),
+        (json!([net("one", 1)]), &[0], "cannot restore \"two\" without 2 descriptors"),
+        (json!([net("one", 1), net("two", 2)]), &[0, 1], "cannot take 3 descriptors: 2 came"),
+        (json!([net("one", 2), net("two", 1)]), &[0, 1, 2], "cannot restore \"one\""),
+        (json!([net("two", 2), net("one", 1), net("three", 0)]), &[1, 2, 0], "cannot find each"),
+        (json!([net("one", 1), net("one", 0), net("two", 2)]), &[0, 1, 2], "cannot restore \"one\""),
+    ] {
+        let (status, text) = restore(nets, order);
+        assert!(status == 400 && text.contains(&words.replace('"', "\\\"")), "{words}: {text}");
+    }
+    let (status, text) =
+        restore(json!([net("two", 2), { "id": "one", "num_fds": 1, "fds": [-1] }]), &[1, 2, 0]);
+    assert_eq!((status, text), (204, String::new()));
+    drop(queues);
+    serve.done("vm.resume", &Value::Null);
+    serve.wait_until_running();
+    assert!(is_busy(&one) && is_busy(&two), "the machine has them");
+    serve.done("vm.delete", &Value::Null);
+    assert!(!is_busy(&one) && !is_busy(&two), "they are closed");
+}
+
 /// A machine of our own language has spare ports.
 #[test]
 fn a_tap_that_is_passed_to_a_running_machine_leaves_with_it() {

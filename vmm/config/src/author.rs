@@ -18,7 +18,7 @@ use super::spec::{
     BarPlacement, BarPlacements, Boot, Clique, Console, Cpus, Device, DeviceKind, EgmSlice, Memory, Node,
     Pcie, Spec,
 };
-use super::tap::{Tap, TapFile};
+use super::tap::{FIRST_DESCRIPTOR, Tap, TapFile};
 
 /// Why no file describes a machine.
 #[derive(Debug, thiserror::Error)]
@@ -40,12 +40,15 @@ pub enum UnwritableSpec {
 
 impl Spec {
     /// A configuration file, by itself, of which [`parse_with`](crate::parse_with) makes this specification again; its
-    /// paths are absolute. The trust domain is left out, because no file can choose it.
+    /// paths are absolute. The trust domain is left out, because no file can choose it. Descriptors of taps have numbers from 3 on, in
+    /// the order of the devices.
     ///
     /// # Errors
     /// [`UnwritableSpec`].
     pub fn to_file(&self) -> Result<File, UnwritableSpec> {
-        let devices = self.devices.iter().filter_map(|device| device_file(device).transpose());
+        let mut numbers = FIRST_DESCRIPTOR..;
+        let mut place = |count| Some(numbers.by_ref().take(count).collect());
+        let devices = self.devices.iter().filter_map(|device| device_file(device, &mut place).transpose());
         let devices = devices.map(|device| Ok(Slot::new(device?))).collect::<Result<_, _>>()?;
         Ok(File {
             description: Some(self.description.clone()).filter(|text| !text.is_empty()),
@@ -86,7 +89,7 @@ impl Device {
     /// # Errors
     /// [`UnwritableSpec`].
     pub fn to_json(&self) -> Result<Option<Value>, UnwritableSpec> {
-        Ok(device_file(self)?.map(|file| file.to_json()))
+        Ok(device_file(self, &mut |_| None)?.map(|file| file.to_json()))
     }
 }
 
@@ -169,8 +172,11 @@ fn pcie(pcie: &Pcie) -> PcieFile {
     PcieFile { window64: pcie.window64, topology: Some(pcie.topology), spare }
 }
 
-/// `device`; `None` for a slice, which is in another list.
-fn device_file(device: &Device) -> Result<Option<DeviceFile>, UnwritableSpec> {
+/// `device`; `None` for a slice, which is in another list. `place` numbers as many descriptors of a tap, if that is possible.
+fn device_file(
+    device: &Device,
+    place: &mut dyn FnMut(usize) -> Option<Vec<u64>>,
+) -> Result<Option<DeviceFile>, UnwritableSpec> {
     let (id, root_port) = (Some(device.id.clone()), Some(device.root_port));
     Ok(Some(match &device.kind {
         DeviceKind::VirtioBlk { path, read_only } => {
@@ -181,7 +187,11 @@ fn device_file(device: &Device) -> Result<Option<DeviceFile>, UnwritableSpec> {
             root_port,
             tap: match tap {
                 Tap::Name(name) => TapFile::Name(name.clone()),
-                Tap::Descriptors(_) => return Err(UnwritableSpec::Descriptors { id: device.id.clone() }),
+                Tap::Descriptors(numbers) => {
+                    let placed = place(numbers.len());
+                    let unwritable = || UnwritableSpec::Descriptors { id: device.id.clone() };
+                    TapFile::Descriptors(placed.ok_or_else(unwritable)?)
+                }
             },
             mac: Some(mac_text(*mac)),
             queue_pairs: Some(*queue_pairs),

@@ -14,7 +14,7 @@ use super::schema::TapText;
 /// More pairs than this have no vCPU to serve them on known machines.
 const MAX_QUEUE_PAIRS: u16 = 16;
 /// Descriptors below are standard input, output and error.
-const FIRST_DESCRIPTOR: u64 = 3;
+pub(super) const FIRST_DESCRIPTOR: u64 = 3;
 const LAST_DESCRIPTOR: u64 = 0x7fff_ffff;
 
 /// The host's side of an interface.

@@ -30,7 +30,8 @@ impl Created {
         Self::with_taps(language, text, default_name, Passed::default())
     }
 
-    /// The same with the descriptors `taps`, which the text counts from 0 on.
+    /// The same with the descriptors `taps`: a document counts them from 0 on, and a configuration of a snapshot names them in their
+    /// order.
     ///
     /// # Errors
     /// As [`Created::new`].
@@ -77,7 +78,12 @@ impl Document<'_> {
         let (path, text) = (Path::new(&path), self.text.as_bytes().to_vec());
         let (mut notes, mut consoles) = (Vec::new(), None);
         let spec = match self.language {
-            Language::Own => config::parse_with(path, text, overrides)?,
+            Language::Own => {
+                let mut spec = config::parse_with(path, text, overrides)?;
+                let named = spec.tap_descriptors().flat_map(|(_, numbers)| numbers);
+                named.zip(self.taps.numbers()).for_each(|(number, tap)| *number = tap);
+                spec
+            }
             Language::CloudHypervisor => {
                 config::parse_foreign(path, text, overrides, |document: VmConfig| {
                     let translated = cloud::translate_with(&document, self.taps.numbers())?;

@@ -124,11 +124,12 @@ pub(super) fn respond(request: &Request, machine: &Published) -> Response {
         let what = "cannot read the request: it takes no body";
         return Answer::failure(Status::BadRequest, what, "send it without a body").into();
     }
-    let takes_descriptors = serves && route.operation == Operation::Add(Change::AddNet);
+    let takes_descriptors =
+        serves && matches!(route.operation, Operation::Add(Change::AddNet) | Operation::Restore);
     if !request.passed.is_empty() && !takes_descriptors {
         let what = "cannot read the request: it takes no descriptors";
-        return Answer::failure(Status::BadRequest, what, "pass them with vm.add-net of egm-vmm serve")
-            .into();
+        let remedy = "pass them with vm.add-net or vm.restore of egm-vmm serve";
+        return Answer::failure(Status::BadRequest, what, remedy).into();
     }
     answer(route.operation, request, machine)
 }

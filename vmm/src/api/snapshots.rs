@@ -1,19 +1,22 @@
 //! Requests that write and restore snapshots, in cloud-hypervisor's form.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::amend::check_taps;
 use super::answer::{Answer, Awaited, Response, Status, read, texts};
 use super::control::{answered_later, is_dry_run, not_carried_out};
 use super::cycle::{Created, Cycle, Language, RestoreOrder};
 use super::http::Request;
 use super::life;
 use super::published::Published;
-use crate::config::{DeviceFile, MAX_SPARE, NewDevice};
+use crate::config::{DeviceFile, MAX_SPARE, NewDevice, Overrides, Spec};
 use crate::machine::SnapshotRequest;
+use crate::passed::Passed;
 use crate::snapshot::{SnapshotError, StoredSnapshot};
 
 /// Start of a URL that names a folder.
@@ -25,7 +28,7 @@ const MAX_PATH: usize = 4095;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct VmSnapshotConfig {
-    /// "file://" and the absolute path of a folder without a snapshot: it is made where it does not exist.
+    /// "file://" and the absolute path of a folder, which is made if it does not exist and must have no snapshot.
     pub(super) destination_url: String,
 }
 
@@ -33,7 +36,7 @@ pub(super) struct VmSnapshotConfig {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NewSnapshot {
-    /// Absolute path of a folder without a snapshot: it is made where it does not exist.
+    /// Absolute path of a folder, which is made if it does not exist and must have no snapshot.
     folder: String,
     /// Devices that the restored machine plugs in when its guest first runs, as `GET /egm/v1/devices` has listed them: 30 at
     /// most.
@@ -57,9 +60,23 @@ pub(super) struct RestoreConfig {
     /// Let the guest run at once. Default: false: it is paused.
     #[serde(default)]
     resume: bool,
-    /// Refused: a machine with taps by descriptor has no snapshot.
-    #[schemars(with = "Option<Vec<Value>>")]
-    net_fds: Option<Value>,
+    /// Network devices with a tap by descriptors, in the order of the descriptors that come with the request.
+    #[serde(default)]
+    net_fds: Vec<RestoredNet>,
+}
+
+/// A network device with a tap by descriptors.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RestoredNet {
+    /// Id of the device.
+    id: String,
+    /// Number of its descriptors, which is that of its queue pairs.
+    num_fds: usize,
+    /// Ignored: numbers of the client's process.
+    #[expect(dead_code, reason = "clients may send it")]
+    #[serde(default, skip_serializing)]
+    fds: Option<Vec<i32>>,
 }
 
 /// When memory is read from the snapshot.
@@ -154,26 +171,67 @@ fn order(request: &Request, machine: &Published) -> Result<(), Answer> {
         Some(created) => created.map_err(life::refused)?,
     }
     let config: RestoreConfig = read("restore", &request.body)?;
-    if config.net_fds.is_some() {
-        let what = "net_fds: cannot pass descriptors of taps to a restored machine";
-        return Err(Answer::failure(
-            Status::BadRequest,
-            what,
-            "leave net_fds out: its configuration names its taps",
-        ));
-    }
     let folder = folder(&config.source_url)?;
     let stored = StoredSnapshot::open(&folder)
         .map_err(|error| Answer::failures(Status::BadRequest, &texts(&error)))?;
     let text = String::from_utf8_lossy(stored.machine()).into_owned();
-    let created = Created::new(Language::Own, text, &machine.default_name);
-    let created = created.map_err(|errors| Answer::failures(Status::BadRequest, &texts(&errors)))?;
+    let wrong = |errors| Answer::failures(Status::BadRequest, &texts(&errors));
+    let created = |text, taps| Created::with_taps(Language::Own, text, &machine.default_name, taps);
+    let mut spec = created(text.clone(), Passed::default())
+        .and_then(|it| it.spec(&Overrides::default()))
+        .map_err(wrong)?;
+    let taps = taps_of(&mut spec, &config.net_fds, &request.passed)?;
+    let created = created(text, taps).map_err(wrong)?;
     let copy = config.prefault || config.memory_restore_mode == Some(RestoreMode::Copy);
     let order = RestoreOrder { folder, copy, resume: config.resume };
     match machine.change(|cycle| cycle.restore(created, order)) {
         None => Err(life::single_machine()),
         Some(changed) => changed.map_err(life::refused),
     }
+}
+
+/// The descriptors `passed` for the devices `nets`, in the order of the devices of `spec`.
+///
+/// # Errors
+/// The refusal of those that are not the machine's.
+fn taps_of(spec: &mut Spec, nets: &[RestoredNet], passed: &Passed) -> Result<Passed, Answer> {
+    let refused = |what: String, remedy| Err(Answer::failure(Status::BadRequest, &what, remedy));
+    const REMEDY: &str =
+        "name each network device with a tap by descriptors in net_fds once, and send its descriptors";
+    let total = nets.iter().fold(0, |sum: usize, net| sum.saturating_add(net.num_fds));
+    if total != passed.len() {
+        let what =
+            format!("net_fds: cannot take {total} descriptors: {} came with the request", passed.len());
+        return refused(what, REMEDY);
+    }
+    check_taps(passed)?;
+    let mut ends = nets.iter().scan(0, |end, net| {
+        *end += net.num_fds;
+        Some((net, *end - net.num_fds))
+    });
+    let firsts: BTreeMap<&str, (usize, usize)> =
+        ends.by_ref().map(|(net, first)| (net.id.as_str(), (first, net.num_fds))).collect();
+    let mut taps = Vec::new();
+    let mut devices = 0;
+    for (id, numbers) in spec.tap_descriptors() {
+        devices += 1;
+        match firsts.get(id) {
+            Some((first, count)) if *count == numbers.len() => {
+                taps.extend(passed.iter().skip(*first).take(*count).cloned());
+            }
+            _ => {
+                let what = format!(
+                    "net_fds: cannot restore \"{id}\" without {} descriptors of its tap",
+                    numbers.len()
+                );
+                return refused(what, REMEDY);
+            }
+        }
+    }
+    if devices != nets.len() {
+        return refused("net_fds: cannot find each of its devices in the machine".to_owned(), REMEDY);
+    }
+    Ok(taps.into_iter().collect())
 }
 
 #[cfg(test)]
