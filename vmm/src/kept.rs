@@ -15,8 +15,6 @@ pub struct KeptPart {
     made: Option<[u64; 2]>,
     /// Size of a disk as the guest knows it.
     sectors: u64,
-    /// Whether the kernel's workers move the queues of a network device.
-    has_workers: bool,
 }
 
 impl KeptPart {
@@ -37,15 +35,6 @@ impl KeptPart {
     /// The same for a disk.
     pub(crate) fn with_sectors(self, sectors: u64) -> Self {
         Self { sectors, ..self }
-    }
-
-    /// The same for a network device.
-    pub(crate) fn with_workers(self, has_workers: bool) -> Self {
-        Self { has_workers, ..self }
-    }
-
-    pub(crate) const fn has_workers(&self) -> bool {
-        self.has_workers
     }
 
     pub(crate) const fn sectors(&self) -> u64 {
@@ -89,7 +78,6 @@ pub(crate) struct KeptName {
     count: usize,
     made: Option<[u64; 2]>,
     sectors: u64,
-    has_workers: bool,
 }
 
 impl KeptFiles {
@@ -119,9 +107,9 @@ impl KeptFiles {
 
     pub(crate) fn names(&self) -> Vec<KeptName> {
         let name = |(part, kept): (&String, &KeptPart)| {
-            let KeptPart { files, made, sectors, has_workers } = kept;
-            let (made, sectors, has_workers) = (*made, *sectors, *has_workers);
-            KeptName { part: part.clone(), count: files.len(), made, sectors, has_workers }
+            let KeptPart { files, made, sectors } = kept;
+            let (made, sectors) = (*made, *sectors);
+            KeptName { part: part.clone(), count: files.len(), made, sectors }
         };
         self.0.iter().map(name).collect()
     }
@@ -152,12 +140,12 @@ impl KeptFiles {
         descriptors: &mut impl Iterator<Item = OwnedFd>,
     ) -> io::Result<Self> {
         let mut parts = BTreeMap::new();
-        for KeptName { part, count, made, sectors, has_workers } in names {
+        for KeptName { part, count, made, sectors } in names {
             let files: Vec<_> = descriptors.take(count).collect();
             if files.len() != count {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            parts.insert(part, KeptPart { files, made, sectors, has_workers });
+            parts.insert(part, KeptPart { files, made, sectors });
         }
         Ok(Self(parts))
     }

@@ -407,7 +407,7 @@ fn a_file_that_is_no_disk() {
         let parts = ["device \"blk0\"", "qcow2 image", "qemu-img convert -O raw"];
         refuses_with_kvm(&image, CONFIGURATION, &parts);
         let small = disk("small", read_only).zeros("small", 511);
-        let parts = ["device \"blk0\"", "a disk of 511 B", "sector of 512 B", "help: make it larger"];
+        let parts = ["device \"blk0\"", "the disk has 511 B", "needs 512 B", "help: make it larger"];
         refuses_with_kvm(&small, CONFIGURATION, &parts);
     }
 }

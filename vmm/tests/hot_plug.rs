@@ -242,7 +242,7 @@ fn a_thousand_plugs_and_removals_leave_no_descriptor_and_no_slot() {
 }
 
 #[test]
-fn two_hundred_reboots_leave_no_descriptor_and_take_no_slot() {
+fn two_hundred_resets_keep_a_plugged_in_disk_and_leave_no_descriptor_and_no_slot() {
     let Some(mut machine) = Machine::running() else { return };
     let ready = |starts: u64| move |machine: &Machine| machine.printed() == starts * 6; // "ready\n"
     machine.wait(ready(1));
@@ -255,6 +255,9 @@ fn two_hundred_reboots_leave_no_descriptor_and_take_no_slot() {
         machine.wait(ready(starts));
         assert_eq!((machine.files(), machine.has_devices(&["data"])), (before, true), "start {starts}");
     }
+    fs::write(machine.folder.path().join("other.raw"), vec![0; 1 << 20]).unwrap();
+    let other = json!({ "path": "other.raw", "id": "other" });
+    assert_eq!(machine.add("disk", &other).0, 200, "the second port is free");
 }
 
 #[test]

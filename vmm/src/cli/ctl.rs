@@ -94,7 +94,7 @@ enum Verb {
     Pause,
     /// Let the vCPUs of a paused machine run
     Resume,
-    /// Write the state of the paused machine into a folder without a snapshot, which is made where it does not exist
+    /// Write the state of the paused machine into a folder that has no snapshot (made if missing)
     Snapshot {
         /// Unplug what was plugged in, then pause; the restored machine plugs it in again
         #[arg(long)]

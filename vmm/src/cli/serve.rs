@@ -317,8 +317,10 @@ impl Service<'_> {
             leave_files(false);
             // From here on the machine's parts have its files.
             if let Some(InheritedMachine { holder, runs, paused, failed, .. }) = taken.take() {
-                machine.end_upgrade(failed, runs.then(|| monotonic_now().saturating_sub(paused)));
-                holder.into_iter().for_each(Holder::release);
+                let pause = runs.then(|| monotonic_now().saturating_sub(paused));
+                let machine = Arc::clone(machine);
+                // Not before: a further execution would leave the holder to nobody.
+                Holder::release(holder, move || machine.end_upgrade(failed, pause));
             }
         };
         let started = || signals.set_starting(false);
@@ -340,7 +342,8 @@ impl Service<'_> {
             Ok((ended, _)) => Some(ended.reason.to_string()),
         };
         // Still here where the guest did not run.
-        if let (Some(taken), Some(why)) = (taken.take(), why) {
+        if let (Some(mut taken), Some(why)) = (taken.take(), why) {
+            drop(taken.holder.take()); // a limit that it takes part of can be the reason
             served.give_back(&taken, why);
         }
         leave_files(false);

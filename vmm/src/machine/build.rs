@@ -126,8 +126,7 @@ fn maker(
     memory: ServedMemory,
 ) -> DeviceMaker {
     let (wiring, assigner) = (connections.wiring.clone(), connections.assigner.clone());
-    let lines = connections.plan.intx_lines();
-    let lines = lines.map(|(function, gsi)| (function, connections.vm.level_line(gsi))).collect();
+    let lines = connections.lines.clone();
     DeviceMaker { running, domain: spaces.kernel(), wiring, assigner, memory, lines }
 }
 

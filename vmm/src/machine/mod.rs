@@ -166,6 +166,7 @@ impl Machine {
         let begun = begun.and_then(|()| start.go());
         start.cancel();
         if begun.is_ok() {
+            lock(&self.devices).iter().for_each(|kept| kept.function.resume_vhost());
             step(self.first_step);
         }
         let buses = [&self.shared.ports, &self.shared.memory];

@@ -97,28 +97,27 @@ pub(super) struct RunningParts<'a> {
     pub(super) shared: &'a Shared,
 }
 
-/// Lets the kernel's workers go on and opens the gate after a snapshot, whatever came of it.
+/// A machine that is held for a snapshot. Its drop starts the vhost workers again and opens the gate, also after a failure.
 pub(super) struct Saving<'a> {
     shared: &'a Shared,
-    /// Devices of which the workers have stopped.
+    /// Devices whose vhost workers were stopped.
     devices: Vec<RunningDevice>,
 }
 
 impl Drop for Saving<'_> {
     fn drop(&mut self) {
-        self.devices.iter().for_each(|kept| kept.function.resume_workers());
+        self.devices.iter().for_each(|kept| kept.function.resume_vhost());
         self.shared.gate.end_save();
     }
 }
 
 impl Saving<'_> {
-    fn stop_workers(&mut self, devices: &[RunningDevice]) -> Result<(), SaveReason> {
+    fn stop_vhost(&mut self, devices: &[RunningDevice]) -> Result<(), SaveReason> {
         for kept in devices {
             self.devices.push(kept.clone());
-            kept.function.stop_workers().map_err(|source| SaveReason::File {
-                step: "cannot read",
-                name: format!("the queues of {}", kept.name),
-                source,
+            let stopped = kept.function.stop_vhost();
+            stopped.map_err(|error| {
+                SaveReason::Kernel(format!("cannot read the queues of {}: {error}", kept.name))
             })?;
         }
         Ok(())
@@ -130,7 +129,7 @@ pub(super) fn refused(what: impl Into<String>, remedy: impl Into<String>) -> Sav
 }
 
 fn kvm(error: &KvmError) -> SaveReason {
-    SaveReason::Kvm(Chain(error).to_string())
+    SaveReason::Kernel(Chain(error).to_string())
 }
 
 impl SnapshotParts {
@@ -206,7 +205,7 @@ impl SnapshotParts {
         let mut saving = Saving { shared: running.shared, devices: Vec::new() };
         // Interrupts of what completes belong to the state of the vCPUs.
         self.quiesce(events, running.shared)?;
-        saving.stop_workers(&lock(&self.devices))?;
+        saving.stop_vhost(&lock(&self.devices))?;
         running.shared.gate.save_vcpus();
         let vcpus = running.shared.states.take().map_err(|error| kvm(&error))?;
         // One of a machine that ends waits no more.
@@ -259,17 +258,17 @@ impl SnapshotParts {
         Ok(())
     }
 
-    /// The text of `machine.json`. A network device that has no worker of the kernel gets none: workers may lack a feature that
-    /// its guest uses.
+    /// The text of `machine.json`. It sets `"vhost": false` for a network device that this process serves: vhost may lack a feature
+    /// that the guest uses.
     fn configuration(&self) -> Result<String, SaveReason> {
         let spec =
             self.origin.spec.as_ref().ok_or_else(|| refused("it has no configuration", "use egm-vmm run"))?;
         let mut spec = spec.clone();
         let running = lock(&self.devices);
-        let has_workers = |id: &str| running.iter().any(|kept| kept.id == id && kept.function.has_workers());
+        let uses_vhost = |id: &str| running.iter().any(|kept| kept.id == id && kept.function.uses_vhost());
         for device in &mut spec.devices {
             if let DeviceKind::VirtioNet { vhost, .. } = &mut device.kind
-                && !has_workers(&device.id)
+                && !uses_vhost(&device.id)
             {
                 *vhost = Some(false);
             }

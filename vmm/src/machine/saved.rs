@@ -67,6 +67,8 @@ pub(crate) fn guest_view(plan: &Plan) -> GuestView {
         };
         json!([function.address, role, function.bars, function.msix_vectors])
     };
+    // A guest that began without lines of spare ports has them in no table, and goes on.
+    let lines: Vec<_> = plan.lines.iter().filter(|line| !line.is_of_spare_port()).collect();
     let view = [
         ("address_bits", json!(plan.address_bits)),
         ("vcpus", plan.vcpus.iter().map(vcpu).collect()),
@@ -74,7 +76,7 @@ pub(crate) fn guest_view(plan: &Plan) -> GuestView {
         ("windows", json!(plan.windows)),
         ("pci", plan.pci.iter().map(function).collect()),
         ("expanders", json!(plan.expanders)),
-        ("lines", json!(plan.lines)),
+        ("lines", json!(lines)),
         ("ports", json!(plan.ports)),
     ];
     view.into_iter().map(|(key, value)| (key.to_owned(), value.to_string())).collect()
@@ -126,6 +128,20 @@ mod tests {
         memory.set_len(size + 4096).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&memory, mark.as_bytes(), size).unwrap();
         Some(folder)
+    }
+
+    #[test]
+    fn a_guest_of_a_program_without_lines_of_spare_ports_goes_on() {
+        let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
+        let spec = crate::config::load(&configs.join("hotplug.json")).unwrap();
+        let facts = crate::facts::load(&configs.join("facts/x86-server.json")).unwrap();
+        let mut plan = crate::plan::plan(&spec, &facts).unwrap();
+        let (view, count) = (guest_view(&plan), plan.lines.len());
+        plan.lines.retain(|line| !line.owner.starts_with("slot "));
+        assert!(plan.lines.len() < count);
+        check_view(&view, &plan).unwrap();
+        plan.lines.pop();
+        assert!(check_view(&view, &plan).is_err());
     }
 
     /// Where this fails, a type has changed: raise the format, and keep a reader for this one.

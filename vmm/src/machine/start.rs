@@ -1,5 +1,5 @@
-//! The last step before the guest runs: each vCPU has its thread; in a sandbox, every thread confines itself, and vCPUs wait until
-//! all have done so.
+//! The last step before the guest runs. The start waits until each vCPU has a running thread. In a sandbox, every thread confines
+//! itself, and vCPUs wait until all have done so.
 
 use std::error::Error;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -12,9 +12,9 @@ use crate::sandbox::{Sandbox, SandboxError};
 /// What the threads of a machine share until its guest runs.
 pub(super) struct Start {
     sandbox: Option<Arc<Sandbox>>,
-    /// Number of vCPUs that have no running thread yet, or are not confined; or the reason why one cannot be.
-    unconfined: Mutex<Result<usize, ExitReason>>,
-    /// Signalled after each change of `unconfined`.
+    /// Number of vCPUs whose thread does not run yet or, in a sandbox, is not confined; or the first reason why one cannot be.
+    pending: Mutex<Result<usize, ExitReason>>,
+    /// Signalled after each change of `pending`.
     changed: Condvar,
     /// Whether the guest runs, once that is known.
     runs: OnceLock<bool>,
@@ -23,8 +23,8 @@ pub(super) struct Start {
 impl Start {
     /// A start of `vcpus` vCPUs in `sandbox`, or without one.
     pub(super) fn new(sandbox: Option<Arc<Sandbox>>, vcpus: usize) -> Self {
-        let unconfined = Mutex::new(Ok(vcpus));
-        Self { sandbox, unconfined, changed: Condvar::new(), runs: OnceLock::new() }
+        let pending = Mutex::new(Ok(vcpus));
+        Self { sandbox, pending, changed: Condvar::new(), runs: OnceLock::new() }
     }
 
     /// Called by each vCPU. Returns whether the guest runs: without a sandbox at once.
@@ -40,25 +40,24 @@ impl Start {
         Ok(*self.runs.wait())
     }
 
-    /// Counts a vCPU that is `confined`, or cannot be. The first reason stays.
-    fn count(&self, confined: Result<(), ExitReason>) -> Result<(), ExitReason> {
-        let mut unconfined = lock(&self.unconfined);
-        *unconfined = unconfined.clone().and_then(|count| confined.clone().map(|()| count.saturating_sub(1)));
-        drop(unconfined);
+    /// Counts a vCPU that is `ready`, or cannot be. The first reason stays.
+    fn count(&self, ready: Result<(), ExitReason>) -> Result<(), ExitReason> {
+        let mut pending = lock(&self.pending);
+        *pending = pending.clone().and_then(|count| ready.clone().map(|()| count.saturating_sub(1)));
+        drop(pending);
         self.changed.notify_one();
-        confined
+        ready
     }
 
-    /// Waits until each vCPU has a running thread, which is confined in a sandbox.
+    /// Waits until no vCPU is pending.
     fn wait_for_vcpus(&self) -> Result<(), ExitReason> {
-        let waits =
-            |unconfined: &mut Result<usize, ExitReason>| unconfined.as_ref().is_ok_and(|count| *count > 0);
-        let unconfined = self.changed.wait_while(lock(&self.unconfined), waits);
-        unconfined.unwrap_or_else(PoisonError::into_inner).clone().map(|_| ())
+        let waits = |pending: &mut Result<usize, ExitReason>| pending.as_ref().is_ok_and(|count| *count > 0);
+        let pending = self.changed.wait_while(lock(&self.pending), waits);
+        pending.unwrap_or_else(PoisonError::into_inner).clone().map(|_| ())
     }
 
-    /// Called by the event loop when each vCPU was given a thread: lets them run once every thread is confined. On return all threads
-    /// have their names, by which libvirt finds them right after `vm.boot`.
+    /// Called by the event loop after it has spawned a thread for each vCPU. Returns when all of them run under their names, by which
+    /// libvirt finds them after `vm.boot`; in a sandbox, lets them enter the guest.
     ///
     /// # Errors
     /// [`ExitReason::Sandbox`].

@@ -13,7 +13,7 @@ use super::assigned::{Assigner, GuestPlacement, Own};
 use super::finish::RunningDevice;
 use super::virtio::{Virtio, Wiring};
 use crate::hotplug::{Occupant, Slot};
-use crate::kvm::{KvmError, SlotTable, Vm};
+use crate::kvm::{KvmError, LevelLine, SlotTable, Vm};
 use crate::passthrough::{InterruptLine, PassthroughError, Peers};
 use crate::pci::msix::MsiRouter;
 use crate::pci::{Bus, HostBridge, PciFunction, Port, PortConfig, PortKind, RootBus, RootComplex};
@@ -64,10 +64,11 @@ pub(super) struct Tree {
 
 /// Parts of the machine that every device is connected to.
 pub(super) struct Connections<'a> {
-    pub(super) vm: &'a Vm,
-    pub(super) plan: &'a Plan,
+    plan: &'a Plan,
     pub(super) wiring: Wiring,
     pub(super) assigner: Assigner,
+    /// Interrupt lines of pins, by the function.
+    pub(super) lines: BTreeMap<PciAddress, LevelLine>,
 }
 
 impl<'a> Connections<'a> {
@@ -76,7 +77,7 @@ impl<'a> Connections<'a> {
     /// # Errors
     /// When the kernel refuses.
     pub(super) fn new(
-        vm: &'a Vm,
+        vm: &Vm,
         memory: GuestMemoryMmap,
         spaces: &AddressSpaces,
         plan: &'a Plan,
@@ -94,7 +95,8 @@ impl<'a> Connections<'a> {
             peers: Arc::new(Peers::new(spaces.domains())),
             has_peers: plan.pci.iter().filter(takes).count() > 1,
         };
-        Ok(Self { vm, plan, wiring, assigner })
+        let lines = plan.intx_lines().map(|(function, gsi)| (function, vm.level_line(gsi)));
+        Ok(Self { plan, wiring, assigner, lines: lines.collect() })
     }
 }
 
@@ -266,9 +268,9 @@ fn assigned(
         FunctionRole::Endpoint { assigned, .. } => assigned.as_ref(),
         _ => None,
     };
-    let gsi = connections.plan.intx(id);
+    let line = connections.lines.get(&plan.address).cloned();
     let own = Own {
-        line: gsi.map(|gsi| Box::new(connections.vm.level_line(gsi)) as Box<dyn InterruptLine>),
+        line: line.map(|line| Box::new(line) as Box<dyn InterruptLine>),
         clique: decided.and_then(|assigned| assigned.clique),
         alone: decided.is_some_and(|assigned| !assigned.p2p),
         memory: decided

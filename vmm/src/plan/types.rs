@@ -271,6 +271,13 @@ pub struct LinePlan {
     pub owner: String,
 }
 
+impl LinePlan {
+    /// Whether it is for a function that may come to a spare port; no id has a space.
+    pub(crate) fn is_of_spare_port(&self) -> bool {
+        self.owner.starts_with(SPARE_PORT)
+    }
+}
+
 /// A range of I/O ports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortPlan {
@@ -280,6 +287,14 @@ pub struct PortPlan {
     pub count: u16,
     /// Device that decodes the ports: `serial`, `pvpanic`, `sleep`, `reset`.
     pub owner: String,
+}
+
+/// Begins the owner of the line of a spare port, before the number of its slot.
+const SPARE_PORT: &str = "slot ";
+
+/// Owner of the interrupt line of the function that may come to the spare port with slot `number`.
+pub(super) fn spare_intx_owner(number: u16) -> String {
+    intx_owner(&format!("{SPARE_PORT}{number}"))
 }
 
 /// Owner of the interrupt line of a host function's pin; unambiguous, since no id has a space.
@@ -296,11 +311,6 @@ impl Plan {
     /// The interrupt line of `owner`.
     pub fn line(&self, owner: &str) -> Option<u32> {
         self.lines.iter().find(|l| l.owner == owner).map(|l| l.gsi)
-    }
-
-    /// The interrupt line of the pin of host function `id`.
-    pub fn intx(&self, id: &str) -> Option<u32> {
-        self.line(&intx_owner(id))
     }
 
     /// Where the registers of the platform device `name` are.

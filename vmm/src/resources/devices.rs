@@ -1,6 +1,6 @@
 //! Open host resources of the guest's devices.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -13,13 +13,13 @@ use super::ThreadError;
 use super::assigned::AddressSpaces;
 use super::slices::{OpenSlice, SliceError, Slices};
 use crate::config::{Device, DeviceKind, Tap};
-use crate::error::{Blame, Remedy, Report, opening};
+use crate::error::{Blame, Chain, Remedy, Report, opening};
 use crate::kept::{KeptFiles, KeptPart};
 use crate::plan::{FunctionRole, Plan};
 use crate::virtio::blk::{Disk, DiskError};
 use crate::virtio::net::Backend;
 use crate::virtio::net::tap::{self, TapError};
-use crate::virtio::vhost::VhostError;
+use crate::virtio::vhost::{self, VhostError};
 use crate::virtio::vsock::{self, HostSockets, SocketError, Vsock, VsockError};
 
 /// A device of the configuration, and what was opened for it.
@@ -131,7 +131,7 @@ impl Report for DeviceError {
                 Blame::Host.help(format!("join the group that {path} belongs to (ls -l {path}), or be root"))
             }
             Self::VhostFile { path, .. } => Blame::Host.help(match *path {
-                VHOST_NET => "load it with modprobe vhost_net, or set \"vhost\": false",
+                vhost::NET => "load it with modprobe vhost_net, or set \"vhost\": false",
                 _ => "load it with modprobe vhost_vsock, or set \"socket\" to a path",
             }),
             Self::Assigned(error) => opening(error),
@@ -142,9 +142,6 @@ impl Report for DeviceError {
         }
     }
 }
-
-pub(crate) const VHOST_NET: &str = "/dev/vhost-net";
-pub(crate) const VHOST_VSOCK: &str = "/dev/vhost-vsock";
 
 /// Opens what each device of `plan` needs, in the plan's order; what is `kept` is not opened again.
 pub(super) fn open(
@@ -190,15 +187,11 @@ pub(crate) fn open_virtio(kind: &DeviceKind, kept: Option<&KeptPart>) -> Result<
         DeviceKind::VirtioBlk { path, read_only } => disk(path, *read_only, kept).map(OpenDevice::Block),
         DeviceKind::VirtioNet { tap, queue_pairs, vhost, .. } => {
             let taps = match (tap, kept) {
-                (_, Some(kept)) => {
-                    tap::adopt(&kept.files().iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>())?
-                }
+                (_, Some(kept)) => return kept_net(kept, *queue_pairs),
                 (Tap::Name(name), None) => tap::open(name, *queue_pairs)?,
                 (Tap::Descriptors(numbers), None) => tap::adopt(numbers)?,
             };
-            // Workers have some of this process's features: a guest of this process keeps it, whatever the host has now.
-            let vhost = if kept.is_some_and(|kept| !kept.has_workers()) { Some(false) } else { *vhost };
-            Ok(OpenDevice::Net { taps, backend: net_backend(*queue_pairs, vhost)? })
+            Ok(OpenDevice::Net { taps, backend: net_backend(*queue_pairs, *vhost)? })
         }
         DeviceKind::VirtioRng => Ok(OpenDevice::Rng),
         DeviceKind::VirtioVsock { cid, socket } => {
@@ -241,27 +234,39 @@ fn net_backend(queue_pairs: u16, vhost: Option<bool>) -> Result<Backend, DeviceE
     if vhost == Some(false) {
         return Ok(Backend::Userspace);
     }
-    match (0..queue_pairs).map(|_| open_both_ways(VHOST_NET)).collect::<io::Result<Vec<File>>>() {
+    match (0..queue_pairs).map(|_| vhost::open(vhost::NET)).collect::<io::Result<Vec<File>>>() {
         Ok(files) => Ok(Backend::vhost(files)?),
-        Err(source) if vhost == Some(true) => Err(DeviceError::VhostFile { path: VHOST_NET, source }),
+        Err(source) if vhost == Some(true) => Err(DeviceError::VhostFile { path: vhost::NET, source }),
         Err(_) => Ok(Backend::Userspace), // not asked for: the host may not have it
     }
+}
+
+/// The network device of `kept`: its taps, and new workers of vhost-net if it used that. This process has every feature of vhost, and
+/// vhost may lack some: a guest that began without vhost stays without it, and one that began with it can go on without it.
+fn kept_net(kept: &KeptPart, queue_pairs: u16) -> Result<OpenDevice, DeviceError> {
+    let numbers: Vec<_> = kept.files().iter().map(AsRawFd::as_raw_fd).collect();
+    let (taps, workers) = numbers.split_at_checked(queue_pairs.into()).unwrap_or((&numbers, &[]));
+    let taps = tap::adopt(taps)?;
+    let files = kept.duplicates().map_err(|source| DeviceError::VhostFile { path: vhost::NET, source })?;
+    let workers: Vec<File> = files.into_iter().skip(taps.len()).take(workers.len()).collect();
+    let backend = if workers.is_empty() { Ok(Backend::Userspace) } else { Backend::vhost(workers) };
+    let backend = backend.unwrap_or_else(|error| {
+        tracing::warn!("{}; egm-vmm serves the queues itself", Chain(&error));
+        Backend::Userspace
+    });
+    Ok(OpenDevice::Net { taps, backend })
 }
 
 fn vsock_backend(socket: Option<&Path>, kept: Option<&KeptPart>) -> Result<vsock::Backend, DeviceError> {
     match (socket, kept) {
         (Some(path), Some(kept)) => Ok(vsock::Backend::Userspace(HostSockets::adopt(path, kept)?)),
         (Some(path), None) => Ok(vsock::Backend::Userspace(HostSockets::bind(path)?)),
-        (None, _) => {
-            let file = open_both_ways(VHOST_VSOCK)
-                .map_err(|source| DeviceError::VhostFile { path: VHOST_VSOCK, source })?;
+        (None, kept) => {
+            let file = kept.map_or_else(|| vhost::open(vhost::VSOCK), KeptPart::first);
+            let file = file.map_err(|source| DeviceError::VhostFile { path: vhost::VSOCK, source })?;
             Ok(vsock::Backend::vhost(file).map_err(VsockError::from)?)
         }
     }
-}
-
-fn open_both_ways(path: &str) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).open(path)
 }
 
 #[cfg(test)]

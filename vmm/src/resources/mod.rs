@@ -22,7 +22,7 @@ pub use self::assigned::{AddressSpaces, AssignedError};
 pub(crate) use self::assigned::{pieces, share};
 use self::devices::DeviceFailure;
 pub use self::devices::{DeviceError, OpenDevice, OpenedDevice};
-pub(crate) use self::devices::{VHOST_NET, VHOST_VSOCK, open_disk, open_virtio};
+pub(crate) use self::devices::{open_disk, open_virtio};
 pub(crate) use self::reset::left_behind;
 use self::slices::Slices;
 pub use self::slices::{OpenSlice, SliceError};
@@ -53,7 +53,7 @@ pub struct Resources {
     pub devices: Vec<OpenedDevice>,
     /// I/O address spaces of host functions.
     pub spaces: AddressSpaces,
-    /// Guest memory that this program has touched; `None` where it touched nothing.
+    /// Guest memory that this program made present; `None` for kept memory, and without a prefault.
     pub present: Option<Present>,
     /// Slices, for changes to them while the guest runs.
     pub leases: Leases,
@@ -172,7 +172,7 @@ impl Resources {
         let ram = GuestRam::open(plan, leases, &vm, beginning)?;
         let AroundPrefault { early, late } = spaces.maps(plan, &ram)?.around_prefault();
         let prefault = || ram.prefault(plan, spaces.pin(), |backing| near(facts, backing), progress);
-        // Kept memory is present already, and in no page table of this program yet.
+        // Kept memory is present, but not yet in this program's page tables: only devices of the host need it there.
         if !spaces.is_empty() {
             at_once(|| early.make(facts), || reset::reset(&devices), prefault)?;
             late.make(facts)?;

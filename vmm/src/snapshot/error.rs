@@ -21,9 +21,9 @@ pub struct SnapshotError {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum SaveReason {
-    /// A file of another snapshot would be lost.
+    /// A file of a complete or interrupted snapshot is there.
     #[error("the folder has {name} already")]
-    Present { name: &'static str },
+    Present { name: String },
     #[error("{step} {name}: {source}")]
     File { step: &'static str, name: String, source: io::Error },
     /// A signal would end the process.
@@ -37,7 +37,7 @@ pub enum SaveReason {
     #[error("{name} does not answer")]
     Silent { name: String },
     #[error("{0}")]
-    Kvm(String),
+    Kernel(String),
 }
 
 impl Report for SnapshotError {
@@ -53,7 +53,9 @@ impl Report for SnapshotError {
 impl SaveReason {
     fn remedy(&self) -> Remedy {
         match self {
-            Self::Present { .. } => Blame::Configuration.help("name a folder without a snapshot"),
+            Self::Present { .. } => Blame::Configuration.help(
+                "name another folder, or remove what is left of a snapshot:\nrm FOLDER/{snapshot,machine,state}.json* FOLDER/memory*",
+            ),
             Self::File { .. } => Blame::Host.help("name a folder that this process may write"),
             Self::FileLimit { .. } => Blame::Host.help("raise the limit of file sizes: ulimit -f unlimited"),
             Self::Refused { remedy, .. } => Blame::Configuration.help(remedy.clone()),
@@ -61,7 +63,7 @@ impl SaveReason {
             Self::Silent { .. } => {
                 Blame::Host.help("look for what is wrong with the storage below it: dmesg")
             }
-            Self::Kvm(_) => Blame::Host.help("use vm.resume; the kernel's log may have the reason: dmesg"),
+            Self::Kernel(_) => Blame::Host.help("use vm.resume; the kernel's log may have the reason: dmesg"),
         }
     }
 }

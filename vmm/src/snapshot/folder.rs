@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -51,11 +51,13 @@ impl NewSnapshot {
         };
         let folder = rustix::fs::open(path, FOLDER, Mode::empty());
         let folder = folder.map_err(|error| failed(file("cannot open")(error.into())))?;
-        for name in [MANIFEST, MEMORY, MACHINE, STATE] {
-            match rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Err(Errno::NOENT) => {}
-                Ok(_) => return Err(failed(SaveReason::Present { name })),
-                Err(error) => return Err(failed(file("cannot search")(error.into()))),
+        for name in [MANIFEST, MEMORY, MACHINE, STATE].map(str::to_owned) {
+            for name in [format!("{name}{PARTIAL}"), name] {
+                match rustix::fs::statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
+                    Err(Errno::NOENT) => {}
+                    Ok(_) => return Err(failed(SaveReason::Present { name })),
+                    Err(error) => return Err(failed(file("cannot search")(error.into()))),
+                }
             }
         }
         Ok(Self { path: path.to_owned(), folder: folder.into(), is_own, made: Vec::new() })
@@ -105,8 +107,7 @@ impl NewSnapshot {
         // The manifest is the last: until it has its name, there is no snapshot.
         for name in [MEMORY, MACHINE, STATE, MANIFEST] {
             let partial = format!("{name}{PARTIAL}");
-            let renamed = rustix::fs::renameat(&self.folder, &partial, &self.folder, name);
-            renamed.map_err(|error| failed(name)(error.into()))?;
+            self.rename(&partial, name)?;
             self.made.retain(|made| *made != partial);
             self.made.push(name.to_owned());
         }
@@ -140,6 +141,18 @@ impl NewSnapshot {
         let written = file.set_len(size).and_then(|()| write(&file));
         let written = written.and_then(|()| file.write_all_at(&mark, end)).and_then(|()| file.sync_all());
         written.map_err(failed(MEMORY))
+    }
+
+    /// Renames a file of the folder, unless another snapshot has come to have `name`.
+    fn rename(&self, partial: &str, name: &str) -> Result<(), SaveReason> {
+        let folder = &self.folder;
+        match rustix::fs::renameat_with(folder, partial, folder, name, RenameFlags::NOREPLACE) {
+            Err(Errno::EXIST) => Err(SaveReason::Present { name: name.to_owned() }),
+            // Some file systems cannot check that at once.
+            Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::renameat(folder, partial, folder, name)
+                .map_err(|error| failed(name)(error.into())),
+            renamed => renamed.map_err(|error| failed(name)(error.into())),
+        }
     }
 
     /// Makes the file `name`, by its name while it is not complete.
@@ -201,7 +214,14 @@ mod tests {
             assert!(error.to_string().ends_with(&format!("new: the folder has {name} already")), "{error}");
             fs::remove_file(path.join(name)).unwrap();
         }
-        assert!(NewSnapshot::begin(&path).is_ok());
+        let new = NewSnapshot::begin(&path).unwrap();
+        let comes = || {
+            fs::write(path.join(MANIFEST), "another snapshot").unwrap();
+            Ok(())
+        };
+        let error = new.write(&contents(), |_| Ok(()), comes).unwrap_err();
+        assert!(error.to_string().ends_with("new: the folder has snapshot.json already"), "{error}");
+        assert_eq!(names(&path), ["other", MANIFEST]);
     }
 
     #[test]

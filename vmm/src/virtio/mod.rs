@@ -129,24 +129,25 @@ pub trait VirtioDevice: MutEventSubscriber + Send {
         true
     }
 
-    /// Whether the kernel's workers move its queues.
-    fn has_workers(&self) -> bool {
+    /// Whether vhost workers serve its queues.
+    fn uses_vhost(&self) -> bool {
         false
     }
 
-    /// Stops the kernel's workers, if it has some: they touch no guest memory until [`VirtioDevice::resume_workers`].
+    /// Stops its vhost workers, if it has any. They touch no guest memory until [`VirtioDevice::resume_vhost`], also where the device
+    /// is activated meanwhile.
     ///
     /// # Errors
     /// Their positions cannot be read; they have stopped anyway.
-    fn stop_workers(&mut self) -> std::io::Result<()> {
+    fn stop_vhost(&mut self) -> std::io::Result<()> {
         Ok(())
     }
 
-    /// Lets them go on where they stopped.
+    /// Starts the stopped vhost workers again, from the same positions. A kick of each queue follows.
     ///
     /// # Errors
     /// [`ActivateError`]; the device then needs a reset.
-    fn resume_workers(&mut self) -> Result<(), ActivateError> {
+    fn resume_vhost(&mut self) -> Result<(), ActivateError> {
         Ok(())
     }
 
@@ -155,8 +156,8 @@ pub trait VirtioDevice: MutEventSubscriber + Send {
         false
     }
 
-    /// Its state beside the registers of the transport, while it is not [busy](VirtioDevice::is_busy) and its workers have
-    /// stopped; `None` while it is not active.
+    /// Its state beside the registers of the transport, while it is not [busy](VirtioDevice::is_busy) and its vhost
+    /// workers have stopped; `None` while it is not active.
     fn saved(&self) -> Option<DeviceState>;
 
     /// Takes the rest of `saved`, after an activation with the positions of its queues. A kick of each queue follows.

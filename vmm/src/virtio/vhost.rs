@@ -38,6 +38,19 @@ use super::saved::QueuePosition;
 use crate::error::{Blame, Remedy, Report};
 use crate::eventfd;
 
+/// Path of the kernel's vhost-net.
+pub(crate) const NET: &str = "/dev/vhost-net";
+/// Path of the kernel's vhost-vsock.
+pub(crate) const VSOCK: &str = "/dev/vhost-vsock";
+
+/// Opens a worker of [`NET`] or [`VSOCK`], which no process has claimed yet.
+///
+/// # Errors
+/// Those of open(2).
+pub(crate) fn open(path: &str) -> io::Result<File> {
+    File::options().read(true).write(true).open(path)
+}
+
 /// The kernel's vhost does not do what a device needs.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
@@ -184,13 +197,12 @@ impl Worker {
         check(result)
     }
 
-    /// The position of the worker, which has stopped, in ring `number`: `queue` in `memory`.
+    /// Reads where the stopped worker is in ring `number`, which is `queue` in `memory`.
     fn position(&self, number: usize, queue: &Queue, memory: &GuestMemoryMmap) -> io::Result<QueuePosition> {
         let bound = Bound { file: &self.file, memory };
         let next = bound.get_vring_base(number).map_err(io_error)?;
-        let lost = egm_address::fault!("worker-position-lost");
-        let available = if lost { 0 } else { u16::try_from(next).map_err(io::Error::other)? };
-        // At its start the kernel reads the next place in the used ring from there, too.
+        let available = u16::try_from(next).map_err(io::Error::other)?;
+        // vhost keeps no used index of its own: a worker reads it from the ring when it starts.
         let used = queue.used_idx(memory, Ordering::Relaxed).map_err(io::Error::other)?.0;
         Ok(QueuePosition { available, used })
     }
@@ -221,22 +233,22 @@ impl Worker {
     }
 }
 
-/// The queues that workers serve, two each.
-pub(crate) struct Served {
+/// Queues that vhost workers serve: receive and transmit of each worker.
+pub(crate) struct VhostQueues {
     memory: GuestMemoryMmap,
     queues: Vec<Option<Queue>>,
-    /// Of the workers when they stopped.
+    /// Positions in the rings, by queue; empty until the workers have stopped.
     positions: Vec<Option<QueuePosition>>,
 }
 
-impl Served {
+impl VhostQueues {
     /// All or some of `queues`, in `memory`.
     pub(crate) fn new(memory: GuestMemoryMmap, queues: Vec<Option<Queue>>) -> Self {
         Self { memory, queues, positions: Vec::new() }
     }
 
     /// Both queues of worker `number`, if it serves them.
-    pub(crate) fn of(&self, number: usize) -> Option<[&Queue; 2]> {
+    pub(crate) fn pair(&self, number: usize) -> Option<[&Queue; 2]> {
         let queue = |index: usize| self.queues.get(index)?.as_ref();
         Some([queue(2 * number)?, queue(2 * number + 1)?])
     }
@@ -245,11 +257,11 @@ impl Served {
     ///
     /// # Errors
     /// The error of the ioctl VHOST_GET_VRING_BASE, or a queue outside of memory.
-    pub(crate) fn stopped(&mut self, workers: &[Worker]) -> io::Result<()> {
+    pub(crate) fn read_positions(&mut self, workers: &[Worker]) -> io::Result<()> {
         let mut positions = Vec::new();
         for (number, worker) in workers.iter().enumerate() {
             let position = |ring, queue| worker.position(ring, queue, &self.memory).map(Some);
-            positions.extend(match self.of(number) {
+            positions.extend(match self.pair(number) {
                 Some([first, second]) => [position(0, first)?, position(1, second)?],
                 None => [None; 2],
             });

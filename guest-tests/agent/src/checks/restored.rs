@@ -3,8 +3,8 @@
 //!
 //! The guest fills memory of its own and of each EGM node, prints `egm-restored ready`, and then reads the last block of the
 //! first writable virtio disk again and again, until it has the text `restored.text`. The reader of the console saves the
-//! machine, writes that text and restores it; or has other programs take it over, and writes that text. Network devices lose
-//! nothing then: with the argument `restored.echo`, datagrams are sent beside each read, and all come back in their order.
+//! machine, writes that text and restores it; or upgrades it, and writes that text. An upgrade loses no packet: with the
+//! argument `restored.echo`, the guest sends datagrams after each read, and all must come back in order.
 
 use std::io::{self, Write};
 use std::net::UdpSocket;
@@ -23,9 +23,9 @@ const SIZE: usize = 16 << 20;
 const SEED: u64 = 0x5245_5354_4f52_4544;
 /// Guest time: what passes while the machine is saved does not count. A read by an emulated processor takes milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(240);
-/// Datagrams that are on their way at once.
+/// Datagrams sent before the first answer is read.
 const WINDOW: u32 = 32;
-/// Of a datagram, in guest time too.
+/// Longest wait for one datagram, in guest time.
 const ECHO_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
@@ -47,8 +47,8 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
         claim.holds(now >= last, || format!("time went from {last:?} back to {now:?}"));
         (last, reads) = (now, reads.saturating_add(1));
         if let Some(socket) = &echo {
-            let first = reads.saturating_mul(WINDOW);
-            claim.equal("a datagram that came back", &exchange(socket, first), &Ok(()));
+            let lost = exchange(socket, reads.saturating_mul(WINDOW)).err();
+            claim.holds(lost.is_none(), || lost.unwrap_or_default());
         }
         if text == awaited || now > TIMEOUT || !claim.is_true() {
             claim.equal("the last block of the disk", &text.as_str(), &awaited);
@@ -80,18 +80,19 @@ fn echo(context: &Context) -> Result<UdpSocket, Broken> {
     socket.map_err(Broken::system("no socket to the echo"))
 }
 
-/// Sends [`WINDOW`] numbers from `first` on, each in a datagram; the error is the first number that does not come back, and what
-/// came in its place.
-fn exchange(socket: &UdpSocket, first: u32) -> Result<(), (u32, Result<u32, io::ErrorKind>)> {
+/// Sends [`WINDOW`] numbers from `first` on, each in a datagram; the error names the first that does not come back.
+fn exchange(socket: &UdpSocket, first: u32) -> Result<(), String> {
     let numbers = || first..first.saturating_add(WINDOW);
+    let lost = |number, error| format!("datagram {number} did not come back: {error}");
     for number in numbers() {
-        socket.send(&number.to_be_bytes()).map_err(|error| (number, Err(error.kind())))?;
+        socket.send(&number.to_be_bytes()).map_err(|error| lost(number, error))?;
     }
     for number in numbers() {
         let mut answer = [0; 4];
-        let received = socket.recv(&mut answer).map(|_| u32::from_be_bytes(answer));
-        if !matches!(received, Ok(answer) if answer == number) {
-            return Err((number, received.map_err(|error| error.kind())));
+        socket.recv(&mut answer).map_err(|error| lost(number, error))?;
+        let answer = u32::from_be_bytes(answer);
+        if answer != number {
+            return Err(format!("datagram {answer} came in place of {number}"));
         }
     }
     Ok(())

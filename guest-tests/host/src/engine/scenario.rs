@@ -71,10 +71,8 @@ pub(crate) struct Scenario {
     pub(crate) prints: Option<&'static str>,
     /// Whether its guest's reset starts the guest again in the same machine.
     pub(crate) reboots: bool,
-    /// Whether no worker of the kernel serves the network and vsock devices of `demo.json`.
-    pub(crate) is_saved: bool,
-    /// Whether the kernel's workers serve them, and memory has a file, so that another program can take the machine over.
-    pub(crate) is_taken_over: bool,
+    /// Whether vhost serves the network and vsock devices of `demo.json`; `None` leaves that to the host.
+    pub(crate) vhost: Option<bool>,
     /// Data that must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,
     /// Whether its machines run with `--sandbox strict`, unless another mode is chosen for the run.
@@ -221,8 +219,7 @@ pub(crate) const PLAIN: Scenario = Scenario {
     grace_kernel: GraceKernel::Own,
     prints: None,
     reboots: false,
-    is_saved: false,
-    is_taken_over: false,
+    vhost: None,
     disk: None,
     strict: false,
     debian: false,

@@ -25,7 +25,6 @@ impl Control {
         Self { vmm: runner.tools.vmm.clone(), socket }
     }
 
-    /// Its socket.
     pub(crate) fn socket(&self) -> &Path {
         &self.socket
     }

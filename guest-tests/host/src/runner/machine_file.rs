@@ -12,15 +12,12 @@ pub(crate) fn of(scenario: &Scenario, configs: &Path, boot: Value) -> Value {
     if scenario.reboots {
         json["on_reset"] = json!("reboot");
     }
-    let workers = scenario.is_taken_over;
-    if workers {
-        json["memory"] = json!({ "page_size": "4K" });
-    }
-    if scenario.is_saved || workers {
-        let socket = (!workers).then_some("/run/egm-vmm/demo/vsock.sock");
+    if let Some(vhost) = scenario.vhost {
+        json["memory"] = json!({ "page_size": "4K" }); // an upgrade needs memory in files
+        let socket = (!vhost).then_some("/run/egm-vmm/demo/vsock.sock");
         json["devices"] = json!([
             { "type": "virtio-blk", "id": "disk0", "path": "/run/egm-vmm/demo/disk0.raw" },
-            { "type": "virtio-net", "tap": "egmtap0", "root_port": true, "vhost": workers },
+            { "type": "virtio-net", "tap": "egmtap0", "root_port": true, "vhost": vhost },
             { "type": "virtio-vsock", "cid": 3, "socket": socket },
             { "type": "virtio-rng" },
         ]);

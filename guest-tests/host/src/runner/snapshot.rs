@@ -26,6 +26,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let image = plan.as_ref().and_then(Plan::disk);
     let image = image.ok_or_else(|| LabError::Usage(format!("{} has no disk", scenario.name)))?;
     let (control, folder) = (Control::of(runner, scenario), runner.work.join(scenario.name).join("saved"));
+    let _ = std::fs::remove_dir_all(&folder); // of an earlier run
     let mut saved: Option<Step> = None;
     let command = control.start(runner, &machine);
     let first = runner.boot_by(command, scenario, &machine, &steps.folder("saved")?, |line| {

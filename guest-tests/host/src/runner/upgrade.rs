@@ -1,8 +1,7 @@
-//! Scenario of a machine that is saved and goes on, and that other programs take over in turn, while its guest uses disk and
-//! network.
+//! Scenario: under a guest that uses disk and network, a machine is upgraded three times, saved and resumed.
 //!
 //! ```text
-//!  create, boot ─► guest: ready ─► pause, snapshot, resume ─► upgrade, three times ─► the disk gets a text
+//!  create, boot ─► guest: ready ─► upgrade, three times ─► pause, snapshot, resume ─► the disk gets a text
 //!    ─► guest: reads the text, further checks
 //! ```
 
@@ -35,22 +34,23 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     let control = Control::of(runner, scenario);
     let (command, listener) = command(runner, scenario, &control)?;
     let folder = runner.work.join(scenario.name).join("saved");
-    let (mut saved, mut upgraded): (Option<Step>, Option<Step>) = (None, None);
+    let _ = std::fs::remove_dir_all(&folder); // of an earlier run
+    let (mut upgraded, mut saved): (Option<Step>, Option<Step>) = (None, None);
     let (boot, booted) = thread::scope(|scope| {
-        // Its connections wait in the socket for the program.
+        // The requests wait in the socket until the program accepts them.
         let booting = scope.spawn(|| control.boot(&machine));
         let boot = runner.boot_by(command, scenario, &machine, report, |line| {
             if line.contains(READY) && upgraded.is_none() {
-                saved = Some(control.save_and_resume(&folder));
-                let each = (0..UPGRADES).try_for_each(|_| control.upgrade());
-                upgraded = Some(each.and_then(|()| Ok(disk::sign(image, TEXT)?)));
+                upgraded = Some((0..UPGRADES).try_for_each(|_| control.upgrade()));
+                let signed = control.save_and_resume(&folder).and_then(|()| Ok(disk::sign(image, TEXT)?));
+                saved = Some(signed);
             }
         });
         drop(listener); // a request that waits there fails
         (boot, booting.join())
     });
     steps.step("booted", || booted.unwrap_or_else(|_| Err(Fault::Untrue("a request panicked".to_owned()))));
-    for (name, step) in [("saved", saved), ("upgraded", upgraded)] {
+    for (name, step) in [("upgraded", upgraded), ("saved", saved)] {
         steps.step(name, || {
             step.unwrap_or_else(|| Err(Fault::Untrue(format!("the guest did not print \"{READY}\""))))
         });
@@ -59,7 +59,7 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// The command of a program that ends with its guest, and the socket that it serves.
+/// A command that serves one machine and ends with its guest, and its listening socket.
 fn command(
     runner: &Runner,
     scenario: &Scenario,

@@ -14,7 +14,7 @@ pub(super) const SNAPSHOT: Scenario = Scenario {
     summary: "a machine is saved while its guest uses the disk, and goes on in another process, with each of its devices",
     runs: Runs::Steps,
     config: "demo.json",
-    is_saved: true,
+    vhost: Some(false),
     words: "egm.checks=restored,cpus,clock,memory_map,numa,pci,rng,virtio_blk,virtio_net,vsock,msix,egm_pattern \
             egm.arg.restored.text=egm-lab-restored",
     expected: Expected::power_off(RESTORED),
@@ -23,12 +23,11 @@ pub(super) const SNAPSHOT: Scenario = Scenario {
     ..PLAIN
 };
 
-/// All checks after `restored` run in the program that has the machine last.
+/// The checks after `restored` run in the last program.
 pub(super) const UPGRADE: Scenario = Scenario {
     name: "upgrade",
-    summary: "another program takes a machine over three times while its guest uses the disk and the network, of which nothing is lost",
-    is_saved: false,
-    is_taken_over: true,
+    summary: "three upgrades and a snapshot under traffic of disk and network: no datagram is lost",
+    vhost: Some(true),
     words: "egm.checks=restored,cpus,clock,memory_map,numa,pci,rng,virtio_blk,virtio_net,vsock,msix,egm_pattern \
             egm.arg.restored.text=egm-lab-restored egm.arg.restored.echo=yes",
     ..SNAPSHOT

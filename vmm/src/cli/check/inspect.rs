@@ -20,9 +20,10 @@ use crate::console::{self, ConsoleError};
 use crate::error::Report;
 use crate::machine::BuildError;
 use crate::reserve::ServerError;
-use crate::resources::{DeviceError, VHOST_NET, VHOST_VSOCK, open_disk, open_file};
+use crate::resources::{DeviceError, open_disk, open_file};
 use crate::virtio::blk::{Disk, SECTOR};
 use crate::virtio::net::tap;
+use crate::virtio::vhost;
 use crate::virtio::vsock::{self, SocketError};
 
 /// A resource that a launch can use.
@@ -172,22 +173,22 @@ fn net(tap: &Tap, queue_pairs: u16, vhost: Option<bool>) -> Result<Finding, Devi
     if vhost == Some(false) {
         return Ok(Ready(format!("tap {tap}, packets moved by this process")));
     }
-    let Err(source) = accessible(VHOST_NET, both_ways()) else {
-        return Ok(Ready(format!("tap {tap}, packets moved by {VHOST_NET}")));
+    let Err(source) = accessible(vhost::NET, both_ways()) else {
+        return Ok(Ready(format!("tap {tap}, packets moved by {}", vhost::NET)));
     };
-    let error = DeviceError::VhostFile { path: VHOST_NET, source };
+    let error = DeviceError::VhostFile { path: vhost::NET, source };
     if vhost == Some(true) {
         return Err(error);
     }
-    let found = format!("tap {tap}, packets moved by this process, since it cannot open {VHOST_NET}");
+    let found = format!("tap {tap}, packets moved by this process, since it cannot open {}", vhost::NET);
     Ok(Remark { found, help: error.help() })
 }
 
 fn vsock(socket: Option<&Path>, tables: &ProcTables) -> Result<Finding, DeviceError> {
     let Some(path) = socket else {
-        let failed = |source| DeviceError::VhostFile { path: VHOST_VSOCK, source };
-        accessible(VHOST_VSOCK, both_ways()).map_err(failed)?;
-        return Ok(Ready(VHOST_VSOCK.to_owned()));
+        let failed = |source| DeviceError::VhostFile { path: vhost::VSOCK, source };
+        accessible(vhost::VSOCK, both_ways()).map_err(failed)?;
+        return Ok(Ready(vhost::VSOCK.to_owned()));
     };
     vsock::check_length(path)?;
     let failed = |source| SocketError::Bind { path: path.to_owned(), source };

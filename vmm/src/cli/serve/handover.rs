@@ -88,7 +88,7 @@ pub(super) struct InheritedMachine {
     pub(super) state: File,
     /// The program that handed it over.
     program: OwnedFd,
-    /// Of the memory of the execution that had the machine.
+    /// Child that keeps the memory of the old program.
     pub(super) holder: Option<Holder>,
     pub(super) files: KeptFiles,
     pub(super) runs: bool,
@@ -140,7 +140,12 @@ impl Leaving<'_> {
             Err(error) => return error,
         };
         let holder = Holder::start();
-        let holder = holder.inspect_err(|error| tracing::debug!("the pause is longer: {error}")).ok();
+        let holder = holder.inspect_err(|error| {
+            tracing::warn!(
+                "cannot keep the old memory in a child: {error}; the guest waits about 1 ms longer for each GiB"
+            );
+        });
+        let holder = holder.ok();
         let (runs, paused, failed) = (*runs, *paused, None);
         let described = HandedOver {
             files: files.names(),
@@ -158,13 +163,11 @@ impl Leaving<'_> {
     /// Executes the program that handed `machine` over, because this one cannot have it for the reason `failed`. Returns only when
     /// that fails.
     pub(super) fn give_back(&self, machine: &InheritedMachine, failed: String) -> io::Error {
-        let InheritedMachine { state, program, holder, files, runs, paused, .. } = machine;
+        let InheritedMachine { state, program, files, runs, paused, .. } = machine;
         let path = PathBuf::from(format!("/proc/self/fd/{}", program.as_raw_fd()));
         let (runs, paused, failed) = (*runs, *paused, Some(failed));
-        let holder = holder.as_ref();
-        let described =
-            HandedOver { files: files.names(), holder: holder.map(Holder::process), runs, paused, failed };
-        self.carry(&path, Handed { state, program, holder, files, described })
+        let described = HandedOver { files: files.names(), holder: None, runs, paused, failed };
+        self.carry(&path, Handed { state, program, holder: None, files, described })
     }
 
     fn carry(&self, program: &Path, handed: Handed<'_>) -> io::Error {

@@ -6,7 +6,7 @@
 use egm_address::PciAddress;
 
 use crate::config::{Device, DeviceKind};
-use crate::plan::types::intx_owner;
+use crate::plan::types::{intx_owner, spare_intx_owner};
 use crate::plan::{FunctionPlan, FunctionRole, LinePlan, Plan};
 
 /// Interrupt lines that belong to PCI; on x86 those of an I/O APIC above the sixteen of ISA.
@@ -48,39 +48,39 @@ impl RootPin {
     }
 }
 
-/// A pin, and the owner of its line.
+/// INTA of a function, and the owner of its interrupt line.
 struct Pin {
-    of: PciAddress,
+    function: PciAddress,
     owner: String,
 }
 
-/// The pins of host functions and vfio-user devices, also of those that may come to a spare port; slices have none.
+/// Pins of host functions and vfio-user devices, and of the function that may come to each spare port. Slices have none.
 fn pins(all: &[FunctionPlan]) -> impl Iterator<Item = Pin> {
     all.iter().filter_map(|function| match &function.role {
         FunctionRole::Endpoint { device: Device { kind: DeviceKind::Egm { .. }, .. }, .. } => None,
         FunctionRole::Endpoint { device, .. } if device.kind.is_assigned() => {
-            Some(Pin { of: function.address, owner: intx_owner(&device.id) })
+            Some(Pin { function: function.address, owner: intx_owner(&device.id) })
         }
         FunctionRole::RootPort { slot, bridge } | FunctionRole::SwitchDownstream { slot, bridge }
             if function.is_spare_port(all) =>
         {
-            Some(Pin { of: bridge.only_device()?, owner: intx_owner(&format!("slot {slot}")) })
+            Some(Pin { function: bridge.only_device()?, owner: spare_intx_owner(*slot) })
         }
         _ => None,
     })
 }
 
 impl Plan {
-    /// The functions that have a pin, or would have one in a spare port, and the line of each.
+    /// Address of each function with a pin, present or possible in a spare port, and its interrupt line.
     pub(crate) fn intx_lines(&self) -> impl Iterator<Item = (PciAddress, u32)> {
-        pins(&self.pci).filter_map(|Pin { of, owner }| Some((of, self.line(&owner)?)))
+        pins(&self.pci).filter_map(|Pin { function, owner }| Some((function, self.line(&owner)?)))
     }
 }
 
-/// The lines of pins. Functions that end at one pin share a line, as do some others.
+/// Interrupt lines of all pins. Functions that end at one root pin share a line; others may, too.
 pub(super) fn lines(all: &[FunctionPlan], intx: Option<IntxLines>) -> impl Iterator<Item = LinePlan> {
-    pins(all).filter_map(move |Pin { of: address, owner }| {
-        let (intx, root) = (intx?, RootPin::of(all, address));
+    pins(all).filter_map(move |Pin { function, owner }| {
+        let (intx, root) = (intx?, RootPin::of(all, function));
         let number = u32::from(root.device).wrapping_add(root.pin.into()).checked_rem(intx.count)?;
         Some(LinePlan { gsi: intx.first.checked_add(number)?, owner })
     })
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(of("0000:04:00.0"), RootPin { bus: 0, device: 2, pin: 1 });
         assert_eq!(of("0000:00:07.0"), RootPin { bus: 0, device: 7, pin: 0 });
         assert_eq!(of("0000:09:03.0"), RootPin { bus: 9, device: 3, pin: 0 }, "on the bus of an expander");
-        // Nothing is behind the second port of the switch, so that one has the pin of what comes there.
+        // The downstream ports are spare: each has the line of a function that may come there.
         let lines: Vec<_> = lines(&all, Some(IntxLines { first: 16, count: 8 })).collect();
         let line = |gsi, owner: &str| LinePlan { gsi, owner: owner.to_owned() };
         assert_eq!(lines, [line(18, "slot 1 INTA"), line(19, "slot 2 INTA")]);

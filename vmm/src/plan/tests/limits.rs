@@ -145,7 +145,7 @@ fn a_devices_line_and_registers_are_found_by_its_name() {
     (spec.arch, facts.arch) = (Architecture::Aarch64, Architecture::Aarch64);
     let plan = plan(&spec, &facts).unwrap();
     let line = plan.line("vfio0 INTA").unwrap();
-    assert!(line > 1 && plan.intx("vfio0") == Some(line) && plan.intx("vfio1").is_none());
+    assert!(line > 1 && plan.line("vfio0 INTA") == Some(line) && plan.line("vfio1 INTA").is_none());
     let (of_devices, others): (Vec<_>, Vec<_>) =
         plan.windows.iter().partition(|w| w.kind == WindowKind::Device);
     assert!(of_devices.len() > 1 && of_devices.iter().all(|w| plan.device(&w.label) == Some(w.span)));

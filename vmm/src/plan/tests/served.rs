@@ -31,7 +31,7 @@ fn a_servers_device_has_bars_vectors_and_a_line_of_its_pin() {
     let bars: Vec<_> = function.bars.iter().map(|bar| (bar.index, bar.kind, bar.span.size())).collect();
     let expected = [(0, BarKind::Memory32, 0x4000), (2, BarKind::Memory64Prefetchable, 4 * GIB)];
     assert_eq!((bars.as_slice(), function.msix_vectors), (expected.as_slice(), 8));
-    assert!(plan.intx("user0").is_some());
+    assert!(plan.line("user0 INTA").is_some());
     assert!(plan.notes.is_empty() && plan.passthrough.is_none());
 }
 

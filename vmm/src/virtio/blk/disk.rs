@@ -22,7 +22,7 @@ pub enum DiskError {
     /// A directory, a pipe, …
     #[error("a disk must be a regular file or a block device")]
     Kind,
-    /// Less than one sector, or than the guest knows.
+    /// Smaller than one sector, or than the size that the guest knows.
     #[error("the disk has {}, and needs {} at least", show::size(*bytes), show::size(*least))]
     TooSmall { bytes: u64, least: u64 },
     /// An image of another format.
@@ -36,8 +36,9 @@ pub enum DiskError {
 impl Report for DiskError {
     fn remedy(&self) -> Remedy {
         match self {
-            Self::TooSmall { .. } => {
-                Blame::Configuration.help("make it larger, for instance: truncate -s 1G FILE")
+            Self::TooSmall { least, .. } => {
+                let size = (*least).max(1 << 30); // ">": at least
+                Blame::Configuration.help(format!("make it larger: truncate -s '>{size}' FILE"))
             }
             Self::Kind => Blame::Configuration.help("set \"path\" to a raw disk image or a block device"),
             Self::Format { .. } => Blame::Configuration

@@ -1,6 +1,7 @@
 //! The packet path of a network device, and the switching of kernel workers.
 
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
 
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
@@ -11,6 +12,7 @@ use crate::virtio::ActivateError;
 use crate::virtio::Activation;
 use crate::virtio::Interrupt;
 use crate::virtio::vhost::VhostError;
+use crate::virtio::vhost::VhostQueues;
 use crate::virtio::vhost::Vring;
 use crate::virtio::vhost::Worker;
 
@@ -65,30 +67,32 @@ impl Backend {
     }
 }
 
-/// Starts a worker for each pair of queues that the driver enabled. On error some may run: see [`Backend::stop`].
+/// Prepares a worker for each pair of queues that the driver enabled: [`run`] starts them.
 pub(super) fn start(
     workers: &[Worker],
-    taps: &[File],
     kicks: &[Arc<EventFd>],
     activation: &Activation,
 ) -> Result<(), ActivateError> {
     let features = (activation.features & spec::SERVED_BY_VHOST) | (1 << VIRTIO_F_VERSION_1);
-    for (pair, (worker, tap)) in workers.iter().zip(taps).enumerate() {
+    for (pair, worker) in workers.iter().enumerate() {
         let vring = |index: usize| {
             let queue = activation.queues.get(index)?.as_ref()?;
             Some(Vring { index: u16::try_from(index).ok()?, queue, kick: kicks.get(index)? })
         };
         let (Some(receive), Some(transmit)) = (vring(2 * pair), vring(2 * pair + 1)) else { continue };
         worker.start(&activation.memory, features, &[receive, transmit], &*activation.interrupt)?;
-        run(worker, tap)?;
     }
     Ok(())
 }
 
-/// Lets `worker` move packets between its rings and `tap`.
-pub(super) fn run(worker: &Worker, tap: &File) -> Result<(), ActivateError> {
-    (0..2).try_for_each(|ring| {
-        let set = worker.set_net_backend(ring, Some(tap));
-        set.map_err(|source| ActivateError { what: "VHOST_NET_SET_BACKEND", source })
-    })
+/// Starts the workers of `queues`, each between its rings and its tap. On error some may run: see [`Backend::stop`].
+pub(super) fn run(workers: &[Worker], taps: &[File], queues: &VhostQueues) -> Result<(), ActivateError> {
+    let pairs = workers.iter().zip(taps).enumerate().filter(|(pair, _)| queues.pair(*pair).is_some());
+    let start = |(_, (worker, tap)): (usize, (&Worker, &File))| {
+        (0..2).try_for_each(|ring| worker.set_net_backend(ring, Some(tap)))
+    };
+    // Each one is started, whatever the others do.
+    let started: Vec<io::Result<()>> = pairs.map(start).collect();
+    let started = started.into_iter().collect::<io::Result<()>>();
+    started.map_err(|source| ActivateError { what: "VHOST_NET_SET_BACKEND", source })
 }

@@ -29,7 +29,7 @@ use vmm_sys_util::eventfd::EventFd;
 pub use self::backend::Backend;
 use self::userspace::{Dropped, Pause, Receive};
 use super::ring::Ring;
-use super::vhost::Served;
+use super::vhost::{self, VhostQueues};
 use super::{ActivateError, Activation, Counter, DeviceState, Interrupt, VirtioDevice, ring};
 use crate::eventfd;
 use crate::kept::KeptPart;
@@ -57,6 +57,8 @@ pub struct Net {
     dropped: Dropped,
     /// A descriptor could not be registered with the event loop.
     deaf: bool,
+    /// Whether vhost workers wait for the machine.
+    is_held: bool,
     active: Option<Active>,
 }
 
@@ -65,7 +67,7 @@ struct Active {
     /// Pairs moved by this process: none with vhost-net.
     pairs: Vec<Option<Pair>>,
     /// Pairs moved by vhost-net.
-    served: Option<Served>,
+    served: Option<VhostQueues>,
     control: Option<(usize, Ring)>,
     /// Pairs that the driver uses.
     used_pairs: u16,
@@ -129,6 +131,7 @@ impl Net {
             counters: Counters::default(),
             dropped: Dropped::default(),
             deaf: false,
+            is_held: false,
             active: None,
             taps,
         })
@@ -168,8 +171,12 @@ impl Net {
         let (mut pairs, mut served) = (Vec::new(), None);
         match &self.backend {
             Backend::Vhost(workers) => {
-                backend::start(workers, &self.taps, &self.kicks, &activation)?;
-                served = Some(Served::new(activation.memory, activation.queues));
+                backend::start(workers, &self.kicks, &activation)?;
+                let queues = VhostQueues::new(activation.memory, activation.queues);
+                if !self.is_held {
+                    backend::run(workers, &self.taps, &queues)?;
+                }
+                served = Some(queues);
             }
             Backend::Userspace => {
                 for pair in 0..self.taps.len() {
@@ -318,20 +325,40 @@ impl VirtioDevice for Net {
         self.active.as_ref().map_or(Ok(()), |active| self.backend.vector_changed(index, &*active.interrupt))
     }
 
-    fn has_workers(&self) -> bool {
+    fn uses_vhost(&self) -> bool {
         matches!(self.backend, Backend::Vhost(_))
     }
 
-    fn stop_workers(&mut self) -> io::Result<()> {
-        self.stop()
+    fn stop_vhost(&mut self) -> io::Result<()> {
+        self.is_held = true;
+        self.backend.stop();
+        match (&self.backend, &mut self.active) {
+            (Backend::Vhost(workers), Some(Active { served: Some(served), .. })) => {
+                served.read_positions(workers)
+            }
+            _ => Ok(()),
+        }
     }
 
-    fn resume_workers(&mut self) -> Result<(), ActivateError> {
-        self.resume()
+    fn resume_vhost(&mut self) -> Result<(), ActivateError> {
+        self.is_held = false;
+        match (&self.backend, &self.active) {
+            (Backend::Vhost(workers), Some(Active { served: Some(served), .. })) => {
+                backend::run(workers, &self.taps, served)
+            }
+            _ => Ok(()),
+        }
     }
 
+    /// Its taps, and as many new workers of vhost-net, if it uses that.
     fn kept(&self) -> io::Result<KeptPart> {
-        Ok(KeptPart::of(self.taps.iter().map(AsFd::as_fd))?.with_workers(self.has_workers()))
+        for (number, tap) in (0..).zip(&self.taps) {
+            tap::check_adopted(number, tap.as_fd()).map_err(io::Error::other)?;
+        }
+        let count = if self.uses_vhost() { self.taps.len() } else { 0 };
+        let workers = (0..count).map(|_| vhost::open(vhost::NET)).collect::<io::Result<Vec<File>>>()?;
+        let workers = workers.iter().map(AsFd::as_fd);
+        KeptPart::of(self.taps.iter().map(AsFd::as_fd).chain(workers))
     }
 
     fn saved(&self) -> Option<DeviceState> {

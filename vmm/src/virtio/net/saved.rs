@@ -2,35 +2,9 @@
 
 use std::io;
 
-use super::backend::{self, Backend};
-use super::{ActivateError, Active, DeviceState, Net, Served};
+use super::{ActivateError, DeviceState, Net, VhostQueues};
 
 impl Net {
-    /// Stops the workers, and reads their positions.
-    pub(super) fn stop(&mut self) -> io::Result<()> {
-        self.backend.stop();
-        match (&self.backend, &mut self.active) {
-            (Backend::Vhost(workers), Some(Active { served: Some(served), .. })) => served.stopped(workers),
-            _ => Ok(()),
-        }
-    }
-
-    /// Lets the workers go on, with a kick for what the driver has offered meanwhile.
-    pub(super) fn resume(&self) -> Result<(), ActivateError> {
-        let (Backend::Vhost(workers), Some(Active { served: Some(served), .. })) =
-            (&self.backend, &self.active)
-        else {
-            return Ok(());
-        };
-        for (pair, (worker, tap)) in workers.iter().zip(&self.taps).enumerate() {
-            if served.of(pair).is_some() {
-                backend::run(worker, tap)?;
-            }
-        }
-        self.kicks.iter().for_each(|kick| drop(kick.write(1))); // full is as good as written
-        Ok(())
-    }
-
     pub(super) fn state(&self) -> Option<DeviceState> {
         let active = self.active.as_ref()?;
         let mut queues = vec![None; self.queue_sizes.len()];
@@ -38,7 +12,7 @@ impl Net {
             Some(pair) => [Some(pair.receive.position()), Some(pair.transmit.position(0))],
             None => [None; 2],
         });
-        let served = active.served.iter().flat_map(Served::positions).copied();
+        let served = active.served.iter().flat_map(VhostQueues::positions).copied();
         queues.iter_mut().zip(pairs.chain(served)).for_each(|(queue, position)| *queue = position);
         if let Some((index, ring)) = &active.control
             && let Some(queue) = queues.get_mut(*index)

@@ -12,30 +12,40 @@ use super::core::Core;
 use super::{Activation, Interrupt, VirtioPci};
 use crate::lock::lock;
 use crate::snapshot::{Mismatch, ensure};
+use crate::virtio::ActivateError;
 use crate::virtio::saved::{DeviceState, FunctionState, QueuePosition};
 
 /// Bytes of the device configuration space that are compared: all that our devices have.
 const COMPARED: usize = 64;
 
 impl VirtioPci {
-    /// Whether the kernel's workers move its queues.
-    pub(crate) fn has_workers(&self) -> bool {
-        lock(&self.device).has_workers()
+    /// Whether vhost workers serve its queues.
+    pub(crate) fn uses_vhost(&self) -> bool {
+        lock(&self.device).uses_vhost()
     }
 
-    /// Stops the kernel's workers until [`Self::resume_workers`].
+    /// Stops its vhost workers until [`Self::resume_vhost`].
     ///
     /// # Errors
     /// Their positions cannot be read; they have stopped anyway.
-    pub(crate) fn stop_workers(&self) -> io::Result<()> {
-        lock(&self.device).stop_workers()
+    pub(crate) fn stop_vhost(&self) -> io::Result<()> {
+        lock(&self.device).stop_vhost()
     }
 
-    /// Lets them go on. A worker that cannot is reported, and its device needs a reset by the guest.
-    pub(crate) fn resume_workers(&self) {
-        if let Err(error) = lock(&self.device).resume_workers() {
-            tracing::error!("{} has stopped: {error}: {}", self.name, error.source);
+    /// Starts the stopped vhost workers again, and kicks their queues for what the driver has offered meanwhile. A device of which one
+    /// cannot start needs a reset by its driver.
+    pub(crate) fn resume_vhost(&self) {
+        if egm_address::fault!("vhost-stays-stopped") || !self.uses_vhost() {
+            return;
         }
+        let mut registers = self.registers();
+        if let Err(error) = lock(&self.device).resume_vhost() {
+            tracing::error!("{}: {error}: {}", self.name, error.source);
+            registers.core.needs_reset();
+            drop(registers);
+            self.interrupt.config(); // §2.1.2: a driver learns of it by a configuration change
+        }
+        self.kicks.iter().for_each(|kick| drop(kick.write(1))); // full is as good as written
     }
 
     /// Whether a request of the guest is with the host, or a reset is not over: the event loop goes on with both.
@@ -116,7 +126,9 @@ impl VirtioPci {
         let interrupt = std::sync::Arc::clone(&self.interrupt) as std::sync::Arc<dyn Interrupt>;
         let activation = Activation { memory: self.memory.clone(), queues, features, interrupt };
         let mut device = lock(&self.device);
-        let started = device.activate(activation).and_then(|()| device.restored(saved));
+        // Its vhost workers start when nothing can fail any more: the program before could not have them back otherwise.
+        let held = device.stop_vhost().map_err(|source| ActivateError { what: "vhost", source });
+        let started = held.and_then(|()| device.activate(activation)).and_then(|()| device.restored(saved));
         started.map_err(|error| Mismatch::new(format!("{error}: {}", error.source)))
     }
 }

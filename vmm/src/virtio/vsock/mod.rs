@@ -18,6 +18,7 @@ mod tests;
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::fd::AsRawFd;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ pub use self::host::SocketError;
 pub(crate) use self::host::check_length;
 use self::muxer::Muxer;
 use super::ring::{self, Ring};
-use super::vhost::{Served, VhostError, Vring, Worker};
+use super::vhost::{self, VhostError, VhostQueues, Vring, Worker};
 use super::{
     ActivateError, Activation, Counter, DeviceState, Interrupt, RING_EVENT_IDX, RING_INDIRECT, VirtioDevice,
 };
@@ -128,6 +129,8 @@ pub struct Vsock {
     counters: Counters,
     /// A descriptor could not be registered with the event loop.
     deaf: bool,
+    /// Whether the vhost worker waits for the machine.
+    is_held: bool,
     active: Option<Active>,
 }
 
@@ -136,7 +139,7 @@ struct Active {
     /// Receive and transmit, when this process serves them.
     rings: Option<(Ring, Ring)>,
     /// The same when the kernel's worker does.
-    served: Option<Served>,
+    served: Option<VhostQueues>,
     /// The event queue.
     events: Option<Ring>,
     /// The driver is yet to receive that all connections are lost.
@@ -168,7 +171,8 @@ impl Vsock {
         };
         let kick = |_| eventfd::new().map(Arc::new);
         let kicks = QUEUE_SIZES.iter().map(kick).collect::<Result<_, _>>()?;
-        Ok(Self { cid, mover, features, kicks, counters: Counters::default(), deaf: false, active: None })
+        let (counters, deaf, is_held) = (Counters::default(), false, false);
+        Ok(Self { cid, mover, features, kicks, counters, deaf, is_held, active: None })
     }
 
     fn start_worker(&self, worker: &Worker, activation: &Activation) -> Result<(), ActivateError> {
@@ -179,7 +183,7 @@ impl Vsock {
             vrings.push(Vring { index, queue, kick });
         }
         worker.start(&activation.memory, features, &vrings, &*activation.interrupt)?;
-        run(worker)
+        if self.is_held { Ok(()) } else { run(worker) }
     }
 
     /// Moves what can be moved, and interrupts if the driver wants it.
@@ -285,7 +289,7 @@ impl VirtioDevice for Vsock {
                     self.reset();
                     return Err(error);
                 }
-                served = Some(Served::new(activation.memory, activation.queues));
+                served = Some(VhostQueues::new(activation.memory, activation.queues));
             }
             Mover::Userspace(_) => {
                 let (queues, memory) = (&mut activation.queues, &activation.memory);
@@ -307,33 +311,33 @@ impl VirtioDevice for Vsock {
         }
     }
 
-    fn has_workers(&self) -> bool {
+    fn uses_vhost(&self) -> bool {
         matches!(self.mover, Mover::Vhost(_))
     }
 
-    fn stop_workers(&mut self) -> io::Result<()> {
+    fn stop_vhost(&mut self) -> io::Result<()> {
+        self.is_held = true;
         let Mover::Vhost(worker) = &self.mover else { return Ok(()) };
         let _ = worker.set_vsock_running(false); // fails only when it does not run
         let served = self.active.as_mut().and_then(|active| active.served.as_mut());
-        served.map_or(Ok(()), |served| served.stopped(std::slice::from_ref(worker)))
+        served.map_or(Ok(()), |served| served.read_positions(std::slice::from_ref(worker)))
     }
 
-    fn resume_workers(&mut self) -> Result<(), ActivateError> {
-        let (Mover::Vhost(worker), Some(Active { served: Some(served), .. })) = (&self.mover, &self.active)
-        else {
-            return Ok(());
-        };
-        if served.of(0).is_some() {
-            run(worker)?;
-            self.kicks.iter().for_each(|kick| drop(kick.write(1))); // full is as good as written
+    fn resume_vhost(&mut self) -> Result<(), ActivateError> {
+        self.is_held = false;
+        match (&self.mover, &self.active) {
+            (Mover::Vhost(worker), Some(Active { served: Some(served), .. })) => {
+                served.pair(0).map_or(Ok(()), |_| run(worker))
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn kept(&self) -> io::Result<KeptPart> {
         match &self.mover {
             Mover::Userspace(muxer) => muxer.sockets.kept(),
-            Mover::Vhost(_) => Ok(KeptPart::default()), // a worker belongs to one execution
+            // A worker belongs to one execution.
+            Mover::Vhost(_) => KeptPart::of([vhost::open(vhost::VSOCK)?.as_fd()]),
         }
     }
 

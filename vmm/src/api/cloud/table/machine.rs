@@ -122,7 +122,7 @@ const CONSOLES: &[Row] = &[
     honoured(
         "console.mode",
         "console.type",
-        "where serial is Off or Null, the serial port has this mode; beside another output only Off, Null and Tty are taken, and beside Pty also Pty: both are one terminal",
+        "where serial is Off or Null, the serial port has this mode; beside another output only Off, Null and Tty are taken; if both are Pty, they are one terminal",
     )
     .but(
         "cannot show a second console: the machine has one serial port, and serial has an output",

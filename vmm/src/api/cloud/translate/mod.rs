@@ -182,9 +182,9 @@ fn console(config: &VmConfig, context: &mut Context) -> Option<ConsoleFile> {
             context.refuse(format!("{}.socket", output.key));
         }
     }
-    // libvirt names one terminal twice where a domain has both elements.
-    let is_same = serial.mode == Pty && virtio.mode == Pty;
-    if has_output(serial.mode) && matches!(virtio.mode, Pty | File | Socket) && !is_same {
+    // libvirt sends both for a domain with both elements: they are one terminal here.
+    let is_one_terminal = serial.mode == Pty && virtio.mode == Pty;
+    if has_output(serial.mode) && matches!(virtio.mode, Pty | File | Socket) && !is_one_terminal {
         context.refuse("console.mode");
     }
     let chosen = if has_output(serial.mode) { serial } else { virtio };

@@ -107,9 +107,9 @@ pub(super) fn open(file: &Arc<File>, depth: u16) -> io::Result<Box<dyn Engine>> 
     }
 }
 
-/// An old kernel, a seccomp filter, or `kernel.io_uring_disabled`.
+/// An old kernel, a seccomp filter, `kernel.io_uring_disabled`, or before Linux 5.12 the limit of locked memory.
 fn is_refusal(error: &io::Error) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::NOSYS | Errno::PERM))
+    matches!(Errno::from_io_error(error), Some(Errno::NOSYS | Errno::PERM | Errno::NOMEM))
 }
 
 #[cfg(test)]
