@@ -72,6 +72,9 @@ fn echo(context: &Context) -> Result<UdpSocket, Broken> {
     let no_device = Broken::system("no network device has a driver");
     let name = name.ok_or(io::ErrorKind::NotFound).map_err(no_device)?;
     let peer = virtio_net::configure(context, &name)?;
+    // Each side has the other's hardware address then: packets that wait for that may be dropped.
+    virtio_net::datagram(peer, 4, ECHO_TIMEOUT)
+        .map_err(|why| Broken::system(why)(io::Error::from(io::ErrorKind::TimedOut)))?;
     let socket = UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
         socket.connect(peer)?;
         socket.set_read_timeout(Some(ECHO_TIMEOUT))?;

@@ -102,6 +102,13 @@ impl Server {
         Ok(self.0.wait()?.code())
     }
 
+    /// Path of its open file that begins with `prefix`.
+    pub(crate) fn open_file(&self, prefix: &str) -> Option<PathBuf> {
+        let open = fs::read_dir(format!("/proc/{}/fd", self.0.id())).ok()?;
+        let mut links = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        links.find(|link| link.to_string_lossy().starts_with(prefix))
+    }
+
     /// Its memory of `size` bytes, which is a file without a name.
     pub(crate) fn memory(&self, size: u64) -> io::Result<Vec<u8>> {
         for entry in fs::read_dir(format!("/proc/{}/fd", self.0.id()))? {

@@ -80,7 +80,6 @@ pub(crate) const ALL: &[Scenario] = &[
     confined::PIN,
     confined::PIN_IOMMUFD,
     plugged::HOTPLUG,
-    plugged::INTX,
     plugged::REQUEST,
     plugged::VIRTIO,
     user::SERVED,

@@ -18,16 +18,6 @@ pub(super) const HOTPLUG: Scenario = Scenario {
     ..PLAIN
 };
 
-/// The same drive with a guest that uses no message-signalled interrupts, also of its ports: it polls those.
-pub(super) const INTX: Scenario = Scenario {
-    name: "vfio-hotplug-intx",
-    summary: "the same drive with interrupts by a line",
-    words: "pci=nomsi pciehp.pciehp_poll_mode=1 pciehp.pciehp_poll_time=1 egm.checks=hotplug egm.arg.nvme.intx=1 \
-            egm.arg.hotplug.devices=nvme,nvme lapic=notscdeadline",
-    long: true,
-    ..HOTPLUG
-};
-
 /// Virtio devices in spare ports, which need no function of the host.
 pub(super) const VIRTIO: Scenario = Scenario {
     name: "virtio-hotplug",

@@ -52,7 +52,6 @@ const STEPS: &[(&str, StepsOf)] = &[
     (confined::PIN.name, crate::assigned::dma_pin::run),
     (confined::PIN_IOMMUFD.name, crate::assigned::dma_pin::run),
     (plugged::HOTPLUG.name, crate::assigned::plugged::run),
-    (plugged::INTX.name, crate::assigned::plugged::run),
     (plugged::REQUEST.name, crate::assigned::plugged::requested),
     (plugged::VIRTIO.name, crate::assigned::plugged_virtio::run),
     (plugged::PULLED.name, crate::assigned::plugged::pulled),

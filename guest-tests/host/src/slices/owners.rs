@@ -48,7 +48,6 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
     fs::create_dir_all(&runner.work).map_err(LabError::file("make", &runner.work))?;
     write_policy(&policy, region)?;
     let _broker = Broker::start(runner, region, &socket, report, Some(&policy))?;
-    steps.step("no device before", || wait_for_devices(region, 0));
     let [one, other] = OWNERS.map(|user| Owner::start(runner, region, &socket, user));
     let (mut one, mut other) = (one?, other?);
     steps.step("a device each", || each_has_a_device(region, &one, &other));
@@ -58,13 +57,13 @@ pub(crate) fn run(steps: &mut Steps<'_>) -> Result<(), LabError> {
         one.cannot_reach(&of_other).and_then(|()| other.cannot_reach(&of_one))
     });
     let memory = [one.memory.clone(), other.memory.clone()];
-    steps.step("a server has its own", || a_server_has_its_own(runner, region));
+    steps.step("a server has its own", || a_server_has_its_own(runner, region, [&one, &other]));
     steps.step("returned", || {
         one.end()?;
-        wait_for_devices(region, 1)?;
+        wait_until_removed(region, one.memory()?)?;
         other.has_mark()?;
         other.end()?;
-        wait_for_devices(region, 0)
+        wait_until_removed(region, other.memory()?)
     });
     steps.step("scrubbed", || memory.iter().try_for_each(|extent| host_words::zeros(extent.clone().ok())));
     Ok(())
@@ -202,37 +201,52 @@ fn devices(region: &str) -> Result<BTreeSet<PathBuf>, Fault> {
     Ok(names.filter(is_slices).map(|name| Path::new("/dev").join(name)).collect())
 }
 
-/// Waits, because the broker removes devices asynchronously.
-fn wait_for_devices(region: &str, count: usize) -> Step {
-    eventually(TIMEOUT, || match devices(region)? {
-        devices if devices.len() == count => Ok(()),
-        devices => Err(Fault::Untrue(format!("the devices of slices stay {devices:?}, not {count}"))),
+/// Waits until no device has any of `memory`: the broker removes devices asynchronously.
+fn wait_until_removed(region: &str, memory: Extent) -> Step {
+    eventually(TIMEOUT, || match having(region, memory)? {
+        devices if devices.is_empty() => Ok(()),
+        devices => Err(Fault::Untrue(format!("{memory} stay in {devices:?}"))),
     })
 }
 
+/// Devices of slices of `region` that have any of `memory`. The broker's scrub of idle memory has devices, too, of other memory.
+fn having(region: &str, memory: Extent) -> Result<BTreeSet<PathBuf>, Fault> {
+    // A device that is being made or removed has no memory.
+    let has = |device: &PathBuf| memory_of(device).is_ok_and(|of| of.overlaps(memory));
+    Ok(devices(region)?.into_iter().filter(has).collect())
+}
+
 fn each_has_a_device(region: &str, one: &Owner, other: &Owner) -> Step {
-    let (all, theirs) = (devices(region)?, BTreeSet::from([one.device.clone(), other.device.clone()]));
-    let (one, other) = (one.memory()?, other.memory()?);
-    if theirs.len() == 2 && all == theirs && !one.overlaps(other) {
-        return Ok(());
+    for owner in [one, other] {
+        let (of_owner, has) = (BTreeSet::from([owner.device.clone()]), having(region, owner.memory()?)?);
+        if has != of_owner {
+            return Err(Fault::Untrue(format!("the memory of {} is in {has:?}", owner.device.display())));
+        }
     }
-    Err(Fault::Untrue(format!("the owners have {theirs:?}, {one} and {other}, of {all:?}")))
+    let (one, other) = (one.memory()?, other.memory()?);
+    if one.overlaps(other) { Err(Fault::Untrue(format!("{one} overlap {other}"))) } else { Ok(()) }
 }
 
 /// A server of a slice as a PCI function is a third owner.
-fn a_server_has_its_own(runner: &Runner, region: &str) -> Step {
+fn a_server_has_its_own(runner: &Runner, region: &str, owners: [&Owner; 2]) -> Step {
     let socket = runner.work.join("slice.sock");
     let mut command = Command::new(&runner.tools.device);
     command.args(["serve", "--region", region, "--pxm", "0", "--size", "24MiB", "--socket"]).arg(&socket);
     let mut server = serve(command, Stdio::null())?;
-    let served = wait_for_devices(region, OWNERS.len() + 1);
+    let device = server.open_file(&format!("/dev/{region}."));
+    let memory = device.as_ref().map(|device| memory_of(device));
     server.request_slice()?;
     let code = server.wait()?;
-    served?;
+    let memory = memory.ok_or("the server has no device of a slice")??;
     if code != Some(0) {
         return Err(Fault::Untrue(format!("the server's exit code is {code:?}")));
     }
-    wait_for_devices(region, OWNERS.len())
+    for owner in owners {
+        if owner.memory()?.overlaps(memory) {
+            return Err(Fault::Untrue(format!("the server has memory of {}", owner.device.display())));
+        }
+    }
+    wait_until_removed(region, memory)
 }
 
 /// `egm-lab slice-owner`: writes `mark` at both ends of its slice, and tries to reach each device that it reads the path of.

@@ -63,6 +63,15 @@ impl VirtioDevice for Fake {
         }
         Ok(())
     }
+    fn uses_vhost(&self) -> bool {
+        true
+    }
+    fn resume_vhost(&mut self) -> Result<(), ActivateError> {
+        if self.refuse.load(Ordering::Relaxed) {
+            return Err(ActivateError { what: "test", source: io::Error::other("refused") });
+        }
+        Ok(())
+    }
     fn saved(&self) -> Option<DeviceState> {
         let position =
             |queue: &Queue| QueuePosition { available: queue.next_avail(), used: queue.next_used() };
@@ -284,6 +293,21 @@ fn a_running_device_is_notified_that_a_queue_has_another_vector() {
     rig.refuse.store(true, Ordering::Relaxed);
     rig.write(0x1a, 2, 1);
     assert_eq!(rig.read(0x14, 1), 15 | 64, "a device that cannot follow needs a reset");
+}
+
+#[test]
+fn vhost_goes_on_with_a_kick_of_each_queue_or_its_driver_is_requested_to_reset_the_device() {
+    let rig = rig(1);
+    rig.negotiate(0x1000);
+    rig.write(0x10, 2, 2);
+    rig.write(0x14, 1, 15);
+    let kicked = || rig.fake.lock().unwrap().kicks.iter().all(|kick| kick.read().is_ok());
+    assert!(!kicked());
+    rig.function.resume_vhost();
+    assert!(kicked() && rig.read(0x14, 1) == 15);
+    rig.refuse.store(true, Ordering::Relaxed);
+    rig.function.resume_vhost();
+    assert_eq!((rig.read(0x14, 1), rig.msix.trigger(2).unwrap().read().unwrap()), (15 | 64, 1));
 }
 
 #[test]
