@@ -82,6 +82,18 @@ impl Spec {
     }
 }
 
+impl Spec {
+    /// Id and numbers of each network device with descriptors of a tap, in the order of the devices.
+    pub fn tap_descriptors(&mut self) -> impl Iterator<Item = (&str, &mut Vec<i32>)> {
+        self.devices.iter_mut().filter_map(|device| match &mut device.kind {
+            DeviceKind::VirtioNet { tap: Tap::Descriptors(numbers), .. } => {
+                Some((device.id.as_str(), numbers))
+            }
+            _ => None,
+        })
+    }
+}
+
 impl Device {
     /// The entry of `"devices"` that [`NewDevice::parse`](crate::NewDevice::parse) makes this device of again; its paths are
     /// absolute. `None` for a slice, which is in another list.

@@ -72,16 +72,6 @@ impl Spec {
         let own = |slice: &&EgmSlice| self.memory.nodes.iter().all(|node| node.id != slice.node);
         self.egm.iter().filter(|slice| slice.form == EgmForm::Memory).filter(own)
     }
-
-    /// Id and numbers of each network device with descriptors of a tap, in the order of the devices.
-    pub fn tap_descriptors(&mut self) -> impl Iterator<Item = (&str, &mut Vec<i32>)> {
-        self.devices.iter_mut().filter_map(|device| match &mut device.kind {
-            DeviceKind::VirtioNet { tap: Tap::Descriptors(numbers), .. } => {
-                Some((device.id.as_str(), numbers))
-            }
-            _ => None,
-        })
-    }
 }
 
 /// Virtual processors: `count == sockets * cores * threads`.

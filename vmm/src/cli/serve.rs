@@ -319,7 +319,7 @@ impl Service<'_> {
             if let Some(InheritedMachine { holder, runs, paused, failed, .. }) = taken.take() {
                 let pause = runs.then(|| monotonic_now().saturating_sub(paused));
                 let machine = Arc::clone(machine);
-                // Not before: a further execution would leave the holder to nobody.
+                // Not before: a further execution would not wait for the holder.
                 Holder::release(holder, move || machine.end_upgrade(failed, pause));
             }
         };

@@ -100,7 +100,7 @@ pub(super) struct RunningParts<'a> {
 /// A machine that is held for a snapshot. Its drop starts the vhost workers again and opens the gate, also after a failure.
 pub(super) struct Saving<'a> {
     shared: &'a Shared,
-    /// Devices whose vhost workers were stopped.
+    /// Devices of which the vhost workers were stopped.
     devices: Vec<RunningDevice>,
 }
 

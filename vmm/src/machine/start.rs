@@ -12,7 +12,7 @@ use crate::sandbox::{Sandbox, SandboxError};
 /// What the threads of a machine share until its guest runs.
 pub(super) struct Start {
     sandbox: Option<Arc<Sandbox>>,
-    /// Number of vCPUs whose thread does not run yet or, in a sandbox, is not confined; or the first reason why one cannot be.
+    /// Number of vCPUs of which the thread does not run yet or, in a sandbox, is not confined; or the first reason why one cannot be.
     pending: Mutex<Result<usize, ExitReason>>,
     /// Signalled after each change of `pending`.
     changed: Condvar,

@@ -60,7 +60,6 @@ impl Holder {
         Some(Self { process: Pid::from_raw(process)?, end: Some(end), _stack: None })
     }
 
-    /// Its number.
     pub(crate) fn process(&self) -> i32 {
         self.process.as_raw_pid()
     }

@@ -46,7 +46,7 @@ pub(crate) const VSOCK: &str = "/dev/vhost-vsock";
 /// Opens a worker of [`NET`] or [`VSOCK`], which no process has claimed yet.
 ///
 /// # Errors
-/// Those of open(2).
+/// Those of open(2): the node is missing, or forbidden.
 pub(crate) fn open(path: &str) -> io::Result<File> {
     File::options().read(true).write(true).open(path)
 }

@@ -69,6 +69,7 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
     ("vmm/src/kvm/slots.rs", "memory slots of the guest"),
     ("vmm/src/memory/mod.rs", "our mappings as vm-memory's regions, and shared with devices"),
     ("vmm/src/program.rs", "the program's own pages"),
+    ("vmm/src/reexec/holder.rs", "a process that shares memory until the next program runs"),
     ("vmm/src/sandbox/sys.rs", "the report of a refused system call, Landlock for a single thread"),
     ("vmm/src/virtio/blk/io/uring.rs", "pointers that the kernel's ring keeps"),
     ("vmm/src/virtio/iovec.rs", "readv and writev on guest memory"),

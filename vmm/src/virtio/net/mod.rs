@@ -16,20 +16,21 @@ mod spec;
 pub mod tap;
 #[cfg(test)]
 mod tests;
+mod token;
 mod userspace;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use vmm_sys_util::eventfd::EventFd;
 
 pub use self::backend::Backend;
+use self::token::Token;
 use self::userspace::{Dropped, Pause, Receive};
 use super::ring::Ring;
-use super::vhost::{self, VhostQueues};
+use super::vhost::VhostQueues;
 use super::{ActivateError, Activation, Counter, DeviceState, Interrupt, VirtioDevice, ring};
 use crate::eventfd;
 use crate::kept::KeptPart;
@@ -78,37 +79,6 @@ struct Pair {
     transmit: Ring,
     /// The tap took no more: its next edge event reports room.
     transmit_waits: bool,
-}
-
-/// Token of an event, in the 32 bits that the event loop keeps beside a descriptor.
-#[derive(Debug, Clone, Copy)]
-enum Token {
-    Kick(usize),
-    Tap(usize),
-    WorkerError(usize),
-}
-
-impl Token {
-    const PAIRS: u32 = 0x1_0000;
-
-    fn encode(self) -> u32 {
-        let (kind, number) = match self {
-            Self::Kick(queue) => (0, queue),
-            Self::Tap(pair) => (1, pair),
-            Self::WorkerError(pair) => (2, pair),
-        };
-        kind * Self::PAIRS + u32::from(u16::try_from(number).unwrap_or(u16::MAX)) // at most 33 queues
-    }
-
-    fn decode(data: u32) -> Option<Self> {
-        let number = usize::try_from(data % Self::PAIRS).ok()?;
-        match data / Self::PAIRS {
-            0 => Some(Self::Kick(number)),
-            1 => Some(Self::Tap(number)),
-            2 => Some(Self::WorkerError(number)),
-            _ => None,
-        }
-    }
 }
 
 impl Net {
@@ -330,35 +300,15 @@ impl VirtioDevice for Net {
     }
 
     fn stop_vhost(&mut self) -> io::Result<()> {
-        self.is_held = true;
-        self.backend.stop();
-        match (&self.backend, &mut self.active) {
-            (Backend::Vhost(workers), Some(Active { served: Some(served), .. })) => {
-                served.read_positions(workers)
-            }
-            _ => Ok(()),
-        }
+        self.stop()
     }
 
     fn resume_vhost(&mut self) -> Result<(), ActivateError> {
-        self.is_held = false;
-        match (&self.backend, &self.active) {
-            (Backend::Vhost(workers), Some(Active { served: Some(served), .. })) => {
-                backend::run(workers, &self.taps, served)
-            }
-            _ => Ok(()),
-        }
+        self.resume()
     }
 
-    /// Its taps, and as many new workers of vhost-net, if it uses that.
     fn kept(&self) -> io::Result<KeptPart> {
-        for (number, tap) in (0..).zip(&self.taps) {
-            tap::check_adopted(number, tap.as_fd()).map_err(io::Error::other)?;
-        }
-        let count = if self.uses_vhost() { self.taps.len() } else { 0 };
-        let workers = (0..count).map(|_| vhost::open(vhost::NET)).collect::<io::Result<Vec<File>>>()?;
-        let workers = workers.iter().map(AsFd::as_fd);
-        KeptPart::of(self.taps.iter().map(AsFd::as_fd).chain(workers))
+        self.files()
     }
 
     fn saved(&self) -> Option<DeviceState> {

@@ -1,10 +1,47 @@
-//! A network device in a snapshot.
+//! A network device in a snapshot, and in another program.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 
-use super::{ActivateError, DeviceState, Net, VhostQueues};
+use super::backend::{self, Backend};
+use super::{ActivateError, Active, DeviceState, Net, VhostQueues, tap};
+use crate::kept::KeptPart;
+use crate::virtio::{VirtioDevice, vhost};
 
 impl Net {
+    pub(super) fn stop(&mut self) -> io::Result<()> {
+        self.is_held = true;
+        self.backend.stop();
+        match (&self.backend, &mut self.active) {
+            (Backend::Vhost(workers), Some(Active { served: Some(served), .. })) => {
+                served.read_positions(workers)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn resume(&mut self) -> Result<(), ActivateError> {
+        self.is_held = false;
+        match (&self.backend, &self.active) {
+            (Backend::Vhost(workers), Some(Active { served: Some(served), .. })) => {
+                backend::run(workers, &self.taps, served)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Its taps, and as many new workers of vhost-net, if it uses that.
+    pub(super) fn files(&self) -> io::Result<KeptPart> {
+        for (number, tap) in (0..).zip(&self.taps) {
+            tap::check_adopted(number, tap.as_fd()).map_err(io::Error::other)?;
+        }
+        let count = if self.uses_vhost() { self.taps.len() } else { 0 };
+        let workers = (0..count).map(|_| vhost::open(vhost::NET)).collect::<io::Result<Vec<File>>>()?;
+        let workers = workers.iter().map(AsFd::as_fd);
+        KeptPart::of(self.taps.iter().map(AsFd::as_fd).chain(workers))
+    }
+
     pub(super) fn state(&self) -> Option<DeviceState> {
         let active = self.active.as_ref()?;
         let mut queues = vec![None; self.queue_sizes.len()];

@@ -12,13 +12,13 @@ mod handshakes;
 mod host;
 mod muxer;
 mod packet;
+mod saved;
 mod slot;
 #[cfg(test)]
 mod tests;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
 use std::os::fd::AsRawFd;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub use self::host::SocketError;
 pub(crate) use self::host::check_length;
 use self::muxer::Muxer;
 use super::ring::{self, Ring};
-use super::vhost::{self, VhostError, VhostQueues, Vring, Worker};
+use super::vhost::{VhostError, VhostQueues, Vring, Worker};
 use super::{
     ActivateError, Activation, Counter, DeviceState, Interrupt, RING_EVENT_IDX, RING_INDIRECT, VirtioDevice,
 };
@@ -140,7 +140,7 @@ struct Active {
     rings: Option<(Ring, Ring)>,
     /// The same when the kernel's worker does.
     served: Option<VhostQueues>,
-    /// The event queue.
+    /// The event queue, which this process serves in both cases.
     events: Option<Ring>,
     /// The driver is yet to receive that all connections are lost.
     owes_reset: bool,
@@ -316,41 +316,19 @@ impl VirtioDevice for Vsock {
     }
 
     fn stop_vhost(&mut self) -> io::Result<()> {
-        self.is_held = true;
-        let Mover::Vhost(worker) = &self.mover else { return Ok(()) };
-        let _ = worker.set_vsock_running(false); // fails only when it does not run
-        let served = self.active.as_mut().and_then(|active| active.served.as_mut());
-        served.map_or(Ok(()), |served| served.read_positions(std::slice::from_ref(worker)))
+        self.stop()
     }
 
     fn resume_vhost(&mut self) -> Result<(), ActivateError> {
-        self.is_held = false;
-        match (&self.mover, &self.active) {
-            (Mover::Vhost(worker), Some(Active { served: Some(served), .. })) => {
-                served.pair(0).map_or(Ok(()), |_| run(worker))
-            }
-            _ => Ok(()),
-        }
+        self.resume()
     }
 
     fn kept(&self) -> io::Result<KeptPart> {
-        match &self.mover {
-            Mover::Userspace(muxer) => muxer.sockets.kept(),
-            // A worker belongs to one execution.
-            Mover::Vhost(_) => KeptPart::of([vhost::open(vhost::VSOCK)?.as_fd()]),
-        }
+        self.files()
     }
 
     fn saved(&self) -> Option<DeviceState> {
-        let Active { rings, served, events, .. } = self.active.as_ref()?;
-        let mut queues = match (rings, served) {
-            (Some((receive, transmit)), _) => vec![Some(receive.position(0)), Some(transmit.position(0))],
-            (None, Some(served)) => served.positions().to_vec(),
-            (None, None) => Vec::new(),
-        };
-        queues.resize(EVENT, None);
-        queues.push(events.as_ref().map(|ring| ring.position(0)));
-        Some(DeviceState::of_queues(queues))
+        self.state()
     }
 
     /// Its connections were with sockets of another process.
