@@ -206,7 +206,9 @@ fn a_saved_machine_gets_its_taps_again_with_the_request_of_its_restore() {
     serve.wait_until_running();
     assert!(is_busy(&one), "the machine has it");
     serve.done("vm.delete", &Value::Null);
-    assert!(!is_busy(&one), "it is closed");
+    while is_busy(&one) {
+        std::thread::yield_now(); // the program executes itself, which closes it
+    }
 }
 
 /// A machine of our own language has spare ports.
