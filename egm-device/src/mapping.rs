@@ -150,6 +150,12 @@ impl Mapping {
         start..start.saturating_add(size)
     }
 
+    /// Bytes of the reservation below the first page, which nothing uses.
+    #[cfg(test)]
+    pub(crate) fn reserved_below(&self) -> usize {
+        self.pages.0.addr().get().saturating_sub(self.reserved.0.addr().get())
+    }
+
     /// Bytes in a page, as the backing guarantees; pages may turn out larger.
     pub fn page_size(&self) -> usize {
         self.page

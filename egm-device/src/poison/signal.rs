@@ -253,8 +253,11 @@ mod tests {
         file.set_len(SIZE).unwrap();
         let region = region(RegionKind::Memfd, SIZE, 0x1000);
         let backing = backing::adopt(&region, &slice(0, SIZE), file.try_clone().unwrap()).unwrap();
-        // Congruent to `below` modulo 2 MiB: at least that much of the reservation lies below.
-        let mapping = Mapping::new(backing.as_ref(), 0, SIZE, below.try_into().unwrap()).unwrap();
+        // Where the reservation starts decides how much of it lies below: another place has what this one lacks.
+        let mapping = (0..8)
+            .map(|n| Mapping::new(backing.as_ref(), 0, SIZE, (below + n * page).try_into().unwrap()).unwrap())
+            .find(|mapping| mapping.reserved_below() >= below)
+            .unwrap();
         let canary = mapping.as_ptr().wrapping_sub(below);
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
         // SAFETY: the mapping's own reservation reaches `below` bytes further down, and nothing uses it.
