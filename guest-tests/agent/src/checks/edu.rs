@@ -19,7 +19,7 @@ use crate::sys::{Mapping, Registers};
 use crate::{pattern, sysfs};
 
 pub(super) const EDU: PciIds = PciIds { vendor: 0x1234, device: 0x11e8 };
-pub(super) const IVSHMEM: PciIds = PciIds { vendor: 0x1af4, device: 0x1110 };
+const IVSHMEM: PciIds = PciIds { vendor: 0x1af4, device: 0x1110 };
 /// The BAR that is ivshmem's memory.
 const MEMORY_BAR: u8 = 2;
 

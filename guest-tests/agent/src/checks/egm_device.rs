@@ -3,7 +3,7 @@
 //!
 //! The memory also shows whether it was kept: the check leaves a pattern that counts the checks before it, and passes
 //! only where it finds all zeros or such a pattern, whole. Its value is the number of those checks. `egm_device.size`
-//! and `egm_device.pxm` are what the operator gave; `egm_device.functions` is the number of functions.
+//! and `egm_device.pxm` are what the operator gave; `egm_device.functions` is the number of functions (default: 1).
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ pub(super) fn run(args: &Arguments) -> Result<Finding, Broken> {
         return Ok(Finding::skipped("the guest has no slice behind a PCI function"));
     };
     let mut claim = Claim::default();
-    claim.equal("the number of functions", &found.len(), &args.get("egm_device.functions", found.len())?);
+    claim.equal("the number of functions", &found.len(), &args.get("egm_device.functions", 1)?);
     claim.equal("the slice", &first.facts.size, &args.get("egm_device.size", first.facts.size)?);
     let pxm = first.facts.pxm.unwrap_or(u32::MAX);
     claim.equal("the proximity domain", &pxm, &args.get("egm_device.pxm", pxm)?);

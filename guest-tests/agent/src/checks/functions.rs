@@ -1,6 +1,7 @@
 //! Claim: an assigned function with a copy engine (`vfio/fixtures`) reaches memory where the guest has it: ordinary
 //! memory, the EGM node, other functions' BARs, the memory of GPUs; and other engines reach its BAR. The argument
-//! `functions.places` is the number of such places (default: those that were found).
+//! `functions.count` is the number of such functions (default: 1), and `functions.places` that of such places (default:
+//! those that were found).
 //!
 //! By name only, for a function that its host takes away: it reads ones from then on, and the guest goes on.
 
@@ -52,9 +53,8 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     if functions.is_empty() {
         return Ok(Finding::skipped("the guest has no function with a copy engine"));
     }
-    // A server receives files: it reaches a host function's BAR only where the kernel gives one for that.
-    let asked = context.args.get("functions.host_bar", 0u8)?;
     let mut claim = Claim::default();
+    claim.equal("the number of functions", &functions.len(), &context.args.get("functions.count", 1)?);
     let mut copies = Copies {
         claim: &mut claim,
         count: 0,
@@ -75,10 +75,6 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
         for (gpu, bar) in context.plan.gpu_memory() {
             let memory = map(gpu, bar.index, PAGE)?;
             copies.peer(function, "GPU memory", bar.span.start().get(), &memory)?;
-        }
-        if let (1, Some(peer)) = (asked, find(&context.plan, edu::IVSHMEM)?) {
-            let memory = map(peer, MEMORY_BAR, PAGE)?;
-            copies.peer(function, "a host function's BAR", start_of(peer)?, &memory)?;
         }
     }
     if let Some(engine) = find(&context.plan, edu::EDU)? {

@@ -2,7 +2,8 @@
 //! interrupts come by MSI-X.
 //!
 //! Transfers and the signature are those of [`super::virtio_blk`]. The argument `nvme.serial` is the serial number that the
-//! drive must have: that it is the right one. With `nvme.intx=1` interrupts must come by a line instead.
+//! drive must have: that it is the right one. `nvme.drives` is the number of drives (default: 1). With `nvme.intx=1`
+//! interrupts must come by a line instead.
 
 use super::{Context, virtio_blk};
 use crate::error::Broken;
@@ -42,6 +43,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     if drives == 0 {
         return Ok(Finding::skipped("no host function is an NVMe drive"));
     }
+    claim.equal("the number of drives", &drives, &context.args.get("nvme.drives", 1)?);
     Ok(claim.finish().with_value(f64::from(drives), "drives"))
 }
 

@@ -11,7 +11,7 @@ use crate::hosts::parts::{HUB, serve_network};
 use crate::runner::steps::{Fault, Step, Steps};
 
 /// The next guest uses all of them.
-const NEXT: &str = "egm.checks=pci,nvme,passed_net egm.arg.net.mac=52:54:00:e9:00:02 egm.arg.net.peer=192.168.101.1 \
+const NEXT: &str = "egm.checks=pci,nvme,passed_net egm.arg.nvme.drives=2 egm.arg.net.mac=52:54:00:e9:00:02 egm.arg.net.peer=192.168.101.1 \
                     egm.arg.net.addr=192.168.101.2/24 lapic=notscdeadline quiet";
 /// Maximum size of the VMM's log: it counts a guest's mistakes and reports them once.
 const WORDS: usize = 4096;

@@ -185,6 +185,7 @@ impl SliceTest {
             Self::Granted => "342MiB",
             // Base pages, each a nested page fault of its own under emulation.
             Self::Own | Self::File => "128MiB",
+            // `egm_device.size` of its scenarios.
             Self::Device => "24MiB",
         }
     }

@@ -117,7 +117,7 @@ pub(super) const INTX: Scenario = Scenario {
 /// `/dev/egm4`: its driver permits no second process to map it.
 pub(super) const USER: Scenario = Scenario {
     name: "grace-user",
-    summary: "a vfio-user function reaches memory, a slice and a host function's BAR, and is reached; then its server dies",
+    summary: "a vfio-user function reaches memory and a slice, and a host function's engine reaches it; then its server dies",
     runs: Runs::Steps,
     region: Some("local"),
     assigned: &["0000:00:14.0", "0000:00:15.0"],

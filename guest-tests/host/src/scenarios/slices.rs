@@ -113,7 +113,7 @@ pub(super) const DEVICE: Scenario = Scenario {
     runs: Runs::Steps,
     region: Some("local"),
     slice_test: SliceTest::Device,
-    words: "egm.checks=memory_map,numa,pci,egm_device,egm_commands quiet",
+    words: "egm.checks=memory_map,numa,pci,egm_device,egm_commands egm.arg.egm_device.size=25165824 quiet",
     expected: Expected::power_off(&["memory_map", "numa", "pci", "egm_device", "egm_commands"]),
     deadline: Duration::from_secs(300),
     ..PLAIN
@@ -126,7 +126,7 @@ pub(super) const DEVICE_KINDS: Scenario = Scenario {
     region: None,
     own_kernel: true,
     long: true,
-    words: "egm.checks=pci,egm_device quiet",
+    words: "egm.checks=pci,egm_device egm.arg.egm_device.size=25165824 quiet",
     expected: Expected::power_off(&["pci", "egm_device"]),
     ..DEVICE
 };

@@ -8,7 +8,7 @@ use crate::engine::judge::Expected;
 /// A server's function, with the host's engine and memory.
 pub(super) const SERVED: Scenario = Scenario {
     name: "vfio-user",
-    summary: "a vfio-user function reaches memory, a slice and a host function's BAR, and is reached; then its server dies",
+    summary: "a vfio-user function reaches memory and a slice, and a host function's engine reaches it; then its server dies",
     runs: Runs::Steps,
     region: Some("local"),
     assigned: &["0000:00:14.0", "0000:00:15.0"],
@@ -28,7 +28,7 @@ pub(super) const PLUGGED: Scenario = Scenario {
     region: Some("hugetlb"),
     assigned: &["0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0"],
     plugged: true,
-    words: "egm.checks=pci,functions quiet",
+    words: "egm.checks=pci,functions egm.arg.functions.count=3 quiet",
     expected: Expected::power_off(&["pci", "functions"]),
     deadline: Duration::from_secs(900),
     long: true,
