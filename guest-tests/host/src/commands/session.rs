@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode, Stdio};
 use clap::Args;
 use egm_report::show::{Screen, hanging};
 
-use crate::engine::error::LabError;
+use crate::engine::error::{LabError, chain};
 use crate::engine::logs;
 use crate::engine::peer_program::{PeerName, PeerProgram, find, of_scenario};
 use crate::engine::results::{Count, ScenarioResult, junit, table};
@@ -179,8 +179,7 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
         match rootfs::debian(&cache()?, GUEST) {
             Ok(image) => tools.root = Some(image),
             Err(error @ LabError::Host { .. }) => {
-                let without: Vec<_> = chosen.extract_if(.., |s| s.debian).collect();
-                skipped.extend(without.iter().map(|s| ScenarioResult::skipped(s.name, &error.to_string())));
+                skipped.extend(left_out(&mut chosen, |s| s.debian, &error.to_string()));
             }
             Err(error) => return Err(error),
         }
@@ -190,8 +189,10 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
         tools.generic = Some(kernel::generic(&cache()?, false)?);
     }
     if chosen.iter().any(|s| s.on_this_machine) {
-        // Without one they are skipped, with a reason.
-        tools.emulator = Emulator::of(&cache()?).ok();
+        match Emulator::of(&cache()?) {
+            Ok(emulator) => tools.emulator = Some(emulator),
+            Err(error) => skipped.extend(left_out(&mut chosen, |s| s.on_this_machine, &chain(&error))),
+        }
     }
     // This machine's KVM runs no guests of another processor.
     let is_here = |s: &Scenario| s.on_this_machine || place == Where::Kvm && s.grace == grace::is_arm();
@@ -256,21 +257,28 @@ fn in_own_process(scenario: &Scenario, arguments: &RunArguments) -> Result<Scena
 /// Adds the RDMA kit for guests of this processor to `tools`. If that is unavailable, it removes their scenarios from
 /// `chosen` and returns them as skipped.
 fn obtain_kit(tools: &mut Tools, chosen: &mut Vec<Scenario>) -> Result<Vec<ScenarioResult>, LabError> {
-    let mut skipped = Vec::new();
     // Scenarios of the other processor have a kit of their own, in their emulated host.
     let has_kit = |s: &Scenario| s.rdma && s.grace == grace::is_arm();
     if tools.rdma.is_none() && chosen.iter().any(has_kit) {
         match Cache::open().and_then(|cache| Kit::of(Architecture::of_this_machine(), &cache)) {
             Ok(kit) => tools.rdma = Some(kit),
             Err(error @ LabError::Host { .. }) => {
-                let without: Vec<_> = chosen.extract_if(.., |s| has_kit(s)).collect();
-                let why = error.to_string();
-                skipped.extend(without.iter().map(|s| ScenarioResult::skipped(s.name, &why)));
+                return Ok(left_out(chosen, has_kit, &error.to_string()));
             }
             Err(error) => return Err(error),
         }
     }
-    Ok(skipped)
+    Ok(Vec::new())
+}
+
+/// Removes the scenarios with `property` from `chosen`, and returns them as skipped.
+fn left_out(
+    chosen: &mut Vec<Scenario>,
+    property: impl Fn(&Scenario) -> bool,
+    why: &str,
+) -> Vec<ScenarioResult> {
+    let without = chosen.extract_if(.., |scenario| property(scenario));
+    without.map(|scenario| ScenarioResult::skipped(scenario.name, why)).collect()
 }
 
 /// Reason why `scenario` cannot run: it needs a monitor that the user did not provide.
