@@ -112,7 +112,10 @@ impl DaxRegion {
         let entries = fs::read_dir(&folder).map_err(DaxError::at("list", &folder))?;
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let is_child = |name: &String| name.starts_with(&self.prefix) && !self.first.ends_with(name);
-        names.filter(is_child).map(|name| self.child(name)).collect()
+        // Another process may delete one meanwhile.
+        let stays = |name: &String, child: &Result<_, _>| child.is_ok() || self.device(name).exists();
+        let found = names.filter(is_child).map(|name| (self.child(name.clone()), name));
+        found.filter(|(child, name)| stays(name, child)).map(|(child, _)| child).collect()
     }
 
     /// The devices that have any of `span`.
@@ -126,19 +129,27 @@ impl DaxRegion {
         let folder = self.device(&name);
         let driver = fs::read_link(folder.join("driver")).ok();
         let driver = driver.and_then(|path| Some(path.file_name()?.to_str()?.to_owned()));
-        let size = self.number(&folder.join("size"))?;
-        let span = if size == 0 {
-            None
-        } else {
-            let mapping = folder.join("mapping0");
-            let (first, last) = (self.number(&mapping.join("start"))?, self.number(&mapping.join("end"))?);
-            let span = last.checked_sub(first).and_then(|size| size.checked_add(1));
-            // A device of several spans is none of ours, and no span of it is left out by mistake.
-            let invalid = || DaxError::at("understand", &mapping)(io::ErrorKind::InvalidData.into());
-            let span = span.filter(|of| *of == size).and_then(|of| Span::new(Address::new(first), of).ok());
-            Some(span.ok_or_else(invalid)?)
+        let size = || self.number(&folder.join("size"));
+        let span = match size()? {
+            0 => None,
+            bytes => match self.mapping(&folder, bytes) {
+                // Another process takes its memory away.
+                Err(_) if size()? == 0 => None,
+                span => Some(span?),
+            },
         };
         Ok(DaxDevice { name, span, driver })
+    }
+
+    /// Addresses of the device of `folder`, which has `size` bytes.
+    fn mapping(&self, folder: &Path, size: u64) -> Result<Span<Host>, DaxError> {
+        let mapping = folder.join("mapping0");
+        let (first, last) = (self.number(&mapping.join("start"))?, self.number(&mapping.join("end"))?);
+        let span = last.checked_sub(first).and_then(|size| size.checked_add(1));
+        // A device of several spans is none of ours, and no span of it is left out by mistake.
+        let invalid = || DaxError::at("understand", &mapping)(io::ErrorKind::InvalidData.into());
+        let span = span.filter(|of| *of == size).and_then(|of| Span::new(Address::new(first), of).ok());
+        span.ok_or_else(invalid)
     }
 
     /// A device that has exactly `span`, bound to its driver.
@@ -152,15 +163,22 @@ impl DaxRegion {
         made
     }
 
-    /// Creates a device and gives it `span`, one process at a time: the kernel reports the youngest device only.
-    fn allocate(&self, span: Span<Host>) -> Result<String, DaxError> {
+    /// Excludes other processes and threads that create or delete devices of the region, until the file is closed.
+    fn lock(&self) -> Result<File, DaxError> {
         let create = self.attribute("create");
         let lock = File::open(&create).map_err(DaxError::at("open", &create))?;
         flock(&lock, FlockOperation::LockExclusive)
             .map_err(|error| DaxError::at("lock", &create)(error.into()))?;
+        Ok(lock)
+    }
+
+    /// Creates a device and gives it `span`, one process at a time: the kernel reports the youngest device only.
+    fn allocate(&self, span: Span<Host>) -> Result<String, DaxError> {
+        let _lock = self.lock()?;
+        let create = self.attribute("create");
         // No process is between its two steps, so a device without memory is what a killed one left.
         for left in self.children()?.iter().filter(|child| child.span.is_none()) {
-            self.remove(left)?;
+            self.delete(left)?;
         }
         write(&create, "1")?;
         let name = fs::read_to_string(&create).map_err(DaxError::at("read", &create))?;
@@ -221,7 +239,15 @@ impl DaxRegion {
         }
         // A device that only `bind` attached has no entry there.
         let _ = write(&self.driver("remove_id"), &child.name);
-        write(&folder.join("size"), "0")?;
+        let _lock = self.lock()?;
+        // Another process may have deleted it, and its name may be another device's by now.
+        let is_it = |now: &DaxDevice| now.name == child.name && now.span == child.span;
+        if self.children()?.iter().any(is_it) { self.delete(child) } else { Ok(()) }
+    }
+
+    /// Deletes the unbound device `child` under [`lock`](Self::lock).
+    fn delete(&self, child: &DaxDevice) -> Result<(), DaxError> {
+        write(&self.device(&child.name).join("size"), "0")?;
         write(&self.attribute("delete"), &child.name)
     }
 

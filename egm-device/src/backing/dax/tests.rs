@@ -43,9 +43,10 @@ fn host() -> (tempfile::TempDir, DaxRegion) {
     for folder in ["sys/devices/platform/hmem.0/dax_region", "sys/bus/dax/drivers/device_dax"] {
         fs::create_dir_all(root.path().join(folder)).unwrap();
     }
-    for file in ["devices/platform/hmem.0/dax_region/delete", "bus/dax/drivers/device_dax/unbind"] {
-        fs::write(root.path().join("sys").join(file), "").unwrap();
+    for file in ["dax_region/create", "dax_region/delete"] {
+        fs::write(root.path().join("sys/devices/platform/hmem.0").join(file), "").unwrap();
     }
+    fs::write(root.path().join("sys/bus/dax/drivers/device_dax/unbind"), "").unwrap();
     let of = DaxRegion::of(&split(), root.path()).unwrap();
     (root, of)
 }
@@ -127,4 +128,22 @@ fn a_region_needs_a_first_device() {
     let kind = RegionKind::Devdax { device: "/dev/dax0.1".into(), files: DaxFiles::PerSlice };
     let error = DaxRegion::of(&region(kind, PAGE, PAGE), Path::new("/")).unwrap_err();
     assert!(error.to_string().contains("dax0.1"), "{error}");
+}
+
+#[test]
+fn a_device_that_another_process_deletes_is_no_failure_and_one_of_its_name_stays() {
+    let (root, of) = host();
+    plant(root.path(), "dax0.1", Some(span(3, 2)), None);
+    let device = |name: &str| format!("../../../devices/platform/hmem.0/{name}");
+    symlink(device("dax0.2"), root.path().join("sys/bus/dax/devices/dax0.2")).unwrap();
+    let children = of.children().unwrap();
+    assert_eq!(names(&children), ["dax0.1"]);
+    let folder = root.path().join("sys/devices/platform/hmem.0");
+    let mapping = folder.join("dax0.1/mapping0/end");
+    fs::write(folder.join("dax0.1/size"), PAGE.to_string()).unwrap();
+    fs::write(mapping, format!("{:#x}\n", span(3, 1).last().get())).unwrap();
+    of.remove(&children[0]).unwrap();
+    assert_eq!(fs::read_to_string(folder.join("dax_region/delete")).unwrap(), "");
+    of.remove(&of.children().unwrap()[0]).unwrap();
+    assert_eq!(fs::read_to_string(folder.join("dax_region/delete")).unwrap(), "dax0.1");
 }

@@ -115,7 +115,7 @@ impl Owner {
         let output = BufReader::new(child.stdout.take().ok_or_else(missing)?);
         let mut owner =
             Self { child, input, output, mark, device: PathBuf::new(), memory: Err(String::new()) };
-        owner.device = owner.line().map_err(LabError::file("read from", program))?.into();
+        owner.device = owner.line().map_err(|error| refused(program, &error))?.into();
         owner.memory = memory_of(&owner.device).map_err(|error| error.to_string());
         Ok(owner)
     }
@@ -180,6 +180,17 @@ impl Drop for Owner {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Why an owner printed no line, with the end of the audit log: an ordinary user gets no reason.
+fn refused(program: &Path, error: &io::Error) -> LabError {
+    let log = Command::new(program).arg("log").output();
+    let log = log.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let last = log.lines().rev().take(3).collect::<Vec<_>>().join("; ");
+    LabError::Content {
+        what: "an owner's output".into(),
+        problem: format!("{error}; the audit log ends: {last}"),
     }
 }
 
