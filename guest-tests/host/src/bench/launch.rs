@@ -17,6 +17,7 @@ const MAX_CONSOLE: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Launched {
     child: Child,
+    console: Option<ChildStdout>,
     /// From just before the process was made, or from the first request, until the guest's word came.
     pub(crate) elapsed: Duration,
 }
@@ -47,10 +48,11 @@ impl Launched {
         let program = command.get_program().to_string_lossy().into_owned();
         let begun = Instant::now();
         let child = command.spawn().map_err(LabError::file("run", &program))?;
-        let mut launched = Self { child, elapsed: Duration::ZERO };
+        let mut launched = Self { child, console: None, elapsed: Duration::ZERO };
+        launched.console = launched.child.stdout.take();
         let begun = request(begun)?;
-        let said = match launched.child.stdout.take() {
-            Some(mut console) => wait_for(&mut console, mark.as_bytes(), begun, deadline),
+        let said = match &mut launched.console {
+            Some(console) => wait_for(console, mark.as_bytes(), begun, deadline),
             None => Err("it has no standard output".to_owned()),
         };
         launched.elapsed = begun.elapsed();
@@ -64,6 +66,14 @@ impl Launched {
 
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Takes what its guest prints from now on, so that no write of the VMM waits.
+    pub(crate) fn drain(&mut self) {
+        if let Some(mut console) = self.console.take() {
+            // Its end is the VMM's.
+            std::thread::spawn(move || io::copy(&mut console, &mut io::sink()));
+        }
     }
 }
 

@@ -13,6 +13,7 @@ mod launch;
 mod monitor;
 mod payload;
 mod prefault;
+mod restore;
 mod served;
 mod smaps;
 
@@ -33,9 +34,10 @@ use crate::hosts::qemu::Clock;
 use crate::images::tools::beside;
 
 /// Sections that start egm-vmm on this machine.
-const WITH_EGM_VMM: [Section; 4] = [Section::Start, Section::Memory, Section::Prefault, Section::Exits];
+const WITH_EGM_VMM: [Section; 5] =
+    [Section::Start, Section::Restore, Section::Memory, Section::Prefault, Section::Exits];
 /// Sections in which monitors that the user provides take part.
-const WITH_PEERS: [Section; 3] = [Section::Start, Section::Memory, Section::Prefault];
+const WITH_PEERS: [Section; 4] = [Section::Start, Section::Restore, Section::Memory, Section::Prefault];
 /// Figures from another day, with the same payload, of each monitor that the user can provide.
 const ELSEWHERE: [(PeerName, &str); 2] = [
     (
@@ -66,8 +68,8 @@ pub(crate) struct BenchArguments {
     /// In the emulated host: measure QEMU instead of egm-vmm.
     #[arg(long, hide = true)]
     qemu: bool,
-    /// Monitor that you provide, for the sections start, memory and prefault: cloud-hypervisor=PATH, firecracker=PATH, or
-    /// egm-vmm=PATH for another build of egm-vmm.
+    /// Monitor that you provide, for the sections start, restore (but for Firecracker), memory and prefault:
+    /// cloud-hypervisor=PATH, firecracker=PATH, or egm-vmm=PATH for another build of egm-vmm.
     #[arg(long = "peer", value_name = "NAME=PATH")]
     peers: Vec<PeerProgram>,
 }
@@ -84,6 +86,8 @@ impl BenchArguments {
 enum Section {
     /// Time from process start, or from vm.create, to the guest's first byte.
     Start,
+    /// Time to write a snapshot, and from vm.restore to the guest's next instruction.
+    Restore,
     /// Memory of the monitor, without the guest's.
     Memory,
     /// Speed of making guest memory present.
@@ -145,6 +149,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
         let stage = Stage::begin(&format!("measuring: {}", section.name()));
         let outcome = match section {
             Section::Start => payload::start(egm_vmm, &directory, peers),
+            Section::Restore => restore::run(egm_vmm, &directory, peers),
             Section::Memory => payload::memory(egm_vmm, &directory, peers),
             Section::Prefault => prefault::run(egm_vmm, &directory, peers),
             Section::Scrub => prefault::scrub(),

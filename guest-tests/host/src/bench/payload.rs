@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use egm_fixtures::payload::{Entry, Ports, halt, hello};
 
-use super::api::seconds_from_create;
 use super::figures::{Report, Row, Summary, Target};
 use super::launch::Launched;
 use super::monitor::{Monitor, Payload, peers};
@@ -48,7 +47,9 @@ pub(super) fn start(egm_vmm: &Path, work: &Path, provided: &[PeerProgram]) -> Re
     let (ours, peers) = (Monitor::Egm(egm_vmm.into()), peers(&mut report, provided));
     let (mut samples, mut requested) = (vec![Vec::new(); peers.len() + 1], Vec::new());
     for round in 0..STARTS {
-        requested.push(1000.0 * seconds_from_create(egm_vmm, &payload, work, FIRST, DEADLINE)?);
+        if let Some(server) = ours.server() {
+            requested.push(1000.0 * server.seconds_from_create(&payload, work, FIRST, DEADLINE)?);
+        }
         for (monitor, samples) in [&ours].into_iter().chain(&peers).zip(&mut samples) {
             if *monitor == Monitor::Q35 && round >= SLOW_STARTS {
                 continue;

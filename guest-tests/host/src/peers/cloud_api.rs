@@ -14,10 +14,29 @@ const MAX_HEAD: u64 = 64 << 10;
 
 /// Requests `action`, for instance `vm.reboot`, with `body`; a refusal is an error.
 pub(crate) fn put(socket: &Path, action: &str, body: Option<&Value>) -> io::Result<()> {
+    send(socket, action, body)?.accepted()
+}
+
+/// Requests `action` with `body`, and does not wait for the reply.
+pub(crate) fn send<'a>(socket: &Path, action: &'a str, body: Option<&Value>) -> io::Result<Sent<'a>> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(request(action, body).as_bytes())?;
-    accepted(&mut BufReader::new(stream.take(MAX_HEAD)), action)
+    Ok(Sent { stream, action })
+}
+
+/// A request without a reply so far.
+#[derive(Debug)]
+pub(crate) struct Sent<'a> {
+    stream: UnixStream,
+    action: &'a str,
+}
+
+impl Sent<'_> {
+    /// Waits for the reply; a refusal is an error.
+    pub(crate) fn accepted(self) -> io::Result<()> {
+        accepted(&mut BufReader::new(self.stream.take(MAX_HEAD)), self.action)
+    }
 }
 
 fn request(action: &str, body: Option<&Value>) -> String {
@@ -45,7 +64,7 @@ fn accepted(reply: &mut impl BufRead, action: &str) -> io::Result<()> {
     }
     let mut why = String::new();
     reply.take(length).read_to_string(&mut why)?;
-    Err(io::Error::other(format!("cloud-hypervisor refuses {action}: {} {why}", status.trim())))
+    Err(io::Error::other(format!("the monitor refuses {action}: {} {why}", status.trim())))
 }
 
 #[cfg(test)]
