@@ -49,18 +49,23 @@ impl NewSnapshot {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             Err(error) => return Err(failed(file("cannot make")(error))),
         };
-        let folder = rustix::fs::open(path, FOLDER, Mode::empty());
-        let folder = folder.map_err(|error| failed(file("cannot open")(error.into())))?;
+        let folder = rustix::fs::open(path, FOLDER, Mode::empty()).map_err(|error| {
+            if is_own {
+                let _ = fs::remove_dir(path);
+            }
+            failed(file("cannot open")(error.into()))
+        })?;
+        let new = Self { path: path.to_owned(), folder: folder.into(), is_own, made: Vec::new() };
         for name in [MANIFEST, MEMORY, MACHINE, STATE].map(str::to_owned) {
             for name in [format!("{name}{PARTIAL}"), name] {
-                match rustix::fs::statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
+                match rustix::fs::statat(&new.folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
                     Err(Errno::NOENT) => {}
                     Ok(_) => return Err(failed(SaveReason::Present { name })),
                     Err(error) => return Err(failed(file("cannot search")(error.into()))),
                 }
             }
         }
-        Ok(Self { path: path.to_owned(), folder: folder.into(), is_own, made: Vec::new() })
+        Ok(new)
     }
 
     /// Writes `contents`, and the memory by `write_memory`, which gets an empty file of its full length. The files get their
