@@ -15,6 +15,8 @@ pub struct KeptPart {
     made: Option<[u64; 2]>,
     /// Size of a disk as the guest knows it.
     sectors: u64,
+    /// Whether vhost workers serve it. A worker belongs to one execution, so that each opens its own.
+    uses_vhost: bool,
 }
 
 impl KeptPart {
@@ -35,6 +37,15 @@ impl KeptPart {
     /// The same for a disk.
     pub(crate) fn with_sectors(self, sectors: u64) -> Self {
         Self { sectors, ..self }
+    }
+
+    /// The same for a device that vhost workers serve, or not.
+    pub(crate) fn with_vhost(self, uses_vhost: bool) -> Self {
+        Self { uses_vhost, ..self }
+    }
+
+    pub(crate) const fn uses_vhost(&self) -> bool {
+        self.uses_vhost
     }
 
     pub(crate) const fn sectors(&self) -> u64 {
@@ -78,6 +89,7 @@ pub(crate) struct KeptName {
     count: usize,
     made: Option<[u64; 2]>,
     sectors: u64,
+    uses_vhost: bool,
 }
 
 impl KeptFiles {
@@ -107,9 +119,9 @@ impl KeptFiles {
 
     pub(crate) fn names(&self) -> Vec<KeptName> {
         let name = |(part, kept): (&String, &KeptPart)| {
-            let KeptPart { files, made, sectors } = kept;
-            let (made, sectors) = (*made, *sectors);
-            KeptName { part: part.clone(), count: files.len(), made, sectors }
+            let KeptPart { files, made, sectors, uses_vhost } = kept;
+            let (part, count) = (part.clone(), files.len());
+            KeptName { part, count, made: *made, sectors: *sectors, uses_vhost: *uses_vhost }
         };
         self.0.iter().map(name).collect()
     }
@@ -140,12 +152,12 @@ impl KeptFiles {
         descriptors: &mut impl Iterator<Item = OwnedFd>,
     ) -> io::Result<Self> {
         let mut parts = BTreeMap::new();
-        for KeptName { part, count, made, sectors } in names {
+        for KeptName { part, count, made, sectors, uses_vhost } in names {
             let files: Vec<_> = descriptors.take(count).collect();
             if files.len() != count {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            parts.insert(part, KeptPart { files, made, sectors });
+            parts.insert(part, KeptPart { files, made, sectors, uses_vhost });
         }
         Ok(Self(parts))
     }
@@ -167,7 +179,7 @@ mod tests {
         };
         let (one, two, three) = (file("one"), file("two"), file("three"));
         kept.add(KeptFiles::device("net0"), KeptPart::of([one.as_fd(), two.as_fd()]).unwrap());
-        let console = KeptPart::of([three.as_fd()]).unwrap().with_made(Some([1, 2]));
+        let console = KeptPart::of([three.as_fd()]).unwrap().with_made(Some([1, 2])).with_vhost(true);
         kept.add(KeptFiles::CONSOLE.to_owned(), console);
         kept.add(KeptFiles::device("rng0"), KeptPart::default());
         let mut passed: Vec<_> = kept.descriptors().map(|file| file.try_clone_to_owned().unwrap()).collect();
@@ -184,7 +196,8 @@ mod tests {
         let texts = |name: &str| received.part(name).unwrap().files().iter().map(text).collect::<Vec<_>>();
         assert_eq!(texts("device net0"), ["one", "two"]);
         assert_eq!((texts("console"), texts("device rng0").len()), (vec!["three".to_owned()], 0));
-        assert_eq!(received.part("console").unwrap().made(), Some([1, 2]));
+        let console = received.part("console").unwrap();
+        assert_eq!((console.made(), console.uses_vhost()), (Some([1, 2]), true));
         assert!(KeptFiles::received(kept.names(), &mut std::iter::empty()).is_err());
     }
 }

@@ -86,6 +86,11 @@ impl<'p> Client<'p> {
         Self { path, timeout: TIMEOUT, limit: MAX_BODY }
     }
 
+    /// Path of the socket.
+    pub(crate) const fn path(&self) -> &'p Path {
+        self.path
+    }
+
     /// With another timeout for each request and answer.
     pub(crate) const fn within(self, timeout: Duration) -> Self {
         Self { timeout, ..self }

@@ -89,20 +89,15 @@ pub(super) struct LastEnd {
 /// The part of a life cycle that one execution leaves to the next.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedCycle {
-    created: Option<Created>,
+    pub(super) created: Option<Created>,
     /// Whether the machine starts at once.
-    boots: bool,
+    pub(super) boots: bool,
     last: Option<LastEnd>,
     /// Events so far.
     pub(super) events: u64,
 }
 
 impl SavedCycle {
-    /// Whether the next execution starts the machine again.
-    pub(crate) const fn boots(&self) -> bool {
-        self.boots
-    }
-
     /// Descriptors of taps that the configuration names.
     pub(crate) fn taps(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
         self.created.iter().flat_map(|created| created.taps.iter())
@@ -119,11 +114,6 @@ impl SavedCycle {
     /// The configuration that it has created, if any.
     pub(crate) fn into_created(self) -> Option<Created> {
         self.created
-    }
-
-    /// Whether the next execution begins with a configuration.
-    pub(crate) const fn is_created(&self) -> bool {
-        self.created.is_some()
     }
 }
 
@@ -162,7 +152,7 @@ pub(super) struct Cycle {
     is_booted: bool,
     /// The snapshot that this execution's machine begins with.
     restore: Option<Arc<RestoreOrder>>,
-    /// Whether a reboot started this execution's machine.
+    /// Whether the execution before this one ordered the start of this one's machine.
     is_restart: bool,
     /// Whether the program ends with a guest that ends by itself.
     ends_with_guest: bool,

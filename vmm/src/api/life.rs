@@ -80,7 +80,12 @@ pub(super) fn outcome(awaited: &Awaited, state: &KnownState, is_last: bool) -> O
             Some(Answer::done())
         }
         Awaited::Upgrade => state.upgrades.outcome().or_else(|| is_last.then(upgrades::unknown)),
-        Awaited::Reply(reply) => reply.get().or_else(|| is_last.then(unanswered)),
+        Awaited::Reply(reply) if reply.get().is_some() => reply.get(),
+        // The machine goes on in another program.
+        Awaited::Reply(_) | Awaited::End if is_last && state.upgrades.is_under_way() => {
+            Some(upgrades::unknown())
+        }
+        Awaited::Reply(_) => is_last.then(unanswered),
         // Its client may request a start again at once, which this execution would refuse.
         _ if !is_last => None,
         Awaited::End => Some(Answer::done()),

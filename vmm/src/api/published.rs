@@ -148,7 +148,7 @@ impl Published {
         self
     }
 
-    /// The last upgrade of this process.
+    /// The last upgrade of this process, and whether there can be another one.
     pub(crate) fn upgrades(&self) -> Arc<Upgrades> {
         Arc::clone(&lock(&self.state).upgrades)
     }
@@ -178,12 +178,12 @@ impl Published {
     pub(crate) fn note_end(&self, next: Option<&SavedCycle>) {
         let state = self.state();
         let was_running = state.live.is_some() || state.cycle.as_ref().is_some_and(Cycle::is_restart);
-        if next.is_some_and(SavedCycle::boots) {
+        if next.is_some_and(|next| next.boots) {
             self.note(CloudEvent::Rebooting);
         } else if was_running {
             self.note(CloudEvent::Shutdown);
         }
-        if next.is_some_and(|next| !next.is_created()) {
+        if next.is_some_and(|next| next.created.is_none()) {
             self.note(CloudEvent::Deleted);
         }
     }

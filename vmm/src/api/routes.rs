@@ -145,7 +145,7 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
         Operation::Snapshot => return snapshots::save(request, machine),
         Operation::SnapshotWithDevices => return snapshots::save_with_devices(request, machine),
         Operation::Restore => return snapshots::restore(request, machine),
-        Operation::Upgrade => return upgrade::begin(&request.body, machine),
+        Operation::Upgrade => return upgrade::begin(request, machine),
         Operation::UpgradeOutcome => return upgrade::respond(state),
         Operation::Add(change) => return control::add(change, request, machine),
         Operation::Plug => return control::plug_in(request, machine),

@@ -1,6 +1,5 @@
 //! Requests that write and restore snapshots, in cloud-hypervisor's form.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
@@ -116,22 +115,16 @@ pub(super) fn save(request: &Request, machine: &Published) -> Response {
 /// Writes a snapshot with devices that the restored machine plugs in, or checks whether one can be written.
 pub(super) fn save_with_devices(request: &Request, machine: &Published) -> Response {
     let parsed = is_dry_run(request).and_then(|is_dry_run| {
-        let (folder, unplugged) = read::<NewSnapshot>("snapshot", &request.body).and_then(checked)?;
+        let NewSnapshot { folder, unplugged } = read("snapshot", &request.body)?;
+        let what = "folder: cannot use the path: it is not";
+        let folder = absolute(Some(&folder), what, "send a path such as /var/lib/vm1.snapshot")?;
+        check_unplugged(&unplugged)?;
         Ok((folder, unplugged, is_dry_run))
     });
     match parsed {
         Ok((folder, unplugged, is_dry_run)) => write(folder, unplugged, is_dry_run, machine),
         Err(answer) => answer.into(),
     }
-}
-
-/// The folder and the devices of `new`.
-fn checked(new: NewSnapshot) -> Result<(PathBuf, Vec<Value>), Answer> {
-    let NewSnapshot { folder, unplugged } = new;
-    let what = "folder: cannot use the path: it is not";
-    let folder = absolute(Some(&folder), what, "send a path such as /var/lib/vm1.snapshot")?;
-    check_unplugged(&unplugged)?;
-    Ok((folder, unplugged))
 }
 
 /// Refuses `unplugged` devices that no machine can have.
@@ -176,12 +169,10 @@ fn order(request: &Request, machine: &Published) -> Result<(), Answer> {
         .map_err(|error| Answer::failures(Status::BadRequest, &texts(&error)))?;
     let text = String::from_utf8_lossy(stored.machine()).into_owned();
     let wrong = |errors| Answer::failures(Status::BadRequest, &texts(&errors));
-    let created = |text, taps| Created::with_taps(Language::Own, text, &machine.default_name, taps);
-    let mut spec = created(text.clone(), Passed::default())
-        .and_then(|it| it.spec(&Overrides::default()))
-        .map_err(wrong)?;
+    let created = Created::new(Language::Own, text, &machine.default_name).map_err(wrong)?;
+    let mut spec = created.spec(&Overrides::default()).map_err(wrong)?;
     let taps = taps_of(&mut spec, &config.net_fds, &request.passed)?;
-    let created = created(text, taps).map_err(wrong)?;
+    let created = Created { taps, ..created };
     let copy = config.prefault || config.memory_restore_mode == Some(RestoreMode::Copy);
     let order = RestoreOrder { folder, copy, resume: config.resume };
     match machine.change(|cycle| cycle.restore(created, order)) {
@@ -205,28 +196,17 @@ fn taps_of(spec: &mut Spec, nets: &[RestoredNet], passed: &Passed) -> Result<Pas
         return refused(what, REMEDY);
     }
     check_taps(passed)?;
-    let mut ends = nets.iter().scan(0, |end, net| {
-        *end += net.num_fds;
-        Some((net, *end - net.num_fds))
-    });
-    let firsts: BTreeMap<&str, (usize, usize)> =
-        ends.by_ref().map(|(net, first)| (net.id.as_str(), (first, net.num_fds))).collect();
-    let mut taps = Vec::new();
-    let mut devices = 0;
+    let (mut taps, mut devices) = (Vec::new(), 0);
     for (id, numbers) in spec.tap_descriptors() {
+        let is_it = |net: &RestoredNet| net.id == id && net.num_fds == numbers.len();
+        let Some(place) = nets.iter().position(is_it) else {
+            let what =
+                format!("net_fds: cannot restore \"{id}\" without {} descriptors of its tap", numbers.len());
+            return refused(what, REMEDY);
+        };
         devices += 1;
-        match firsts.get(id) {
-            Some((first, count)) if *count == numbers.len() => {
-                taps.extend(passed.iter().skip(*first).take(*count).cloned());
-            }
-            _ => {
-                let what = format!(
-                    "net_fds: cannot restore \"{id}\" without {} descriptors of its tap",
-                    numbers.len()
-                );
-                return refused(what, REMEDY);
-            }
-        }
+        let first: usize = nets.iter().take(place).map(|net| net.num_fds).sum();
+        taps.extend(passed.iter().skip(first).take(numbers.len()).cloned());
     }
     if devices != nets.len() {
         return refused("net_fds: cannot find each of its devices in the machine".to_owned(), REMEDY);

@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::answer::{Answer, Awaited, Deferred, Response, Status, read, with_causes};
-use super::control::{ask, not_carried_out};
+use super::control::{ask, is_dry_run, not_carried_out};
 use super::cycle::SavedCycle;
+use super::http::Request;
 use super::life;
 use super::published::{KnownState, Published};
 use super::snapshots::{absolute, check_unplugged};
@@ -38,10 +39,10 @@ fn own_program() -> Option<PathBuf> {
     Some(path.strip_suffix(DELETED).unwrap_or(&path).into())
 }
 
-/// Has another program take the machine over. Answered before its execution; [`respond`] has the rest.
-pub(super) fn begin(body: &[u8], machine: &Published) -> Response {
-    match order(body, machine) {
-        Ok(order) => order.rehearse(machine),
+/// Has another program take the machine over, or checks whether it can. Answered before its execution; [`respond`] has the rest.
+pub(super) fn begin(request: &Request, machine: &Published) -> Response {
+    match order(request, machine) {
+        Ok(order) => order.start(machine),
         Err(answer) => answer.into(),
     }
 }
@@ -51,12 +52,14 @@ struct UpgradeOrder {
     rehearsal: Rehearsal,
     program: PathBuf,
     unplugged: Vec<Value>,
+    is_dry_run: bool,
     live: Live,
     cycle: SavedCycle,
     plan: Arc<Plan>,
 }
 
-fn order(body: &[u8], machine: &Published) -> Result<UpgradeOrder, Answer> {
+fn order(request: &Request, machine: &Published) -> Result<UpgradeOrder, Answer> {
+    let (is_dry_run, body) = (is_dry_run(request)?, &request.body);
     let state = machine.state();
     let rehearsal = state.upgrades.rehearsal.ok_or_else(life::single_machine)?;
     let live = ask(&state, |live| Ok(live.clone()))?;
@@ -72,22 +75,22 @@ fn order(body: &[u8], machine: &Published) -> Result<UpgradeOrder, Answer> {
     };
     let program = given.transpose()?.or_else(own_program).ok_or_else(unknown)?;
     let (cycle, plan) = machine.running_cycle().zip(state.plan.clone()).ok_or_else(life::starting)?;
-    Ok(UpgradeOrder { rehearsal, program, unplugged, live, cycle, plan })
+    Ok(UpgradeOrder { rehearsal, program, unplugged, is_dry_run, live, cycle, plan })
 }
 
 impl UpgradeOrder {
     /// Has the program try whether it can take the machine over, on a thread that may wait for it, and then do so.
-    fn rehearse(self, machine: &Published) -> Response {
-        let upgrades = machine.upgrades();
-        if !upgrades.begin(Upgrade::to(&self.program)) {
+    fn start(self, machine: &Published) -> Response {
+        let (upgrades, is_dry_run) = (machine.upgrades(), self.is_dry_run);
+        if !upgrades.begin(Upgrade::to(&self.program), is_dry_run) {
             let what = "an upgrade is under way";
             return Answer::failure(Status::Conflict, what, "wait for its end: GET /egm/v1/upgrade").into();
         }
         let deferred = Deferred::default();
         let (given, journal) = (deferred.clone(), Arc::clone(machine.journal()));
         let reply = move |result: Result<(), UpgradeError>| {
-            if let Err(error) = &result {
-                upgrades.end(Some(with_causes(error)), None);
+            if is_dry_run || result.is_err() {
+                upgrades.end(result.as_ref().err().map(|error| with_causes(error)), None);
             }
             given.set(result.map_or_else(|error| not_carried_out(&error), |()| Answer::done()));
             journal.wake();
@@ -104,9 +107,10 @@ impl UpgradeOrder {
     }
 
     fn carry_out(self, reply: impl FnOnce(Result<(), UpgradeError>) + Send + 'static) {
-        let Self { rehearsal, program, unplugged, live, cycle, plan } = self;
+        let Self { rehearsal, program, unplugged, is_dry_run, live, cycle, plan } = self;
+        let reply = Box::new(reply);
         match rehearsal(&program, &cycle, &plan) {
-            Ok(()) => live.upgrade(UpgradeRequest { program, unplugged, reply: Box::new(reply) }),
+            Ok(()) => live.upgrade(UpgradeRequest { program, unplugged, is_dry_run, reply }),
             Err(error) => reply(Err(error)),
         }
     }

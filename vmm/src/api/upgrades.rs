@@ -41,17 +41,6 @@ impl Upgrade {
         let program = program.display().to_string();
         Self { state: UpgradeState::UnderWay, program, reason: None, pause_us: None }
     }
-
-    /// The same once the machine goes on: in the new program, or for the reason `failed` in the old one.
-    pub(crate) fn over(self, failed: Option<String>, pause: Option<Duration>) -> Self {
-        let state = if failed.is_some() { UpgradeState::Failed } else { UpgradeState::Done };
-        Self {
-            state,
-            reason: failed,
-            pause_us: pause.and_then(|pause| u64::try_from(pause.as_micros()).ok()),
-            ..self
-        }
-    }
 }
 
 /// Whether a program can take over the machine of a life cycle and a plan. It may wait for the program.
@@ -62,17 +51,24 @@ pub(crate) type Rehearsal = fn(&Path, &SavedCycle, &Plan) -> Result<(), UpgradeE
 pub(crate) struct Upgrades {
     /// `None` where no program executes another one.
     pub(super) rehearsal: Option<Rehearsal>,
-    last: Mutex<Option<Upgrade>>,
+    last: Mutex<Last>,
+}
+
+#[derive(Default)]
+struct Last {
+    upgrade: Option<Upgrade>,
+    /// Whether a dry run is under way.
+    is_dry_run: bool,
 }
 
 impl Upgrades {
     /// The `last` one, which may be under way, and the test of further ones.
     pub(crate) const fn new(last: Option<Upgrade>, rehearsal: Rehearsal) -> Self {
-        Self { rehearsal: Some(rehearsal), last: Mutex::new(last) }
+        Self { rehearsal: Some(rehearsal), last: Mutex::new(Last { upgrade: last, is_dry_run: false }) }
     }
 
     pub(crate) fn last(&self) -> Option<Upgrade> {
-        lock(&self.last).clone()
+        lock(&self.last).upgrade.clone()
     }
 
     /// The last one as an answer; `None` while it is under way.
@@ -81,21 +77,34 @@ impl Upgrades {
         over.as_ref().map(Answer::json)
     }
 
-    /// Records the begin of `upgrade`; returns whether no other one is under way.
-    pub(super) fn begin(&self, upgrade: Upgrade) -> bool {
+    pub(super) fn is_under_way(&self) -> bool {
+        self.last().is_some_and(|upgrade| upgrade.state == UpgradeState::UnderWay)
+    }
+
+    /// Records the begin of `upgrade`, or of a dry run of it; returns whether no other one is under way.
+    pub(super) fn begin(&self, upgrade: Upgrade, is_dry_run: bool) -> bool {
         let mut last = lock(&self.last);
-        let is_free = last.as_ref().is_none_or(|other| other.state != UpgradeState::UnderWay);
-        if is_free {
-            *last = Some(upgrade);
+        let is_under_way = |other: &Upgrade| other.state == UpgradeState::UnderWay;
+        if last.is_dry_run || last.upgrade.as_ref().is_some_and(is_under_way) {
+            return false;
         }
-        is_free
+        if is_dry_run {
+            last.is_dry_run = true;
+        } else {
+            last.upgrade = Some(upgrade);
+        }
+        true
     }
 
     /// Records the end of the one that is under way: the machine goes on after `pause`, in the old program if it `failed`.
     pub(super) fn end(&self, failed: Option<String>, pause: Option<Duration>) {
         let mut last = lock(&self.last);
-        if let Some(upgrade) = last.take_if(|upgrade| upgrade.state == UpgradeState::UnderWay) {
-            *last = Some(upgrade.over(failed, pause));
+        last.is_dry_run = false;
+        if let Some(upgrade) = last.upgrade.as_mut().filter(|upgrade| upgrade.state == UpgradeState::UnderWay)
+        {
+            upgrade.state = if failed.is_some() { UpgradeState::Failed } else { UpgradeState::Done };
+            upgrade.reason = failed;
+            upgrade.pause_us = pause.and_then(|pause| u64::try_from(pause.as_micros()).ok());
         }
     }
 }

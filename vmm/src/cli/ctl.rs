@@ -17,7 +17,7 @@ use egm_report::program::log::Severity;
 use egm_report::show::{Screen, Table, Unwritten, print, printable_lines};
 use serde_json::{Map, Value, json};
 
-use self::error::{STOP, Unstopped, absolute};
+use self::error::{CtlError, STOP, absolute};
 use self::tables::{fields, plugged, slices, timings};
 use self::unplug::{has_device, unplug};
 use super::form::Form;
@@ -126,6 +126,9 @@ enum Verb {
         /// Unplug what was plugged in before, and plug it in again afterwards
         #[arg(long)]
         unplug: bool,
+        /// Only check whether the program can have the machine, while the guest runs
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Plug a device into a spare port of the running machine, and print what the guest finds; its paths are relative to the
     /// working directory of the machine's program
@@ -223,9 +226,18 @@ pub(super) fn run(args: &Args) -> Outcome {
             let body = json!({ "source_url": url, "prefault": prefault, "resume": resume });
             client.within(LONG).ask_with("PUT", "/api/v1/vm.restore", body.to_string().as_bytes())?
         }
-        Verb::Upgrade { program, unplug } => {
+        Verb::Upgrade { program, unplug, dry_run } => {
             let program = program.as_deref().map(absolute).transpose()?;
-            upgrade::upgrade(client, &args.api, program.as_deref(), *unplug)?
+            let devices = if *unplug { snapshot::listed(client)? } else { Vec::new() };
+            let body = json!({ "program": program, "unplugged": devices }).to_string();
+            // What is refused for certain is refused before a device leaves.
+            if *dry_run || !devices.is_empty() {
+                client.within(LONG).ask_with("PUT", "/egm/v1/upgrade?dry-run=1", body.as_bytes())?;
+            }
+            match *dry_run {
+                true => "the program can have the machine\n".to_owned(),
+                false => upgrade::upgrade(client, &args.api, &body, &devices)?,
+            }
         }
         Verb::Plug { device, id, clique, dry_run } => {
             let mut device = device.clone();
@@ -241,7 +253,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         Verb::Boot => client.within(LONG).ask("PUT", "/api/v1/vm.boot")?,
         Verb::Reboot => client.within(LONG).ask("PUT", "/api/v1/vm.reboot")?,
         Verb::Delete => client.within(LONG).ask("PUT", "/api/v1/vm.delete")?,
-        Verb::Shutdown { timeout } => return shutdown(client, &args.api, *timeout),
+        Verb::Shutdown { timeout } => return shutdown(client, *timeout),
         Verb::Get { request } => raw(&client.ask("GET", request)?),
         Verb::Put { request } => raw(&client.within(LONG).ask("PUT", request)?),
     };
@@ -315,11 +327,11 @@ fn unreadable(path: &Path, source: io::Error) -> ClientError {
 }
 
 /// Presses the power button, waits for the machine's end, and requests it after `timeout` seconds.
-fn shutdown(client: Client<'_>, path: &Path, timeout: u32) -> Outcome {
+fn shutdown(client: Client<'_>, timeout: u32) -> Outcome {
     let mut events = client.follow()?; // before the press: no event is missed
     if timeout > 0 {
         match client.ask("PUT", "/api/v1/vm.power-button") {
-            Ok(_) if ends_within(&mut events, path, Duration::from_secs(timeout.into()))? => {
+            Ok(_) if ends_within(client, &mut events, Duration::from_secs(timeout.into()))? => {
                 return Ok(ExitCode::SUCCESS);
             }
             // A guest without a button, or that does not shut down.
@@ -330,27 +342,42 @@ fn shutdown(client: Client<'_>, path: &Path, timeout: u32) -> Outcome {
     match client.within(STOP).ask("PUT", "/api/v1/vm.shutdown") {
         Ok(_) => {}
         Err(ClientError::Refused { status: 409, .. }) if !lacks_vcpus(client) => {} // it ends already
-        // egm-vmm serve answers when slices are scrubbed, which can take longer; the events show the machine's end.
-        Err(ClientError::Unreadable { .. }) => {}
+        // egm-vmm serve answers when slices are scrubbed, which can take longer, and not at all where an upgrade began; the
+        // events show the machine's end.
+        Err(ClientError::Unreadable { .. } | ClientError::Refused { status: 503, .. }) => {}
         Err(error) => return Err(error.into()),
     }
-    if ends_within(&mut events, path, STOP)? { Ok(ExitCode::SUCCESS) } else { Err(Unstopped.into()) }
+    if ends_within(client, &mut events, STOP)? {
+        Ok(ExitCode::SUCCESS)
+    } else {
+        Err(CtlError::Unstopped.into())
+    }
 }
 
 fn name(event: &str) -> Option<String> {
     serde_json::from_str::<Value>(event).ok()?["event"].as_str().map(str::to_owned)
 }
 
-/// Whether the machine reports its end in `events` within `limit`. The end of the stream is none: the machine goes on
-/// without its API, or was killed.
-fn ends_within(events: &mut Events, path: &Path, limit: Duration) -> Result<bool, ClientError> {
+/// Whether the machine reports its end in `events` within `limit`. The end of the stream is none: another program has taken
+/// the machine over, and has its next events; or the machine goes on without its API, or was killed.
+fn ends_within(client: Client<'_>, events: &mut Events, limit: Duration) -> Result<bool, ClientError> {
     let until = Instant::now().checked_add(limit);
-    while let Some(event) = events.next(until).map_err(|source| unreadable(path, source))? {
-        if is_end(&event) {
-            return Ok(true);
+    loop {
+        let mut has_events = false;
+        while let Some(event) = events.next(until).map_err(|source| unreadable(client.path(), source))? {
+            has_events = true;
+            if is_end(&event) {
+                return Ok(true);
+            }
+        }
+        if !has_events || until.is_some_and(|until| until <= Instant::now()) {
+            return Ok(false);
+        }
+        match client.follow() {
+            Ok(next) => *events = next,
+            Err(_) => return Ok(false),
         }
     }
-    Ok(false)
 }
 
 /// Whether the machine has no vCPUs to stop yet.
@@ -373,6 +400,33 @@ mod tests {
     use std::thread;
 
     use super::*;
+
+    /// Whether the machine's end is found in `streams` of events, one after another.
+    fn ends_in(streams: &'static [&str]) -> bool {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = thread::spawn(move || {
+            for events in streams {
+                let (mut stream, _) = listener.accept().unwrap();
+                let _ = stream.read(&mut [0; 1024]).unwrap();
+                stream.write_all(format!("HTTP/1.1 200 OK\r\n\r\n{events}").as_bytes()).unwrap();
+            }
+        });
+        let client = Client::new(&path);
+        let mut events = client.follow().unwrap();
+        let ends = ends_within(client, &mut events, Duration::from_secs(60)).unwrap();
+        server.join().unwrap();
+        ends
+    }
+
+    #[test]
+    fn the_end_of_a_machine_is_awaited_over_an_upgrade_too() {
+        const PAUSED: &str = "{\"event\":\"paused\"}\n";
+        const STOPPED: &str = "{\"event\":\"resumed\"}\n{\"event\":\"stopped\"}\n";
+        assert!(ends_in(&[PAUSED, STOPPED]));
+        assert!(!ends_in(&[PAUSED, ""]) && !ends_in(&[""]));
+    }
 
     fn rows(table: &Table<'_>) -> Vec<Vec<String>> {
         let mut out = String::new();
@@ -445,7 +499,7 @@ mod tests {
             };
             answers.iter().map(answered).collect()
         });
-        let outcome = shutdown(Client::new(&path), &path, 60);
+        let outcome = shutdown(Client::new(&path), 60);
         (server.join().unwrap(), outcome.is_ok())
     }
 

@@ -16,13 +16,14 @@ use std::cell::RefCell;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::RawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use egm_device::trust::parse_name;
 use egm_report::show::Screen;
+use rustix::process::{Signal, getpid, kill_process};
 
 pub(super) use self::file::PathOrDescriptor;
 use self::handover::{Inherited, InheritedMachine, Leaving, Left};
@@ -37,9 +38,9 @@ use crate::api::{
 use crate::config::{OnReset, Overrides};
 use crate::error::{Blame, Chain, Remedy, Report};
 use crate::inherited;
-use crate::launch::{Confined, Restored};
+use crate::launch::{Confined, Restored, rehearse};
 use crate::listener::{Listener, leave_files};
-use crate::machine::{self, ExitReason, monotonic_now};
+use crate::machine::{self, ExitReason, Hold, monotonic_now};
 use crate::reexec::{self, Holder};
 use crate::reserve::Broker;
 use crate::sandbox::Mode;
@@ -219,7 +220,8 @@ impl Service<'_> {
         match left.map_err(failed("take over what the execution before left"))? {
             Left::Serve(inherited) => Ok(Some((*inherited, signals))),
             Left::Rehearse(created, view) => {
-                handover::try_to_take(&created, &view, &self.overrides())?;
+                rehearse(&created.spec(&self.overrides())?, &view)?;
+                egm_report::show::print(handover::READY);
                 Ok(None)
             }
         }
@@ -260,7 +262,10 @@ impl Service<'_> {
         let (created, restore) = loop {
             match machine.order() {
                 Order::End => return Ok(ExitCode::SUCCESS),
-                Order::Wait if signals.is_end_requested() => return Ok(ExitCode::SUCCESS),
+                Order::Wait if signals.is_end_requested() => {
+                    signals.set_starting(true); // a second one ends a program that waits for the storage of a request
+                    return Ok(ExitCode::SUCCESS);
+                }
                 Order::Wait => signals.wait_with(machine.orders()).map_err(failed("wait for requests"))?,
                 Order::Boot(created) => break (created, None),
                 Order::Restore(created, restore) => break (created, Some(restore)),
@@ -268,7 +273,7 @@ impl Service<'_> {
         };
         signals.set_starting(true);
         // A signal before that is there now, and a later one ends the process.
-        if signals.is_end_requested() {
+        if taken.is_none() && signals.is_end_requested() {
             machine.note_end(None);
             return Ok(ExitCode::SUCCESS);
         }
@@ -323,8 +328,15 @@ impl Service<'_> {
                 Holder::release(holder, move || machine.end_upgrade(failed, pause));
             }
         };
-        let started = || signals.set_starting(false);
-        let hand_over = |handed| served.hand_over(handed);
+        let started = || {
+            let has_waited = signals.is_received();
+            signals.set_starting(false);
+            // One that waited over the execution ends the machine now, in order.
+            if has_waited {
+                let _ = kill_process(getpid(), Signal::TERM);
+            }
+        };
+        let hand_over = |program: &Path, hold: Hold<'_>| served.hand_over(program, hold);
         let hooks = Hooks { started: &started, state_published: &state_published, hand_over: &hand_over };
         let launched = (|| {
             if let Some(taken) = &*taken.borrow() {
@@ -342,9 +354,8 @@ impl Service<'_> {
             Ok((ended, _)) => Some(ended.reason.to_string()),
         };
         // Still here where the guest did not run.
-        if let (Some(mut taken), Some(why)) = (taken.take(), why) {
-            drop(taken.holder.take()); // a limit that it takes part of can be the reason
-            served.give_back(&taken, why);
+        if let (Some(taken), Some(why)) = (taken.take(), why) {
+            served.give_back(taken, why);
         }
         leave_files(false);
         let (ended, reservation) = launched?;

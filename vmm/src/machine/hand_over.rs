@@ -6,7 +6,7 @@
 //! ```
 
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,10 +19,9 @@ use super::finish::RunningDevice;
 use super::pause::PauseState;
 use super::save::{RunningParts, SnapshotParts, refused};
 use super::saved::MachineState;
-use crate::error::{Blame, Remedy, Report};
+use crate::error::{Blame, Chain, Remedy, Report};
 use crate::kept::{KeptFiles, KeptPart};
 use crate::lock::lock;
-use crate::memory::Unkept;
 use crate::snapshot::{RestoreReason, SaveReason};
 
 /// Most files of a machine: a message of an execution has room for some more, and for taps that its configuration names.
@@ -36,7 +35,7 @@ pub enum UpgradeError {
     Save(SaveReason),
     #[error("cannot take the machine over: {0}")]
     State(RestoreReason),
-    #[error("cannot execute {}: {source}", program.display())]
+    #[error("cannot execute {}", program.display())]
     Execute { program: PathBuf, source: std::io::Error },
     /// The other program does not take it.
     #[error("cannot upgrade to {}: {reason}", program.display())]
@@ -71,13 +70,14 @@ pub(crate) struct UpgradeRequest {
     pub(crate) program: PathBuf,
     /// Devices that were unplugged for it, as entries of `"devices"`: they are plugged in again when the guest runs.
     pub(crate) unplugged: Vec<Value>,
+    /// Checks only, as if the devices above had left.
+    pub(crate) is_dry_run: bool,
     /// Gets `Ok` before the execution.
     pub(crate) reply: Box<dyn FnOnce(Result<(), UpgradeError>) + Send>,
 }
 
 /// A machine that the next execution takes over.
 pub(crate) struct HandedMachine {
-    pub(crate) program: PathBuf,
     pub(crate) state: MachineState,
     pub(crate) files: KeptFiles,
     /// Whether its guest runs; otherwise it is paused.
@@ -107,12 +107,16 @@ impl From<UpgradeRequest> for Pending {
     }
 }
 
-/// Executes the other program; returns only when that fails.
-pub(crate) type HandOver<'a> = &'a dyn Fn(HandedMachine) -> UpgradeError;
+/// Holds the machine for the other program, once no request can reach it.
+pub(crate) type Hold<'a> = &'a mut dyn FnMut() -> Result<HandedMachine, SaveReason>;
 
-/// Where programs execute no other one.
-pub(crate) fn unsupported(handed: HandedMachine) -> UpgradeError {
-    UpgradeError::Execute { program: handed.program, source: std::io::ErrorKind::Unsupported.into() }
+/// Executes the program at the path with the machine that is held; returns only when that fails.
+pub(crate) type HandOver<'a> = &'a dyn Fn(&Path, Hold<'_>) -> UpgradeError;
+
+/// For a program that executes no other one.
+pub(crate) fn unsupported(program: &Path, _: Hold<'_>) -> UpgradeError {
+    let source = std::io::ErrorKind::Unsupported.into();
+    UpgradeError::Execute { program: program.to_owned(), source }
 }
 
 /// Time since an unspecified start, the same for all executions of a process.
@@ -134,9 +138,14 @@ impl SnapshotParts {
         let gate = &running.shared.gate;
         match (gate.state(), begun) {
             (state, None) => {
-                let checked = self.keep_files(running).and_then(|_| self.drain_console());
-                if let Err(reason) = checked {
-                    return (request.reply)(Err(UpgradeError::Save(reason)));
+                let leaves = request.is_dry_run && !request.unplugged.is_empty();
+                let planned = self.plan.device_addresses();
+                let stays = |id: &str| !leaves || planned.contains_key(id);
+                let checked = if leaves { self.check_planned() } else { self.check() };
+                let checked = checked.and_then(|()| self.keep_files(running, stays));
+                let checked = checked.and_then(|_| self.drain_console());
+                if request.is_dry_run || checked.is_err() {
+                    return (request.reply)(checked.map_err(UpgradeError::Save));
                 }
                 let (runs, paused) = (state == PauseState::Running && gate.close(), monotonic_now());
                 *lock(next) = Some(Pending { request, begun: Some(Begun { runs, paused }) });
@@ -163,25 +172,29 @@ impl SnapshotParts {
         running: &RunningParts<'_>,
         events: &mut EventManager<Subscriber>,
     ) {
-        let UpgradeRequest { program, unplugged, reply } = request;
-        let held = self.hold(unplugged.clone(), running, events).and_then(|(saving, state)| {
+        let UpgradeRequest { program, unplugged, reply, .. } = request;
+        reply(Ok(()));
+        let (mut saving, mut is_held) = (None, false);
+        let error = hand_over(&program, &mut || {
+            let (held, state) = self.hold(unplugged.clone(), running, events)?;
+            saving = Some(held);
             self.drain_console()?;
-            let files = self.keep_files(running)?;
+            self.check()?;
+            let files = self.keep_files(running, |_| true)?;
             // The end of a machine that was requested meanwhile comes first.
-            if running.shared.exit.is_set() { Err(SaveReason::NotPaused) } else { Ok((saving, state, files)) }
-        });
-        match held {
-            Ok((_saving, state, files)) => {
-                reply(Ok(()));
-                let Begun { runs, paused } = begun;
-                let runs = runs || running.shared.gate.state() == PauseState::Running; // it was resumed meanwhile
-                let error = hand_over(HandedMachine { program, state, files, runs, paused });
-                tracing::error!("{error}");
-                lock(&self.origin.console).take_terminal();
-                lock(&self.origin.unplugged).extend(unplugged);
+            if running.shared.exit.is_set() {
+                return Err(SaveReason::NotPaused);
             }
-            Err(reason) => reply(Err(UpgradeError::Save(reason))),
+            is_held = true;
+            let Begun { runs, paused } = begun;
+            Ok(HandedMachine { state, files, runs, paused })
+        });
+        drop(saving);
+        tracing::error!("{}", Chain(&error));
+        if is_held {
+            lock(&self.origin.console).take_terminal();
         }
+        lock(&self.origin.unplugged).extend(unplugged);
     }
 
     /// Waits for the reader of the console.
@@ -192,20 +205,22 @@ impl SnapshotParts {
         })
     }
 
-    /// The open files of the machine; refuses one that cannot be handed over.
-    fn keep_files(&self, running: &RunningParts<'_>) -> Result<KeptFiles, SaveReason> {
-        self.check()?;
+    /// The open files of the machine and of its devices that stay, by their ids; refuses one that cannot be handed over.
+    fn keep_files(
+        &self,
+        running: &RunningParts<'_>,
+        stays: impl Fn(&str) -> bool,
+    ) -> Result<KeptFiles, SaveReason> {
         let failed =
             |source| SaveReason::File { step: "cannot duplicate", name: "a descriptor".to_owned(), source };
         let mut files = KeptFiles::default();
-        running.ram.keep(&self.plan, &mut files).map_err(|error| match error {
-            Unkept::Descriptor(source) => failed(source),
-            Unkept::NotAFile(id) => refused(
+        if let Some(id) = running.ram.keep(&self.plan, &mut files).map_err(failed)? {
+            return Err(refused(
                 format!("memory \"{id}\" is a slice, or private to this execution"),
                 "shut the guest down, and start it with the other program",
-            ),
-        })?;
-        for RunningDevice { id, device, .. } in lock(&self.devices).iter() {
+            ));
+        }
+        for RunningDevice { id, device, .. } in lock(&self.devices).iter().filter(|kept| stays(&kept.id)) {
             files.add(KeptFiles::device(id), lock(device).kept().map_err(failed)?);
         }
         let boot = KeptPart::of(self.origin.boot.files().iter().map(AsFd::as_fd)).map_err(failed)?;

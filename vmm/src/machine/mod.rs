@@ -47,7 +47,7 @@ pub(crate) use exit::ExitLatch;
 pub use exit::ExitReason;
 pub use finish::Unfinished;
 pub use hand_over::UpgradeError;
-pub(crate) use hand_over::{HandOver, HandedMachine, UpgradeRequest, monotonic_now, unsupported};
+pub(crate) use hand_over::{HandOver, HandedMachine, Hold, UpgradeRequest, monotonic_now, unsupported};
 #[cfg(test)]
 pub(crate) use live::LiveParts;
 pub use live::{ControlError, DeviceCounters, Live};
@@ -180,7 +180,7 @@ impl Machine {
             let request = lock(&next).take();
             if let Some(SnapshotRequest { folder, unplugged, is_dry_run, reply }) = request {
                 if is_dry_run {
-                    reply(self.snapshot.rehearse(&folder));
+                    reply(self.snapshot.dry_run(&folder));
                 } else {
                     step(MachineStep::SnapshotStarted);
                     let written = self.snapshot.carry_out(&folder, unplugged, &parts, events);

@@ -156,7 +156,7 @@ impl SnapshotParts {
     ///
     /// # Errors
     /// [`SnapshotError`].
-    pub(super) fn rehearse(&self, folder: &Path) -> Result<(), SnapshotError> {
+    pub(super) fn dry_run(&self, folder: &Path) -> Result<(), SnapshotError> {
         let checked = self.check_planned().and_then(|()| self.configuration());
         checked.map_err(|reason| SnapshotError { folder: folder.to_owned(), reason })?;
         NewSnapshot::begin(folder).map(drop)
@@ -234,7 +234,7 @@ impl SnapshotParts {
     }
 
     /// The same without what was plugged in.
-    fn check_planned(&self) -> Result<(), SaveReason> {
+    pub(super) fn check_planned(&self) -> Result<(), SaveReason> {
         for function in &self.plan.pci {
             if let FunctionRole::Endpoint { device, .. } = &function.role
                 && device.kind.is_assigned()

@@ -1,5 +1,6 @@
 //! Guest memory that is there before the machine begins: in a snapshot, or in files of the execution before this one.
 
+use std::io;
 use std::os::fd::AsFd;
 
 use super::saved::MemoryImage;
@@ -36,32 +37,20 @@ impl<'a> Beginning<'a> {
     }
 }
 
-/// Why a machine's memory cannot be another execution's.
-pub(crate) enum Unkept {
-    /// The backing of this id is a slice, or private.
-    NotAFile(String),
-    Descriptor(std::io::Error),
-}
-
-impl From<std::io::Error> for Unkept {
-    fn from(error: std::io::Error) -> Self {
-        Self::Descriptor(error)
-    }
-}
-
 impl GuestRam {
-    /// The files of its backings, for another execution of the program; `Err` has the id of one that has none of its own.
+    /// Adds the files of its backings to `kept`, for another execution of the program. Returns the id of one that is a slice or
+    /// private, if there is one.
     ///
     /// # Errors
-    /// See above; or descriptors run out.
-    pub(crate) fn keep(&self, plan: &Plan, kept: &mut KeptFiles) -> Result<(), Unkept> {
+    /// When descriptors run out.
+    pub(crate) fn keep<'p>(&self, plan: &'p Plan, kept: &mut KeptFiles) -> io::Result<Option<&'p str>> {
         for (backing, source) in plan.backings.iter().zip(&self.backings) {
             let is_own = backing.region.is_none() && !backing.guest_memfd;
             let Some(Source::File(file)) = source.as_ref().filter(|_| is_own) else {
-                return Err(Unkept::NotAFile(backing.id.clone()));
+                return Ok(Some(&backing.id));
             };
             kept.add(KeptFiles::memory(&backing.id), KeptPart::of([file.file().as_fd()])?);
         }
-        Ok(())
+        Ok(None)
     }
 }

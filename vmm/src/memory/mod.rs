@@ -23,7 +23,7 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
 pub(crate) use self::error::MemoryError;
 pub(crate) use self::huge::Present;
-pub(crate) use self::kept::{Beginning, Unkept};
+pub(crate) use self::kept::Beginning;
 pub(crate) use self::saved::MemoryImage;
 use crate::config::PageSize;
 use crate::kept::KeptFiles;

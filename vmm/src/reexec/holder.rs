@@ -66,13 +66,9 @@ impl Holder {
 
     /// Ends `holder` and then calls `ended`, on a thread of its own: to free the memory takes time.
     pub(crate) fn release(holder: Option<Self>, ended: impl FnOnce() + Send + 'static) {
-        let after = OnDrop(Some(ended));
-        let release = move || {
-            let _after = after;
-            drop(holder);
-        };
-        // Without a thread, the drop of the closure does the same here.
-        let _ = std::thread::Builder::new().name("egm-free".into()).spawn(release);
+        // Dropped in this order, also here where no thread starts.
+        let both = (holder, OnDrop(Some(ended)));
+        let _ = std::thread::Builder::new().name("egm-free".into()).spawn(move || drop(both));
     }
 
     /// The process ends when this descriptor and its duplicates are closed.

@@ -241,17 +241,12 @@ fn net_backend(queue_pairs: u16, vhost: Option<bool>) -> Result<Backend, DeviceE
     }
 }
 
-/// The network device of `kept`: its taps, and new workers of vhost-net if it used that. This process has every feature of vhost, and
+/// The network device of `kept`: its taps, and workers of vhost-net if it used that. This process has every feature of vhost, and
 /// vhost may lack some: a guest that began without vhost stays without it, and one that began with it can go on without it.
 fn kept_net(kept: &KeptPart, queue_pairs: u16) -> Result<OpenDevice, DeviceError> {
-    let numbers: Vec<_> = kept.files().iter().map(AsRawFd::as_raw_fd).collect();
-    let (taps, workers) = numbers.split_at_checked(queue_pairs.into()).unwrap_or((&numbers, &[]));
-    let taps = tap::adopt(taps)?;
-    let files = kept.duplicates().map_err(|source| DeviceError::VhostFile { path: vhost::NET, source })?;
-    let workers: Vec<File> = files.into_iter().skip(taps.len()).take(workers.len()).collect();
-    let backend = if workers.is_empty() { Ok(Backend::Userspace) } else { Backend::vhost(workers) };
-    let backend = backend.unwrap_or_else(|error| {
-        tracing::warn!("{}; egm-vmm serves the queues itself", Chain(&error));
+    let taps = tap::adopt(&kept.files().iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>())?;
+    let backend = net_backend(queue_pairs, Some(kept.uses_vhost())).unwrap_or_else(|error| {
+        tracing::warn!("{}; egm-vmm serve serves the queues itself", Chain(&error));
         Backend::Userspace
     });
     Ok(OpenDevice::Net { taps, backend })
@@ -261,8 +256,8 @@ fn vsock_backend(socket: Option<&Path>, kept: Option<&KeptPart>) -> Result<vsock
     match (socket, kept) {
         (Some(path), Some(kept)) => Ok(vsock::Backend::Userspace(HostSockets::adopt(path, kept)?)),
         (Some(path), None) => Ok(vsock::Backend::Userspace(HostSockets::bind(path)?)),
-        (None, kept) => {
-            let file = kept.map_or_else(|| vhost::open(vhost::VSOCK), KeptPart::first);
+        (None, _) => {
+            let file = vhost::open(vhost::VSOCK);
             let file = file.map_err(|source| DeviceError::VhostFile { path: vhost::VSOCK, source })?;
             Ok(vsock::Backend::vhost(file).map_err(VsockError::from)?)
         }

@@ -13,28 +13,19 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use vhost::VhostBackend;
-use vhost::VhostUserMemoryRegionInfo;
-use vhost::VringConfigData;
-use vhost::vhost_kern::VhostKernBackend;
-use vhost::vhost_kern::vhost_binding as binding;
-use virtio_queue::Queue;
-use virtio_queue::QueueT;
-use vm_memory::GuestAddress;
-use vm_memory::GuestMemoryBackend;
-use vm_memory::GuestMemoryMmap;
-use vm_memory::GuestMemoryRegion;
+use vhost::vhost_kern::{VhostKernBackend, vhost_binding as binding};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::ioctl::ioctl_with_ref;
 
-use super::ActivateError;
-use super::Interrupt;
 use super::saved::QueuePosition;
+use super::{ActivateError, Interrupt};
 use crate::error::{Blame, Remedy, Report};
 use crate::eventfd;
 
@@ -73,7 +64,7 @@ pub enum VhostError {
 impl Report for VhostError {
     fn remedy(&self) -> Remedy {
         match self {
-            Self::Setup { device: "/dev/vhost-net", .. } => Blame::Host
+            Self::Setup { device: NET, .. } => Blame::Host
                 .help("set \"vhost\": false for this device, or load the module: modprobe vhost_net"),
             Self::Setup { .. } => {
                 Blame::Host.help("give the device a \"socket\", or load the module: modprobe vhost_vsock")
@@ -217,7 +208,7 @@ impl Worker {
         let result = unsafe { ioctl_with_ref(&self.file, binding::VHOST_VSOCK_SET_GUEST_CID(), &value) };
         check(result).map_err(|source| match source.kind() {
             io::ErrorKind::AddrInUse => VhostError::CidTaken { cid },
-            _ => VhostError::Setup { device: "/dev/vhost-vsock", step: "VHOST_VSOCK_SET_GUEST_CID", source },
+            _ => VhostError::Setup { device: VSOCK, step: "VHOST_VSOCK_SET_GUEST_CID", source },
         })
     }
 

@@ -1,5 +1,6 @@
 //! Upgrades: another program takes a running machine over.
 
+use std::io::{Read, Write};
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -256,6 +257,66 @@ fn a_program_that_would_show_the_guest_another_machine_is_refused_before_the_pau
     assert!(refused.contains("the plan of this host has other \""), "{refused}");
     assert!(!machine.events().contains(&"paused".to_owned()));
     machines.wait_for(SOME);
+    machines.check_console();
+}
+
+#[test]
+fn a_dry_run_judges_program_and_machine_and_changes_nothing() {
+    if !kvm() {
+        return;
+    }
+    let machines = Machines::new(json!({}));
+    let machine = machines.served();
+    machines.program("new", |_| ());
+    let output = machine.ctl("upgrade --program new --dry-run");
+    assert_eq!(text(&output.stdout), "the program can have the machine\n", "{output:?}");
+    machines.program("other", |bytes| replace(bytes, b"expanders", b"expand3rs"));
+    let refused = machine.refused("upgrade --program other --dry-run", HOST);
+    assert!(refused.contains("the plan of this host has other \""), "{refused}");
+    assert!(!machine.events().contains(&"paused".to_owned()));
+    let last = machine.ctl("get /egm/v1/upgrade");
+    assert!(text(&last.stderr).contains("this program has had no upgrade"), "{last:?}");
+    machine.done("upgrade --program new");
+    assert_eq!(machine.program(), machines.path("new"));
+    machines.wait_for(SOME);
+    machines.check_console();
+}
+
+/// An upgrade is answered before its execution.
+#[test]
+fn a_request_that_succeeds_during_an_upgrade_has_its_effect() {
+    if !kvm() {
+        return;
+    }
+    let machines = Machines::new(json!({}));
+    machines.program("new", |_| ());
+    let machine = machines.served();
+    let connect = || UnixStream::connect(machines.path("vm.sock")).unwrap();
+    let put = |stream: &mut UnixStream, path: &str, body: &str| {
+        write!(stream, "PUT {path} HTTP/1.1\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+    };
+    let is_done = |stream: &mut UnixStream| {
+        let mut start = [0; "HTTP/1.1 204".len()];
+        stream.read_exact(&mut start).is_ok() && start == *b"HTTP/1.1 204"
+    };
+    for _ in 0..5 {
+        machine.done("pause");
+        let (mut upgrade, mut resume) = (connect(), connect());
+        let body = json!({ "program": machines.path("new") }).to_string();
+        put(&mut upgrade, "/egm/v1/upgrade", &body).unwrap();
+        assert!(is_done(&mut upgrade));
+        let is_resumed = put(&mut resume, "/api/v1/vm.resume", "").is_ok() && is_done(&mut resume);
+        // The execution can end the connection of this request, too.
+        while !machine.ctl("get /egm/v1/upgrade").status.success() {
+            thread::yield_now();
+        }
+        let state = if is_resumed { "running" } else { "paused" };
+        assert_eq!(machine.state(), json!(state));
+        if !is_resumed {
+            machine.done("resume");
+        }
+        machines.wait_for(SOME);
+    }
     machines.check_console();
 }
 

@@ -59,10 +59,10 @@ fn query(operation: Operation) -> Option<Query> {
         Operation::Events => {
             Some(Query { name: "follow", value: "0", meaning: "End after the latest events." })
         }
-        Operation::SnapshotWithDevices => Some(Query {
+        Operation::SnapshotWithDevices | Operation::Upgrade => Some(Query {
             name: "dry-run",
             value: "1",
-            meaning: "Check what can be checked, and write nothing.",
+            meaning: "Check what can be checked, and change nothing.",
         }),
         Operation::Plug => {
             Some(Query { name: "dry-run", value: "1", meaning: "Plan the device, and change nothing." })

@@ -187,7 +187,7 @@ pub(in crate::api) const ROUTES: &[Route] = &[
         Put,
         "/egm/v1/upgrade",
         Operation::Upgrade,
-        "`serve`: another program takes the running machine over, a `NewUpgrade`; answered before its execution",
+        "`serve`: another program takes the running machine over, a `NewUpgrade`; answered before its execution; query `dry-run=1`: check it only",
     ),
     route(
         Get,

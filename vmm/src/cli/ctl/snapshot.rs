@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::error::Undescribed;
+use super::error::CtlError;
 use super::{LONG, has_device, unplug};
 use crate::api::{Client, ClientError};
 use crate::cli::print_message;
@@ -48,7 +48,7 @@ pub(super) fn listed(client: Client<'_>) -> Outcome<Vec<Value>> {
     let devices = client.ask("GET", "/egm/v1/devices")?;
     let devices: Vec<Value> = serde_json::from_str(&devices).unwrap_or_default();
     match devices.iter().find(|device| device["type"].is_null()) {
-        Some(device) => Err(Undescribed { id: id(device) }.into()),
+        Some(device) => Err(CtlError::Undescribed { id: id(device) }.into()),
         None => Ok(devices),
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::error::{Unflushed, Unreturned};
+use super::error::CtlError;
 use super::tables::cell;
 use super::{LONG, is_end, name, unreadable};
 use crate::api::{Client, ClientError};
@@ -25,7 +25,7 @@ pub(super) fn unplug(client: Client<'_>, path: &Path, id: &str) -> Result<String
         if let Some(text) = change_of(&event, id, "removed").filter(|_| is_new) {
             return match loss {
                 None => Ok(format!("{text}\n")),
-                Some(text) => Err(Box::new(Unflushed { text })),
+                Some(text) => Err(Box::new(CtlError::Unflushed { text })),
             };
         }
         if is_end(&event) {
@@ -33,10 +33,10 @@ pub(super) fn unplug(client: Client<'_>, path: &Path, id: &str) -> Result<String
         }
         if name(&event).as_deref() == Some("lost") && !has_device(client, id)? {
             let text = format!("device \"{id}\" left, and events on whether it was flushed are lost");
-            return Err(Box::new(Unflushed { text }));
+            return Err(Box::new(CtlError::Unflushed { text }));
         }
     }
-    Err(Box::new(Unreturned { id: id.to_owned() }))
+    Err(Box::new(CtlError::Unreturned { id: id.to_owned() }))
 }
 
 /// Whether the machine has the device `id` now: "removed" may be among events that are lost.

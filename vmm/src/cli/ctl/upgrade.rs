@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::LONG;
-use super::error::NotUpgraded;
-use super::snapshot::{Outcome, listed, plug_again, unplug_all};
+use super::error::CtlError;
+use super::snapshot::{Outcome, plug_again, unplug_all};
 use crate::api::{Client, ClientError};
 use crate::cli::print_message;
 use crate::error::Chain;
@@ -27,21 +27,13 @@ fn outcome(client: Client<'_>) -> Result<String, ClientError> {
     answer
 }
 
-/// Has the program at the absolute path `program`, or a new version of the machine's own, take the machine over. With `unplug`,
-/// what was plugged in leaves before it and comes back. Returns what was done, in lines.
+/// Requests the upgrade of `body`; its `devices` leave before it and come back. Returns what was done, in lines.
 ///
 /// # Errors
 /// The machine goes on in its program; the last step that failed.
-pub(super) fn upgrade(
-    client: Client<'_>,
-    path: &Path,
-    program: Option<&str>,
-    unplug: bool,
-) -> Outcome<String> {
-    let devices = if unplug { listed(client)? } else { Vec::new() };
+pub(super) fn upgrade(client: Client<'_>, path: &Path, body: &str, devices: &[Value]) -> Outcome<String> {
     let mut unplugged = Vec::new();
-    let begun = unplug_all(client, path, &devices, &mut unplugged).and_then(|lines| {
-        let body = json!({ "program": program, "unplugged": devices }).to_string();
+    let begun = unplug_all(client, path, devices, &mut unplugged).and_then(|lines| {
         client.within(LONG).ask_with("PUT", "/egm/v1/upgrade", body.as_bytes())?;
         Ok(lines)
     });
@@ -58,7 +50,7 @@ pub(super) fn upgrade(
     let outcome: Value = serde_json::from_str(&outcome).unwrap_or_default();
     let text = |key: &str| outcome[key].as_str().unwrap_or_default().to_owned();
     if outcome["state"] != "done" {
-        return Err(NotUpgraded { reason: text("reason") }.into());
+        return Err(CtlError::NotUpgraded { reason: text("reason") }.into());
     }
     let program = text("program");
     lines += &match outcome["pause_us"].as_u64() {

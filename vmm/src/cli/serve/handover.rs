@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,10 +19,8 @@ use serde::{Deserialize, Serialize};
 
 use super::RESUME;
 use crate::api::{Created, EventMonitor, Published, SavedCycle, Upgrade};
-use crate::config::Overrides;
-use crate::error::Report;
 use crate::kept::{KeptFiles, KeptName};
-use crate::launch::{self, Restored};
+use crate::launch::Restored;
 use crate::listener::Listener;
 use crate::machine::{GuestView, HandedMachine, UpgradeError, guest_view};
 use crate::plan::Plan;
@@ -31,11 +29,11 @@ use crate::snapshot::{FORMAT, RestoreReason};
 
 /// Format of [`Handover`] and of the order of its descriptors, raised with each change of either: a program that cannot read the
 /// message after its execution cannot give the machine back.
-const MESSAGE: u32 = 2;
+const MESSAGE: u32 = 3;
 /// Time that another program has to read the state.
 const REHEARSAL: Duration = Duration::from_secs(10);
 /// Its answer, so that a program of another kind is none that can.
-const READY: &str = "egm-vmm takes the machine over\n";
+pub(super) const READY: &str = "egm-vmm takes the machine over\n";
 /// Bytes of its messages that are quoted.
 const QUOTED: u64 = 500;
 
@@ -108,6 +106,18 @@ impl InheritedMachine {
         let files = self.files.duplicate().map_err(failed)?;
         Ok(Restored::taken_over(state, files, self.runs))
     }
+
+    fn described(&self) -> HandedOver {
+        let Self { holder, files, runs, paused, failed, .. } = self;
+        let holder = holder.as_ref().map(Holder::process);
+        HandedOver { files: files.names(), holder, runs: *runs, paused: *paused, failed: failed.clone() }
+    }
+
+    /// In the order in which [`inherited`] takes them.
+    fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let first = [self.state.as_fd(), self.program.as_fd()].into_iter();
+        first.chain(self.holder.as_ref().and_then(Holder::end)).chain(self.files.descriptors())
+    }
 }
 
 /// Parts of an execution that the next one needs.
@@ -116,25 +126,16 @@ pub(super) struct Leaving<'a> {
     pub(super) machine: &'a Published,
 }
 
-/// A machine to hand over.
-struct Handed<'a> {
-    state: &'a File,
-    program: &'a OwnedFd,
-    holder: Option<&'a Holder>,
-    files: &'a KeptFiles,
-    described: HandedOver,
-}
-
 impl Leaving<'_> {
     /// Executes this program for the machine of `cycle`. Returns only when that fails.
     pub(super) fn again(&self, cycle: SavedCycle) -> io::Error {
         self.execute(&reexec::own(), cycle, None)
     }
 
-    /// Executes the program that takes `handed` over. Returns only when that fails.
-    pub(super) fn hand_over(&self, handed: &HandedMachine) -> io::Error {
-        let HandedMachine { program, state, files, runs, paused } = handed;
-        let parts = || Ok::<_, io::Error>((reexec::sealed(state)?, File::open(reexec::own())?));
+    /// Executes `program`, which takes `handed` over. Returns only when that fails.
+    pub(super) fn hand_over(&self, program: &Path, handed: HandedMachine) -> io::Error {
+        let HandedMachine { state, files, runs, paused } = handed;
+        let parts = || Ok::<_, io::Error>((reexec::sealed(&state)?, File::open(reexec::own())?));
         let (state, own) = match parts() {
             Ok((state, own)) => (state, OwnedFd::from(own)),
             Err(error) => return error,
@@ -145,53 +146,32 @@ impl Leaving<'_> {
                 "cannot keep the old memory in a child: {error}; the guest waits about 1 ms longer for each GiB"
             );
         });
-        let holder = holder.ok();
-        let (runs, paused, failed) = (*runs, *paused, None);
-        let described = HandedOver {
-            files: files.names(),
-            holder: holder.as_ref().map(Holder::process),
-            runs,
-            paused,
-            failed,
-        };
-        self.carry(
-            program,
-            Handed { state: &state, program: &own, holder: holder.as_ref(), files, described },
-        )
+        let (holder, failed) = (holder.ok(), None);
+        self.carry(program, &InheritedMachine { state, program: own, holder, files, runs, paused, failed })
     }
 
-    /// Executes the program that handed `machine` over, because this one cannot have it for the reason `failed`. Returns only when
-    /// that fails.
-    pub(super) fn give_back(&self, machine: &InheritedMachine, failed: String) -> io::Error {
-        let InheritedMachine { state, program, files, runs, paused, .. } = machine;
-        let path = PathBuf::from(format!("/proc/self/fd/{}", program.as_raw_fd()));
-        let (runs, paused, failed) = (*runs, *paused, Some(failed));
-        let described = HandedOver { files: files.names(), holder: None, runs, paused, failed };
-        self.carry(&path, Handed { state, program, holder: None, files, described })
+    /// Executes the program that handed `machine` over, because this one cannot have it. Returns only when that fails.
+    pub(super) fn give_back(&self, machine: &InheritedMachine) -> io::Error {
+        let path = PathBuf::from(format!("/proc/self/fd/{}", machine.program.as_raw_fd()));
+        self.carry(&path, machine)
     }
 
-    fn carry(&self, program: &Path, handed: Handed<'_>) -> io::Error {
+    fn carry(&self, program: &Path, machine: &InheritedMachine) -> io::Error {
         match self.machine.running_cycle() {
-            Some(cycle) => self.execute(program, cycle, Some(handed)),
+            Some(cycle) => self.execute(program, cycle, Some(machine)),
             None => io::ErrorKind::Unsupported.into(),
         }
     }
 
-    fn execute(&self, program: &Path, cycle: SavedCycle, handed: Option<Handed<'_>>) -> io::Error {
+    fn execute(&self, program: &Path, cycle: SavedCycle, machine: Option<&InheritedMachine>) -> io::Error {
         let monitor = self.machine.monitor();
-        let (mut machine, mut kept) = (None, Vec::new());
-        if let Some(Handed { state, program, holder, files, described }) = handed {
-            kept.extend([state.as_fd(), program.as_fd()]);
-            kept.extend(holder.and_then(Holder::end).into_iter().chain(files.descriptors()));
-            machine = Some(described);
-        }
         let handover = Handover {
             cycle,
             socket: self.listener.made(),
             uptime: monitor.map(EventMonitor::uptime),
             log_level: Severity::least(),
             upgrade: self.machine.upgrades().last(),
-            machine,
+            machine: machine.map(InheritedMachine::described),
             rehearsal: None,
         };
         let state = match reexec::sealed(&handover) {
@@ -199,7 +179,8 @@ impl Leaving<'_> {
             Err(error) => return error,
         };
         let descriptors = [state.as_fd(), self.listener.as_fd()].into_iter();
-        let descriptors = descriptors.chain(monitor.map(|monitor| monitor.file().as_fd())).chain(kept);
+        let descriptors = descriptors.chain(monitor.map(|monitor| monitor.file().as_fd()));
+        let descriptors = descriptors.chain(machine.into_iter().flat_map(InheritedMachine::descriptors));
         let taps = handover.cycle.taps().map(|tap| tap.as_fd());
         reexec::execute(program, RESUME, &descriptors.chain(taps).collect::<Vec<_>>())
     }
@@ -317,18 +298,4 @@ fn ends_in_time(child: &Child) -> io::Result<bool> {
             polled => return Ok(polled? > 0),
         }
     }
-}
-
-/// Tries whether this program can take over the machine of `created`, which `overrides` change as those of a start do.
-///
-/// # Errors
-/// It cannot.
-pub(super) fn try_to_take(
-    created: &Created,
-    view: &GuestView,
-    overrides: &Overrides,
-) -> Result<(), Box<dyn Report>> {
-    launch::rehearse(&created.spec(overrides)?, view)?;
-    egm_report::show::print(READY);
-    Ok(())
 }

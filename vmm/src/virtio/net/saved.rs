@@ -1,6 +1,5 @@
 //! A network device in a snapshot, and in another program.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 
@@ -31,15 +30,15 @@ impl Net {
         }
     }
 
-    /// Its taps, and as many new workers of vhost-net, if it uses that.
+    /// Its taps, and whether vhost workers serve them.
     pub(super) fn files(&self) -> io::Result<KeptPart> {
         for (number, tap) in (0..).zip(&self.taps) {
             tap::check_adopted(number, tap.as_fd()).map_err(io::Error::other)?;
         }
-        let count = if self.uses_vhost() { self.taps.len() } else { 0 };
-        let workers = (0..count).map(|_| vhost::open(vhost::NET)).collect::<io::Result<Vec<File>>>()?;
-        let workers = workers.iter().map(AsFd::as_fd);
-        KeptPart::of(self.taps.iter().map(AsFd::as_fd).chain(workers))
+        if self.uses_vhost() {
+            vhost::open(vhost::NET)?; // as the next program will
+        }
+        Ok(KeptPart::of(self.taps.iter().map(AsFd::as_fd))?.with_vhost(self.uses_vhost()))
     }
 
     pub(super) fn state(&self) -> Option<DeviceState> {

@@ -1,7 +1,6 @@
 //! A vsock device in a snapshot, and in another program.
 
 use std::io;
-use std::os::fd::AsFd;
 
 use super::{ActivateError, Active, DeviceState, EVENT, Mover, Vsock, run};
 use crate::kept::KeptPart;
@@ -29,8 +28,8 @@ impl Vsock {
     pub(super) fn files(&self) -> io::Result<KeptPart> {
         match &self.mover {
             Mover::Userspace(muxer) => muxer.sockets.kept(),
-            // A worker belongs to one execution.
-            Mover::Vhost(_) => KeptPart::of([vhost::open(vhost::VSOCK)?.as_fd()]),
+            // As the next program will.
+            Mover::Vhost(_) => vhost::open(vhost::VSOCK).map(|_| KeptPart::default().with_vhost(true)),
         }
     }
 
