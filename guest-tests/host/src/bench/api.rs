@@ -1,6 +1,5 @@
 //! Guests that start and go on by requests in cloud-hypervisor's form.
 
-use std::fs;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -12,6 +11,7 @@ use serde_json::{Value, json};
 use super::launch::Launched;
 use super::monitor::{Monitor, Payload};
 use crate::engine::error::LabError;
+use crate::engine::logs;
 use crate::peers::cloud_api::{put, send};
 
 /// A monitor that has no machine until it is requested.
@@ -54,12 +54,7 @@ impl Server {
         requests: impl FnOnce(&Path) -> io::Result<Instant>,
     ) -> Result<Launched, LabError> {
         let socket = socket(work);
-        match fs::remove_file(&socket) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(LabError::file("remove", &socket)(error));
-            }
-            _ => {}
-        }
+        logs::remove(&socket)?;
         let mut command = Command::new(&self.program);
         command.args(self.words).arg(&socket);
         let requested = |started| {

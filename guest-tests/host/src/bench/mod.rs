@@ -19,7 +19,6 @@ mod smaps;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -28,6 +27,7 @@ use figures::Report;
 
 use crate::engine::command::Tool;
 use crate::engine::error::LabError;
+use crate::engine::logs;
 use crate::engine::peer_program::{PeerName, PeerProgram, find};
 use crate::engine::progress::Stage;
 use crate::hosts::qemu::Clock;
@@ -206,10 +206,8 @@ fn copied(program: &Path, folder: &Path) -> Result<PathBuf, LabError> {
     let copy = folder.join(program.file_name().unwrap_or(program.as_os_str()));
     fs::create_dir_all(folder).map_err(LabError::file("make", folder))?;
     // A file that is written anew may keep pages of the last one.
-    match fs::remove_file(&copy) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(LabError::file("remove", &copy)(error)),
-        _ => fs::copy(program, &copy).map(|_| copy.clone()).map_err(LabError::file("copy", program)),
-    }
+    logs::remove(&copy)?;
+    fs::copy(program, &copy).map(|_| copy).map_err(LabError::file("copy", program))
 }
 
 /// Notes the monitors that are not among `peers`, with their figures from elsewhere.

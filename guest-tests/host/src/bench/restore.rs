@@ -12,6 +12,7 @@ use super::api::{Server, machine, socket};
 use super::figures::{Report, Row, Summary, Target};
 use super::monitor::{Monitor, Payload, provided};
 use crate::engine::error::LabError;
+use crate::engine::logs;
 use crate::engine::peer_program::PeerProgram;
 use crate::engine::progress::Stage;
 use crate::peers::cloud_api::{put, send};
@@ -99,7 +100,8 @@ impl Saved {
         put(&socket, "vm.pause", None).map_err(LabError::file("use", &socket))?;
         for _ in 0..times {
             let folder = &saved.folder;
-            empty(folder).map_err(LabError::file("make", folder))?;
+            logs::clear(folder)?;
+            fs::create_dir(folder).map_err(LabError::file("make", folder))?;
             let destination = json!({ "destination_url": format!("file://{}", folder.display()) });
             let begun = Instant::now();
             put(&socket, "vm.snapshot", Some(&destination)).map_err(LabError::file("use", &socket))?;
@@ -136,14 +138,6 @@ impl Saved {
 
 fn millis(begun: Instant) -> f64 {
     1000.0 * begun.elapsed().as_secs_f64()
-}
-
-/// Makes `folder`, without anything in it.
-fn empty(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => fs::create_dir(folder),
-    }
 }
 
 /// Milliseconds to write the bytes of the memory file in `folder` to another one, and to sync it.
