@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Blame, Chain, Remedy, Report};
 use crate::reexec;
-use crate::reserve::{OwnSlice, SliceProgress};
+use crate::reserve::{Leases, SliceProgress};
 
 /// Signals that the keeper forwards to the machine.
 const FORWARDED: [Signal; 5] =
@@ -95,23 +95,19 @@ impl Keeper {
         self.parent
     }
 
-    /// Hands over the locks of `slices`, of a machine that runs as user `uid`; returns when the keeper has them.
+    /// Hands over the locks of this process's slices among `leases`, of a machine that runs as user `uid`; returns when the
+    /// keeper has them.
     ///
     /// # Errors
     /// [`CustodyError`].
-    pub(crate) fn hand_over<'a>(
-        &self,
-        slices: impl Iterator<Item = OwnSlice<'a>>,
-        uid: u32,
-    ) -> Result<(), CustodyError> {
-        let grant = |OwnSlice { id, lease }: OwnSlice<'_>| Grant {
+    pub(crate) fn hand_over(&self, leases: &Leases, uid: u32) -> Result<(), CustodyError> {
+        let grants = leases.map_own(|id, lease| Grant {
             id: id.to_owned(),
             region: lease.region().clone(),
             slice: lease.slice().clone(),
             owner: Owner { uid, ..lease.owner().clone() },
             claim: lease.claim().as_raw_fd(),
-        };
-        let grants: Vec<_> = slices.map(grant).collect();
+        });
         self.send(&grants).map_err(failed("leave the slices to the process that returns them"))
     }
 

@@ -304,6 +304,73 @@ fn a_plugged_device_is_unplugged_for_a_snapshot_and_comes_back_in_this_machine_a
 }
 
 #[test]
+fn slices_come_and_go_as_functions_each_with_a_number_of_its_own_and_leave_no_descriptor() {
+    let Some(mut machine) = Machine::with_guest(obedient) else { return };
+    let slice = json!({ "region": "local", "size": "2MiB", "node": 0, "as": "device" }).to_string();
+    let ids = |machine: &Machine| {
+        let slices = machine.get("/egm/v1/slices");
+        slices
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|slice| slice["id"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let mut before = None;
+    for round in 0..20 {
+        let (status, planned) = machine.ask("PUT /egm/v1/slices?dry-run=1", &slice);
+        assert!(status == 200 && ids(&machine).is_empty(), "{planned}");
+        let (status, plugged) = machine.ask("PUT /egm/v1/slices", &slice);
+        assert_eq!((status, &plugged), (200, &planned));
+        assert_eq!(plugged["id"], format!("egm{round}"));
+        assert_eq!((&plugged["bars"][1]["size"], &plugged["region"]), (&json!(2 << 20), &Value::Null));
+        machine.wait(|machine| machine.printed() == 2 * round + 1);
+        assert_eq!(ids(&machine), [format!("egm{round}")]);
+        let output = machine.ctl(&format!("unplug egm{round}"));
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && text.ends_with("memory of this process: it is free\n"),
+            "{output:?}"
+        );
+        assert!(machine.has_devices(&[]) && ids(&machine).is_empty());
+        machine.wait(|machine| machine.printed() == 2 * round + 2);
+        let files = machine.files();
+        assert_eq!(*before.get_or_insert(files), files, "{round}");
+    }
+}
+
+#[test]
+fn a_slice_that_no_machine_takes_is_refused_and_leaves_nothing() {
+    let Some(machine) = Machine::running() else { return };
+    let refused = |slice: Value, status: u16, words: &str| {
+        let (is, texts) = machine.ask("PUT /egm/v1/slices", &slice.to_string());
+        assert!(is == status && texts.to_string().contains(words), "{slice}: {is}, {texts}");
+    };
+    let slice = |key: &str, value: Value| {
+        let mut slice = json!({ "region": "local", "size": "2MiB", "node": 0, "as": "device" });
+        slice[key] = value;
+        slice
+    };
+    refused(slice("as", json!("memory")), 400, "cannot add memory to a guest that runs");
+    refused(slice("size", json!("1MiB")), 400, "size: ");
+    refused(slice("node", json!(7)), 409, "the guest has no node 7");
+    refused(slice("size", json!("2GiB")), 409, "\\\"window64\\\"");
+    refused(slice("region", json!("egm99")), 500, "egm99");
+    assert_eq!(machine.get("/egm/v1/slices"), json!([]));
+    assert_eq!(machine.ask("PUT /egm/v1/slices", &slice("as", json!("device")).to_string()).0, 200);
+    let refuse = |words: &str, why: &str| {
+        let output = machine.ctl(words);
+        assert!(
+            !output.status.success() && String::from_utf8_lossy(&output.stderr).contains(why),
+            "{output:?}"
+        );
+    };
+    refuse("snapshot --unplug snap", "is a slice, whose bytes would be lost");
+    assert!(!machine.folder.path().join("snap").exists());
+    machine.end(); // with the slice
+}
+
+#[test]
 fn a_machine_that_is_restored_and_did_not_run_yet_is_saved_with_the_devices_that_it_waits_for() {
     let Some(machine) = Machine::running() else { return };
     assert!(machine.ctl("pause").status.success());

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use egm_address::{BarOffset, InBar, Span, SpanSet};
+use egm_address::{BarOffset, InBar, PciAddress, Span, SpanSet};
 use egm_memory::MemoryError;
 
 use crate::config_space::{self, MsixTable};
@@ -45,6 +45,11 @@ pub(crate) mod narrow {
 pub(crate) fn all() -> Result<Vec<egm_memory::Function>, Broken> {
     let found = egm_memory::find()?;
     found.broken.into_iter().next().map_or(Ok(found.functions), |(_, error)| Err(error.into()))
+}
+
+/// The function with EGM memory at `address`, if there is one.
+pub(crate) fn at(address: PciAddress) -> Result<Option<egm_memory::Function>, Broken> {
+    Ok(all()?.into_iter().find(|function| function.address == address))
 }
 
 /// A function and its mapped BARs.

@@ -111,6 +111,12 @@ impl NewDevice {
         Some(Self { id, prefix, kind, has_derived_mac })
     }
 
+    /// Slice `number` of its machine, near the guest's node `node`.
+    pub(super) fn of_slice(number: u32, node: u32) -> Self {
+        let kind = DeviceKind::Egm { slice: number, node };
+        Self { id: Some(format!("egm{number}")), prefix: "egm", kind, has_derived_mac: false }
+    }
+
     /// Its name in every machine, if it has one.
     pub fn id(&self) -> Option<&str> {
         self.id.as_deref()

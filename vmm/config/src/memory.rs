@@ -214,7 +214,8 @@ fn regions(file: &OneOrMore) -> Result<Vec<String>, Fault> {
     Ok(regions)
 }
 
-fn slice(file: &EgmFile, here: &str, faults: &mut Faults) -> Option<EgmSlice> {
+/// The slice of `file` at `here`; `None` when it breaks a rule, which is noted. Distances and access figures stay empty.
+pub(super) fn slice(file: &EgmFile, here: &str, faults: &mut Faults) -> Option<EgmSlice> {
     let regions = faults.keep(regions(&file.region).map_err(|fault| fault.inside(here)));
     let page_size = file.page_size.unwrap_or(PageSize::Auto);
     let size = sized(file.size, page_size.bytes().max(EGM_ALIGNMENT));

@@ -11,12 +11,13 @@ use super::cycle::CycleError;
 use super::http::Request;
 use super::life;
 use super::published::{KnownState, Published};
-use super::views::{NewPciDevice, PciDeviceInfo};
-use crate::config::{ConfigErrors, Device, NewDevice};
+use super::views::{self, NewPciDevice, PciDeviceInfo};
+use crate::config::{ConfigErrors, Device, NewDevice, NewSlice};
 use crate::error::{Blame, Report};
 use crate::hotplug::{HotplugError, Plug, PluggedDevice, Reply};
 use crate::machine::{ControlError, Live};
 use crate::passed::Passed;
+use crate::resources::ThreadError;
 
 /// The machine, if it runs.
 pub(super) fn running(state: &KnownState) -> Result<&Live, Answer> {
@@ -67,6 +68,23 @@ pub(super) fn plug_in(request: &Request, machine: &Published) -> Response {
     plug(parse, is_dry_run, &Passed::default(), machine, answer)
 }
 
+/// Grants the slice of the body, which is written as in a configuration, and plugs it in; or only plans that.
+pub(super) fn plug_slice(request: &Request, machine: &Published) -> Response {
+    let checked = is_dry_run(request).and_then(|is_dry_run| {
+        ask(&machine.state(), Live::check_plug)?;
+        Ok(is_dry_run)
+    });
+    let is_dry_run = match checked {
+        Ok(is_dry_run) => is_dry_run,
+        Err(answer) => return answer.into(),
+    };
+    let answer = |plugged| Answer::json(&views::NewSlice::from(plugged));
+    match NewSlice::parse(request.body.clone()) {
+        Ok(slice) => later(machine, |live, reply| live.plug_slice(slice, is_dry_run, reply), answer),
+        Err(errors) => Answer::failures(Status::BadRequest, &texts(&errors)).into(),
+    }
+}
+
 /// Whether the query of `request` is "dry-run=1"; another one is refused.
 pub(super) fn is_dry_run(request: &Request) -> Result<bool, Answer> {
     match request.query.as_str() {
@@ -94,9 +112,11 @@ fn plug(
     }
     let passed = passed.clone();
     match parse() {
-        Ok(device) => {
-            later(machine, |live, reply| live.plug(Plug { device, is_dry_run, passed }, reply), answer)
-        }
+        Ok(device) => later(
+            machine,
+            |live, reply| live.plug(Plug { device, is_dry_run, passed, slice: None }, reply),
+            answer,
+        ),
         Err(errors) => Answer::failures(Status::BadRequest, &texts(&errors)).into(),
     }
 }
@@ -183,6 +203,11 @@ fn unable(error: ControlError, state: &KnownState) -> Answer {
             "cannot write a snapshot: the machine's sandbox opens no file",
             "start the machine with --sandbox off",
         ),
+        ControlError::NoGranter => (
+            "cannot plug in a slice: the user that runs the machine cannot change the host's ledger",
+            "start the machine without --user, or by a broker: --broker SOCKET",
+        ),
+        ControlError::NoThread => ("cannot plug in a slice: the host has no thread left", ThreadError::HELP),
         ControlError::Saving => {
             ("cannot write a snapshot: another request for one waits", "wait for its answer, and try again")
         }
@@ -200,7 +225,7 @@ mod tests {
 
     use super::*;
     use crate::config::{Clique, Device, DeviceKind, Tap};
-    use crate::hotplug::{Candidate, Controller, Devices, Maker, New, Running};
+    use crate::hotplug::{Candidate, Controller, Devices, Maker, New, Running, SliceMemory};
     use crate::machine::{DeviceCounters, ExitLatch, LiveParts, MachineStep};
     use crate::pci::{Bus, RootComplex};
     use crate::plan::BridgePlan;
@@ -215,7 +240,12 @@ mod tests {
     struct NoMaker;
 
     impl Maker for NoMaker {
-        fn plan(&self, _: &Device, _: &[BridgePlan]) -> Result<Candidate, HotplugError> {
+        fn plan(
+            &self,
+            _: &Device,
+            _: Option<&SliceMemory>,
+            _: &[BridgePlan],
+        ) -> Result<Candidate, HotplugError> {
             Err(HotplugError::Unprepared)
         }
         fn make(&self, _: Candidate) -> Result<New, HotplugError> {

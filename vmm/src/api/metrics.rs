@@ -56,11 +56,12 @@ pub(super) fn text(machine: &Published, state: &KnownState) -> String {
     all.sample("events_total", &[], machine.journal().published());
     all.family("slice_bytes", "gauge", "Size of each slice.");
     let region = |slice: &SliceRecord| slice.region.clone().unwrap_or_default();
-    for slice in state.slices.iter() {
+    let slices = state.slices.records();
+    for slice in &slices {
         all.sample("slice_bytes", &[("slice", &slice.id), ("region", &region(slice))], slice.size);
     }
-    all.family("slice_retired_bytes", "gauge", "Bytes of each slice that were retired at the start.");
-    for slice in state.slices.iter() {
+    all.family("slice_retired_bytes", "gauge", "Bytes of each slice that were retired at its grant.");
+    for slice in &slices {
         let retired = slice.retired.iter().map(|bad| bad.size).fold(0, u64::saturating_add);
         all.sample("slice_retired_bytes", &[("slice", &slice.id), ("region", &region(slice))], retired);
     }

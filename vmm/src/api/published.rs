@@ -20,7 +20,7 @@ use crate::eventfd;
 use crate::lock::lock;
 use crate::machine::{ExitReason, Live, MachineStep, PauseState};
 use crate::plan::Plan;
-use crate::reserve::SliceRecord;
+use crate::reserve::Leases;
 
 /// State of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
@@ -70,7 +70,7 @@ pub(super) struct KnownState {
     /// End of the last stage, as time since [`Published::begun`].
     marked: Duration,
     pub(super) plan: Option<Arc<Plan>>,
-    pub(super) slices: Arc<[SliceRecord]>,
+    pub(super) slices: Leases,
     /// Path of the console's pseudo-terminal, if it is one.
     pub(super) terminal: Option<Arc<str>>,
     pub(super) live: Option<Live>,
@@ -272,8 +272,8 @@ impl Published {
     }
 
     /// Records the machine's plan and slices.
-    pub(crate) fn planned(&self, plan: Plan, slices: Vec<SliceRecord>) {
-        let (plan, slices) = (Some(Arc::new(plan)), slices.into());
+    pub(crate) fn planned(&self, plan: Plan, slices: Leases) {
+        let plan = Some(Arc::new(plan));
         let mut state = lock(&self.state);
         state.plan = plan;
         state.slices = slices;

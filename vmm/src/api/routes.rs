@@ -53,6 +53,8 @@ enum Operation {
     Add(Change),
     /// A device of our own language, while the machine runs.
     Plug,
+    /// A slice, as a device of the machine that runs.
+    PlugSlice,
     /// Devices that were plugged in while the guest ran.
     PluggedDevices,
     RemoveDevice,
@@ -104,6 +106,7 @@ impl Operation {
                 | Self::Upgrade
                 | Self::Add(_)
                 | Self::Plug
+                | Self::PlugSlice
                 | Self::RemoveDevice
                 | Self::Amend(..)
                 | Self::SetLogLevel
@@ -149,6 +152,7 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
         Operation::UpgradeOutcome => return upgrade::respond(state),
         Operation::Add(change) => return control::add(change, request, machine),
         Operation::Plug => return control::plug_in(request, machine),
+        Operation::PlugSlice => return control::plug_slice(request, machine),
         Operation::RemoveDevice => return control::remove_device(request, machine),
         Operation::Amend(change, remedy) => amend::respond(change, remedy, request, machine),
         Operation::Create(language) => life::create(language, &request.body, machine),
@@ -175,7 +179,7 @@ fn answer(operation: Operation, request: &Request, machine: &Published) -> Respo
             Ok(live) => control::plugged_devices(live),
             Err(answer) => answer,
         },
-        Operation::Slices => of_plan(state, |_| Answer::json(&&*state.slices)),
+        Operation::Slices => of_plan(state, |_| Answer::json(&state.slices.records())),
         Operation::Interrupts => {
             of_plan(state, |plan| Answer::json(&views::interrupts(plan, state.live.as_ref())))
         }
@@ -250,7 +254,7 @@ mod tests {
     use super::*;
     use crate::api::{MachineEvent, Order, SavedCycle};
     use crate::machine::{DeviceCounters, ExitLatch, ExitReason, LiveParts, MachineStep};
-    use crate::reserve::SliceRecord;
+    use crate::reserve::{Leases, SliceRecord};
 
     fn request(method: Method, path: &str) -> Request {
         Request { method, ..Request::put(path, Vec::new()) }
@@ -368,7 +372,7 @@ mod tests {
         let region = Some("local".to_owned());
         let slice =
             SliceRecord { id: "egm0".into(), region, offset: 0, size: 1, owner: None, retired: Vec::new() };
-        machine.planned(plan_of_a_config(), vec![slice]);
+        machine.planned(plan_of_a_config(), vec![slice].into());
         machine.step(MachineStep::Started, &live(true));
         machine
     }
@@ -534,7 +538,7 @@ mod tests {
     fn a_running_machine_is_shown_pressed_and_stopped_once() {
         let machine = starting();
         machine.stage("configuration");
-        machine.planned(plan_of_a_config(), Vec::new());
+        machine.planned(plan_of_a_config(), Leases::default());
         let live = live(true);
         machine.step(MachineStep::Started, &live);
         assert_eq!(json("/egm/v1/machine", &machine)["state"], "running");

@@ -13,7 +13,7 @@ use super::published::{KnownState, Phase, Published, Stage, microseconds};
 use super::shown::ShownConfig;
 use crate::hotplug::PluggedDevice;
 use crate::kvm::Message;
-use crate::machine::{DeviceCounters, Live};
+use crate::machine::{DeviceCounters, Live, PluggedSlice};
 use crate::plan::{BarPlan, FunctionPlan, Plan};
 
 /// Version of this program.
@@ -167,6 +167,24 @@ impl From<PluggedDevice> for NewPciDevice {
             size: bar.span.size(),
         };
         Self { id, slot, address, bars: bars.into_iter().map(bar).collect(), msix_vectors }
+    }
+}
+
+/// A slice that was plugged in as a device, or that is planned.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct NewSlice {
+    #[serde(flatten)]
+    device: NewPciDevice,
+    /// Name of the region; `None` for memory of the machine itself, and where a broker is yet to choose it.
+    region: Option<String>,
+    /// First byte, counted in the region; `None` where a broker is yet to choose it.
+    offset: Option<u64>,
+}
+
+impl From<PluggedSlice> for NewSlice {
+    fn from(PluggedSlice { device, backing }: PluggedSlice) -> Self {
+        let offset = backing.as_ref().map(|backing| backing.offset);
+        Self { device: device.into(), region: backing.and_then(|backing| backing.region), offset }
     }
 }
 

@@ -147,7 +147,22 @@ enum Verb {
         #[arg(long)]
         dry_run: bool,
     },
-    /// Request a plugged device back from the guest, and wait until the host has it
+    /// Grant the running machine a slice, plug it in as a device, and print what the guest finds
+    PlugSlice {
+        /// Region of the host by its name or kind; several are tried in their order
+        #[arg(value_name = "REGION", required = true)]
+        regions: Vec<String>,
+        /// Size of the slice, such as 64GiB
+        #[arg(long, value_name = "SIZE")]
+        size: String,
+        /// Node of the guest that is near to it
+        #[arg(long, value_name = "NODE", default_value_t = 0)]
+        node: u32,
+        /// Print what the guest would find, and change nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Request a plugged device back from the guest, and wait until the host has it; a slice is returned then
     Unplug {
         /// Name of the device in the machine
         #[arg(value_name = "NAME")]
@@ -243,10 +258,11 @@ pub(super) fn run(args: &Args) -> Outcome {
             let mut device = device.clone();
             device.extend(id.as_deref().map(|id| ("id".to_owned(), id.into())));
             device.extend(clique.map(|clique| ("clique".to_owned(), clique.into())));
-            let request = if *dry_run { "/egm/v1/devices?dry-run=1" } else { "/egm/v1/devices" };
-            let body = Value::Object(device).to_string();
-            let answer = client.within(LONG).ask_with("PUT", request, body.as_bytes())?;
-            return Ok(show(args, &answer, plugged));
+            return plug(args, client, "/egm/v1/devices", *dry_run, &Value::Object(device));
+        }
+        Verb::PlugSlice { regions, size, node, dry_run } => {
+            let slice = json!({ "region": regions, "size": size, "node": node, "as": "device" });
+            return plug(args, client, "/egm/v1/slices", *dry_run, &slice);
         }
         Verb::Unplug { id } => unplug(client, &args.api, id)?,
         Verb::Create { file, form } => create(client, file, *form)?,
@@ -271,6 +287,13 @@ fn device(text: &str) -> Result<Map<String, Value>, String> {
     }
     let object = serde_json::from_str(text);
     object.map_err(|error| format!("expected a PCI address such as 0000:41:00.0, or a JSON object: {error}"))
+}
+
+/// Plugs in `what` by `request`, or plans that; prints what the guest finds.
+fn plug(args: &Args, client: Client<'_>, request: &str, is_dry_run: bool, what: &Value) -> Outcome {
+    let query = if is_dry_run { "?dry-run=1" } else { "" };
+    let (request, body) = (format!("{request}{query}"), what.to_string());
+    Ok(show(args, &client.within(LONG).ask_with("PUT", &request, body.as_bytes())?, plugged))
 }
 
 /// Sends the configuration of `file`.

@@ -277,7 +277,7 @@ pub(super) fn launch(
     }
     machine.stage("reservation");
     if machine.journal().is_open() {
-        machine.planned(reserved.plan().clone(), reserved.slices());
+        machine.planned(reserved.plan().clone(), reserved.slices().clone());
     }
     let opened = reserved.open(beginning)?;
     machine.stage("resources");

@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::occupant::{Departing, New, Occupant};
 use super::{
     CurrentDevices, Devices, Event, EventKind, Handle, HotplugError, Plug, PluggedDevice, Removal, Request,
-    Running, UNPLUG_TIMEOUT,
+    Running, SliceMemory, UNPLUG_TIMEOUT,
 };
 use crate::config::{Device, DeviceKind, NewDevice};
 use crate::eventfd::{self, borrowed};
@@ -23,19 +23,24 @@ use crate::lock::lock;
 use crate::passthrough::HostEvents;
 use crate::pci::{Duty, Port, RootComplex};
 use crate::plan::{BridgePlan, FunctionPlan};
-use crate::reserve::Servers;
+use crate::reserve::{GrantedMemory, Servers};
 
 /// Time between two looks at devices that depart.
 const DEPARTURE: Duration = Duration::from_millis(10);
 
 /// Makes devices that are plugged in.
 pub(crate) trait Maker: Send {
-    /// The function that `device` becomes behind one of `bridges`. Opens nothing but the connection to a vfio-user server,
+    /// The function that `device`, with the memory of `slice` if it is one, becomes behind one of `bridges`. Opens nothing but the connection to a vfio-user server,
     /// which alone reports the registers of its device.
     ///
     /// # Errors
     /// [`HotplugError`]: the machine cannot take it, or its BARs fit behind no bridge.
-    fn plan(&self, device: &Device, bridges: &[BridgePlan]) -> Result<Candidate, HotplugError>;
+    fn plan(
+        &self,
+        device: &Device,
+        slice: Option<&SliceMemory>,
+        bridges: &[BridgePlan],
+    ) -> Result<Candidate, HotplugError>;
 
     /// Opens a device that [`Maker::plan`] planned, just reset.
     ///
@@ -51,6 +56,8 @@ pub(crate) struct Candidate {
     pub(crate) function: FunctionPlan,
     /// Its vfio-user server, if it has one.
     pub(crate) servers: Servers,
+    /// Its memory, if it is a slice that was granted.
+    pub(crate) memory: Option<Box<GrantedMemory>>,
 }
 
 pub(crate) struct Slot {
@@ -288,13 +295,16 @@ impl Controller {
             let loss = occupant.new.member.as_mut().and_then(|member| member.take_loss());
             let loss = loss.map(|error| occupant.event(EventKind::Unflushed(error.to_string())));
             let gone = occupant.event(EventKind::Removed(left));
-            drop(occupant.new); // closes it
+            let New { function, host_events, member } = occupant.new;
+            drop((function, host_events)); // closes it
+            let last = member.and_then(|member| member.end());
             let mut current = lock(&self.handle.current);
             current.addresses.remove(&occupant.id);
             current.plugged.retain(|device| device.id != occupant.id);
             drop(current);
             self.owners.retain(|_, id| *id != occupant.id);
             loss.iter().chain([&gone]).for_each(|event| (self.report)(event));
+            last.into_iter().for_each(|last| last());
         }
     }
 
@@ -318,7 +328,7 @@ impl Controller {
         if plug.is_dry_run && matches!(device.kind, DeviceKind::VfioUser { .. }) {
             return Err(HotplugError::Unplannable { id });
         }
-        let candidate = self.maker.plan(&device, &bridges)?;
+        let candidate = self.maker.plan(&device, plug.slice.as_ref(), &bridges)?;
         let Some(index) = free.get(candidate.bridge).copied() else { return Err(full) };
         let number = self.slots.get(index).map_or(0, |slot| slot.number);
         let plugged = PluggedDevice { id, slot: number, function: candidate.function.clone() };

@@ -9,10 +9,10 @@ use egm_vfio::kernel::OpenError;
 
 use crate::error::{Blame, Remedy, Report, opening};
 use crate::facts::FactsError;
-use crate::passthrough::PassthroughError;
+use crate::passthrough::{NEEDS_CACHING, PassthroughError};
 use crate::plan::PlanError;
-use crate::reserve::ServerError;
-use crate::resources::{AssignedError, DeviceError};
+use crate::reserve::{ReserveError, ServerError};
+use crate::resources::{AssignedError, DeviceError, SliceError};
 
 /// Why a device is not plugged in or out; the machine is as before.
 #[derive(Debug, thiserror::Error)]
@@ -95,6 +95,27 @@ pub(crate) enum HotplugError {
     /// It cannot be assigned to a guest.
     #[error(transparent)]
     Assigned(#[from] PassthroughError),
+    /// A slice near a node that the guest does not have.
+    #[error("cannot plug in a slice: the guest has no node {node}")]
+    NoNode { node: u32 },
+    /// The host does not grant the slice.
+    #[error(transparent)]
+    Reserve(Box<ReserveError>),
+    #[error(transparent)]
+    Slice(#[from] SliceError),
+    #[error(
+        "cannot plug in \"{id}\": KVM of this host does not map its memory as cached: it lacks capability {capability}"
+    )]
+    NotCacheable { id: String, capability: u32 },
+    /// A slice without memory.
+    #[error("the slice was not granted")]
+    Ungranted,
+}
+
+impl From<ReserveError> for HotplugError {
+    fn from(error: ReserveError) -> Self {
+        Self::Reserve(Box::new(error))
+    }
 }
 
 impl Report for HotplugError {
@@ -130,6 +151,11 @@ impl Report for HotplugError {
             Self::Make { .. } => Blame::Host
                 .help("raise the limits of the machine's process: prlimit --pid PID --nofile=65536 --nproc=65536"),
             Self::Assigned(error) => error.remedy(),
+            Self::NoNode { .. } => Blame::Configuration.help("set \"node\" to a node of the guest"),
+            Self::Reserve(error) => error.remedy(),
+            Self::Slice(error) => error.remedy(),
+            Self::NotCacheable { .. } => Blame::Host.help(NEEDS_CACHING),
+            Self::Ungranted => Blame::Internal.into(),
         }
     }
 }

@@ -31,6 +31,7 @@ use crate::config::{Device, NewDevice};
 use crate::lock::lock;
 use crate::passed::Passed;
 use crate::plan::{FunctionPlan, FunctionRole, Plan};
+use crate::reserve::GrantedMemory;
 
 /// Time that a guest has to release a device that the host requests back. Linux takes 6 s of its own time.
 pub(crate) const UNPLUG_TIMEOUT: Duration = Duration::from_secs(60);
@@ -43,6 +44,17 @@ pub(crate) struct Plug {
     pub(crate) is_dry_run: bool,
     /// Descriptors that the device names by their numbers: kept until it is made.
     pub(crate) passed: Passed,
+    /// Its memory, if it is a slice.
+    pub(crate) slice: Option<SliceMemory>,
+}
+
+/// Memory of a slice that is plugged in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SliceMemory {
+    /// Size in bytes.
+    pub(crate) size: u64,
+    /// Where it lies, once it is granted.
+    pub(crate) granted: Option<Box<GrantedMemory>>,
 }
 
 /// A device that the guest finds from now on, or would find.
@@ -130,6 +142,12 @@ impl Handle {
         self.ask(Request::Plug { plug, reply }).inspect_err(|_| lock(&self.current).requested -= requested)
     }
 
+    /// Counts a plug that another thread prepares, until the value is dropped.
+    pub(crate) fn prepare(&self) -> Preparation {
+        lock(&self.current).requested += 1;
+        Preparation(Arc::clone(&self.current))
+    }
+
     /// Requests `id` back from the guest, and takes it after [`UNPLUG_TIMEOUT`]. `reply` is called after the request;
     /// [`EventKind::Removed`] reports that the host has it back.
     ///
@@ -169,6 +187,15 @@ impl Handle {
         self.requests.send(request).map_err(|_| HotplugError::Ended)?;
         let _ = self.wake.write(1); // a full counter has woken it already
         Ok(())
+    }
+}
+
+/// A plug that is prepared.
+pub(crate) struct Preparation(Arc<Mutex<CurrentDevices>>);
+
+impl Drop for Preparation {
+    fn drop(&mut self) {
+        lock(&self.0).requested -= 1;
     }
 }
 

@@ -25,6 +25,11 @@ pub(crate) trait Member: Send {
 
     /// Takes the error of making the guest's writes durable.
     fn take_loss(&mut self) -> Option<io::Error>;
+
+    /// Ends it, once the device is closed. Returns what follows the report of its removal.
+    fn end(self: Box<Self>) -> Option<Box<dyn FnOnce()>> {
+        None
+    }
 }
 
 /// A device that the guest has.

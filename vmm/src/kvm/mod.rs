@@ -93,7 +93,8 @@ impl Hypervisor {
     }
 }
 
-/// A virtual machine of the kernel, and the host memory in its slots.
+/// A virtual machine of the kernel, and the host memory in its slots. Clones are handles of one machine.
+#[derive(Clone)]
 pub struct Vm {
     fd: Arc<VmFd>,
     /// Dropped after `fd`, which may use the memory that the slots keep.

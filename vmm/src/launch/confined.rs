@@ -90,7 +90,7 @@ impl Confined {
     /// The keeper has ended.
     pub(super) fn hand_over(&self, leases: &Leases) -> Result<(), Box<dyn Report>> {
         match &self.custody {
-            Custody::Kept { keeper, .. } => Ok(keeper.hand_over(leases.own(), self.uid())?),
+            Custody::Kept { keeper, .. } => Ok(keeper.hand_over(leases, self.uid())?),
             Custody::Own => Ok(()),
         }
     }

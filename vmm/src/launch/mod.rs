@@ -34,7 +34,7 @@ use crate::lock::lock;
 use crate::machine::{self, HandOver, Live, Machine, MachineStep};
 use crate::memory::{Beginning, Present};
 use crate::plan::{self, Plan};
-use crate::reserve::{Broker, Servers, SliceRecord};
+use crate::reserve::{Broker, Granter, Leases, Servers};
 use crate::resources::{self, Resources};
 use crate::sandbox;
 
@@ -45,6 +45,7 @@ pub(crate) struct Reserved {
     spec: Spec,
     plan: Plan,
     servers: Servers,
+    broker: Option<Broker>,
     confined: Confined,
     held: Reservation,
 }
@@ -81,12 +82,13 @@ impl Reserved {
         };
         drop(bars);
         plan.notes.iter().for_each(|note| tracing::info!("{note}"));
+        leases.publish(&plan);
         let mut held = Reservation::new(facts, leases);
         // The broker claims the GPUs that its client's user may open.
         if broker.is_none() || geteuid().is_root() {
             held.claim_gpus(&plan, spec.trust_domain.as_deref(), &confined)?;
         }
-        Ok(Self { spec: spec.clone(), plan, servers, confined, held })
+        Ok(Self { spec: spec.clone(), plan, servers, broker: broker.cloned(), confined, held })
     }
 
     /// Makes ordinary memory private, so that it is read from a snapshot as the guest touches it: the last change of the plan.
@@ -101,8 +103,8 @@ impl Reserved {
     }
 
     /// The slices of the machine.
-    pub(crate) fn slices(&self) -> Vec<SliceRecord> {
-        self.held.leases().records(&self.plan)
+    pub(crate) fn slices(&self) -> &Leases {
+        self.held.leases()
     }
 
     /// Opens every descriptor that the plan names, and makes memory present where devices reach it.
@@ -110,7 +112,7 @@ impl Reserved {
     /// # Errors
     /// [`resources::ResourceError`], and `crate::reserve::CloseError` for a machine that cannot run as its user.
     pub(crate) fn open(self, beginning: Beginning<'_>) -> Outcome<Opened> {
-        let Self { spec, plan, servers, confined, held } = self;
+        let Self { spec, plan, servers, broker, confined, held } = self;
         if confined.is_of_user() {
             held.leases().check_confinable(&plan)?;
         }
@@ -118,7 +120,7 @@ impl Reserved {
         let progress = |done, total| bar.report(done, total);
         let resources =
             Resources::open_with(&plan, held.facts(), held.leases(), servers, beginning, &progress)?;
-        Ok(Opened { spec, plan, resources, confined, held })
+        Ok(Opened { spec, plan, resources, broker, confined, held })
     }
 }
 
@@ -128,6 +130,7 @@ pub(crate) struct Opened {
     plan: Plan,
     // Closed before the slices are returned.
     resources: Resources,
+    broker: Option<Broker>,
     confined: Confined,
     held: Reservation,
 }
@@ -150,8 +153,11 @@ impl Opened {
     /// # Errors
     /// [`machine::BuildError`], [`crate::snapshot::RestoreError`], [`sandbox::SandboxError`], and what the kernel refuses.
     pub(crate) fn build(self, restored: Option<&Restored>, journal: &Arc<Journal>) -> Outcome<Built> {
-        let Self { spec, plan, resources, confined, mut held } = self;
-        let mut machine = machine::build(&plan, resources, journal)?.with_configuration(spec);
+        let Self { spec, plan, resources, broker, confined, held } = self;
+        let mut machine = machine::build(&plan, resources, journal)?.with_configuration(spec.clone());
+        if !confined.is_of_user() {
+            machine.live().set_granter(Granter::new(spec, broker, held.leases().clone()));
+        }
         if let Some(restored) = restored {
             machine = machine.restored(restored.state()).map_err(|reason| restored.failed(reason))?;
         }

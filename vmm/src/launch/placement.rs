@@ -35,7 +35,7 @@ impl Placement {
         for attempt in 1..=ATTEMPTS {
             let mut facts = read_facts()?;
             let mut plan = plan::plan(spec, &facts)?;
-            let leases = match Leases::take(spec, &plan, &facts, progress) {
+            let leases = match Leases::take(spec, &plan.backings, &facts, progress) {
                 Err(error) if error.is_lost_race() && attempt < ATTEMPTS => continue,
                 taken => taken?,
             };
@@ -43,7 +43,7 @@ impl Placement {
             if leases.add_retired(&mut facts) {
                 plan = plan::plan(spec, &facts)?;
             }
-            if leases.are_those_of(&plan) {
+            if leases.are_those_of(&plan.backings) {
                 return Ok(Self { facts, plan, leases });
             }
         }

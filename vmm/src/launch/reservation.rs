@@ -16,13 +16,11 @@ pub(crate) struct Reservation {
     facts: Facts,
     leases: Leases,
     gpus: Option<GpuLease>,
-    /// Whether a keeper has the locks of the slices, and returns them.
-    is_left: bool,
 }
 
 impl Reservation {
     pub(super) fn new(facts: Facts, leases: Leases) -> Self {
-        Self { facts, leases, gpus: None, is_left: false }
+        Self { facts, leases, gpus: None }
     }
 
     pub(super) fn facts(&self) -> &Facts {
@@ -55,10 +53,10 @@ impl Reservation {
     ///
     /// # Errors
     /// The keeper has ended, or the kernel refuses.
-    pub(super) fn enter(&mut self, confined: &Confined) -> Result<(), Box<dyn Report>> {
+    pub(super) fn enter(&self, confined: &Confined) -> Result<(), Box<dyn Report>> {
         if confined.has_keeper() {
             confined.hand_over(&self.leases)?;
-            self.is_left = true;
+            self.leases.leave_own();
             self.leases.close_locks()?;
         }
         confined.drop_privileges()
@@ -68,10 +66,8 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         drop(self.gpus.take()); // before the slices: what a GPU may still write is not recorded clean
-        let leases = std::mem::take(&mut self.leases);
-        let leases = if self.is_left { leases.leave_own() } else { leases };
         let bars = Bars::default();
-        let late = leases.return_all(&self.facts, &|slice, step| bars.report(slice, step));
+        let late = self.leases.return_all(&|slice, step| bars.report(slice, step));
         drop(bars);
         late.iter().for_each(|error| tracing::warn!("{}", Chain(error)));
     }

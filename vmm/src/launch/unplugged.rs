@@ -30,7 +30,7 @@ pub(super) fn plug(device: &Value, live: &Live, journal: &Arc<Journal>) {
             later(&Chain(&error).one_line());
         }
     };
-    let plug = Plug { device, is_dry_run: false, passed: Passed::default() };
+    let plug = Plug { device, is_dry_run: false, passed: Passed::default(), slice: None };
     if let Err(error) = live.plug(plug, Box::new(reply)) {
         failed(match error {
             ControlError::NoPorts => "the machine has no hot-plug port",

@@ -19,6 +19,7 @@ use super::poison::{Interrupt, Poison, Reports, SliceDevice};
 use super::reset::{ResetLine, VcpuReset};
 use super::save::{Origin, SnapshotParts};
 use super::signals::Signals;
+use super::slices::SliceLists;
 use super::tree::{self, Connections};
 use super::vcpu::{Shared, Vcpu};
 use super::vcpu_states::VcpuStates;
@@ -36,7 +37,7 @@ use crate::memory::GuestRam;
 use crate::pci::RootComplex;
 use crate::plan::{POWER_BUTTON, Plan};
 use crate::reserve::Leases;
-use crate::resources::{AddressSpaces, OpenDevice, OpenedDevice, Resources, ThreadError};
+use crate::resources::{OpenDevice, OpenedDevice, Resources, ThreadError};
 
 /// Builds the machine of `plan`, with its events in `journal`.
 ///
@@ -47,7 +48,7 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
         resources;
     let console = Arc::new(Mutex::new(console));
     let exit = ExitLatch::new()?;
-    check_caching(kinds(plan, &leases), CACHED_PFNMAP.filter(|known| !vm.slots().supports(*known)))?;
+    let lacks_caching = lacks_caching(&vm, plan, &leases)?;
     map_memory(&vm, &ram)?;
     let Created { vcpus, controllers } = create(&hypervisor, &vm, plan)?;
     let states = VcpuStates::new(VcpuInterface::of(&hypervisor)?);
@@ -59,15 +60,13 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
 
     let slices: Vec<_> = devices.iter().filter_map(slice).collect();
     let connections = Connections::new(&vm, ram.memory.clone(), &spaces, plan)?;
-    let tree = tree::build(plan, devices, &connections)?;
+    let mut tree = tree::build(plan, devices, &connections)?;
     subscribers.extend(tree.subscribers);
     let root = Arc::new(tree.root);
     let routes = Arc::clone(&connections.assigner.routes);
     let changes = Changes::new(Arc::clone(&exit));
     let devices: RunningDevices = Arc::new(Mutex::new(tree.devices));
     let running = Running { changes: changes.clone(), devices: Arc::clone(&devices) };
-    let maker = maker(running, &connections, &spaces, ServedMemory::new(plan, &ram));
-    let hotplug = keep(plan, &root, tree.hotplug_slots, tree.fixed, maker, journal)?;
     board.pci(&root)?;
 
     let Loaded { entry, errors } =
@@ -79,6 +78,9 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
     let reports = Reports { reporter, errors, journal: Arc::clone(journal) };
     let (poison, checks) = Poison::new(plan, &ram, &leases, &slices, reports)?.shared();
     subscribers.extend([Arc::clone(&poison) as Subscriber, Arc::new(Mutex::new(Wake(Arc::clone(&exit))))]);
+    let lists = SliceLists::of(leases, &poison, journal, &slices, &mut tree.hotplug_slots);
+    let maker = maker(running, &connections, ServedMemory::new(plan, &ram), lists, lacks_caching);
+    let hotplug = keep(plan, &root, tree.hotplug_slots, tree.fixed, maker, journal)?;
     let events = EventManager::new().map_err(io::Error::other)?;
     let button = || acpi_line(plan, POWER_BUTTON).map(|gsi| pulse(&vm, gsi));
     let handle = hotplug.as_ref().map(|running| running.handle.clone());
@@ -122,12 +124,14 @@ pub fn build(plan: &Plan, resources: Resources, journal: &Arc<Journal>) -> Resul
 fn maker(
     running: Running,
     connections: &Connections<'_>,
-    spaces: &AddressSpaces,
     memory: ServedMemory,
+    lists: SliceLists,
+    lacks_caching: Option<u32>,
 ) -> DeviceMaker {
     let (wiring, assigner) = (connections.wiring.clone(), connections.assigner.clone());
-    let lines = connections.lines.clone();
-    DeviceMaker { running, domain: spaces.kernel(), wiring, assigner, memory, lines }
+    let (lines, domain) = (connections.lines.clone(), connections.domain.clone());
+    let vm = connections.vm.clone();
+    DeviceMaker { running, domain, wiring, assigner, memory, lines, vm, lists, lacks_caching }
 }
 
 /// The parts of the machine that other threads use.
@@ -186,23 +190,24 @@ fn reporter(journal: &Arc<Journal>) -> Box<dyn Fn(&Event) + Send> {
     })
 }
 
-/// Id and region of each slice.
-fn kinds<'a>(plan: &'a Plan, leases: &'a Leases) -> impl Iterator<Item = (&'a str, &'a RegionKind)> {
-    plan.backings.iter().filter_map(|backing| {
-        leases.get(&backing.id).map(|taken| (backing.id.as_str(), &taken.region().kind))
-    })
+/// The capability that KVM lacks to map slices of EGM devices as cached.
+///
+/// # Errors
+/// [`BuildError::NotCacheable`] for a machine that has such a slice.
+fn lacks_caching(vm: &Vm, plan: &Plan, leases: &Leases) -> Result<Option<u32>, BuildError> {
+    let kind = |id: &String| Some((id.clone(), leases.get(id)?.region().kind.clone()));
+    let slices: Vec<_> = plan.backings.iter().filter_map(|backing| kind(&backing.id)).collect();
+    let lacks = CACHED_PFNMAP.filter(|known| !vm.slots().supports(*known));
+    check_caching(&slices, lacks).map(|()| lacks)
 }
 
 /// Refuses a slice of an EGM device if KVM lacks the capability `lacks`: without struct pages, KVM would not map it as
 /// cached.
-fn check_caching<'a>(
-    mut slices: impl Iterator<Item = (&'a str, &'a RegionKind)>,
-    lacks: Option<u32>,
-) -> Result<(), BuildError> {
-    let egm = slices.find(|(_, kind)| matches!(kind, RegionKind::Egm { .. }));
+fn check_caching(slices: &[(String, RegionKind)], lacks: Option<u32>) -> Result<(), BuildError> {
+    let egm = slices.iter().find(|(_, kind)| matches!(kind, RegionKind::Egm { .. }));
     match (egm, lacks) {
         (Some((backing, _)), Some(capability)) => {
-            Err(BuildError::NotCacheable { backing: backing.to_owned(), capability })
+            Err(BuildError::NotCacheable { backing: backing.clone(), capability })
         }
         _ => Ok(()),
     }
@@ -235,10 +240,10 @@ mod tests {
     #[test]
     fn only_a_slice_of_an_egm_device_needs_kvm_to_cache_memory_without_pages() {
         let egm = RegionKind::Egm { device: "/dev/egm4".into() };
-        let slices = [("egm0", &RegionKind::Hugetlb), ("egm1", &egm)];
-        assert!(check_caching(slices.into_iter(), None).is_ok());
-        assert!(check_caching(slices.into_iter().take(1), Some(243)).is_ok());
-        let error = check_caching(slices.into_iter(), Some(243)).unwrap_err();
+        let slices = [("egm0".to_owned(), RegionKind::Hugetlb), ("egm1".to_owned(), egm)];
+        assert!(check_caching(&slices, None).is_ok());
+        assert!(check_caching(&slices[..1], Some(243)).is_ok());
+        let error = check_caching(&slices, Some(243)).unwrap_err();
         assert!(error.to_string().contains("\"egm1\" as cached: it lacks capability 243"), "{error}");
         assert_eq!(error.blame(), Blame::Host);
     }

@@ -1,16 +1,18 @@
 //! A running machine as other threads see and control it.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::exit::{ExitLatch, ExitReason};
+use super::grants::{self, PluggedSlice};
 use super::hand_over::{NextUpgrade, UpgradeRequest};
 use super::pause::{PauseGate, PauseState};
 use super::poison::Interrupt;
 use super::save::{NextSnapshot, SnapshotRequest};
-use crate::config::Device;
+use crate::config::{Device, NewSlice};
 use crate::hotplug::{self, DeviceAddresses, HotplugError, Plug, PluggedDevice, Reply};
 use crate::kvm::Message;
 use crate::lock::lock;
+use crate::reserve::Granter;
 use crate::virtio::Counter;
 
 /// Access to a machine from any thread, while it runs.
@@ -22,6 +24,8 @@ pub struct Live {
     parts: Arc<Mutex<Option<LiveParts>>>,
     snapshot: NextSnapshot,
     upgrade: NextUpgrade,
+    /// Grants it more slices; empty where nobody can.
+    granter: Arc<OnceLock<Arc<Granter>>>,
 }
 
 /// Parts of a machine that other threads use, as functions that neither wait nor fail.
@@ -71,6 +75,10 @@ pub enum ControlError {
     ConfinedSnapshot,
     /// Another request for a snapshot waits.
     Saving,
+    /// It cannot change the host's ledger: it runs as another user.
+    NoGranter,
+    /// The host has no thread left.
+    NoThread,
 }
 
 impl Live {
@@ -81,7 +89,13 @@ impl Live {
             parts: Arc::new(Mutex::new(Some(parts))),
             snapshot: NextSnapshot::default(),
             upgrade: NextUpgrade::default(),
+            granter: Arc::default(),
         }
+    }
+
+    /// Has `granter` grant it slices that are plugged in.
+    pub(crate) fn set_granter(&self, granter: Granter) {
+        let _ = self.granter.set(Arc::new(granter)); // once a machine
     }
 
     /// Requests that the vCPUs leave the guest; they have when [`pause_state`](Self::pause_state) is [`PauseState::Paused`],
@@ -189,6 +203,25 @@ impl Live {
     pub(crate) fn plug(&self, plug: Plug, reply: Reply<PluggedDevice>) -> Result<(), ControlError> {
         self.check_plug()?;
         self.of_controller(|controller| controller.plug(plug, reply))
+    }
+
+    /// Grants a slice and plugs it in, or plans that. `reply` is called on another thread.
+    ///
+    /// # Errors
+    /// [`ControlError`], without a call of `reply`.
+    pub(crate) fn plug_slice(
+        &self,
+        slice: NewSlice,
+        is_dry_run: bool,
+        reply: Reply<PluggedSlice>,
+    ) -> Result<(), ControlError> {
+        self.check_plug()?;
+        let granter = self.granter.get().ok_or(ControlError::NoGranter)?;
+        let (granter, parts) = (Arc::clone(granter), lock(&self.parts));
+        let controller = parts.as_ref().and_then(|parts| parts.hotplug.clone());
+        drop(parts);
+        let controller = controller.ok_or(ControlError::Ending)?;
+        grants::plug(slice, is_dry_run, granter, controller, reply).map_err(|_| ControlError::NoThread)
     }
 
     /// Whether a device can be plugged in at all.
@@ -335,7 +368,7 @@ mod tests {
         let live = live(None);
         let plug = || {
             let device = NewDevice::parse(br#"{"type":"virtio-rng"}"#.to_vec()).unwrap();
-            let plug = Plug { device, is_dry_run: false, passed: Passed::default() };
+            let plug = Plug { device, is_dry_run: false, passed: Passed::default(), slice: None };
             live.plug(plug, Box::new(|_| panic!("there is no controller")))
         };
         assert_eq!(plug(), Err(ControlError::NoPorts));

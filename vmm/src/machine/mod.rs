@@ -16,6 +16,7 @@ mod bus;
 mod error;
 mod exit;
 mod finish;
+mod grants;
 mod hand_over;
 mod live;
 mod load;
@@ -30,6 +31,7 @@ mod save;
 mod saved;
 mod serial;
 mod signals;
+mod slices;
 mod start;
 mod tree;
 mod vcpu;
@@ -46,6 +48,7 @@ use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber
 pub(crate) use exit::ExitLatch;
 pub use exit::ExitReason;
 pub use finish::Unfinished;
+pub(crate) use grants::PluggedSlice;
 pub use hand_over::UpgradeError;
 pub(crate) use hand_over::{HandOver, HandedMachine, Hold, UpgradeRequest, monotonic_now, unsupported};
 #[cfg(test)]

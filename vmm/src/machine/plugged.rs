@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use egm_address::PciAddress;
+use egm_device::region::RegionKind;
 use egm_vfio::backend::{Backend, BackendError};
 use egm_vfio::dma::Piece;
 use egm_vfio::host;
@@ -13,17 +14,21 @@ use egm_vfio::kernel::{KernelDomain, KernelFunction};
 
 use super::assigned::{Assigner, GuestPlacement, Own};
 use super::finish::RunningDevice;
+use super::slices::SliceLists;
 use super::virtio::{Running, Virtio, Wiring};
 use crate::config::{Clique, Device, DeviceKind};
-use crate::hotplug::{Candidate, HotplugError, Maker, Member, New};
-use crate::kvm::LevelLine;
+use crate::error::Chain;
+use crate::hotplug::{Candidate, HotplugError, Maker, Member, New, SliceMemory};
+use crate::kvm::{LevelLine, Vm};
 use crate::memory::GuestRam;
 use crate::passthrough::InterruptLine;
 use crate::plan::{
     self, Allocation, BackingPlan, BridgePlan, DeviceRegisters, FunctionPlan, FunctionRole, Plan,
 };
-use crate::reserve::{Servers, reached};
-use crate::resources::{DeviceError, left_behind, open_virtio, pieces, share};
+use crate::reserve::{GrantedMemory, Servers, reached};
+use crate::resources::{
+    DeviceError, OpenSlice, SliceParts, left_behind, open_slice, open_virtio, pieces, share,
+};
 
 /// Plans and opens devices, and connects them to the machine.
 pub(super) struct DeviceMaker {
@@ -35,6 +40,10 @@ pub(super) struct DeviceMaker {
     pub(super) memory: ServedMemory,
     /// Interrupt lines, by the address in the guest.
     pub(super) lines: BTreeMap<PciAddress, LevelLine>,
+    pub(super) vm: Vm,
+    pub(super) lists: SliceLists,
+    /// The capability that KVM lacks to map slices of EGM devices as cached.
+    pub(super) lacks_caching: Option<u32>,
 }
 
 /// The guest's memory, as vfio-user servers that are plugged in get it.
@@ -83,10 +92,16 @@ impl ServedMemory {
 }
 
 impl Maker for DeviceMaker {
-    fn plan(&self, device: &Device, bridges: &[BridgePlan]) -> Result<Candidate, HotplugError> {
+    fn plan(
+        &self,
+        device: &Device,
+        slice: Option<&SliceMemory>,
+        bridges: &[BridgePlan],
+    ) -> Result<Candidate, HotplugError> {
         let mut servers = Servers::default();
         let registers = match &device.kind {
             DeviceKind::Vfio { function, .. } => Some(self.registers(*function)?),
+            DeviceKind::Egm { .. } => slice.map(|slice| plan::slice_registers(slice.size)),
             DeviceKind::VfioUser { socket } => {
                 if let Some(refusal) = self.memory.refusal.clone() {
                     return Err(refusal.error(&device.id));
@@ -102,7 +117,10 @@ impl Maker for DeviceMaker {
         let mut refused = HotplugError::NoSlot { id: device.id.clone(), slots: bridges.len() };
         for (index, bridge) in bridges.iter().enumerate() {
             match plan::plug(device, registers.as_ref(), bridge) {
-                Ok(function) => return Ok(Candidate { bridge: index, function, servers }),
+                Ok(function) => {
+                    let memory = slice.and_then(|slice| slice.granted.clone());
+                    return Ok(Candidate { bridge: index, function, servers, memory });
+                }
                 Err(error) => refused = error.into(),
             }
         }
@@ -110,9 +128,9 @@ impl Maker for DeviceMaker {
     }
 
     fn make(&self, candidate: Candidate) -> Result<New, HotplugError> {
-        let Candidate { function: plan, servers, .. } = candidate;
+        let Candidate { function: plan, servers, memory, .. } = candidate;
         let FunctionRole::Endpoint { device, .. } = &plan.role else { return Err(HotplugError::NoPorts) };
-        match &device.kind {
+        let made = match &device.kind {
             DeviceKind::Vfio { function, clique, p2p, .. } => {
                 let clique = match *clique {
                     Clique::Number(number) => Some(number),
@@ -122,8 +140,13 @@ impl Maker for DeviceMaker {
                 self.assign(&plan, &device.id, *function, own)
             }
             DeviceKind::VfioUser { socket } => self.serve(&plan, &device.id, socket, servers),
+            DeviceKind::Egm { node, .. } => self.slice(&plan, *node, *memory.ok_or(HotplugError::Ungranted)?),
             _ => self.join(&plan, device),
+        };
+        if made.is_ok() && matches!(device.kind, DeviceKind::Vfio { .. } | DeviceKind::Egm { .. }) {
+            self.record(&device.id);
         }
+        made
     }
 }
 
@@ -142,6 +165,17 @@ impl DeviceMaker {
             None => {
                 Ok(DeviceRegisters { bars: host.shown_bars(), msix_vectors: host.msix_vectors.unwrap_or(0) })
             }
+        }
+    }
+
+    /// Records in the ledger, after a plug of `id`, which VFIO devices reach the machine's slices.
+    fn record(&self, id: &str) {
+        let recorded = self.lists.leases.record_process(rustix::process::geteuid().as_raw());
+        if let Err(error) = recorded {
+            tracing::warn!(
+                "the ledger does not know which devices reach slices since \"{id}\": {}",
+                Chain(&error)
+            );
         }
     }
 
@@ -184,6 +218,22 @@ impl DeviceMaker {
         let own = Own { line: self.line(plan), ..Own::default() };
         let new = self.assigner.assign(placement, backend, own)?;
         Ok(New { member: Some(Box::new(Connected { _servers: servers })), ..new })
+    }
+
+    /// The device of a slice near the guest's node `node`. The leases have it, unless it is memory of the machine itself.
+    fn slice(&self, plan: &FunctionPlan, node: u32, memory: GrantedMemory) -> Result<New, HotplugError> {
+        let GrantedMemory { backing, near } = memory;
+        let (id, leases) = (backing.id.as_str(), &self.lists.leases);
+        let is_egm =
+            leases.get(id).is_some_and(|taken| matches!(taken.region().kind, RegionKind::Egm { .. }));
+        if let Some(capability) = self.lacks_caching.filter(|_| is_egm) {
+            return Err(HotplugError::NotCacheable { id: id.to_owned(), capability });
+        }
+        let OpenSlice { function, backend } =
+            open_slice(SliceParts { backing: &backing, leases, node, near }, &self.vm)?;
+        let placement = GuestPlacement { id, address: plan.address, bars: &plan.bars };
+        let new = self.assigner.assign(placement, backend, Own::default())?;
+        Ok(New { member: Some(Box::new(self.lists.add(id, &function))), ..new })
     }
 
     fn join(&self, plan: &FunctionPlan, device: &Device) -> Result<New, HotplugError> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use egm_address::PciAddress;
 use egm_vfio::backend::Backend;
+use egm_vfio::kernel::KernelDomain;
 use vm_memory::GuestMemoryMmap;
 
 use super::Subscriber;
@@ -69,6 +70,9 @@ pub(super) struct Connections<'a> {
     pub(super) assigner: Assigner,
     /// Interrupt lines of pins, by the function.
     pub(super) lines: BTreeMap<PciAddress, LevelLine>,
+    /// I/O address space of host functions, if they can be opened.
+    pub(super) domain: Option<KernelDomain>,
+    pub(super) vm: Vm,
 }
 
 impl<'a> Connections<'a> {
@@ -96,7 +100,8 @@ impl<'a> Connections<'a> {
             has_peers: plan.pci.iter().filter(takes).count() > 1,
         };
         let lines = plan.intx_lines().map(|(function, gsi)| (function, vm.level_line(gsi)));
-        Ok(Self { plan, wiring, assigner, lines: lines.collect() })
+        let (lines, domain) = (lines.collect(), spaces.kernel());
+        Ok(Self { plan, wiring, assigner, lines, domain, vm: vm.clone() })
     }
 }
 

@@ -306,7 +306,7 @@ impl Opener<'_> {
     fn open(&mut self, plan: &BackingPlan) -> Result<Source, MemoryError> {
         if plan.region.is_some() {
             let lease = self.leases.get(&plan.id).ok_or_else(|| wrong(0, "a slice was not taken"))?;
-            return Ok(Source::File(Arc::clone(lease) as Arc<dyn Backing>));
+            return Ok(Source::File(lease as Arc<dyn Backing>));
         }
         if plan.guest_memfd {
             return Ok(file(Anonymous::of_vm(&plan.id, self.vm.as_fd(), plan.size)?));

@@ -24,8 +24,10 @@ mod rules;
 pub(crate) mod tests;
 mod types;
 
+pub(crate) use demand::backings::of_slice;
 pub(crate) use demand::cpus::check_architecture;
 pub use demand::devices::DeviceRegisters;
+pub(crate) use demand::devices::slice_registers;
 pub(crate) use demand::host_memory::scope;
 pub(crate) use demand::pages::{make_private, may_mount};
 pub(crate) use demand::regions::{huge_alignment, lost};

@@ -202,10 +202,10 @@ impl GrantedSlices {
     /// # Errors
     /// [`ReserveError::Broker`].
     pub(crate) fn into_leases(self) -> Result<Leases, ReserveError> {
-        let mut leases = Leases::default();
+        let leases = Leases::default();
         for Requested { index, source } in self.0 {
             if let Source::Broker(lease) = source {
-                leases.add(format!("egm{index}"), lease)?;
+                leases.add_granted(format!("egm{index}"), lease)?;
             }
         }
         Ok(leases)

@@ -65,7 +65,8 @@ impl Leases {
     /// # Errors
     /// [`CloseError::Needed`].
     pub(crate) fn check_confinable(&self, plan: &Plan) -> Result<(), CloseError> {
-        let mut files = self.iter().map(|named| SliceFile::of(named, plan));
+        let all = self.all();
+        let mut files = all.iter().map(|named| SliceFile::of(named, plan));
         match files.find(|file| file.is_shared && file.is_device) {
             Some(SliceFile { named, .. }) => {
                 let (id, region) = (named.id.clone(), named.taken.region().name.clone());
@@ -96,7 +97,8 @@ impl Leases {
         has_servers: bool,
     ) -> Result<Vec<String>, CloseError> {
         let mut notes = self.close_except(plan, |file| !file.is_shared && (has_servers || file.is_device))?;
-        let unwatched = self.iter().filter(|named| SliceFile::of(named, plan).has_list).map(|named| {
+        let all = self.all();
+        let unwatched = all.iter().filter(|named| SliceFile::of(named, plan).has_list).map(|named| {
             format!(
                 "pages of \"{}\" that the host retires while the guest runs are not noticed: the user has no descriptor of \
                  region \"{}\"",
@@ -114,7 +116,7 @@ impl Leases {
         keeps: impl Fn(&SliceFile<'_>) -> bool,
     ) -> Result<Vec<String>, CloseError> {
         let (mut closing, mut kept, mut notes) = (Closing::default(), Closing::default(), Vec::new());
-        for named in self.iter() {
+        for named in &self.all() {
             let file = SliceFile::of(named, plan);
             if !keeps(&file) {
                 closing.add(named.taken.file())?;
@@ -141,9 +143,7 @@ impl Leases {
     /// [`CloseError::Close`].
     pub(crate) fn close_locks(&self) -> Result<(), CloseError> {
         let mut closing = Closing::default();
-        for own in self.own() {
-            closing.add(own.lease.claim())?;
-        }
+        self.map_own(|_, lease| closing.add(lease.claim())).into_iter().collect::<Result<(), _>>()?;
         closing.close()?;
         Ok(())
     }

@@ -5,8 +5,9 @@
 use std::fmt;
 use std::fs::File;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
 
 use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet};
 use egm_device::Backing;
@@ -23,6 +24,7 @@ use super::error::ReserveError;
 use crate::config::Spec;
 use crate::error::Report;
 use crate::facts::Facts;
+use crate::lock::lock;
 use crate::plan::{BackingPlan, MemoryKind, MemoryPlan, Plan};
 
 /// A slice of this machine.
@@ -132,8 +134,8 @@ pub(crate) struct SliceRecord {
 
 impl SliceRecord {
     /// The record of `backing`, which is `taken` unless it is memory of the machine itself.
-    fn new(backing: &BackingPlan, taken: Option<&Arc<Taken>>) -> Self {
-        let owner = taken.and_then(|taken| match taken.as_ref() {
+    fn new(backing: &BackingPlan, taken: Option<&Taken>) -> Self {
+        let owner = taken.and_then(|taken| match taken {
             Taken::Own(lease) => Some(lease.owner().clone()),
             Taken::Broker(..) => None,
         });
@@ -167,38 +169,62 @@ pub type SliceProgress<'a> = &'a (dyn Fn(&str, Progress) + Sync);
 pub(super) struct Named {
     pub(super) id: String,
     pub(super) taken: Arc<Taken>,
+    /// Host processors near it, where known.
+    near: Option<CpuSet>,
 }
 
-/// A slice that this process locked itself.
-pub(crate) struct OwnSlice<'a> {
-    /// Id of its backing.
-    pub(crate) id: &'a str,
-    pub(crate) lease: &'a Lease,
+/// What became of a slice that left the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Return {
+    /// Its owner has it back, scrubbed where the region keeps bytes.
+    Done,
+    /// It was memory of the machine itself.
+    Freed,
+    /// The process that has its lock returns it when the machine ends.
+    AtEnd,
 }
 
-/// The slices of one machine.
+/// Called once with the outcome of a return, from any thread.
+pub(crate) type Returned = Box<dyn FnOnce(Result<Return, ReserveError>) + Send>;
+
+/// The slices of one machine, which come and go while it runs. Clones share them.
 #[derive(Debug, Default, Clone)]
-pub struct Leases(Vec<Named>);
+pub struct Leases {
+    held: Arc<Mutex<Held>>,
+    /// Ends the scrubs of returns.
+    cancel: Arc<AtomicBool>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    named: Vec<Named>,
+    /// The same and memory of the machine itself, for the operator.
+    records: Vec<SliceRecord>,
+    /// Threads that return slices.
+    returns: Vec<JoinHandle<()>>,
+    /// Whether another process has the locks of this one's slices.
+    is_left: bool,
+}
 
 impl Leases {
-    /// Takes the slices that `plan` names.
+    /// Takes the slices of `backings` for the machine of `spec`.
     ///
     /// # Errors
     /// [`ReserveError`]; nothing stays taken.
     pub(crate) fn take(
         spec: &Spec,
-        plan: &Plan,
+        backings: &[BackingPlan],
         facts: &Facts,
         progress: SliceProgress<'_>,
     ) -> Result<Self, ReserveError> {
-        let mut leases = Self::default();
-        if plan.backings.iter().all(|backing| backing.region.is_none()) {
+        let leases = Self::default();
+        if backings.iter().all(|backing| backing.region.is_none()) {
             return Ok(leases);
         }
         let root = Path::new("/");
         let ledger = Ledger::open(Paths::below(root), Identity::read(root).map_err(ReserveError::Boot)?)?;
-        let owner = Owner::this(&plan.name).in_domain(spec.trust_domain.clone());
-        for backing in &plan.backings {
+        let owner = Owner::this(&spec.name).in_domain(spec.trust_domain.clone());
+        for backing in backings {
             let Some(host) = backing.region.as_ref().and_then(|name| facts.region(name)) else { continue };
             let (id, region) = (&backing.id, &host.region);
             let request = Request { at: Some(backing.offset), ..Request::new(backing.size, owner.clone()) };
@@ -206,82 +232,110 @@ impl Leases {
             let watch = Watch { progress: &report, near: near.as_ref(), ..Watch::unobserved() };
             let lease = ledger.grant(region, &request, &watch);
             let lease = lease.map_err(|source| ReserveError::Grant { id: id.clone(), source })?;
-            leases.0.push(Named { id: id.clone(), taken: Arc::new(Taken::Own(Box::new(lease))) });
+            leases.add(id.clone(), Arc::new(Taken::Own(Box::new(lease))), near);
         }
         Ok(leases)
+    }
+
+    fn add(&self, id: String, taken: Arc<Taken>, near: Option<CpuSet>) {
+        lock(&self.held).named.push(Named { id, taken, near });
     }
 
     /// Adds the slice of backing `id` that a broker granted.
     ///
     /// # Errors
     /// [`ReserveError::Broker`] where its memory did not come with it.
-    pub(super) fn add(&mut self, id: String, lease: Box<BrokerLease>) -> Result<(), ReserveError> {
+    pub(super) fn add_granted(&self, id: String, lease: Box<BrokerLease>) -> Result<(), ReserveError> {
         match lease.backing() {
             Ok(memory) => {
-                let taken = Arc::new(Taken::Broker(lease, BrokerMemory(memory)));
-                self.0.push(Named { id, taken });
+                self.add(id, Arc::new(Taken::Broker(lease, BrokerMemory(memory))), None);
                 Ok(())
             }
             Err(source) => Err(ReserveError::Broker { id, source }),
         }
     }
 
+    /// Adds the one slice of `other`, if there is one, as that of backing `id`.
+    pub(super) fn adopt(&self, id: &str, other: &Self) {
+        let taken = std::mem::take(&mut lock(&other.held).named);
+        let named = taken.into_iter().map(|named| Named { id: id.to_owned(), ..named });
+        lock(&self.held).named.extend(named);
+    }
+
     /// The slice behind backing `id`.
-    pub(crate) fn get(&self, id: &str) -> Option<&Arc<Taken>> {
-        self.0.iter().find(|named| named.id == id).map(|named| &named.taken)
+    pub(crate) fn get(&self, id: &str) -> Option<Arc<Taken>> {
+        lock(&self.held).named.iter().find(|named| named.id == id).map(|named| Arc::clone(&named.taken))
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Named> {
-        self.0.iter()
+    /// All slices now.
+    pub(super) fn all(&self) -> Vec<Named> {
+        lock(&self.held).named.clone()
     }
 
-    /// Slices that this process locked itself.
-    pub(crate) fn own(&self) -> impl Iterator<Item = OwnSlice<'_>> {
-        self.0.iter().filter_map(|named| match named.taken.as_ref() {
-            Taken::Own(lease) => Some(OwnSlice { id: &named.id, lease }),
+    /// Results of `each` for the slices that this process locked itself, with the ids of their backings.
+    pub(crate) fn map_own<T>(&self, mut each: impl FnMut(&str, &Lease) -> T) -> Vec<T> {
+        let held = lock(&self.held);
+        let own = held.named.iter().filter_map(|named| match named.taken.as_ref() {
+            Taken::Own(lease) => Some(each(&named.id, lease)),
             Taken::Broker(..) => None,
-        })
+        });
+        own.collect()
     }
 
-    /// The slices of `plan`, for the operator.
-    pub(crate) fn records(&self, plan: &Plan) -> Vec<SliceRecord> {
+    /// Records the slices of `plan` for the operator.
+    pub(crate) fn publish(&self, plan: &Plan) {
         let is_egm = |index| {
             let egm = |piece: &MemoryPlan| piece.backing == index && piece.kind == MemoryKind::Egm;
             plan.memory.iter().any(egm)
         };
         let slices = plan.backings.iter().enumerate();
         let slices = slices.filter(|(index, backing)| backing.device || is_egm(*index));
-        slices.map(|(_, backing)| SliceRecord::new(backing, self.get(&backing.id))).collect()
+        slices.for_each(|(_, backing)| self.publish_one(backing));
     }
 
-    /// Records for each own slice that the machine runs as user `uid` with the VFIO devices that it has opened.
+    /// Records the slice of `backing` for the operator.
+    pub(super) fn publish_one(&self, backing: &BackingPlan) {
+        let taken = self.get(&backing.id);
+        lock(&self.held).records.push(SliceRecord::new(backing, taken.as_deref()));
+    }
+
+    /// The slices that the machine has now, for the operator.
+    pub(crate) fn records(&self) -> Vec<SliceRecord> {
+        lock(&self.held).records.clone()
+    }
+
+    /// Records for each own slice that the machine runs as user `uid` with the VFIO devices that it has opened. Without effect
+    /// where another process has the locks.
     ///
     /// # Errors
     /// [`ReserveError::Ledger`].
     pub(crate) fn record_process(&self, uid: u32) -> Result<(), ReserveError> {
-        self.own().try_for_each(|own| Ok(own.lease.record_process(uid)?))
+        if lock(&self.held).is_left {
+            return Ok(());
+        }
+        let recorded = self.map_own(|_, lease| lease.record_process(uid));
+        Ok(recorded.into_iter().collect::<Result<(), _>>()?)
     }
 
-    /// Keeps the broker's slices only; the others stay with the process that holds their locks.
-    pub(crate) fn leave_own(mut self) -> Self {
-        self.0.retain(|named| matches!(named.taken.as_ref(), Taken::Broker(..)));
-        self
+    /// Leaves this process's slices to the one that has their locks.
+    pub(crate) fn leave_own(&self) {
+        lock(&self.held).is_left = true;
     }
 
     /// Whether a slice is of a broker.
     pub(crate) fn has_broker(&self) -> bool {
-        self.0.iter().any(|named| named.taken.is_of_broker())
+        lock(&self.held).named.iter().any(|named| named.taken.is_of_broker())
     }
 
     /// Whether a slice is of an EGM device: its list of retired pages is read while the guest runs.
     pub(crate) fn has_egm_device(&self) -> bool {
-        self.0.iter().any(|named| matches!(named.taken.region().kind, RegionKind::Egm { .. }))
+        self.all().iter().any(|named| matches!(named.taken.region().kind, RegionKind::Egm { .. }))
     }
 
     /// Adds to `facts` the retired pages that they lack; returns whether there were any.
     pub(crate) fn add_retired(&self, facts: &mut Facts) -> bool {
         let mut has_new = false;
-        for named in &self.0 {
+        for named in self.all() {
             let region = named.taken.region();
             let known = facts.regions.iter_mut().find(|host| host.region.name == region.name);
             if let Some(known) = known.filter(|host| host.region.retired != region.retired) {
@@ -292,46 +346,85 @@ impl Leases {
         has_new
     }
 
-    /// Whether they lie where `plan` has them.
-    pub(crate) fn are_those_of(&self, plan: &Plan) -> bool {
-        let mut backings = plan.backings.iter().filter(|backing| backing.region.is_some());
+    /// Whether they lie where `backings` has them.
+    pub(crate) fn are_those_of(&self, backings: &[BackingPlan]) -> bool {
+        let mut backings = backings.iter().filter(|backing| backing.region.is_some());
         backings.all(|backing| self.get(&backing.id).is_some_and(|taken| taken.is_at(backing)))
+    }
+
+    /// Scrubs and returns slice `id` on a thread of its own; nothing of the machine has its memory any more. `returned` is
+    /// called with the outcome.
+    pub(crate) fn return_one(&self, id: &str, returned: Returned) {
+        let mut held = lock(&self.held);
+        let position = held.named.iter().position(|named| named.id == id);
+        let is_own = |named: &Named| !named.taken.is_of_broker();
+        if held.is_left && position.and_then(|position| held.named.get(position)).is_some_and(is_own) {
+            drop(held);
+            return returned(Ok(Return::AtEnd));
+        }
+        held.records.retain(|record| record.id != id);
+        let Some(position) = position else {
+            drop(held);
+            return returned(Ok(Return::Freed));
+        };
+        let (named, cancel) = (held.named.swap_remove(position), Arc::clone(&self.cancel));
+        let work = move || returned(named.return_slice(&|_| (), &cancel).map(|()| Return::Done));
+        held.returns.retain(|thread| !thread.is_finished());
+        match thread::Builder::new().name("return".to_owned()).spawn(work) {
+            Ok(thread) => held.returns.push(thread),
+            // Its drop left it dirty: the next owner's grant scrubs it.
+            Err(error) => tracing::warn!("slice \"{id}\" is returned without a scrub: {error}"),
+        }
     }
 
     /// Scrubs and returns all slices. A signal ends the scrub; the next owner's grant scrubs what is left. The result has
     /// the errors of slices that were not scrubbed or not returned.
-    pub fn return_all(self, facts: &Facts, progress: SliceProgress<'_>) -> Vec<ReserveError> {
-        let cancel = Arc::new(AtomicBool::new(false));
-        if !self.0.is_empty() {
+    pub fn return_all(&self, progress: SliceProgress<'_>) -> Vec<ReserveError> {
+        let Held { named, returns, is_left, .. } = std::mem::take(&mut *lock(&self.held));
+        if !named.is_empty() || !returns.is_empty() {
             for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
                 // Without it no signal ends the scrub in order: no reason to keep a dirty slice.
-                let _ = signal_hook::flag::register(signal, Arc::clone(&cancel));
+                let _ = signal_hook::flag::register(signal, Arc::clone(&self.cancel));
             }
         }
-        let given = self.0.into_iter().map(|named| named.return_slice(facts, progress, &cancel));
+        for thread in returns {
+            let _ = thread.join(); // it has reported its outcome
+        }
+        let mine = named.into_iter().filter(|named| !is_left || named.taken.is_of_broker());
+        let given = mine.map(|named| {
+            let id = named.id.clone();
+            named.return_slice(&|step| progress(&id, step), &self.cancel)
+        });
         given.filter_map(Result::err).collect()
+    }
+}
+
+#[cfg(test)]
+impl From<Vec<SliceRecord>> for Leases {
+    fn from(records: Vec<SliceRecord>) -> Self {
+        let leases = Self::default();
+        lock(&leases.held).records = records;
+        leases
     }
 }
 
 impl Named {
     fn return_slice(
         self,
-        facts: &Facts,
-        progress: SliceProgress<'_>,
+        progress: &(dyn Fn(Progress) + Sync),
         cancel: &AtomicBool,
     ) -> Result<(), ReserveError> {
-        let id = self.id;
-        match Arc::into_inner(self.taken) {
+        let Self { id, taken, near } = self;
+        match Arc::into_inner(taken) {
             None => Err(ReserveError::InUse { id }),
             Some(Taken::Broker(lease, memory)) => {
                 drop(memory);
                 lease.return_slice(cancel).map_err(|source| ReserveError::Broker { id, source })
             }
             Some(Taken::Own(lease)) => {
-                let (near, report) = (near(facts, lease.region()), |step| progress(&id, step));
-                let watch = Watch { progress: &report, cancel, near: near.as_ref(), pace: None };
+                let watch = Watch { progress, cancel, near: near.as_ref(), pace: None };
                 let given = lease.return_slice(&watch);
-                given.map_err(|source| ReserveError::GiveBack { id: id.clone(), source })
+                given.map_err(|source| ReserveError::GiveBack { id, source })
             }
         }
     }
@@ -354,8 +447,13 @@ mod tests {
             let spec = crate::config::load(&configs.join(config)).unwrap();
             let facts = crate::facts::load(&configs.join("facts").join(facts)).unwrap();
             let plan = crate::plan::plan(&spec, &facts).unwrap();
-            let records = Leases::default().records(&plan);
-            records.into_iter().map(|record| (record.id, record.region.is_some())).collect::<Vec<_>>()
+            let leases = Leases::default();
+            leases.publish(&plan);
+            leases
+                .records()
+                .into_iter()
+                .map(|record| (record.id, record.region.is_some()))
+                .collect::<Vec<_>>()
         };
         assert_eq!(records("grace-1gpu-egm.json", "grace.json"), [("egm0".to_owned(), true)]);
         assert_eq!(records("demo.json", "x86-server.json"), [("egm0".to_owned(), false)]);

@@ -3,7 +3,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `leases` | slices of the host's regions, granted and scrubbed; `broker`: slices from a broker |
+//! | `leases` | slices of the host's regions, granted and scrubbed; `broker`: slices from a broker; `granter`: slices for a machine that runs |
 //! | `gpus` | claims on GPUs that reach a whole region |
 //! | `servers` | vfio-user servers, connected |
 //! | `close` | closes the files of slices once their memory is mapped |
@@ -12,14 +12,15 @@ mod broker;
 mod close;
 mod error;
 mod gpus;
+mod granter;
 mod leases;
-
 mod servers;
 
 pub use self::broker::Broker;
 pub use self::error::{ReserveError, ServerError};
 pub use self::gpus::claim_gpus;
 pub(crate) use self::gpus::reached;
+pub(crate) use self::granter::{GrantedMemory, Granter};
 pub use self::leases::{Leases, SliceProgress};
-pub(crate) use self::leases::{OwnSlice, SliceRecord, Taken};
+pub(crate) use self::leases::{Return, SliceRecord, Taken};
 pub use self::servers::Servers;

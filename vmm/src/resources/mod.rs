@@ -26,6 +26,7 @@ pub(crate) use self::devices::{open_disk, open_virtio};
 pub(crate) use self::reset::left_behind;
 use self::slices::Slices;
 pub use self::slices::{OpenSlice, SliceError};
+pub(crate) use self::slices::{SliceParts, open_slice};
 use crate::arch::boot::BootFiles;
 use crate::config::{Boot, OnReset};
 use crate::console::{Console, ConsoleError};
@@ -34,7 +35,7 @@ use crate::facts::Facts;
 use crate::kept::{KeptFiles, KeptPart};
 use crate::kvm::{Hypervisor, KvmError, Vm};
 use crate::memory::{Beginning, GuestRam, MemoryError, Present, Progress};
-use crate::plan::{BackingPlan, Plan};
+use crate::plan::Plan;
 use crate::reserve::{Leases, Servers};
 
 /// Open resources that a machine is built from.
@@ -171,7 +172,7 @@ impl Resources {
         let devices = devices::open(plan, &spaces, &slices, kept)?;
         let ram = GuestRam::open(plan, leases, &vm, beginning)?;
         let AroundPrefault { early, late } = spaces.maps(plan, &ram)?.around_prefault();
-        let prefault = || ram.prefault(plan, spaces.pin(), |backing| near(facts, backing), progress);
+        let prefault = || ram.prefault(plan, spaces.pin(), |backing| backing.near(facts), progress);
         // Kept memory is present, but not yet in this program's page tables: only devices of the host need it there.
         if !spaces.is_empty() {
             at_once(|| early.make(facts), || reset::reset(&devices), prefault)?;
@@ -257,13 +258,6 @@ fn kept_boot(boot: &Boot, kept: &KeptPart) -> Result<BootFiles, ResourceError> {
     let mut files = kept.duplicates().map_err(error)?.into_iter();
     let kernel = files.next().ok_or_else(|| error(io::ErrorKind::NotFound.into()))?;
     Ok(BootFiles { kernel, initramfs: files.next() })
-}
-
-/// Host CPUs on the nodes that a backing is bound to.
-fn near(facts: &Facts, backing: &BackingPlan) -> Option<egm_address::CpuSet> {
-    let nodes = backing.host_nodes.as_ref()?;
-    let cpus = facts.nodes.iter().filter(|node| nodes.contains(node.id)).flat_map(|node| node.cpus.iter());
-    Some(cpus.collect()).filter(|cpus: &egm_address::CpuSet| !cpus.is_empty())
 }
 
 #[cfg(test)]

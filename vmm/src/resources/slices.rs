@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use egm_address::CpuSet;
 use egm_device::Backing;
 use egm_device::device::config::Id;
 use egm_device::device::core::Facts;
@@ -13,7 +14,6 @@ use egm_vfio::backend::Backend;
 use egm_vfio::local::{LocalFunction, MadeBy};
 use egm_vfio::mapping::MadeOf;
 
-use super::near;
 use crate::error::{Blame, Chain, Remedy, Report};
 use crate::facts::Facts as Host;
 use crate::kvm::Vm;
@@ -52,7 +52,7 @@ impl Report for SliceError {
     }
 }
 
-/// Where slices' memory comes from.
+/// Where the slices of a plan come from.
 pub(super) struct Slices<'a> {
     pub(super) plan: &'a Plan,
     pub(super) host: &'a Host,
@@ -66,31 +66,54 @@ impl Slices<'_> {
     /// # Errors
     /// [`SliceError`].
     pub(super) fn open(&self, id: &str, node: u32) -> Result<OpenSlice, SliceError> {
-        let plan = self.plan.backings.iter().find(|backing| backing.id == id).ok_or(SliceError::Missing)?;
-        let near = near(self.host, plan);
-        let backing = bytes(plan, self.leases, self.vm, near.clone())?;
-        let lease = self.leases.get(id);
-        let facts = Facts {
-            size: backing.size(),
-            base: plan.offset,
-            page: lease.map_or_else(|| backing.page_size(), |taken| taken.region().page_size.get()),
-            pxm: Some(node),
-            scrub_at_reset: false,
-            msix: true,
-        };
-        let retired = lease.map(|taken| in_slice(taken.slice(), taken.region().retired.spans()));
-        let (bad, scrubbed, retired) = (bad(id, lease), scrubbed(id), retired.unwrap_or_default());
-        let setup = Setup { id: Id::default(), facts, retired, bad, scrubbed, near };
-        let function = Function::new(setup, backing.as_ref())?;
-        let name = format!("EGM slice {id}");
-        let local = LocalFunction::new(name, function.connect(), made_by(plan, backing.as_ref())?)?;
-        Ok(OpenSlice { function, backend: Arc::new(local) })
+        let backing = self.plan.backings.iter().find(|backing| backing.id == id);
+        let backing = backing.ok_or(SliceError::Missing)?;
+        let near = backing.near(self.host);
+        open_slice(SliceParts { backing, leases: self.leases, node, near }, self.vm)
     }
 }
 
+/// A slice that becomes a function.
+pub(crate) struct SliceParts<'a> {
+    pub(crate) backing: &'a BackingPlan,
+    /// They have the slice of the backing, unless it is memory of the machine itself.
+    pub(crate) leases: &'a Leases,
+    /// The guest's node near it.
+    pub(crate) node: u32,
+    /// The host's processors near it, where known.
+    pub(crate) near: Option<CpuSet>,
+}
+
+/// The function of a slice in the machine of `vm`.
+///
+/// # Errors
+/// [`SliceError`].
+pub(crate) fn open_slice(
+    SliceParts { backing: plan, leases, node, near }: SliceParts<'_>,
+    vm: &Vm,
+) -> Result<OpenSlice, SliceError> {
+    let (id, backing) = (plan.id.as_str(), bytes(plan, leases, vm, near.clone())?);
+    let lease = leases.get(id);
+    let facts = Facts {
+        size: backing.size(),
+        base: plan.offset,
+        page: lease.as_ref().map_or_else(|| backing.page_size(), |taken| taken.region().page_size.get()),
+        pxm: Some(node),
+        scrub_at_reset: false,
+        msix: true,
+    };
+    let retired = lease.as_ref().map(|taken| in_slice(taken.slice(), taken.region().retired.spans()));
+    let (bad, scrubbed, retired) = (bad(id, lease), scrubbed(id), retired.unwrap_or_default());
+    let setup = Setup { id: Id::default(), facts, retired, bad, scrubbed, near };
+    let function = Function::new(setup, backing.as_ref())?;
+    let name = format!("EGM slice {id}");
+    let local = LocalFunction::new(name, function.connect(), made_by(plan, backing.as_ref())?)?;
+    Ok(OpenSlice { function, backend: Arc::new(local) })
+}
+
 /// Keeps bytes that were found bad from later owners.
-fn bad(id: &str, lease: Option<&Arc<Taken>>) -> Box<BadBytes> {
-    let (id, lease) = (id.to_owned(), lease.map(Arc::clone));
+fn bad(id: &str, lease: Option<Arc<Taken>>) -> Box<BadBytes> {
+    let id = id.to_owned();
     Box::new(move |bad| {
         let taken = lease.as_ref().map(|taken| taken.retire(&in_region(taken.slice(), bad)));
         if let Some(Err(error)) = taken {

@@ -9,6 +9,7 @@
 //! | `nvme` | the drive is written and read, before and after a reset of its bus |
 //! | `disk` | the last block has the text `hotplug.text`; then the virtio disk is written and read |
 //! | `net` | the virtio interface has the hardware address `hotplug.mac`; datagrams and streams come back |
+//! | `slice` | the slice behind the function is zero; then it is used as in check `egm_device` |
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -18,7 +19,8 @@ use std::time::{Duration, Instant};
 
 use egm_address::PciAddress;
 
-use super::{Context, virtio_blk, virtio_net};
+use super::{Context, egm_device, virtio_blk, virtio_net};
+use crate::egm_function;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::sysfs;
@@ -34,6 +36,7 @@ enum Kind {
     Nvme,
     Disk,
     Net,
+    Slice,
 }
 
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
@@ -67,6 +70,7 @@ impl Kind {
             "nvme" => Ok(Self::Nvme),
             "disk" => Ok(Self::Disk),
             "net" => Ok(Self::Net),
+            "slice" => Ok(Self::Slice),
             _ => Err(Broken::Argument(format!("hotplug.devices={names}"), "has an unknown kind")),
         };
         names.split(',').map(kind).collect()
@@ -86,6 +90,7 @@ impl Kind {
             }
             Self::Disk => virtio_blk::name(address)?,
             Self::Net => return sysfs::virtio_child(address, "net"),
+            Self::Slice => return egm_function::at(address).ok()?.map(|_| "slice".to_owned()),
         };
         File::open(Path::new("/dev").join(&disk)).is_ok().then_some(disk)
     }
@@ -116,6 +121,12 @@ impl Kind {
                 let planned = args.text("hotplug.mac");
                 claim.equal(format!("the hardware address of {name}"), &Some(mac.trim()), &planned);
                 virtio_net::carries(claim, context, name).map(drop)
+            }
+            Self::Slice => {
+                let function = egm_function::at(address)?;
+                let before = function.map(|function| egm_device::check(claim, &function)).transpose()?;
+                claim.equal("the number of checks that its memory has seen", &before, &Some(0));
+                Ok(())
             }
         }
     }

@@ -82,6 +82,7 @@ pub(crate) const ALL: &[Scenario] = &[
     plugged::HOTPLUG,
     plugged::REQUEST,
     plugged::VIRTIO,
+    plugged::SLICE,
     user::SERVED,
     user::PLUGGED,
     peer::QEMU,

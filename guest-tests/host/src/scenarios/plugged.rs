@@ -28,6 +28,16 @@ pub(super) const VIRTIO: Scenario = Scenario {
     ..HOTPLUG
 };
 
+/// Slices in spare ports.
+pub(super) const SLICE: Scenario = Scenario {
+    name: "slice-hotplug",
+    summary: "slices of hidden memory are plugged into a running guest as functions, used, unplugged, scrubbed and returned",
+    assigned: &[],
+    region: Some("memmap"),
+    words: "egm.checks=hotplug egm.arg.hotplug.devices=slice,slice lapic=notscdeadline",
+    ..HOTPLUG
+};
+
 /// A drive that the host takes back.
 pub(super) const REQUEST: Scenario = Scenario {
     name: "vfio-request",

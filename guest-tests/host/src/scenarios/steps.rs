@@ -54,6 +54,7 @@ const STEPS: &[(&str, StepsOf)] = &[
     (plugged::HOTPLUG.name, crate::assigned::plugged::run),
     (plugged::REQUEST.name, crate::assigned::plugged::requested),
     (plugged::VIRTIO.name, crate::assigned::plugged_virtio::run),
+    (plugged::SLICE.name, crate::slices::plugged::run),
     (plugged::PULLED.name, crate::assigned::plugged::pulled),
     (plugged::PULLED_IOMMUFD.name, crate::assigned::plugged::pulled),
     (user::SERVED.name, crate::assigned::vfio_user::run),

@@ -11,4 +11,5 @@ pub(crate) mod kernel_tests;
 pub(crate) mod own_memory;
 pub(crate) mod owned;
 pub(crate) mod owners;
+pub(crate) mod plugged;
 pub(crate) mod ram_pages;

@@ -64,7 +64,7 @@ fn query(operation: Operation) -> Option<Query> {
             value: "1",
             meaning: "Check what can be checked, and change nothing.",
         }),
-        Operation::Plug => {
+        Operation::Plug | Operation::PlugSlice => {
             Some(Query { name: "dry-run", value: "1", meaning: "Plan the device, and change nothing." })
         }
         _ => None,
@@ -77,6 +77,7 @@ fn body(operation: Operation) -> Option<SchemaOf> {
         Operation::Create(Language::Own) => Some(SchemaGenerator::subschema_for::<config::File>),
         Operation::Create(Language::CloudHypervisor) => Some(SchemaGenerator::subschema_for::<VmConfig>),
         Operation::Plug => Some(SchemaGenerator::subschema_for::<config::DeviceFile>),
+        Operation::PlugSlice => Some(SchemaGenerator::subschema_for::<config::EgmFile>),
         Operation::Snapshot => Some(SchemaGenerator::subschema_for::<VmSnapshotConfig>),
         Operation::SnapshotWithDevices => Some(SchemaGenerator::subschema_for::<NewSnapshot>),
         Operation::Restore => Some(SchemaGenerator::subschema_for::<RestoreConfig>),
@@ -113,6 +114,7 @@ fn outcome(operation: Operation) -> Outcome {
         | Operation::End(_) => Outcome::Done,
         Operation::UpgradeOutcome => json::<Upgrade>(),
         Operation::Plug => json::<views::NewPciDevice>(),
+        Operation::PlugSlice => json::<views::NewSlice>(),
         Operation::PluggedDevices => Outcome::Contents(vec![content(JSON, plugged_devices)]),
         Operation::Add(_) => {
             Outcome::ContentOrDone(content(JSON, SchemaGenerator::subschema_for::<views::PciDeviceInfo>))
@@ -149,7 +151,7 @@ const fn failures(operation: Operation) -> &'static [Status] {
         | Operation::PluggedDevices
         | Operation::Interrupts
         | Operation::End(Next::Stay) => &[Status::NotFound, Status::Conflict],
-        Operation::Add(_) | Operation::Plug | Operation::RemoveDevice => &[
+        Operation::Add(_) | Operation::Plug | Operation::PlugSlice | Operation::RemoveDevice => &[
             Status::BadRequest,
             Status::NotFound,
             Status::Conflict,

@@ -196,6 +196,12 @@ pub(in crate::api) const ROUTES: &[Route] = &[
         "the last upgrade of this process; answered when it is over",
     ),
     route(Get, "/egm/v1/slices", Operation::Slices, "region, offset, owner and retired bytes of each slice"),
+    route(
+        Put,
+        "/egm/v1/slices",
+        Operation::PlugSlice,
+        "grant a slice, an entry of `egm` in a configuration, and plug it in as a device; query `dry-run=1`: plan it only",
+    ),
     route(Get, "/egm/v1/interrupts", Operation::Interrupts, "interrupt lines, and messages that vectors use"),
     route(Get, "/egm/v1/timings", Operation::Timings, "duration of each stage of the start"),
     route(

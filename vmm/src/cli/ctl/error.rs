@@ -17,11 +17,17 @@ pub(super) enum CtlError {
     /// A disk left that could not be flushed.
     #[error("{text}")]
     Unflushed { text: String },
+    /// A slice left, and its owner did not get it back as it should.
+    #[error("{text}")]
+    NotReturned { text: String },
     /// A path that no request can name.
     #[error("cannot name {}: it is not UTF-8, or the working directory is gone", path.display())]
     Unnamed { path: PathBuf },
     /// A plugged device that no text describes, so that no restored machine could plug it in.
-    #[error("cannot unplug device \"{id}\": it has a tap by descriptor, and could not be plugged in again")]
+    #[error(
+        "cannot unplug device \"{id}\": it could not be plugged in again, as it has a tap by descriptor, or is a slice, whose bytes \
+         would be lost"
+    )]
     Undescribed { id: String },
     /// An upgrade failed after it had begun.
     #[error("cannot upgrade the machine: {reason}")]
@@ -40,6 +46,7 @@ impl Report for CtlError {
             Self::Unflushed { .. } => {
                 Blame::Host.help("check the disk's file system, and look at dmesg on the host")
             }
+            Self::NotReturned { .. } => Blame::Host.help("look at its region: egm-device regions"),
             Self::Unnamed { .. } => Blame::Configuration.help("name it by an absolute path of UTF-8"),
             Self::Undescribed { id } => Blame::Configuration.help(format!(
                 "unplug it, if the guest can do without it: egm-vmm ctl --api SOCKET unplug {id}"

@@ -21,6 +21,11 @@ pub(super) fn plugged(value: &Value) -> Table<'static> {
     for field in ["id", "slot", "address"] {
         table.row(None, vec![field.to_owned(), cell(&value[field])]);
     }
+    for field in ["region", "offset"] {
+        if !value[field].is_null() {
+            table.row(None, vec![field.to_owned(), cell(&value[field])]);
+        }
+    }
     for bar in value["bars"].as_array().into_iter().flatten() {
         let bytes = bar["size"].as_u64().map_or_else(|| "-".to_owned(), size);
         table.row(None, vec![format!("BAR {}", bar["index"]), format!("{}, {bytes}", cell(&bar["address"]))]);

@@ -10,11 +10,12 @@ use super::{LONG, is_end, name, unreadable};
 use crate::api::{Client, ClientError};
 use crate::error::Report;
 
-/// Requests the device `id` back, and waits for its removal, which the machine forces when its guest does not answer. Returns
-/// the event in words.
+/// Requests the device `id` back, and waits for its removal, which the machine forces when its guest does not answer, and for
+/// the return of a slice. Returns the last event in words.
 pub(super) fn unplug(client: Client<'_>, path: &Path, id: &str) -> Result<String, Box<dyn Report>> {
     let kept = client.ask("GET", "/egm/v1/events?follow=0")?;
     let before = kept.lines().last().and_then(sequence); // a device of this name may have left earlier
+    let last = if is_slice(client, id)? { "returned" } else { "removed" };
     let mut events = client.follow()?; // before the request: no event is missed
     let body = json!({ "id": id }).to_string();
     client.within(LONG).ask_with("PUT", "/api/v1/vm.remove-device", body.as_bytes())?;
@@ -22,7 +23,10 @@ pub(super) fn unplug(client: Client<'_>, path: &Path, id: &str) -> Result<String
     while let Some(event) = events.next(None).map_err(|source| unreadable(path, source))? {
         let is_new = sequence(&event) > before;
         loss = change_of(&event, id, "unflushed").filter(|_| is_new).or(loss);
-        if let Some(text) = change_of(&event, id, "removed").filter(|_| is_new) {
+        if let Some(text) = change_of(&event, id, "not-returned").filter(|_| is_new) {
+            return Err(Box::new(CtlError::NotReturned { text }));
+        }
+        if let Some(text) = change_of(&event, id, last).filter(|_| is_new) {
             return match loss {
                 None => Ok(format!("{text}\n")),
                 Some(text) => Err(Box::new(CtlError::Unflushed { text })),
@@ -43,6 +47,12 @@ pub(super) fn unplug(client: Client<'_>, path: &Path, id: &str) -> Result<String
 pub(super) fn has_device(client: Client<'_>, id: &str) -> Result<bool, ClientError> {
     let info: Value = serde_json::from_str(&client.ask("GET", "/api/v1/vm.info")?).unwrap_or_default();
     Ok(info["device_tree"].get(id).is_some())
+}
+
+/// Whether the device `id` is a slice.
+fn is_slice(client: Client<'_>, id: &str) -> Result<bool, ClientError> {
+    let slices: Value = serde_json::from_str(&client.ask("GET", "/egm/v1/slices")?).unwrap_or_default();
+    Ok(slices.as_array().into_iter().flatten().any(|slice| slice["id"] == id))
 }
 
 /// Position of `event` in the journal.
@@ -88,6 +98,7 @@ mod tests {
         let info = tree.map(|tree| format!("HTTP/1.1 200 OK\r\n\r\n{{\"device_tree\":{tree}}}").into_bytes());
         let bodies = [
             [head, EARLIER].concat(),
+            [head, b"[]".as_slice()].concat(),
             [head, EARLIER, last].concat(),
             b"HTTP/1.1 204 No Content\r\n\r\n".to_vec(),
         ];

@@ -87,9 +87,14 @@ type Next = Arc<Mutex<Option<New>>>;
 struct Waiting(Next);
 
 impl Maker for Waiting {
-    fn plan(&self, device: &Device, bridges: &[BridgePlan]) -> Result<Candidate, HotplugError> {
+    fn plan(
+        &self,
+        device: &Device,
+        _slice: Option<&SliceMemory>,
+        bridges: &[BridgePlan],
+    ) -> Result<Candidate, HotplugError> {
         let function = crate::plan::plug(device, None, &bridges[0])?;
-        Ok(Candidate { bridge: 0, function, servers: Servers::default() })
+        Ok(Candidate { bridge: 0, function, servers: Servers::default(), memory: None })
     }
     fn make(&self, _candidate: Candidate) -> Result<New, HotplugError> {
         self.0.lock().unwrap().take().ok_or(HotplugError::Unprepared)
@@ -170,7 +175,12 @@ impl Machine {
     }
 
     fn ask(&mut self, text: &str, is_dry_run: bool) -> Result<PluggedDevice, HotplugError> {
-        self.controller.plug(&Plug { device: device(text), is_dry_run, passed: Passed::default() })
+        self.controller.plug(&Plug {
+            device: device(text),
+            is_dry_run,
+            passed: Passed::default(),
+            slice: None,
+        })
     }
 
     fn unplug(&mut self, id: &str) -> Result<(), HotplugError> {
@@ -384,7 +394,7 @@ fn a_plug_is_under_way_until_it_is_answered_and_its_device_is_listed_by_its_slot
     let mut machine = Machine::new();
     let handle = machine.controller.handle.clone();
     let request = |text: &str, is_dry_run| {
-        let plug = Plug { device: device(text), is_dry_run, passed: Passed::default() };
+        let plug = Plug { device: device(text), is_dry_run, passed: Passed::default(), slice: None };
         handle.plug(plug, Box::new(|_| ())).unwrap();
         handle.is_plugging()
     };

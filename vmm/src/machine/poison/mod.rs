@@ -88,11 +88,12 @@ pub(super) struct SliceDevice {
 }
 
 impl Memory {
-    fn new(id: &str, slice: Option<&Arc<Taken>>, device: Option<&Function>) -> Self {
-        let name = slice.map_or_else(|| format!("memory {id}"), |slice| slice.region().name.clone());
-        let egm = slice.filter(|slice| matches!(slice.region().kind, RegionKind::Egm { .. }));
-        let growth = egm.map(|slice| RetiredListPoll::new(slice.region().clone()));
-        let (slice, device) = (slice.cloned(), device.cloned());
+    fn new(id: &str, slice: Option<Arc<Taken>>, device: Option<&Function>) -> Self {
+        let region = slice.as_ref().map(|slice| slice.region());
+        let name = region.map_or_else(|| format!("memory {id}"), |region| region.name.clone());
+        let egm = region.filter(|region| matches!(region.kind, RegionKind::Egm { .. }));
+        let growth = egm.map(|region| RetiredListPoll::new(region.clone()));
+        let device = device.cloned();
         Self { id: id.to_owned(), name, slice, device, growth, bad: SpanSet::default(), has_ledger: true }
     }
 
@@ -138,6 +139,23 @@ impl Poison {
             timer.reset(LOOK, Some(LOOK)).map_err(io::Error::from)?;
         }
         Ok(Self { watch, checks, errors, again: Again::new()?, memories, journal, timer })
+    }
+
+    /// Adds slice `id`, which `function` has behind a BAR: it comes while the guest runs.
+    pub(super) fn add(&mut self, id: &str, slice: Option<Arc<Taken>>, function: &Function) {
+        let memory = Memory::new(id, slice, Some(function));
+        if memory.growth.is_some() && self.timer.reset(LOOK, Some(LOOK)).is_err() {
+            tracing::warn!("pages of \"{id}\" that the host retires while the guest runs are not noticed");
+        }
+        self.memories.push(memory);
+    }
+
+    /// Releases slice `id`, which left the guest. The others keep their numbers.
+    pub(super) fn forget(&mut self, id: &str) {
+        for memory in self.memories.iter_mut().filter(|memory| memory.id == id) {
+            (memory.slice, memory.device, memory.growth) = (None, None, None);
+            memory.name.clear(); // no event names it
+        }
     }
 
     /// Leaves bad pages of this process's slices to the scrub after the machine's end: it runs in a sandbox, without the

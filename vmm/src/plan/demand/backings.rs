@@ -6,8 +6,8 @@ use egm_address::{CpuSet, align_up};
 
 use crate::config::{Device, DeviceKind, EgmForm, EgmSlice, Node, Spec};
 use crate::facts::Facts;
-use crate::plan::demand::host_memory;
 use crate::plan::demand::regions::Source;
+use crate::plan::demand::{host_memory, pages, regions};
 use crate::plan::{AssignedRule, BackingPlan, PlanError};
 
 /// The backings of nodes with memory of their own, then those of the slices; `sources` has one for each slice.
@@ -16,6 +16,31 @@ pub(super) fn of(spec: &Spec, sources: &[Source]) -> Vec<BackingPlan> {
     let slices = spec.egm.iter().zip(sources).enumerate();
     let slices = slices.map(|(index, (slice, source))| slice_backing(spec, index, slice, source));
     nodes.map(|node| node_backing(spec, node)).chain(slices).collect()
+}
+
+/// The backing `id` of the only slice of `spec`, for a machine that runs.
+///
+/// # Errors
+/// [`PlanError`].
+pub(crate) fn of_slice(id: &str, spec: &Spec, facts: &Facts) -> Result<BackingPlan, PlanError> {
+    let missing = || PlanError::Internal("there is no slice");
+    let (sources, slice) = (regions::choose(spec, facts)?, spec.egm.first().ok_or_else(missing)?);
+    let source = sources.first().ok_or_else(missing)?;
+    let mut backing = [BackingPlan { id: id.to_owned(), ..slice_backing(spec, 0, slice, source) }];
+    pages::decide(spec, facts, &mut backing);
+    check_nodes(&backing, facts)?;
+    host_memory::check(&backing, facts)?;
+    let [backing] = backing;
+    Ok(backing)
+}
+
+impl BackingPlan {
+    /// Host processors on the nodes that it is bound to.
+    pub(crate) fn near(&self, facts: &Facts) -> Option<CpuSet> {
+        let nodes = self.host_nodes.as_ref()?;
+        let near = facts.nodes.iter().filter(|node| nodes.contains(node.id));
+        Some(near.flat_map(|node| node.cpus.iter()).collect()).filter(|cpus: &CpuSet| !cpus.is_empty())
+    }
 }
 
 fn node_backing(spec: &Spec, node: &Node) -> BackingPlan {

@@ -104,9 +104,8 @@ impl<'a> DeviceDemand<'a> {
             DeviceKind::Egm { slice, node } => {
                 let slice = usize::try_from(*slice).ok().and_then(|slice| spec.egm.get(slice));
                 let slice = slice.ok_or(PlanError::Internal("a device is of no slice"))?;
-                let bars = bars(device, &slice_bars(slice.size.get()))?;
-                let msix_vectors = u16::try_from(registers::VECTORS).unwrap_or(u16::MAX);
-                Ok(Self { bars, msix_vectors, node: Some(*node), ..own })
+                let DeviceRegisters { bars: own_bars, msix_vectors } = slice_registers(slice.size.get());
+                Ok(Self { bars: bars(device, &own_bars)?, msix_vectors, node: Some(*node), ..own })
             }
         }
     }
@@ -145,10 +144,14 @@ impl<'a> DeviceDemand<'a> {
     }
 }
 
-/// Registers and memory of a slice of `size` bytes that is a function.
-fn slice_bars(size: u64) -> [HostBar; 2] {
+/// Registers of a slice of `size` bytes that is a function; the last one has its memory.
+pub(crate) fn slice_registers(size: u64) -> DeviceRegisters {
     let bar = |index, kind, size| HostBar { index, kind, size, start: 0 };
-    [bar(0, HostBarKind::Memory32, registers::SIZE.into()), bar(2, HostBarKind::Memory64Prefetchable, size)]
+    let own = bar(0, HostBarKind::Memory32, registers::SIZE.into());
+    DeviceRegisters {
+        bars: vec![own, bar(2, HostBarKind::Memory64Prefetchable, size)],
+        msix_vectors: u16::try_from(registers::VECTORS).unwrap_or(u16::MAX),
+    }
 }
 
 /// The memory BARs of a host function as a guest sees them. Port BARs are left out: drivers of PCI Express devices must

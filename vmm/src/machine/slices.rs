@@ -1,0 +1,89 @@
+//! Slices that are PCI functions, in the lists of their machine.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use egm_device::device::Function;
+
+use super::poison::{Poison, SliceDevice};
+use crate::api::{Journal, MachineEvent};
+use crate::error::Chain;
+use crate::hotplug::{Member, Slot};
+use crate::lock::lock;
+use crate::reserve::{Leases, ReserveError, Return};
+
+/// Parts of the machine that every slice is in.
+#[derive(Clone)]
+pub(super) struct SliceLists {
+    pub(super) leases: Leases,
+    poison: Arc<Mutex<Poison>>,
+    journal: Arc<Journal>,
+}
+
+impl SliceLists {
+    /// Lists of the slices in `leases`. Those in `slots` that are functions are returned when they leave the guest: `slices`
+    /// has them.
+    pub(super) fn of(
+        leases: Leases,
+        poison: &Arc<Mutex<Poison>>,
+        journal: &Arc<Journal>,
+        slices: &[SliceDevice],
+        slots: &mut [Slot],
+    ) -> Self {
+        let lists = Self { leases, poison: Arc::clone(poison), journal: Arc::clone(journal) };
+        for occupant in slots.iter_mut().filter_map(|slot| slot.occupant.as_mut()) {
+            if slices.iter().any(|slice| slice.id == occupant.id) {
+                occupant.new.member = Some(Box::new(lists.listed(&occupant.id)));
+            }
+        }
+        lists
+    }
+
+    /// Watches the memory of slice `id`, which came while the guest runs.
+    pub(super) fn add(&self, id: &str, function: &Function) -> Listed {
+        lock(&self.poison).add(id, self.leases.get(id), function);
+        self.listed(id)
+    }
+
+    /// Slice `id`, whose memory is watched already.
+    fn listed(&self, id: &str) -> Listed {
+        Listed { id: id.to_owned(), lists: self.clone() }
+    }
+}
+
+/// A slice in the lists. It is returned when it leaves the guest; the end of the machine returns the others.
+pub(super) struct Listed {
+    id: String,
+    lists: SliceLists,
+}
+
+impl Member for Listed {
+    fn has_left(&mut self) -> bool {
+        lock(&self.lists.poison).forget(&self.id);
+        true
+    }
+
+    fn take_loss(&mut self) -> Option<io::Error> {
+        None
+    }
+
+    fn end(self: Box<Self>) -> Option<Box<dyn FnOnce()>> {
+        Some(Box::new(move || {
+            let Self { id, lists: SliceLists { leases, journal, .. } } = *self;
+            let named = id.clone();
+            leases.return_one(&id, Box::new(move |outcome| report(&named, outcome, &journal)));
+        }))
+    }
+}
+
+/// Reports the return of slice `id` to the operator.
+fn report(id: &str, outcome: Result<Return, ReserveError>, journal: &Journal) {
+    let (change, text) = match outcome {
+        Ok(Return::Done) => ("returned", format!("slice \"{id}\" is returned")),
+        Ok(Return::Freed) => ("returned", format!("slice \"{id}\" was memory of this process: it is free")),
+        Ok(Return::AtEnd) => ("returned", format!("slice \"{id}\" is returned when the machine ends")),
+        Err(error) => ("not-returned", Chain(&error).one_line()),
+    };
+    tracing::info!("{text}");
+    journal.publish(&MachineEvent::Device { device: id.to_owned(), change, text });
+}
