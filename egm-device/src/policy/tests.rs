@@ -569,3 +569,17 @@ fn a_request_takes_the_region_that_it_prefers() {
     queue.arrive(Duration::ZERO, 5, candidates.to_vec());
     assert_eq!(queue.next(Duration::ZERO, &supplies).unwrap().region, "c");
 }
+
+#[test]
+fn a_missing_file_is_another_error_than_one_that_cannot_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(load(&folder.path().join("policy.json"), &names()).unwrap_err().is_missing());
+    assert!(!load(folder.path(), &names()).unwrap_err().is_missing());
+}
+
+#[test]
+fn the_published_schema_and_the_words_for_a_list_are_those_of_the_code() {
+    assert_eq!(schema(), include_str!("../../../configs/schemas/policy.schema.json"));
+    let error = parse(r#"{"rules": [{"name": "a", "user": 1, "regions": 3}]}"#, &names()).unwrap_err();
+    assert!(Chain(&error).to_string().contains("an array of names"), "{}", Chain(&error));
+}

@@ -419,6 +419,76 @@ mod tests {
         assert_eq!((core.read(Common::Status), core.queues()[0]), (0, QueueState::new(256)));
     }
 
+    /// The registers of a device that its driver has started.
+    fn started() -> RegisterState {
+        let mut core = negotiated();
+        assert_eq!(core.write(Common::Status, 15), Effect::Activate);
+        core.saved()
+    }
+
+    /// The error of restoring `saved` in a new device.
+    fn restored(saved: &RegisterState) -> Result<Core, String> {
+        let mut core = core();
+        core.restore(saved).map_err(|mismatch| mismatch.to_string())?;
+        Ok(core)
+    }
+
+    /// §2.1: FEATURES_OK comes after ACKNOWLEDGE and DRIVER, and DRIVER_OK after it; FAILED and NEEDS_RESET at any time.
+    #[test]
+    fn a_restored_status_is_one_that_a_driver_leads_to() {
+        for status in 0..=u8::MAX {
+            let is_reached = [0, 1, 2, 3, 11, 15].contains(&(status & 0x3f));
+            let core = restored(&RegisterState { status, ..started() });
+            assert_eq!(core.is_ok(), is_reached, "{status:#x}");
+            let Ok(core) = core else { continue };
+            let is_live = status & 4 != 0 && status & 0x40 == 0;
+            assert_eq!((core.status, core.is_live()), (status, is_live), "{status:#x}");
+        }
+    }
+
+    #[test]
+    fn restored_features_are_the_device_s_once_they_are_agreed_on() {
+        let restored =
+            |status, driver_feature| restored(&RegisterState { status, driver_feature, ..started() }).is_ok();
+        for status in [11, 15] {
+            assert!(restored(status, VERSION_1 | EVENT_IDX) && restored(status, VERSION_1));
+            assert!(!restored(status, EVENT_IDX) && !restored(status, VERSION_1 | 1) && !restored(status, 0));
+        }
+        assert!(restored(3, 1), "a driver that has not agreed may ask for anything");
+    }
+
+    #[test]
+    fn restored_queues_and_vectors_are_those_of_the_device() {
+        let with = |change: &dyn Fn(&mut RegisterState)| {
+            let mut saved = started();
+            change(&mut saved);
+            restored(&saved).map(|core| (core.config_vector(), core.saved() == saved))
+        };
+        for vector in [0, 2, NO_VECTOR] {
+            assert_eq!(with(&|saved| saved.config_vector = vector), Ok((vector, true)));
+            assert!(with(&|saved| saved.queues[1].vector = vector).is_ok());
+        }
+        assert!(with(&|saved| saved.config_vector = 3).unwrap_err().contains("no vector 3"));
+        assert!(with(&|saved| saved.queues[1].vector = 3).unwrap_err().contains("no vector 3"));
+        for size in [1, 64, 128, 256] {
+            assert!(with(&|saved| saved.queues[0].size = size).is_ok(), "{size}");
+        }
+        for size in [0, 3, 512] {
+            assert!(with(&|saved| saved.queues[0].size = size).is_err(), "{size}");
+        }
+        assert!(with(&|saved| saved.queues.truncate(1)).unwrap_err().contains("1 queues in place of 2"));
+    }
+
+    #[test]
+    fn a_device_that_failed_or_needs_a_reset_does_not_start() {
+        let mut core = negotiated();
+        assert_eq!(core.write(Common::Status, 11 | 0x80), Effect::None);
+        assert_eq!((core.write(Common::Status, 15 | 0x80), core.mistakes()), (Effect::None, 1));
+        let mut core = negotiated();
+        core.needs_reset();
+        assert_eq!((core.write(Common::Status, 15), core.mistakes()), (Effect::None, 1));
+    }
+
     #[test]
     fn features_ok_needs_version_1_and_only_what_was_offered() {
         for features in [EVENT_IDX, VERSION_1 | 1, 0] {
