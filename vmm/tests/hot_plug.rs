@@ -365,7 +365,7 @@ fn a_slice_that_no_machine_takes_is_refused_and_leaves_nothing() {
             "{output:?}"
         );
     };
-    refuse("snapshot --unplug snap", "is a slice, whose bytes would be lost");
+    refuse("snapshot --unplug snap", "it is a slice and its bytes would be lost");
     assert!(!machine.folder.path().join("snap").exists());
     machine.end(); // with the slice
 }

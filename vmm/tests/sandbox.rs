@@ -220,7 +220,7 @@ fn ask_everything(machine: &Machine) {
             ("/api/v1/vm.shutdown" | "/api/v1/vmm.shutdown", _) => continue,
             ("/egm/v1/events", _) => ("/egm/v1/events?follow=0", [200; 2]),
             // Nothing is opened in a sandbox.
-            ("/egm/v1/devices", _) if method == "PUT" => (path, [409; 2]),
+            ("/egm/v1/devices" | "/egm/v1/slices", _) if method == "PUT" => (path, [409; 2]),
             (path, true) if path.starts_with("/api/v1/vm.add-") => (path, [409; 2]),
             // Without a body.
             ("/api/v1/vm.remove-device" | "/api/v1/vm.snapshot" | "/egm/v1/snapshot", _) => (path, [400; 2]),

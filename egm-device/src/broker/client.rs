@@ -252,7 +252,29 @@ impl BrokerLease {
     /// # Errors
     /// [`ClientError::Cancelled`] if `cancel` is set, while the broker goes on; another if it refuses or has gone.
     pub fn return_slice(self, cancel: &AtomicBool) -> Result<(), ClientError> {
+        self.release().return_slice(cancel)
+    }
+
+    /// Closes its memory. The slice stays granted while the returned value or this process lives.
+    #[must_use]
+    pub fn release(self) -> ReleasedSlice {
         drop(self.file);
+        ReleasedSlice { client: self.client }
+    }
+}
+
+/// A slice from a broker without its memory.
+#[derive(Debug)]
+pub struct ReleasedSlice {
+    client: Client,
+}
+
+impl ReleasedSlice {
+    /// As [`BrokerLease::return_slice`]. A refused slice can be returned once more.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn return_slice(&self, cancel: &AtomicBool) -> Result<(), ClientError> {
         self.client.request(&Request::Return)?;
         match self.client.receive(cancel)?.0 {
             Reply::Returned => Ok(()),

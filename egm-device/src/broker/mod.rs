@@ -29,7 +29,7 @@ mod supply_checks;
 mod threads;
 mod wire;
 
-pub use client::{BrokerLease, Client, ClientError};
+pub use client::{BrokerLease, Client, ClientError, ReleasedSlice};
 pub use idle::IdleScrub;
 pub use listen::ServerError;
 pub(crate) use listen::no_place;

@@ -48,7 +48,7 @@ impl NewSlice {
         Some(Self(slice))
     }
 
-    /// The slice.
+    /// The slice, as the entry of a configuration would be.
     pub const fn slice(&self) -> &EgmSlice {
         &self.0
     }

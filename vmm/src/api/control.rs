@@ -70,15 +70,14 @@ pub(super) fn plug_in(request: &Request, machine: &Published) -> Response {
 
 /// Grants the slice of the body, which is written as in a configuration, and plugs it in; or only plans that.
 pub(super) fn plug_slice(request: &Request, machine: &Published) -> Response {
-    let checked = is_dry_run(request).and_then(|is_dry_run| {
-        ask(&machine.state(), Live::check_plug)?;
-        Ok(is_dry_run)
-    });
-    let is_dry_run = match checked {
+    let is_dry_run = match is_dry_run(request) {
         Ok(is_dry_run) => is_dry_run,
         Err(answer) => return answer.into(),
     };
-    let answer = |plugged| Answer::json(&views::NewSlice::from(plugged));
+    if let Err(refusal) = ask(&machine.state(), Live::check_plug) {
+        return refusal.into();
+    }
+    let answer = |plugged| Answer::json(&views::NewPciSlice::from(plugged));
     match NewSlice::parse(request.body.clone()) {
         Ok(slice) => later(machine, |live, reply| live.plug_slice(slice, is_dry_run, reply), answer),
         Err(errors) => Answer::failures(Status::BadRequest, &texts(&errors)).into(),
@@ -203,9 +202,13 @@ fn unable(error: ControlError, state: &KnownState) -> Answer {
             "cannot write a snapshot: the machine's sandbox opens no file",
             "start the machine with --sandbox off",
         ),
+        ControlError::Granting => (
+            "cannot plug in a slice: another request for a slice is being carried out",
+            "wait for its answer, and try again",
+        ),
         ControlError::NoGranter => (
-            "cannot plug in a slice: the user that runs the machine cannot change the host's ledger",
-            "start the machine without --user, or by a broker: --broker SOCKET",
+            "cannot plug in a slice: a machine of --user has no access to the host's ledger",
+            "start the machine without --user: as root, or with --broker SOCKET",
         ),
         ControlError::NoThread => ("cannot plug in a slice: the host has no thread left", ThreadError::HELP),
         ControlError::Saving => {
@@ -225,7 +228,7 @@ mod tests {
 
     use super::*;
     use crate::config::{Clique, Device, DeviceKind, Tap};
-    use crate::hotplug::{Candidate, Controller, Devices, Maker, New, Running, SliceMemory};
+    use crate::hotplug::{Candidate, Controller, Devices, Maker, New, PlugMemory, Running};
     use crate::machine::{DeviceCounters, ExitLatch, LiveParts, MachineStep};
     use crate::pci::{Bus, RootComplex};
     use crate::plan::BridgePlan;
@@ -243,7 +246,7 @@ mod tests {
         fn plan(
             &self,
             _: &Device,
-            _: Option<&SliceMemory>,
+            _: Option<&PlugMemory>,
             _: &[BridgePlan],
         ) -> Result<Candidate, HotplugError> {
             Err(HotplugError::Unprepared)

@@ -370,8 +370,15 @@ mod tests {
         machine.journal().open().unwrap();
         machine.stage("configuration");
         let region = Some("local".to_owned());
-        let slice =
-            SliceRecord { id: "egm0".into(), region, offset: 0, size: 1, owner: None, retired: Vec::new() };
+        let slice = SliceRecord {
+            id: "egm0".into(),
+            device: false,
+            region,
+            offset: 0,
+            size: 1,
+            owner: None,
+            retired: Vec::new(),
+        };
         machine.planned(plan_of_a_config(), vec![slice].into());
         machine.step(MachineStep::Started, &live(true));
         machine
@@ -453,7 +460,7 @@ mod tests {
             let is_missing = matches!(operation, Missing(_)) || operation.is_of_serve();
             let expected = match operation {
                 _ if is_missing => Status::NotImplemented,
-                Operation::Add(_) | Operation::Plug => Status::Conflict, // it does not run yet
+                Operation::Add(_) | Operation::Plug | Operation::PlugSlice => Status::Conflict, // it does not run yet
                 _ => Status::BadRequest,
             };
             assert_eq!(answer_to(&with_body, &machine).status, expected, "{path}");

@@ -172,7 +172,7 @@ impl From<PluggedDevice> for NewPciDevice {
 
 /// A slice that was plugged in as a device, or that is planned.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct NewSlice {
+pub(super) struct NewPciSlice {
     #[serde(flatten)]
     device: NewPciDevice,
     /// Name of the region; `None` for memory of the machine itself, and where a broker is yet to choose it.
@@ -181,7 +181,7 @@ pub(super) struct NewSlice {
     offset: Option<u64>,
 }
 
-impl From<PluggedSlice> for NewSlice {
+impl From<PluggedSlice> for NewPciSlice {
     fn from(PluggedSlice { device, backing }: PluggedSlice) -> Self {
         let offset = backing.as_ref().map(|backing| backing.offset);
         Self { device: device.into(), region: backing.and_then(|backing| backing.region), offset }

@@ -1,6 +1,7 @@
 //! `egm-vmm ctl`: a client of a machine's API.
 
 mod error;
+mod plug;
 mod snapshot;
 mod tables;
 mod unplug;
@@ -11,14 +12,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use egm_address::PciAddress;
 use egm_report::program::Outcome;
 use egm_report::program::log::Severity;
 use egm_report::show::{Screen, Table, Unwritten, print, printable_lines};
 use serde_json::{Map, Value, json};
 
 use self::error::{CtlError, STOP, absolute};
-use self::tables::{fields, plugged, slices, timings};
+use self::plug::{device, plug};
+use self::tables::{fields, slices, timings};
 use self::unplug::{has_device, unplug};
 use super::form::Form;
 use crate::api::{Client, ClientError, Events};
@@ -147,22 +148,22 @@ enum Verb {
         #[arg(long)]
         dry_run: bool,
     },
-    /// Grant the running machine a slice, plug it in as a device, and print what the guest finds
+    /// Grant a slice to the running machine, plug it in as a device, and print what the guest finds
     PlugSlice {
-        /// Region of the host by its name or kind; several are tried in their order
+        /// Regions by name or kind, in the order in which they are tried
         #[arg(value_name = "REGION", required = true)]
         regions: Vec<String>,
         /// Size of the slice, such as 64GiB
         #[arg(long, value_name = "SIZE")]
         size: String,
-        /// Node of the guest that is near to it
+        /// Guest node nearest to the slice
         #[arg(long, value_name = "NODE", default_value_t = 0)]
         node: u32,
         /// Print what the guest would find, and change nothing
         #[arg(long)]
         dry_run: bool,
     },
-    /// Request a plugged device back from the guest, and wait until the host has it; a slice is returned then
+    /// Request a plugged device back from the guest, and wait until the host has it; a slice is also scrubbed and returned
     Unplug {
         /// Name of the device in the machine
         #[arg(value_name = "NAME")]
@@ -275,25 +276,6 @@ pub(super) fn run(args: &Args) -> Outcome {
     };
     print(for_stdout(out));
     Ok(ExitCode::SUCCESS)
-}
-
-/// The device of a command line, as a configuration has it.
-fn device(text: &str) -> Result<Map<String, Value>, String> {
-    if let Ok(function) = text.parse::<PciAddress>() {
-        return Ok([("type", "vfio".to_owned()), ("function", function.to_string())]
-            .map(|(key, value)| (key.to_owned(), value.into()))
-            .into_iter()
-            .collect());
-    }
-    let object = serde_json::from_str(text);
-    object.map_err(|error| format!("expected a PCI address such as 0000:41:00.0, or a JSON object: {error}"))
-}
-
-/// Plugs in `what` by `request`, or plans that; prints what the guest finds.
-fn plug(args: &Args, client: Client<'_>, request: &str, is_dry_run: bool, what: &Value) -> Outcome {
-    let query = if is_dry_run { "?dry-run=1" } else { "" };
-    let (request, body) = (format!("{request}{query}"), what.to_string());
-    Ok(show(args, &client.within(LONG).ask_with("PUT", &request, body.as_bytes())?, plugged))
 }
 
 /// Sends the configuration of `file`.
@@ -422,6 +404,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::thread;
 
+    use super::tables::plugged;
     use super::*;
 
     /// Whether the machine's end is found in `streams` of events, one after another.

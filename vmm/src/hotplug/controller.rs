@@ -12,53 +12,21 @@ use std::time::{Duration, Instant};
 use egm_vfio::backend::InterruptKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::maker::Maker;
 use super::occupant::{Departing, New, Occupant};
 use super::{
     CurrentDevices, Devices, Event, EventKind, Handle, HotplugError, Plug, PluggedDevice, Removal, Request,
-    Running, SliceMemory, UNPLUG_TIMEOUT,
+    Running, UNPLUG_TIMEOUT,
 };
-use crate::config::{Device, DeviceKind, NewDevice};
+use crate::config::{DeviceKind, NewDevice};
 use crate::eventfd::{self, borrowed};
 use crate::lock::lock;
 use crate::passthrough::HostEvents;
 use crate::pci::{Duty, Port, RootComplex};
-use crate::plan::{BridgePlan, FunctionPlan};
-use crate::reserve::{GrantedMemory, Servers};
+use crate::plan::BridgePlan;
 
 /// Time between two looks at devices that depart.
 const DEPARTURE: Duration = Duration::from_millis(10);
-
-/// Makes devices that are plugged in.
-pub(crate) trait Maker: Send {
-    /// The function that `device`, with the memory of `slice` if it is one, becomes behind one of `bridges`. Opens nothing but the connection to a vfio-user server,
-    /// which alone reports the registers of its device.
-    ///
-    /// # Errors
-    /// [`HotplugError`]: the machine cannot take it, or its BARs fit behind no bridge.
-    fn plan(
-        &self,
-        device: &Device,
-        slice: Option<&SliceMemory>,
-        bridges: &[BridgePlan],
-    ) -> Result<Candidate, HotplugError>;
-
-    /// Opens a device that [`Maker::plan`] planned, just reset.
-    ///
-    /// # Errors
-    /// [`HotplugError`]; nothing stays open.
-    fn make(&self, candidate: Candidate) -> Result<New, HotplugError>;
-}
-
-/// A device that is planned and not made.
-pub(crate) struct Candidate {
-    /// Index of the bridge that it is behind.
-    pub(crate) bridge: usize,
-    pub(crate) function: FunctionPlan,
-    /// Its vfio-user server, if it has one.
-    pub(crate) servers: Servers,
-    /// Its memory, if it is a slice that was granted.
-    pub(crate) memory: Option<Box<GrantedMemory>>,
-}
 
 pub(crate) struct Slot {
     pub(crate) port: Arc<Port>,

@@ -11,6 +11,7 @@
 mod controller;
 mod error;
 mod event;
+mod maker;
 mod occupant;
 
 use std::collections::BTreeMap;
@@ -22,9 +23,10 @@ use std::time::Duration;
 use egm_address::PciAddress;
 use vmm_sys_util::eventfd::EventFd;
 
-pub(crate) use controller::{Candidate, Controller, Maker, Slot};
+pub(crate) use controller::{Controller, Slot};
 pub(crate) use error::HotplugError;
 pub(crate) use event::{Event, EventKind, Removal};
+pub(crate) use maker::{Candidate, Maker};
 pub(crate) use occupant::{Member, New, Occupant};
 
 use crate::config::{Device, NewDevice};
@@ -45,13 +47,13 @@ pub(crate) struct Plug {
     /// Descriptors that the device names by their numbers: kept until it is made.
     pub(crate) passed: Passed,
     /// Its memory, if it is a slice.
-    pub(crate) slice: Option<SliceMemory>,
+    pub(crate) slice: Option<PlugMemory>,
 }
 
 /// Memory of a slice that is plugged in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SliceMemory {
-    /// Size in bytes.
+pub(crate) struct PlugMemory {
+    /// Its size in bytes, which its BAR has room for.
     pub(crate) size: u64,
     /// Where it lies, once it is granted.
     pub(crate) granted: Option<Box<GrantedMemory>>,
@@ -68,7 +70,7 @@ pub(crate) struct PluggedDevice {
     pub(crate) function: FunctionPlan,
 }
 
-/// Called once with the result, on the controller's thread.
+/// Called once with the result, on the thread that carried out the request.
 pub(crate) type Reply<T> = Box<dyn FnOnce(Result<T, HotplugError>) + Send>;
 
 /// A request to the controller.

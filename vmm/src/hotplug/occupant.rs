@@ -26,7 +26,7 @@ pub(crate) trait Member: Send {
     /// Takes the error of making the guest's writes durable.
     fn take_loss(&mut self) -> Option<io::Error>;
 
-    /// Ends it, once the device is closed. Returns what follows the report of its removal.
+    /// Called once the device is closed. The returned function runs after the removal is reported.
     fn end(self: Box<Self>) -> Option<Box<dyn FnOnce()>> {
         None
     }

@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use crate::config::NewSlice;
-use crate::hotplug::{Handle, HotplugError, Plug, PluggedDevice, Reply, SliceMemory};
+use crate::hotplug::{Handle, HotplugError, Plug, PlugMemory, PluggedDevice, Reply};
 use crate::passed::Passed;
 use crate::plan::BackingPlan;
 use crate::reserve::Granter;
@@ -19,7 +19,7 @@ pub(crate) struct PluggedSlice {
     pub(crate) backing: Option<BackingPlan>,
 }
 
-/// Grants `slice` and plugs it in, or plans that; `reply` is called on another thread.
+/// Grants `slice` and plugs it in, or plans that; `reply` is called on another thread. `granter` is acquired for that.
 ///
 /// # Errors
 /// When the host has no thread left.
@@ -30,9 +30,10 @@ pub(super) fn plug(
     controller: Handle,
     reply: Reply<PluggedSlice>,
 ) -> io::Result<()> {
-    let prepared = controller.prepare();
+    let prepared = (!is_dry_run).then(|| controller.prepare());
     let work = move || {
         let plugged = plug_now(&slice, is_dry_run, &granter, &controller);
+        granter.release();
         drop(prepared);
         reply(plugged);
     };
@@ -51,8 +52,8 @@ fn plug_now(
     }
     let number = if is_dry_run { granter.next_number() } else { granter.number() };
     let (id, device) = (format!("egm{number}"), slice.device(number));
-    let mut memory = SliceMemory { size: slice.slice().size.get(), granted: None };
-    let plug = |memory: &SliceMemory, is_dry_run| {
+    let mut memory = PlugMemory { size: slice.slice().size.get(), granted: None };
+    let plug = |memory: &PlugMemory, is_dry_run| {
         let (device, slice) = (device.clone(), Some(memory.clone()));
         ask(controller, Plug { device, is_dry_run, passed: Passed::default(), slice })
     };
@@ -67,7 +68,7 @@ fn plug_now(
     match plug(&memory, false) {
         Ok(device) => Ok(PluggedSlice { device, backing }),
         Err(error) => {
-            granter.return_one(&id, Box::new(|_| ()));
+            granter.return_unused(&id);
             Err(error)
         }
     }

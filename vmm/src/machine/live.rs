@@ -24,7 +24,7 @@ pub struct Live {
     parts: Arc<Mutex<Option<LiveParts>>>,
     snapshot: NextSnapshot,
     upgrade: NextUpgrade,
-    /// Grants it more slices; empty where nobody can.
+    /// Grants further slices; unset in a machine of --user.
     granter: Arc<OnceLock<Arc<Granter>>>,
 }
 
@@ -75,7 +75,9 @@ pub enum ControlError {
     ConfinedSnapshot,
     /// Another request for a snapshot waits.
     Saving,
-    /// It cannot change the host's ledger: it runs as another user.
+    /// Another request for a slice is being carried out.
+    Granting,
+    /// It runs with --user, without access to the ledger.
     NoGranter,
     /// The host has no thread left.
     NoThread,
@@ -95,7 +97,7 @@ impl Live {
 
     /// Has `granter` grant it slices that are plugged in.
     pub(crate) fn set_granter(&self, granter: Granter) {
-        let _ = self.granter.set(Arc::new(granter)); // once a machine
+        let _ = self.granter.set(Arc::new(granter)); // set once, before the guest runs
     }
 
     /// Requests that the vCPUs leave the guest; they have when [`pause_state`](Self::pause_state) is [`PauseState::Paused`],
@@ -221,7 +223,14 @@ impl Live {
         let controller = parts.as_ref().and_then(|parts| parts.hotplug.clone());
         drop(parts);
         let controller = controller.ok_or(ControlError::Ending)?;
-        grants::plug(slice, is_dry_run, granter, controller, reply).map_err(|_| ControlError::NoThread)
+        if !granter.acquire() {
+            return Err(ControlError::Granting);
+        }
+        let began = grants::plug(slice, is_dry_run, Arc::clone(&granter), controller, reply);
+        began.map_err(|_| {
+            granter.release();
+            ControlError::NoThread
+        })
     }
 
     /// Whether a device can be plugged in at all.

@@ -18,7 +18,7 @@ use super::slices::SliceLists;
 use super::virtio::{Running, Virtio, Wiring};
 use crate::config::{Clique, Device, DeviceKind};
 use crate::error::Chain;
-use crate::hotplug::{Candidate, HotplugError, Maker, Member, New, SliceMemory};
+use crate::hotplug::{Candidate, HotplugError, Maker, Member, New, PlugMemory};
 use crate::kvm::{LevelLine, Vm};
 use crate::memory::GuestRam;
 use crate::passthrough::InterruptLine;
@@ -95,7 +95,7 @@ impl Maker for DeviceMaker {
     fn plan(
         &self,
         device: &Device,
-        slice: Option<&SliceMemory>,
+        slice: Option<&PlugMemory>,
         bridges: &[BridgePlan],
     ) -> Result<Candidate, HotplugError> {
         let mut servers = Servers::default();
@@ -173,7 +173,7 @@ impl DeviceMaker {
         let recorded = self.lists.leases.record_process(rustix::process::geteuid().as_raw());
         if let Err(error) = recorded {
             tracing::warn!(
-                "the ledger does not know which devices reach slices since \"{id}\": {}",
+                "cannot record which devices reach slices after the plug of \"{id}\": {}",
                 Chain(&error)
             );
         }
@@ -233,7 +233,8 @@ impl DeviceMaker {
             open_slice(SliceParts { backing: &backing, leases, node, near }, &self.vm)?;
         let placement = GuestPlacement { id, address: plan.address, bars: &plan.bars };
         let new = self.assigner.assign(placement, backend, Own::default())?;
-        Ok(New { member: Some(Box::new(self.lists.add(id, &function))), ..new })
+        let listed = self.lists.add(id, &function, &new.function);
+        Ok(New { member: Some(Box::new(listed)), ..new })
     }
 
     fn join(&self, plan: &FunctionPlan, device: &Device) -> Result<New, HotplugError> {

@@ -153,7 +153,7 @@ fn before_own(slice: &EgmSlice) -> &[String] {
 impl GrantedSlices {
     /// Returns the slices to the broker. One of a pool that the broker refuses to take back now, because other devices of
     /// this user may still reach it, goes back with this process.
-    fn return_all(self) -> Result<(), ReserveError> {
+    pub(super) fn return_all(self) -> Result<(), ReserveError> {
         for Requested { index, source } in self.0 {
             let Source::Broker(lease) = source else { continue };
             let is_pool = lease.region().kind.is_pool();

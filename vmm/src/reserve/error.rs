@@ -43,9 +43,16 @@ pub enum ReserveError {
         #[source]
         source: GrantError,
     },
-    /// A broker does not grant a slice, or does not take it back.
+    /// A broker does not grant a slice.
     #[error("cannot borrow slice \"{id}\" from the broker")]
     Broker {
+        id: String,
+        #[source]
+        source: ClientError,
+    },
+    /// A broker does not take a slice back.
+    #[error("cannot return slice \"{id}\" to the broker")]
+    BrokerReturn {
         id: String,
         #[source]
         source: ClientError,
@@ -66,9 +73,16 @@ pub enum ReserveError {
         #[source]
         source: GrantError,
     },
-    /// A slice is still in use at the end.
+    /// A slice left the guest, and the host has no thread for its return.
+    #[error("cannot return slice \"{id}\" before the machine ends: cannot start a thread")]
+    Thread {
+        id: String,
+        #[source]
+        source: io::Error,
+    },
+    /// A slice is still in use.
     #[error(
-        "slice \"{id}\" is not given back before this process ends: storage that hangs may still write to it"
+        "cannot return slice \"{id}\" before this process ends: it still has the memory, which storage that hangs may write to"
     )]
     InUse { id: String },
 }
@@ -89,9 +103,11 @@ impl Report for ReserveError {
             Self::Grant { source, .. } | Self::Gpus { source, .. } | Self::GiveBack { source, .. } => {
                 source.remedy()
             }
-            Self::Broker { source, .. } => source.remedy(),
+            Self::Broker { source, .. } | Self::BrokerReturn { source, .. } => source.remedy(),
             Self::Device { source, .. } => source.remedy(),
-            Self::Boot(_) | Self::Moved { .. } | Self::InUse { .. } => Blame::Host.into(),
+            Self::Boot(_) | Self::Moved { .. } | Self::Thread { .. } | Self::InUse { .. } => {
+                Blame::Host.into()
+            }
         }
     }
 }

@@ -1,14 +1,16 @@
 //! Slices for a machine that runs.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use egm_address::CpuSet;
 use egm_device::owner::Owner;
 
 use super::broker::Broker;
 use super::error::ReserveError;
-use super::leases::{Leases, Returned};
+use super::leases::Leases;
+use super::returns::Return;
 use crate::config::{DeviceKind, EgmSlice, Spec};
+use crate::error::Chain;
 use crate::facts::{self, Facts, Scope};
 use crate::plan::{self, BackingPlan};
 
@@ -23,12 +25,14 @@ pub(crate) struct GrantedMemory {
     pub(crate) near: Option<CpuSet>,
 }
 
-/// Grants slices to one machine while it runs. Its methods wait for scrubs.
+/// Grants slices to one machine while it runs. [`grant`](Self::grant) waits for the scrub.
 pub(crate) struct Granter {
     spec: Spec,
     broker: Option<Broker>,
     leases: Leases,
-    /// Number of the next slice. None is used twice: an id means one slice as long as the machine runs.
+    /// Whether a request for a slice is being carried out.
+    is_busy: AtomicBool,
+    /// Number of the next slice. This process uses none twice: an id means one slice.
     next: AtomicU32,
 }
 
@@ -38,7 +42,17 @@ impl Granter {
         let next = AtomicU32::new(u32::try_from(spec.egm.len()).unwrap_or(u32::MAX));
         // Waits are for the start of a machine: the client of a request has a time limit.
         let broker = broker.map(|broker| Broker { wait: false, ..broker });
-        Self { spec, broker, leases, next }
+        Self { spec, broker, leases, is_busy: AtomicBool::new(false), next }
+    }
+
+    /// Reserves it for one request, until [`release`](Self::release); false while another has it. A port that is free for one
+    /// request is so for one only.
+    pub(crate) fn acquire(&self) -> bool {
+        !self.is_busy.swap(true, Ordering::Acquire)
+    }
+
+    pub(crate) fn release(&self) {
+        self.is_busy.store(false, Ordering::Release);
     }
 
     /// Takes the number of a new slice.
@@ -83,7 +97,7 @@ impl Granter {
     }
 
     fn take(&self, id: &str, spec: &Spec) -> Result<GrantedMemory, ReserveError> {
-        for attempt in 1..=ATTEMPTS {
+        for attempt in 1.. {
             let facts = self.facts(spec)?;
             let backing = plan::of_slice(id, spec, &facts)?;
             match Leases::take(spec, std::slice::from_ref(&backing), &facts, &|_, _| ()) {
@@ -102,17 +116,29 @@ impl Granter {
             ReserveError::Broker { source, .. } => ReserveError::Broker { id: id.to_owned(), source },
             other => other,
         };
-        let granted = broker.borrow(&spec, &|_, _| ()).map_err(named)?;
         let mut facts = self.facts(&spec)?;
+        let granted = broker.borrow(&spec, &|_, _| ()).map_err(named)?;
         let _ = granted.pin(&mut spec, &mut facts); // its notes name the slice by its place in a configuration
-        let backing = plan::of_slice(id, &spec, &facts)?;
-        self.leases.adopt(id, &granted.into_leases().map_err(named)?);
-        Ok(GrantedMemory { near: backing.near(&facts), backing })
+        match plan::of_slice(id, &spec, &facts) {
+            Ok(backing) => {
+                self.leases.adopt(id, &granted.into_leases().map_err(named)?);
+                Ok(GrantedMemory { near: backing.near(&facts), backing })
+            }
+            Err(error) => {
+                granted.return_all().map_err(named)?;
+                Err(error.into())
+            }
+        }
     }
 
-    /// Returns slice `id`, which the machine does not use; `returned` is called with the outcome.
-    pub(crate) fn return_one(&self, id: &str, returned: Returned) {
-        self.leases.return_one(id, returned);
+    /// Returns slice `id`, which no device became.
+    pub(crate) fn return_unused(&self, id: &str) {
+        let report = |outcome: Result<Return, ReserveError>| {
+            if let Err(error) = outcome {
+                tracing::warn!("{}", Chain(&error));
+            }
+        };
+        self.leases.return_one(id, Box::new(report));
     }
 
     /// The machine with `slice` alone.
@@ -122,7 +148,7 @@ impl Granter {
         spec
     }
 
-    /// The host, as the plan of `spec` depends on it, without the machine's own claims on GPUs.
+    /// The host, as the plan of `spec` depends on it, without the machine's own claims on GPUs: they would refuse its own slice.
     fn facts(&self, spec: &Spec) -> Result<Facts, ReserveError> {
         let own = Owner::this(&spec.name).to_string();
         let mut facts = facts::of_host(&Scope::of(spec))?;

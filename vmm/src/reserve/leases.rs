@@ -7,20 +7,19 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet};
 use egm_device::Backing;
-use egm_device::broker::BrokerLease;
+use egm_device::broker::{BrokerLease, ReleasedSlice};
 use egm_device::carve::plan::Request;
 use egm_device::lease::Lease;
 use egm_device::ledger::{Identity, Ledger, Paths, Progress, Watch};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, RegionKind, Slice};
-use schemars::JsonSchema;
-use serde::Serialize;
 
 use super::error::ReserveError;
+use super::record::SliceRecord;
 use crate::config::Spec;
 use crate::error::Report;
 use crate::facts::Facts;
@@ -115,52 +114,6 @@ impl Backing for Taken {
     }
 }
 
-/// A slice as the operator sees it.
-#[derive(Debug, Clone, Serialize, JsonSchema)]
-pub(crate) struct SliceRecord {
-    /// Id of the backing.
-    pub(crate) id: String,
-    /// Name of the region; `None` for memory of the machine itself.
-    pub(crate) region: Option<String>,
-    /// First byte, counted in the region.
-    pub(crate) offset: u64,
-    /// Size of the slice, in bytes.
-    pub(crate) size: u64,
-    /// Owner as the ledger has it; `None` for a slice of a broker, and for memory of the machine itself.
-    pub(crate) owner: Option<Owner>,
-    /// Bytes of it that were retired when the machine was planned: offset in the region, and size.
-    pub(crate) retired: Vec<RetiredSpan>,
-}
-
-impl SliceRecord {
-    /// The record of `backing`, which is `taken` unless it is memory of the machine itself.
-    fn new(backing: &BackingPlan, taken: Option<&Taken>) -> Self {
-        let owner = taken.and_then(|taken| match taken {
-            Taken::Own(lease) => Some(lease.owner().clone()),
-            Taken::Broker(..) => None,
-        });
-        let span = Span::new(Offset::new(backing.offset), backing.size).ok();
-        let retired = taken.zip(span).map(|(taken, span)| taken.region().retired.within(span));
-        let retired = retired.unwrap_or_default();
-        let retired = retired.iter().map(|bad| RetiredSpan { offset: bad.start().get(), size: bad.size() });
-        Self {
-            id: backing.id.clone(),
-            region: backing.region.clone(),
-            offset: backing.offset,
-            size: backing.size,
-            owner,
-            retired: retired.collect(),
-        }
-    }
-}
-
-/// Bytes that must not be used.
-#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
-pub(crate) struct RetiredSpan {
-    offset: u64,
-    pub(crate) size: u64,
-}
-
 /// Called from any thread with a slice's id and each step of the work on it.
 pub type SliceProgress<'a> = &'a (dyn Fn(&str, Progress) + Sync);
 
@@ -170,40 +123,28 @@ pub(super) struct Named {
     pub(super) id: String,
     pub(super) taken: Arc<Taken>,
     /// Host processors near it, where known.
-    near: Option<CpuSet>,
+    pub(super) near: Option<CpuSet>,
 }
-
-/// What became of a slice that left the guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Return {
-    /// Its owner has it back, scrubbed where the region keeps bytes.
-    Done,
-    /// It was memory of the machine itself.
-    Freed,
-    /// The process that has its lock returns it when the machine ends.
-    AtEnd,
-}
-
-/// Called once with the outcome of a return, from any thread.
-pub(crate) type Returned = Box<dyn FnOnce(Result<Return, ReserveError>) + Send>;
 
 /// The slices of one machine, which come and go while it runs. Clones share them.
 #[derive(Debug, Default, Clone)]
 pub struct Leases {
-    held: Arc<Mutex<Held>>,
+    pub(super) table: Arc<Mutex<LeaseTable>>,
+    /// The same slices and memory of the machine itself, for the operator. No thread waits while it has this.
+    pub(super) records: Arc<Mutex<Vec<SliceRecord>>>,
     /// Ends the scrubs of returns.
-    cancel: Arc<AtomicBool>,
+    pub(super) cancel: Arc<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
-    named: Vec<Named>,
-    /// The same and memory of the machine itself, for the operator.
-    records: Vec<SliceRecord>,
+pub(super) struct LeaseTable {
+    pub(super) named: Vec<Named>,
+    /// Slices, by id, that left the guest and that the broker has not taken back.
+    pub(super) refused: Vec<(String, ReleasedSlice)>,
     /// Threads that return slices.
-    returns: Vec<JoinHandle<()>>,
-    /// Whether another process has the locks of this one's slices.
-    is_left: bool,
+    pub(super) returns: Vec<JoinHandle<()>>,
+    /// Whether the keeper has the locks of this process's slices.
+    pub(super) keeper_has_locks: bool,
 }
 
 impl Leases {
@@ -238,7 +179,7 @@ impl Leases {
     }
 
     fn add(&self, id: String, taken: Arc<Taken>, near: Option<CpuSet>) {
-        lock(&self.held).named.push(Named { id, taken, near });
+        lock(&self.table).named.push(Named { id, taken, near });
     }
 
     /// Adds the slice of backing `id` that a broker granted.
@@ -257,24 +198,24 @@ impl Leases {
 
     /// Adds the one slice of `other`, if there is one, as that of backing `id`.
     pub(super) fn adopt(&self, id: &str, other: &Self) {
-        let taken = std::mem::take(&mut lock(&other.held).named);
+        let taken = std::mem::take(&mut lock(&other.table).named);
         let named = taken.into_iter().map(|named| Named { id: id.to_owned(), ..named });
-        lock(&self.held).named.extend(named);
+        lock(&self.table).named.extend(named);
     }
 
     /// The slice behind backing `id`.
     pub(crate) fn get(&self, id: &str) -> Option<Arc<Taken>> {
-        lock(&self.held).named.iter().find(|named| named.id == id).map(|named| Arc::clone(&named.taken))
+        lock(&self.table).named.iter().find(|named| named.id == id).map(|named| Arc::clone(&named.taken))
     }
 
-    /// All slices now.
+    /// All slices that the machine has now.
     pub(super) fn all(&self) -> Vec<Named> {
-        lock(&self.held).named.clone()
+        lock(&self.table).named.clone()
     }
 
     /// Results of `each` for the slices that this process locked itself, with the ids of their backings.
     pub(crate) fn map_own<T>(&self, mut each: impl FnMut(&str, &Lease) -> T) -> Vec<T> {
-        let held = lock(&self.held);
+        let held = lock(&self.table);
         let own = held.named.iter().filter_map(|named| match named.taken.as_ref() {
             Taken::Own(lease) => Some(each(&named.id, lease)),
             Taken::Broker(..) => None,
@@ -296,35 +237,42 @@ impl Leases {
     /// Records the slice of `backing` for the operator.
     pub(super) fn publish_one(&self, backing: &BackingPlan) {
         let taken = self.get(&backing.id);
-        lock(&self.held).records.push(SliceRecord::new(backing, taken.as_deref()));
+        let owner = taken.as_ref().and_then(|taken| match taken.as_ref() {
+            Taken::Own(lease) => Some(lease.owner().clone()),
+            Taken::Broker(..) => None,
+        });
+        let span = Span::new(Offset::new(backing.offset), backing.size).ok();
+        let retired = taken.zip(span).map(|(taken, span)| taken.region().retired.within(span));
+        let record = SliceRecord::new(backing, owner, &retired.unwrap_or_default());
+        lock(&self.records).push(record);
     }
 
     /// The slices that the machine has now, for the operator.
     pub(crate) fn records(&self) -> Vec<SliceRecord> {
-        lock(&self.held).records.clone()
+        lock(&self.records).clone()
     }
 
     /// Records for each own slice that the machine runs as user `uid` with the VFIO devices that it has opened. Without effect
-    /// where another process has the locks.
+    /// where the keeper has the locks.
     ///
     /// # Errors
     /// [`ReserveError::Ledger`].
     pub(crate) fn record_process(&self, uid: u32) -> Result<(), ReserveError> {
-        if lock(&self.held).is_left {
+        if lock(&self.table).keeper_has_locks {
             return Ok(());
         }
         let recorded = self.map_own(|_, lease| lease.record_process(uid));
         Ok(recorded.into_iter().collect::<Result<(), _>>()?)
     }
 
-    /// Leaves this process's slices to the one that has their locks.
+    /// Leaves this process's slices to the keeper, which has their locks.
     pub(crate) fn leave_own(&self) {
-        lock(&self.held).is_left = true;
+        lock(&self.table).keeper_has_locks = true;
     }
 
     /// Whether a slice is of a broker.
     pub(crate) fn has_broker(&self) -> bool {
-        lock(&self.held).named.iter().any(|named| named.taken.is_of_broker())
+        lock(&self.table).named.iter().any(|named| named.taken.is_of_broker())
     }
 
     /// Whether a slice is of an EGM device: its list of retired pages is read while the guest runs.
@@ -351,82 +299,12 @@ impl Leases {
         let mut backings = backings.iter().filter(|backing| backing.region.is_some());
         backings.all(|backing| self.get(&backing.id).is_some_and(|taken| taken.is_at(backing)))
     }
-
-    /// Scrubs and returns slice `id` on a thread of its own; nothing of the machine has its memory any more. `returned` is
-    /// called with the outcome.
-    pub(crate) fn return_one(&self, id: &str, returned: Returned) {
-        let mut held = lock(&self.held);
-        let position = held.named.iter().position(|named| named.id == id);
-        let is_own = |named: &Named| !named.taken.is_of_broker();
-        if held.is_left && position.and_then(|position| held.named.get(position)).is_some_and(is_own) {
-            drop(held);
-            return returned(Ok(Return::AtEnd));
-        }
-        held.records.retain(|record| record.id != id);
-        let Some(position) = position else {
-            drop(held);
-            return returned(Ok(Return::Freed));
-        };
-        let (named, cancel) = (held.named.swap_remove(position), Arc::clone(&self.cancel));
-        let work = move || returned(named.return_slice(&|_| (), &cancel).map(|()| Return::Done));
-        held.returns.retain(|thread| !thread.is_finished());
-        match thread::Builder::new().name("return".to_owned()).spawn(work) {
-            Ok(thread) => held.returns.push(thread),
-            // Its drop left it dirty: the next owner's grant scrubs it.
-            Err(error) => tracing::warn!("slice \"{id}\" is returned without a scrub: {error}"),
-        }
-    }
-
-    /// Scrubs and returns all slices. A signal ends the scrub; the next owner's grant scrubs what is left. The result has
-    /// the errors of slices that were not scrubbed or not returned.
-    pub fn return_all(&self, progress: SliceProgress<'_>) -> Vec<ReserveError> {
-        let Held { named, returns, is_left, .. } = std::mem::take(&mut *lock(&self.held));
-        if !named.is_empty() || !returns.is_empty() {
-            for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-                // Without it no signal ends the scrub in order: no reason to keep a dirty slice.
-                let _ = signal_hook::flag::register(signal, Arc::clone(&self.cancel));
-            }
-        }
-        for thread in returns {
-            let _ = thread.join(); // it has reported its outcome
-        }
-        let mine = named.into_iter().filter(|named| !is_left || named.taken.is_of_broker());
-        let given = mine.map(|named| {
-            let id = named.id.clone();
-            named.return_slice(&|step| progress(&id, step), &self.cancel)
-        });
-        given.filter_map(Result::err).collect()
-    }
 }
 
 #[cfg(test)]
 impl From<Vec<SliceRecord>> for Leases {
     fn from(records: Vec<SliceRecord>) -> Self {
-        let leases = Self::default();
-        lock(&leases.held).records = records;
-        leases
-    }
-}
-
-impl Named {
-    fn return_slice(
-        self,
-        progress: &(dyn Fn(Progress) + Sync),
-        cancel: &AtomicBool,
-    ) -> Result<(), ReserveError> {
-        let Self { id, taken, near } = self;
-        match Arc::into_inner(taken) {
-            None => Err(ReserveError::InUse { id }),
-            Some(Taken::Broker(lease, memory)) => {
-                drop(memory);
-                lease.return_slice(cancel).map_err(|source| ReserveError::Broker { id, source })
-            }
-            Some(Taken::Own(lease)) => {
-                let watch = Watch { progress, cancel, near: near.as_ref(), pace: None };
-                let given = lease.return_slice(&watch);
-                given.map_err(|source| ReserveError::GiveBack { id, source })
-            }
-        }
+        Self { records: Arc::new(Mutex::new(records)), ..Self::default() }
     }
 }
 

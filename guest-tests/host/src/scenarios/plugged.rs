@@ -1,8 +1,9 @@
-//! Devices that come and go: see [`crate::assigned::plugged`] and [`crate::assigned::plugged_virtio`].
+//! Devices that come and go: see [`crate::assigned::plugged`], [`crate::assigned::plugged_virtio`] and
+//! [`crate::slices::plugged`].
 
 use std::time::Duration;
 
-use super::{PLAIN, Runs, Scenario};
+use super::{PLAIN, Runs, Scenario, SliceTest};
 use crate::engine::judge::Expected;
 
 /// A drive in a spare port.
@@ -34,6 +35,7 @@ pub(super) const SLICE: Scenario = Scenario {
     summary: "slices of hidden memory are plugged into a running guest as functions, used, unplugged, scrubbed and returned",
     assigned: &[],
     region: Some("memmap"),
+    slice_test: SliceTest::Device,
     words: "egm.checks=hotplug egm.arg.hotplug.devices=slice,slice lapic=notscdeadline",
     ..HOTPLUG
 };

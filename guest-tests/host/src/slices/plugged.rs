@@ -88,7 +88,7 @@ impl Rounds<'_> {
         grant::next_finds_zeros(self.runner, self.region, self.size)
     }
 
-    /// The machine's slices.
+    /// The slices that the machine has now.
     fn slices(&self) -> Result<Vec<Value>, Fault> {
         Ok(serde_json::from_str(&self.control.ask(&["slices"])?)?)
     }

@@ -114,7 +114,7 @@ fn outcome(operation: Operation) -> Outcome {
         | Operation::End(_) => Outcome::Done,
         Operation::UpgradeOutcome => json::<Upgrade>(),
         Operation::Plug => json::<views::NewPciDevice>(),
-        Operation::PlugSlice => json::<views::NewSlice>(),
+        Operation::PlugSlice => json::<views::NewPciSlice>(),
         Operation::PluggedDevices => Outcome::Contents(vec![content(JSON, plugged_devices)]),
         Operation::Add(_) => {
             Outcome::ContentOrDone(content(JSON, SchemaGenerator::subschema_for::<views::PciDeviceInfo>))

@@ -17,7 +17,7 @@ pub(super) enum CtlError {
     /// A disk left that could not be flushed.
     #[error("{text}")]
     Unflushed { text: String },
-    /// A slice left, and its owner did not get it back as it should.
+    /// A slice left the guest, and could not be returned.
     #[error("{text}")]
     NotReturned { text: String },
     /// A path that no request can name.
@@ -25,7 +25,7 @@ pub(super) enum CtlError {
     Unnamed { path: PathBuf },
     /// A plugged device that no text describes, so that no restored machine could plug it in.
     #[error(
-        "cannot unplug device \"{id}\": it could not be plugged in again, as it has a tap by descriptor, or is a slice, whose bytes \
+        "cannot unplug device \"{id}\": it cannot be plugged in again: it has a tap by descriptor, or it is a slice and its bytes \
          would be lost"
     )]
     Undescribed { id: String },
@@ -46,7 +46,9 @@ impl Report for CtlError {
             Self::Unflushed { .. } => {
                 Blame::Host.help("check the disk's file system, and look at dmesg on the host")
             }
-            Self::NotReturned { .. } => Blame::Host.help("look at its region: egm-device regions"),
+            Self::NotReturned { .. } => {
+                Blame::Host.help("look at the state of its bytes: egm-device ledger show")
+            }
             Self::Unnamed { .. } => Blame::Configuration.help("name it by an absolute path of UTF-8"),
             Self::Undescribed { id } => Blame::Configuration.help(format!(
                 "unplug it, if the guest can do without it: egm-vmm ctl --api SOCKET unplug {id}"

@@ -15,7 +15,8 @@ use crate::error::Report;
 pub(super) fn unplug(client: Client<'_>, path: &Path, id: &str) -> Result<String, Box<dyn Report>> {
     let kept = client.ask("GET", "/egm/v1/events?follow=0")?;
     let before = kept.lines().last().and_then(sequence); // a device of this name may have left earlier
-    let last = if is_slice(client, id)? { "returned" } else { "removed" };
+    let is_slice = is_slice(client, id)?;
+    let last: &[&str] = if is_slice { &["returned", "return-pending"] } else { &["removed"] };
     let mut events = client.follow()?; // before the request: no event is missed
     let body = json!({ "id": id }).to_string();
     client.within(LONG).ask_with("PUT", "/api/v1/vm.remove-device", body.as_bytes())?;
@@ -26,13 +27,14 @@ pub(super) fn unplug(client: Client<'_>, path: &Path, id: &str) -> Result<String
         if let Some(text) = change_of(&event, id, "not-returned").filter(|_| is_new) {
             return Err(Box::new(CtlError::NotReturned { text }));
         }
-        if let Some(text) = change_of(&event, id, last).filter(|_| is_new) {
+        if let Some(text) = last.iter().find_map(|last| change_of(&event, id, last)).filter(|_| is_new) {
             return match loss {
                 None => Ok(format!("{text}\n")),
                 Some(text) => Err(Box::new(CtlError::Unflushed { text })),
             };
         }
-        if is_end(&event) {
+        // The end of a machine waits for the returns of its slices.
+        if is_end(&event) && !is_slice {
             break;
         }
         if name(&event).as_deref() == Some("lost") && !has_device(client, id)? {
@@ -52,7 +54,7 @@ pub(super) fn has_device(client: Client<'_>, id: &str) -> Result<bool, ClientErr
 /// Whether the device `id` is a slice.
 fn is_slice(client: Client<'_>, id: &str) -> Result<bool, ClientError> {
     let slices: Value = serde_json::from_str(&client.ask("GET", "/egm/v1/slices")?).unwrap_or_default();
-    Ok(slices.as_array().into_iter().flatten().any(|slice| slice["id"] == id))
+    Ok(slices.as_array().into_iter().flatten().any(|slice| slice["id"] == id && slice["device"] == true))
 }
 
 /// Position of `event` in the journal.

@@ -8,10 +8,12 @@ use proptest::prelude::*;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::*;
-use crate::hotplug::Member;
+use crate::config::Device;
+use crate::hotplug::{Candidate, Member, PlugMemory};
 use crate::passed::Passed;
 use crate::pci::msix::{MsiMessage, MsiRouter};
 use crate::pci::{Bus, PciFunction, Plugged, PortConfig, PortKind};
+use crate::reserve::Servers;
 
 struct NoRouter;
 
@@ -90,7 +92,7 @@ impl Maker for Waiting {
     fn plan(
         &self,
         device: &Device,
-        _slice: Option<&SliceMemory>,
+        _slice: Option<&PlugMemory>,
         bridges: &[BridgePlan],
     ) -> Result<Candidate, HotplugError> {
         let function = crate::plan::plug(device, None, &bridges[0])?;

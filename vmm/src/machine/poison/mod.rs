@@ -147,11 +147,15 @@ impl Poison {
         if memory.growth.is_some() && self.timer.reset(LOOK, Some(LOOK)).is_err() {
             tracing::warn!("pages of \"{id}\" that the host retires while the guest runs are not noticed");
         }
-        self.memories.push(memory);
+        // No piece of RAM has the number of an entry that is empty.
+        match self.memories.iter_mut().find(|other| other.name.is_empty()) {
+            Some(empty) => *empty = memory,
+            None => self.memories.push(memory),
+        }
     }
 
-    /// Releases slice `id`, which left the guest. The others keep their numbers.
-    pub(super) fn forget(&mut self, id: &str) {
+    /// Removes slice `id`, which has left the guest. Its entry stays, empty: the others keep their numbers.
+    pub(super) fn remove(&mut self, id: &str) {
         for memory in self.memories.iter_mut().filter(|memory| memory.id == id) {
             (memory.slice, memory.device, memory.growth) = (None, None, None);
             memory.name.clear(); // no event names it
