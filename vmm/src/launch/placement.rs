@@ -5,10 +5,7 @@ use crate::error::Report;
 use crate::facts::{Facts, FactsError, Scope, of_host};
 use crate::machine::{GuestView, UpgradeError, check_view};
 use crate::plan::{self, Plan};
-use crate::reserve::{Broker, Leases, ReserveError, SliceProgress};
-
-/// Attempts to take planned slices: another process may take one first. The error of the last attempt is final.
-const ATTEMPTS: u32 = 4;
+use crate::reserve::{ATTEMPTS, Broker, Leases, ReserveError, SliceProgress};
 
 /// A machine's plan, the host that it was made for, and the slices that it names.
 #[derive(Debug)]

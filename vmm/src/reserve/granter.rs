@@ -7,15 +7,12 @@ use egm_device::owner::Owner;
 
 use super::broker::Broker;
 use super::error::ReserveError;
-use super::leases::Leases;
+use super::leases::{ATTEMPTS, Leases};
 use super::returns::Return;
 use crate::config::{DeviceKind, EgmSlice, Spec};
 use crate::error::Chain;
 use crate::facts::{self, Facts, Scope};
 use crate::plan::{self, BackingPlan};
-
-/// Attempts to take a planned slice: another process may take it first. The error of the last attempt is final.
-const ATTEMPTS: u32 = 4;
 
 /// Memory that a running machine was granted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,18 +94,18 @@ impl Granter {
     }
 
     fn take(&self, id: &str, spec: &Spec) -> Result<GrantedMemory, ReserveError> {
-        for attempt in 1.. {
+        let mut attempt = 1;
+        loop {
             let facts = self.facts(spec)?;
             let backing = plan::of_slice(id, spec, &facts)?;
             match Leases::take(spec, std::slice::from_ref(&backing), &facts, &|_, _| ()) {
-                Err(error) if error.is_lost_race() && attempt < ATTEMPTS => {}
+                Err(error) if error.is_lost_race() && attempt < ATTEMPTS => attempt += 1,
                 taken => {
                     self.leases.adopt(id, &taken?);
                     return Ok(GrantedMemory { near: backing.near(&facts), backing });
                 }
             }
         }
-        Err(ReserveError::Moved { attempts: ATTEMPTS })
     }
 
     fn borrow(&self, id: &str, mut spec: Spec, broker: &Broker) -> Result<GrantedMemory, ReserveError> {

@@ -26,6 +26,9 @@ use crate::facts::Facts;
 use crate::lock::lock;
 use crate::plan::{BackingPlan, MemoryKind, MemoryPlan, Plan};
 
+/// Attempts to take planned slices: another process may take one first. The error of the last attempt is final.
+pub(crate) const ATTEMPTS: u32 = 4;
+
 /// A slice of this machine.
 #[derive(Debug)]
 pub(crate) enum Taken {

@@ -24,7 +24,7 @@ pub use self::error::{ReserveError, ServerError};
 pub use self::gpus::claim_gpus;
 pub(crate) use self::gpus::reached;
 pub(crate) use self::granter::{GrantedMemory, Granter};
-pub(crate) use self::leases::Taken;
+pub(crate) use self::leases::{ATTEMPTS, Taken};
 pub use self::leases::{Leases, SliceProgress};
 pub(crate) use self::record::SliceRecord;
 pub(crate) use self::returns::Return;

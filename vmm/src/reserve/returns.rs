@@ -123,18 +123,19 @@ impl Named {
         progress: &(dyn Fn(Progress) + Sync),
         cancel: &AtomicBool,
     ) -> Result<(), ReserveError> {
+        if self.taken.is_of_broker() {
+            let id = self.id.clone();
+            let given = self.release()?.return_slice(cancel);
+            return given.map_err(|source| ReserveError::BrokerReturn { id, source });
+        }
         let Self { id, taken, near } = self;
         match Arc::into_inner(taken) {
-            None => Err(ReserveError::InUse { id }),
-            Some(Taken::Broker(lease, memory)) => {
-                drop(memory);
-                lease.return_slice(cancel).map_err(|source| ReserveError::BrokerReturn { id, source })
-            }
             Some(Taken::Own(lease)) => {
                 let watch = Watch { progress, cancel, near: near.as_ref(), pace: None };
                 let given = lease.return_slice(&watch);
                 given.map_err(|source| ReserveError::GiveBack { id, source })
             }
+            _ => Err(ReserveError::InUse { id }),
         }
     }
 }
